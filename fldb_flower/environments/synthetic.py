@@ -1,0 +1,40 @@
+"""The paper's synthetic environment (Sec. 5, and App. B.1 for heterogeneous agents)."""
+
+from __future__ import annotations
+
+from fldb_flower.environments.base import Contexts
+from fldb_flower.settings import Settings
+from fldb_flower.streams import AgentStreams, shared_generator
+
+
+class Synthetic:
+    """Arms and theta from N(0, I), drawn anew in each iteration.
+
+    With ``environment.sigma`` above 0 the agents differ: ``theta_i = theta + N(0, sigma^2 I)``.
+
+    Parameters
+    ----------
+    settings : Settings
+        ``num_arms``, ``dimension``, ``seed`` and ``environment.sigma`` are used.
+    agents : range
+        Numbers of this block's agents.
+    """
+
+    def __init__(self, settings: Settings, agents: range) -> None:
+        self._shape = (settings.num_arms, settings.dimension)
+        self._sigma = settings.environment.sigma
+        self.theta = shared_generator(settings.seed, "theta").standard_normal(settings.dimension)
+        streams = AgentStreams(settings.seed, agents)
+        self._thetas = self.theta  # (d,), or (agents, d)
+        if self._sigma > 0:
+            offsets = streams.standard_normal("theta", 1, settings.dimension)[:, 0]
+            self._thetas = self.theta + self._sigma * offsets
+
+    def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
+        """Draw arms from N(0, I); see :class:`~fldb_flower.environments.base.Environment`."""
+        features = streams.standard_normal("arms", iterations, *self._shape)
+        if self._sigma == 0:
+            rewards = features.reshape(-1, self._shape[1]) @ self.theta
+        else:
+            rewards = features.reshape(len(features), -1, self._shape[1]) @ self._thetas[:, :, None]
+        return Contexts(features, rewards.reshape(features.shape[:-1]))

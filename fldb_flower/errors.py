@@ -1,0 +1,25 @@
+"""Errors that are a user's to mend: one line each, shown without a stack trace."""
+
+
+class FldbError(Exception):
+    """Something the user can put right; the message is one line that says how."""
+
+
+class SettingsError(FldbError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class DataError(FldbError):
+    """A data file is missing, truncated or not what it should be."""
+
+
+class OutputError(FldbError):
+    """A result cannot be written where it was asked for."""
+
+
+class FederationError(FldbError):
+    """Too few nodes took part, or their uploads cannot be used."""
+
+
+class ConvergenceError(FldbError):
+    """A minimiser was not reached within the exchanges allowed."""

@@ -1,0 +1,107 @@
+"""How a block of agents selects its pairs: with the server's estimate, alone, or at random.
+
+A policy is given each iteration's features and returns two arms for each agent. It knows
+neither rewards nor the server.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from fldb_flower import theory
+from fldb_flower.arrays import Array
+from fldb_flower.federation import Play
+from fldb_flower.selection import ucb
+from fldb_flower.settings import Settings
+from fldb_flower.streams import AgentStreams
+
+
+class Policy(Protocol):
+    """Selects pairs for a block of agents."""
+
+    def receive(self, play: Play) -> None:
+        """Take in what the server broadcast."""
+
+    def select(self, t: int, agents: slice, features: Array) -> tuple[Array, Array]:
+        """Return the two arms' numbers of iteration t, each (agents,).
+
+        ``agents`` says which rows of the block ``features`` (agents, arms, d) belong to.
+        """
+
+    def learn(self, differences: Array, preferences: Array) -> None:
+        """See the iteration's duels of the whole block: (agents, d) and (agents,)."""
+
+    def state(self) -> dict[str, Array]:
+        """Return what must outlive the process, as arrays."""
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Take back what :meth:`state` returned."""
+
+
+class Synchronized:
+    """Selects with theta_sync and W_sync of the last broadcast (Algorithm 1, lines 4 and 5)."""
+
+    def __init__(self, settings: Settings, streams: AgentStreams) -> None:
+        self._settings = settings
+        identity = np.eye(settings.dimension) * (settings.ridge / settings.kappa_mu)
+        self._play = Play(0, 0, np.zeros(settings.dimension), identity)
+        self._width = (0, 0.0)  # the iteration, and its exploration width
+
+    def receive(self, play: Play) -> None:
+        """Keep the broadcast estimate."""
+        self._play = play
+
+    def select(self, t: int, agents: slice, features: Array) -> tuple[Array, Array]:
+        """Apply the selection rule."""
+        if self._width[0] != t:
+            self._width = (t, theory.width(t, self._settings.num_agents, self._settings))
+        return ucb(features, self._play.theta_sync, self._play.whitener, self._width[1])
+
+    def learn(self, differences: Array, preferences: Array) -> None:
+        """Nothing: the server learns."""
+
+    def state(self) -> dict[str, Array]:
+        """Return the estimate, which missed broadcasts make worth keeping."""
+        return {"theta_sync": self._play.theta_sync, "information": self._play.information}
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Take back the estimate."""
+        self._play = Play(0, 0, state["theta_sync"], state["information"])
+
+
+class Uniform:
+    """Draws each pair uniformly among the pairs of different arms."""
+
+    def __init__(self, settings: Settings, streams: AgentStreams) -> None:
+        self._streams = streams
+        self._num_arms = settings.num_arms
+        self._pairs = (0, np.empty((0, 2), dtype=np.int64))
+
+    def receive(self, play: Play) -> None:
+        """Nothing: no estimate is used."""
+
+    def select(self, t: int, agents: slice, features: Array) -> tuple[Array, Array]:
+        """Draw a pair."""
+        if self._pairs[0] != t:
+            self._pairs = (t, self._streams.permutations("pairs", 1, self._num_arms, 2)[:, 0])
+        pairs = self._pairs[1][agents]
+        return pairs[:, 0], pairs[:, 1]
+
+    def learn(self, differences: Array, preferences: Array) -> None:
+        """Nothing."""
+
+    def state(self) -> dict[str, Array]:
+        """Return nothing: the streams know their position."""
+        return {}
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Nothing to take back."""
+
+
+def make_policy(settings: Settings, streams: AgentStreams) -> Policy:
+    """Return the policy that the settings' algorithm calls for."""
+    if settings.algorithm == "random":
+        return Uniform(settings, streams)
+    return Synchronized(settings, streams)

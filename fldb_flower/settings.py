@@ -1,0 +1,402 @@
+"""Every setting of a run: declared, explained and checked here, and only here.
+
+The Hydra configuration (``conf/``, snake_case, groups as nested keys) and Flower's run
+config (``[tool.flwr.app.config]``, kebab-case, flat: ``environment.sigma`` is
+``environment-sigma``) are two spellings of :class:`Settings`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+from fldb_flower.errors import SettingsError
+
+ALGORITHMS = ("fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random")
+ENVIRONMENTS = ("synthetic", "movielens")
+ENGINES = ("vectorized", "inprocess", "flower")
+SCHEDULES = ("periodic", "geometric")
+SELECTIONS = ("ucb", "maxinp", "colstim", "maxpairucb", "thompson")
+SOLVERS = ("newton", "lbfgs", "gd")
+
+MOVIELENS_ITEMS = 200  # items with most ratings, and users with most ratings
+MOVIELENS_DIMENSIONS = 20  # users whose ratings make the features
+
+AUTO = "auto"
+"""A number that the software derives; the setting's help says how."""
+
+
+def setting(
+    default: Any,
+    help: str,  # noqa: A002 - the name that argparse and Hydra users know
+    *,
+    name: str | None = None,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] = (),
+    auto: bool = False,
+    why: str = "",
+) -> Any:
+    """Declare a setting: a dataclass field that knows its help text and its range.
+
+    Parameters
+    ----------
+    default : Any
+        Default value.
+    help : str
+        One sentence for the user.
+    name : str, optional
+        What the user writes, where it is not the field's name (``lambda``).
+    minimum, above, maximum, below : float, optional
+        Inclusive and exclusive limits.
+    choices : tuple of str
+        The names allowed; kebab-case is accepted for each.
+    auto : bool
+        Whether ``"auto"`` is allowed beside a number.
+    why : str
+        Reason for the range, added to the error message.
+    """
+    limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
+    metadata = {"help": help, "name": name, "choices": choices, "auto": auto, "why": why, **limits}
+    return field(default=default, metadata=metadata)
+
+
+def _range_text(metadata: Mapping[str, Any]) -> str:
+    words = {"minimum": "at least", "above": "above", "maximum": "at most", "below": "below"}
+    return " and ".join(
+        f"{text} {metadata[key]:g}" for key, text in words.items() if metadata[key] is not None
+    )
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings:
+    """What the agents see and who answers."""
+
+    name: str = setting("synthetic", "Where arms and preferences come from.", choices=ENVIRONMENTS)
+    sigma: float = setting(
+        0.0,
+        "Heterogeneity (synthetic): theta_i = theta + N(0, sigma^2 I) for agent i.",
+        minimum=0,
+    )
+    path: str = setting("", "MovieLens ratings (movielens): a file, a folder or the downloaded zip.")
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """When agents and server exchange."""
+
+    name: str = setting(
+        "periodic",
+        "periodic: every tau iterations; geometric: at t = 1, then ceil(ratio^k).",
+        choices=SCHEDULES,
+    )
+    ratio: float = setting(1.5, "Growth of the geometric schedule.", above=1)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What carries the exchanges: `python -m simulations.run` only."""
+
+    name: str = setting("vectorized", "vectorized, inprocess or flower.", choices=ENGINES)
+    num_nodes: int = setting(2, "Flower nodes that share the agents (inprocess, flower).", minimum=1)
+    num_cpus: int = setting(1, "CPUs of one Flower client (flower); a whole number.", minimum=1)
+    num_gpus: float = setting(0.0, "Share of a GPU for one Flower client (flower).", minimum=0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of one run, checked. Build it with :func:`from_nested` or :func:`from_flat`."""
+
+    algorithm: str = setting("fldb_ogd", "Which algorithm learns.", choices=ALGORITHMS)
+    num_agents: int = setting(100, "N, the number of agents.", minimum=1)
+    horizon: int = setting(500, "T, the number of iterations.", minimum=1)
+    num_arms: int = setting(
+        10, "K, the arms an agent sees in one iteration.", minimum=2, why="a duel needs two arms"
+    )
+    dimension: int = setting(5, "d, the number of features of an arm.", minimum=1)
+    tau: int = setting(
+        5,
+        "Communication period: iterations between two exchanges. The paper's is 1.",
+        minimum=1,
+    )
+    seed: int = setting(0, "Seed of every random stream.", minimum=0)
+    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    selection: str = setting("ucb", "How a pair of arms is selected.", choices=SELECTIONS)
+    lambda_: float | str = setting(
+        AUTO, "Ridge lambda; auto: 1 / horizon, as in the paper.", name="lambda", above=0, auto=True,
+        why="W_0 = (lambda / kappa_mu) I must be invertible",
+    )
+    kappa_mu: float = setting(1.0, "Lower bound on mu' used by the algorithms.", above=0)
+    delta: float = setting(0.1, "Failure probability of the confidence bound.", above=0, below=1)
+    beta_scale: float = setting(1.0, "Factor on beta_t: 1 is the theory, 0 never explores.", minimum=0)
+    alpha: float = setting(
+        1000.0, "FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).", above=0
+    )
+    step_index: str = setting(
+        "iteration",
+        "FLDB-OGD: `step` is the iteration t, or the round t_c as Algorithm 2 prints it.",
+        choices=("iteration", "round"),
+    )
+    projection_center: str = setting(
+        "initial",
+        "FLDB-OGD: centre of the projection ball, theta_hat^(1) (the proof) or theta_hat^(t_c) (the text).",
+        choices=("initial", "current"),
+    )
+    projection_radius: float | str = setting(
+        AUTO, "FLDB-OGD: radius of that ball; auto: 2 r of the paper.", above=0, auto=True
+    )
+    solver: str = setting(
+        "newton", "FLDB-GD: how the loss is minimised; lbfgs needs the torch extra.", choices=SOLVERS
+    )
+    gd_steps: int = setting(100, "FLDB-GD, solver=gd: M, exchanges in each iteration.", minimum=1)
+    gd_step_size: float | str = setting(
+        AUTO,
+        "FLDB-GD, solver=gd: eta; auto: 1 / (trace(W) / 4 + lambda), always stable.",
+        above=0,
+        auto=True,
+    )
+    ons_ridge: float = setting(
+        1.0, "FLDB-ONS: lambda_0, the ridge; below 0.5 is unsafe with few agents.", above=0
+    )
+    quorum: float = setting(
+        1.0, "Share of the nodes whose reply makes a round count (Flower).", above=0, maximum=1
+    )
+    node_wait: float = setting(
+        60.0, "Seconds to wait for the first nodes and for a quorum (Flower).", above=0
+    )
+    reply_timeout: float = setting(300.0, "Seconds to wait for the replies of one exchange (Flower).", above=0)
+
+    output_dir: str = setting(
+        "", "Absolute folder of the results (Flower); empty: a new one under ~/fldb-runs."
+    )
+
+    @property
+    def ridge(self) -> float:
+        """Ridge lambda as a number (``1 / horizon`` for ``auto``)."""
+        return 1.0 / self.horizon if self.lambda_ == AUTO else float(self.lambda_)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One declared setting as tools see it.
+
+    Attributes
+    ----------
+    path : tuple of str
+        Keys from the root, as Hydra's users write them: ``("environment", "sigma")``.
+    field : str
+        Name of the dataclass field, where it differs from the last key (``lambda_``).
+    default : Any
+        Default value.
+    kinds : tuple of type
+        Types of the value.
+    metadata : Mapping
+        What :func:`setting` was given.
+    """
+
+    path: tuple[str, ...]
+    field: str
+    default: Any
+    kinds: tuple[type, ...]
+    metadata: Mapping[str, Any]
+
+    @property
+    def dotted(self) -> str:
+        """Hydra's spelling: ``environment.sigma``."""
+        return ".".join(self.path)
+
+    @property
+    def kebab(self) -> str:
+        """Flower's spelling: ``environment-sigma``; a group's ``name`` is the group's key."""
+        path = self.path[:-1] if self.path[-1] == "name" else self.path
+        return "-".join(path).replace("_", "-")
+
+    def check(self, value: Any, source: str) -> Any:
+        """Return the value in its declared type, or say what would be right.
+
+        Raises
+        ------
+        SettingsError
+            The type or the range does not fit.
+        """
+        choices = self.metadata["choices"]
+        if choices:
+            return self._check_choice(value, choices, source)
+        if value == AUTO and self.metadata["auto"]:
+            return AUTO
+        number = self._check_type(value, source)
+        if isinstance(number, int | float):
+            self._check_range(number, source)
+        return number
+
+    def _fail(self, value: Any, source: str, right: str) -> SettingsError:
+        why = f" ({self.metadata['why']})" if self.metadata["why"] else ""
+        return SettingsError(f"{self.dotted}={value!r} (from {source}): must be {right}{why}")
+
+    def _check_choice(self, value: Any, choices: tuple[str, ...], source: str) -> str:
+        name = value.replace("-", "_") if isinstance(value, str) else value
+        if name not in choices:
+            raise self._fail(value, source, f"one of {', '.join(choices)}{_suggestion(name, choices)}")
+        return str(name)
+
+    def _check_type(self, value: Any, source: str) -> Any:
+        if str in self.kinds and float not in self.kinds:
+            if not isinstance(value, str):
+                raise self._fail(value, source, "a text")
+            return value
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if int in self.kinds:
+            if not is_number or value != int(value if math.isfinite(value) else 0):
+                raise self._fail(value, source, f"a whole number, {_range_text(self.metadata)}")
+            return int(value)
+        if not is_number or not math.isfinite(value):
+            auto = " or auto" if self.metadata["auto"] else ""
+            raise self._fail(value, source, f"a number, {_range_text(self.metadata)}{auto}".replace(", or", " or"))
+        return float(value)
+
+    def _check_range(self, number: float, source: str) -> None:
+        limits = self.metadata
+        outside = (
+            (limits["minimum"] is not None and number < limits["minimum"])
+            or (limits["above"] is not None and number <= limits["above"])
+            or (limits["maximum"] is not None and number > limits["maximum"])
+            or (limits["below"] is not None and number >= limits["below"])
+        )
+        if outside:
+            raise self._fail(number, source, _range_text(limits))
+
+
+def _suggestion(name: Any, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def entries(cls: type = Settings, path: tuple[str, ...] = ()) -> Iterator[Entry]:
+    """Yield every declared setting of a settings class, groups flattened."""
+    hints = get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        kind = hints[item.name]
+        name = item.metadata.get("name") or item.name
+        if dataclasses.is_dataclass(kind):
+            yield from entries(kind, (*path, name))  # type: ignore[arg-type]
+        else:
+            kinds = (kind,) if isinstance(kind, type) else kind.__args__
+            yield Entry((*path, name), item.name, item.default, kinds, item.metadata)
+
+
+def flower_entries() -> Iterator[Entry]:
+    """Yield the settings of Flower's run config."""
+    return (entry for entry in entries() if entry.path[0] != "engine")
+
+
+def hydra_entries() -> Iterator[Entry]:
+    """Yield the settings of the Hydra configuration (``hydra.run.dir`` says where to write)."""
+    return (entry for entry in entries() if entry.path[0] != "output_dir")
+
+
+def from_flat(values: Mapping[str, Any], source: str) -> Settings:
+    """Build settings from Flower's run config.
+
+    Parameters
+    ----------
+    values : Mapping
+        Kebab-case keys to TOML values; what is absent keeps its default.
+    source : str
+        Where the values came from, for error messages.
+
+    Raises
+    ------
+    SettingsError
+        A key is unknown, or a value is of the wrong type or out of range.
+    """
+    return _build({entry.kebab: entry for entry in flower_entries()}, values, source)
+
+
+def from_nested(values: Mapping[str, Any], source: str) -> Settings:
+    """Build settings from nested snake_case keys, as Hydra composes them; see :func:`from_flat`."""
+    return _build({entry.dotted: entry for entry in hydra_entries()}, dict(_flatten(values)), source)
+
+
+def to_nested(settings: Settings) -> dict[str, Any]:
+    """Return the settings as :func:`from_nested` reads them: what ``config.yaml`` holds."""
+    nested: dict[str, Any] = {}
+    for entry in hydra_entries():
+        *groups, leaf = entry.path
+        node, value = nested, settings
+        for group in groups:
+            node, value = node.setdefault(group, {}), getattr(value, group)
+        node[leaf] = getattr(value, entry.field)
+    return nested
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _build(known: Mapping[str, Entry], values: Mapping[str, Any], source: str) -> Settings:
+    for key in values:
+        if key not in known:
+            hint = _suggestion(key, tuple(known)) or "; the README lists the settings"
+            raise SettingsError(f"{key} (from {source}): there is no such setting{hint}")
+    checked = {
+        entry.path: entry.check(values[key], source) for key, entry in known.items() if key in values
+    }
+    settings = _construct(Settings, (), checked)
+    assert isinstance(settings, Settings)
+    _check_together(settings, source)
+    return settings
+
+
+def _construct(cls: type, path: tuple[str, ...], checked: Mapping[tuple[str, ...], Any]) -> Any:
+    hints = get_type_hints(cls)
+    arguments: dict[str, Any] = {}
+    for item in dataclasses.fields(cls):
+        where = (*path, item.metadata.get("name") or item.name)
+        if dataclasses.is_dataclass(hints[item.name]):
+            arguments[item.name] = _construct(hints[item.name], where, checked)
+        elif where in checked:
+            arguments[item.name] = checked[where]
+    return cls(**arguments)
+
+
+def _check_together(settings: Settings, source: str) -> None:
+    """Check what depends on more than one setting."""
+    nodes, agents = settings.engine.num_nodes, settings.num_agents
+    if settings.engine.name != "vectorized" and nodes > agents:
+        raise SettingsError(
+            f"engine.num_nodes={nodes} (from {source}): must be at most num_agents={agents},"
+            " because each node hosts at least one agent"
+        )
+    if settings.environment.name == "movielens":
+        _check_movielens(settings, source)
+
+
+def _check_movielens(settings: Settings, source: str) -> None:
+    if settings.dimension > MOVIELENS_DIMENSIONS:
+        raise SettingsError(
+            f"dimension={settings.dimension} (from {source}): must be at most"
+            f" {MOVIELENS_DIMENSIONS} for MovieLens, whose features are the SVD of"
+            f" {MOVIELENS_DIMENSIONS} users' ratings"
+        )
+    if settings.num_arms > MOVIELENS_ITEMS:
+        raise SettingsError(
+            f"num_arms={settings.num_arms} (from {source}): must be at most {MOVIELENS_ITEMS}"
+            " for MovieLens, which has that many items"
+        )
+    if not settings.environment.path:
+        raise SettingsError(
+            f"environment.path is empty (from {source}): name the MovieLens ratings that you"
+            " downloaded, a file, a folder or the zip"
+        )

@@ -1,0 +1,1 @@
+"""Experiments: the Hydra entry point, the engines, the benchmark."""
