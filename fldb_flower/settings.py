@@ -219,6 +219,13 @@ class Entry:
         path = self.path[:-1] if self.path[-1] == "name" else self.path
         return "-".join(path).replace("_", "-")
 
+    def value(self, settings: Settings) -> Any:
+        """Return this setting's value."""
+        node: Any = settings
+        for group in self.path[:-1]:
+            node = getattr(node, group)
+        return getattr(node, self.field)
+
     def check(self, value: Any, source: str) -> Any:
         """Return the value in its declared type, or say what would be right.
 
@@ -325,15 +332,19 @@ def from_nested(values: Mapping[str, Any], source: str) -> Settings:
     return _build({entry.dotted: entry for entry in hydra_entries()}, dict(_flatten(values)), source)
 
 
+def to_flat(settings: Settings) -> dict[str, Any]:
+    """Return the settings as Flower's run config holds them."""
+    return {entry.kebab: entry.value(settings) for entry in flower_entries()}
+
+
 def to_nested(settings: Settings) -> dict[str, Any]:
     """Return the settings as :func:`from_nested` reads them: what ``config.yaml`` holds."""
     nested: dict[str, Any] = {}
     for entry in hydra_entries():
-        *groups, leaf = entry.path
-        node, value = nested, settings
-        for group in groups:
-            node, value = node.setdefault(group, {}), getattr(value, group)
-        node[leaf] = getattr(value, entry.field)
+        node = nested
+        for group in entry.path[:-1]:
+            node = node.setdefault(group, {})
+        node[entry.path[-1]] = entry.value(settings)
     return nested
 
 

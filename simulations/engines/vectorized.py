@@ -6,7 +6,7 @@ from fldb_flower.agents import AgentGroup
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.federation import Broadcast, Federation, Upload
 from fldb_flower.history import History
-from fldb_flower.messages import broadcast_bytes, upload_bytes
+from fldb_flower.messages import traffic
 from fldb_flower.settings import Settings
 
 
@@ -18,16 +18,15 @@ class DirectFederation(Federation):
 
     def __init__(self, settings: Settings, history: History) -> None:
         super().__init__(history)
-        self._num_agents = settings.num_agents
+        self._settings = settings
         self._group = AgentGroup(settings, range(settings.num_agents))
         self._counted = 0
 
     def _trip(self, broadcast: Broadcast) -> Upload:
-        upload = self._group.answer(broadcast, self._counted)
         if broadcast.theta_hat is not None:
-            down, up = broadcast_bytes(broadcast), upload_bytes(broadcast)
-            self.history.count_bytes(self._num_agents * up, self._num_agents * down)
-        return upload
+            settings = self._settings
+            self.history.count_bytes(*traffic(broadcast, settings.dimension, settings.num_agents))
+        return self._group.answer(broadcast, self._counted)
 
     def _confirm(self) -> None:
         self._counted = self.history.iteration

@@ -1,0 +1,157 @@
+"""A node of simulated agents: answers each broadcast and keeps its state in the Context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+
+from fldb_flower.agents import AgentGroup, agents_of_node
+from fldb_flower.errors import FldbError, SettingsError
+from fldb_flower.federation import Broadcast
+from fldb_flower.messages import Vector, decode_broadcast, encode_upload
+from fldb_flower.settings import Settings, from_flat
+
+_STATE = "agents"
+
+
+class SimulatedAgents(NumPyClient):  # type: ignore[misc]
+    """Flower client of one node: a contiguous block of the N agents.
+
+    Parameters
+    ----------
+    settings : Settings
+        Settings of the run.
+    partition_id, num_partitions : int
+        Which of how many blocks this node hosts.
+    """
+
+    def __init__(self, settings: Settings, partition_id: int, num_partitions: int) -> None:
+        self.partition_id = partition_id
+        self.num_partitions = num_partitions
+        self._dimension = settings.dimension
+        agents = agents_of_node(partition_id, num_partitions, settings.num_agents)
+        self.group = AgentGroup(settings, agents, resumable=True)
+
+    def fit(
+        self, parameters: list[Vector], config: dict[str, Any]
+    ) -> tuple[list[Vector], int, dict[str, Any]]:
+        """Play what the broadcast asks for and return statistics (Algorithm 1, lines 3 to 11).
+
+        Parameters
+        ----------
+        parameters : list of one ndarray
+            The broadcast's vector; see :mod:`fldb_flower.messages`.
+        config : dict
+            The broadcast's numbers, and ``counted``, the acknowledgement.
+
+        Returns
+        -------
+        tuple
+            The upload's vector in a list, the number of duels, and the upload's numbers.
+        """
+        broadcast = decode_broadcast(parameters[0], config, self._dimension)
+        return self.answer(broadcast, int(config["counted"]))
+
+    def answer(
+        self, broadcast: Broadcast, counted: int
+    ) -> tuple[list[Vector], int, dict[str, Any]]:
+        """Do :meth:`fit` for a broadcast that is decoded already."""
+        upload = self.group.answer(broadcast, counted)
+        vector, numbers = encode_upload(upload, broadcast)
+        numbers["partition_id"] = self.partition_id
+        numbers["num_partitions"] = self.num_partitions
+        return [vector], upload.num_duels, numbers
+
+
+class _Clients:
+    """This process's clients of one run, and the last broadcast it decoded.
+
+    The Context is what lasts: any process may answer a node's next message. A client kept
+    here is used again only if the Context says that nobody answered since.
+    """
+
+    def __init__(self) -> None:
+        self._run_id: int | None = None
+        self._kept: dict[int, tuple[int, SimulatedAgents]] = {}  # node -> answers given, client
+        self._decoded: tuple[ArrayRecord | None, Vector] = (None, np.empty(0))
+
+    def take(self, context: Context) -> tuple[int, SimulatedAgents]:
+        """Return the node's client, and how many messages it has answered."""
+        if context.run_id != self._run_id:
+            self._run_id, self._kept = context.run_id, {}
+        state = context.state.config_records.get(_STATE)
+        answers = int(state["answers"]) if state is not None else 0
+        kept = self._kept.pop(context.node_id, None)
+        if kept is not None and kept[0] == answers:
+            return kept
+        client = _new_client(context)
+        if state is not None:
+            client.group.restore(_unpack(state))
+        return answers, client
+
+    def keep(self, context: Context, answers: int, client: SimulatedAgents) -> None:
+        """Save the client's state in the Context, and the client in this process."""
+        record = _pack(client.group.state())
+        record["answers"] = answers
+        context.state[_STATE] = record
+        self._kept[context.node_id] = (answers, client)
+
+    def vector(self, record: ArrayRecord) -> Vector:
+        """Return the broadcast's array, parsed once where nodes share the record."""
+        if self._decoded[0] is not record:
+            self._decoded = (record, record.to_numpy_ndarrays()[0])
+        return self._decoded[1]
+
+
+_CLIENTS = _Clients()
+
+
+def train(message: Message, context: Context) -> Message:
+    """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function."""
+    answers, client = _CLIENTS.take(context)
+    content = message.content
+    parameters = [_CLIENTS.vector(content["arrays"])]
+    arrays, _, numbers = client.fit(parameters, dict(content["config"]))
+    _CLIENTS.keep(context, answers + 1, client)
+    reply = RecordDict({"arrays": ArrayRecord(arrays), "numbers": MetricRecord(numbers)})
+    return Message(reply, reply_to=message)
+
+
+def _new_client(context: Context) -> SimulatedAgents:
+    try:
+        partition_id = int(context.node_config["partition-id"])
+        num_partitions = int(context.node_config["num-partitions"])
+    except KeyError as missing:
+        raise SettingsError(
+            f"node {context.node_id} has no {missing.args[0]}: start its flower-supernode with"
+            " --node-config 'partition-id=0 num-partitions=2' (its own number, from 0, and how"
+            " many nodes there are)"
+        ) from None
+    settings = from_flat(context.run_config, "Flower's run config")
+    try:
+        return SimulatedAgents(settings, partition_id, num_partitions)
+    except ValueError as error:
+        raise FldbError(f"node {context.node_id}: {error}") from None
+
+
+def _pack(state: dict[str, Any]) -> ConfigRecord:
+    """Arrays as raw bytes: the Context is read and written with each message."""
+    record = ConfigRecord()
+    for name, array in state.items():
+        record[name] = array.tobytes()
+        record[f"{name}:dtype"] = array.dtype.str
+        record[f"{name}:shape"] = list(array.shape)
+    return record
+
+
+def _unpack(record: ConfigRecord) -> dict[str, Any]:
+    names = [name.removesuffix(":dtype") for name in record if name.endswith(":dtype")]
+    return {
+        name: np.frombuffer(record[name], dtype=record[f"{name}:dtype"]).reshape(
+            record[f"{name}:shape"]
+        )
+        for name in names
+    }

@@ -1,0 +1,49 @@
+"""Flower's entry point on the server."""
+
+import sys
+from logging import ERROR, INFO, getLogger
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fldb_flower.errors import FldbError, SettingsError
+from fldb_flower.experiment import conduct
+from fldb_flower.results import RunDirectory, default_directory
+from fldb_flower.settings import from_flat
+from strategies import make_strategy
+
+app = ServerApp()
+_LOG = getLogger("flwr")
+
+
+@app.main()  # type: ignore[misc]
+def main(grid: Grid, context: Context) -> None:
+    """Run one experiment over the grid and write its results."""
+    try:
+        settings = from_flat(context.run_config, "Flower's run config")
+        directory = RunDirectory(_output_directory(settings.output_dir), settings)
+        conduct(
+            settings,
+            directory,
+            engine=str(context.node_config.get("engine", "flower")),
+            run=lambda history: make_strategy(settings, history).start(grid),
+            say=lambda line: _LOG.log(INFO, "%s", line),
+        )
+    except FldbError as error:
+        if "engine" in context.node_config:
+            raise  # the engine in this process reports it
+        # Flower logs a failed run's stack trace; a user's mistake has none worth reading.
+        sys.tracebacklimit = 0
+        _LOG.log(ERROR, "the run failed: %s", error)
+        raise
+
+
+def _output_directory(chosen: str) -> Path:
+    path = Path(chosen).expanduser() if chosen else default_directory()
+    if not path.is_absolute():
+        raise SettingsError(
+            f"output-dir={chosen!r} (from Flower's run config): must be absolute, since the run"
+            " does not know the folder that you started it from"
+        )
+    return path
