@@ -11,7 +11,14 @@ from flwr.client import NumPyClient
 from fldb_flower.agents import AgentGroup, agents_of_node
 from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.federation import Broadcast
-from fldb_flower.messages import Vector, decode_broadcast, encode_upload
+from fldb_flower.messages import (
+    Ask,
+    Vector,
+    decode_broadcast,
+    encode_upload,
+    pack_arrays,
+    unpack_arrays,
+)
 from fldb_flower.settings import Settings, from_flat
 
 _STATE = "agents"
@@ -45,29 +52,37 @@ class SimulatedAgents(NumPyClient):  # type: ignore[misc]
         parameters : list of one ndarray
             The broadcast's vector; see :mod:`fldb_flower.messages`.
         config : dict
-            The broadcast's numbers, and ``counted``, the acknowledgement.
+            ``ask``: the numbers of an :class:`~fldb_flower.messages.Ask`.
 
         Returns
         -------
         tuple
-            The upload's vector in a list, the number of duels, and the upload's numbers.
+            The upload's vector in a list, the number of duels, and the numbers of the
+            :class:`~fldb_flower.messages.Answer`.
         """
-        broadcast = decode_broadcast(parameters[0], config, self._dimension)
-        return self.answer(broadcast, int(config["counted"]))
+        ask = Ask(*config["ask"])
+        broadcast = _decode(parameters[0], ask, self._dimension)
+        upload = self.group.answer(broadcast, ask.counted)
+        vector, answer = encode_upload(upload, broadcast, self.partition_id, self.num_partitions)
+        return [vector], upload.num_duels, {"answer": list(answer[:-1]), "regret": answer.regret}
 
-    def answer(
-        self, broadcast: Broadcast, counted: int
-    ) -> tuple[list[Vector], int, dict[str, Any]]:
-        """Do :meth:`fit` for a broadcast that is decoded already."""
-        upload = self.group.answer(broadcast, counted)
-        vector, numbers = encode_upload(upload, broadcast)
-        numbers["partition_id"] = self.partition_id
-        numbers["num_partitions"] = self.num_partitions
-        return [vector], upload.num_duels, numbers
+
+class _LastBroadcast:
+    """The broadcast decoded last: nodes in one process share its array, and W's factor."""
+
+    vector: Vector | None = None
+    broadcast: Broadcast
+
+
+def _decode(vector: Vector, ask: Ask, d: int) -> Broadcast:
+    if _LastBroadcast.vector is not vector:
+        _LastBroadcast.broadcast = decode_broadcast(vector, ask, d)
+        _LastBroadcast.vector = vector
+    return _LastBroadcast.broadcast
 
 
 class _Clients:
-    """This process's clients of one run, and the last broadcast it decoded.
+    """This process's clients of one run, and the last array it parsed.
 
     The Context is what lasts: any process may answer a node's next message. A client kept
     here is used again only if the Context says that nobody answered since.
@@ -76,34 +91,33 @@ class _Clients:
     def __init__(self) -> None:
         self._run_id: int | None = None
         self._kept: dict[int, tuple[int, SimulatedAgents]] = {}  # node -> answers given, client
-        self._decoded: tuple[ArrayRecord | None, Vector] = (None, np.empty(0))
+        self._parsed: tuple[ArrayRecord | None, Vector] = (None, np.empty(0))
 
     def take(self, context: Context) -> tuple[int, SimulatedAgents]:
         """Return the node's client, and how many messages it has answered."""
         if context.run_id != self._run_id:
             self._run_id, self._kept = context.run_id, {}
-        state = context.state.config_records.get(_STATE)
+        state = context.state[_STATE] if _STATE in context.state else None
         answers = int(state["answers"]) if state is not None else 0
         kept = self._kept.pop(context.node_id, None)
         if kept is not None and kept[0] == answers:
             return kept
         client = _new_client(context)
         if state is not None:
-            client.group.restore(_unpack(state))
+            client.group.restore(unpack_arrays(state["arrays"]))
         return answers, client
 
     def keep(self, context: Context, answers: int, client: SimulatedAgents) -> None:
         """Save the client's state in the Context, and the client in this process."""
-        record = _pack(client.group.state())
-        record["answers"] = answers
-        context.state[_STATE] = record
+        arrays = pack_arrays(client.group.state())
+        context.state[_STATE] = ConfigRecord({"answers": answers, "arrays": arrays})
         self._kept[context.node_id] = (answers, client)
 
-    def vector(self, record: ArrayRecord) -> Vector:
+    def parse(self, record: ArrayRecord) -> Vector:
         """Return the broadcast's array, parsed once where nodes share the record."""
-        if self._decoded[0] is not record:
-            self._decoded = (record, record.to_numpy_ndarrays()[0])
-        return self._decoded[1]
+        if self._parsed[0] is not record:
+            self._parsed = (record, record.to_numpy_ndarrays()[0])
+        return self._parsed[1]
 
 
 _CLIENTS = _Clients()
@@ -113,7 +127,7 @@ def train(message: Message, context: Context) -> Message:
     """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function."""
     answers, client = _CLIENTS.take(context)
     content = message.content
-    parameters = [_CLIENTS.vector(content["arrays"])]
+    parameters = [_CLIENTS.parse(content["arrays"])]
     arrays, _, numbers = client.fit(parameters, dict(content["config"]))
     _CLIENTS.keep(context, answers + 1, client)
     reply = RecordDict({"arrays": ArrayRecord(arrays), "numbers": MetricRecord(numbers)})
@@ -135,23 +149,3 @@ def _new_client(context: Context) -> SimulatedAgents:
         return SimulatedAgents(settings, partition_id, num_partitions)
     except ValueError as error:
         raise FldbError(f"node {context.node_id}: {error}") from None
-
-
-def _pack(state: dict[str, Any]) -> ConfigRecord:
-    """Arrays as raw bytes: the Context is read and written with each message."""
-    record = ConfigRecord()
-    for name, array in state.items():
-        record[name] = array.tobytes()
-        record[f"{name}:dtype"] = array.dtype.str
-        record[f"{name}:shape"] = list(array.shape)
-    return record
-
-
-def _unpack(record: ConfigRecord) -> dict[str, Any]:
-    names = [name.removesuffix(":dtype") for name in record if name.endswith(":dtype")]
-    return {
-        name: np.frombuffer(record[name], dtype=record[f"{name}:dtype"]).reshape(
-            record[f"{name}:shape"]
-        )
-        for name in names
-    }

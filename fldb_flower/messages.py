@@ -13,9 +13,10 @@ the loss (1), each where the broadcast asked for it. Empty if no statistics were
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,57 @@ from numpy.typing import NDArray
 from fldb_flower.federation import Broadcast, Play, Regrets, Upload
 
 Vector = NDArray[np.float64]
-Numbers = dict[str, Any]
-"""Names to int, float, str or list of float: what every transport can carry."""
 
 _NUMBER_BYTES = 8
 _PSD_TOLERANCE = 1e-9
+
+
+class Ask(NamedTuple):
+    """The whole numbers beside a broadcast's vector.
+
+    Attributes
+    ----------
+    first, last : int
+        Iterations to play, or 0.
+    estimate, statistics : int
+        1 if theta_sync and W_sync, and theta_hat, are in the vector.
+    everything, hessian, loss : int
+        1 if statistics are wanted over all duels, with the Hessian, with the loss.
+    counted : int
+        Acknowledgement: the last iteration whose duels the server has counted.
+    """
+
+    first: int
+    last: int
+    estimate: int
+    statistics: int
+    everything: int
+    hessian: int
+    loss: int
+    counted: int
+
+
+class Answer(NamedTuple):
+    """The numbers beside an upload's vector.
+
+    Attributes
+    ----------
+    num_duels : int
+        Duels summed over.
+    partition_id, num_partitions : int
+        Which of how many blocks of agents this is.
+    agents, regret_first : int
+        Agents that ``regret`` is summed over, and its first iteration.
+    regret : list of float
+        Regret of each iteration not yet acknowledged (simulation only).
+    """
+
+    num_duels: int
+    partition_id: int
+    num_partitions: int
+    agents: int
+    regret_first: int
+    regret: list[float]
 
 
 class UploadError(Exception):
@@ -80,27 +127,27 @@ def traffic(broadcast: Broadcast, d: int, messages: int) -> tuple[int, int]:
     return messages * up * _NUMBER_BYTES, messages * down * _NUMBER_BYTES
 
 
-def encode_broadcast(broadcast: Broadcast) -> tuple[Vector, Numbers]:
-    """Return a broadcast as a vector and numbers; see the module's text for the layout."""
+def encode_broadcast(broadcast: Broadcast) -> tuple[Vector, Ask]:
+    """Return a broadcast as a vector and whole numbers, nothing acknowledged yet."""
     play, parts = broadcast.play, []
     if broadcast.theta_hat is not None:
         parts.append(broadcast.theta_hat)
-    estimate = play is not None and play.theta_sync is not None
-    if play is not None and estimate:
+    if play is not None and play.theta_sync is not None:
         parts += [play.theta_sync, pack_symmetric(play.information)]
-    numbers: Numbers = {
-        "first": 0 if play is None else play.first,
-        "last": 0 if play is None else play.last,
-        "estimate": int(estimate),
-        "statistics": int(broadcast.theta_hat is not None),
-        "scope": broadcast.scope,
-        "hessian": int(broadcast.hessian),
-        "loss": int(broadcast.loss),
-    }
-    return np.concatenate(parts) if parts else np.empty(0), numbers
+    ask = Ask(
+        first=0 if play is None else play.first,
+        last=0 if play is None else play.last,
+        estimate=int(play is not None and play.theta_sync is not None),
+        statistics=int(broadcast.theta_hat is not None),
+        everything=int(broadcast.scope == "all"),
+        hessian=int(broadcast.hessian),
+        loss=int(broadcast.loss),
+        counted=0,
+    )
+    return np.concatenate(parts) if parts else np.empty(0), ask
 
 
-def decode_broadcast(vector: Vector, numbers: Mapping[str, Any], d: int) -> Broadcast:
+def decode_broadcast(vector: Vector, ask: Ask, d: int) -> Broadcast:
     """Undo :func:`encode_broadcast`.
 
     Raises
@@ -108,18 +155,20 @@ def decode_broadcast(vector: Vector, numbers: Mapping[str, Any], d: int) -> Broa
     ValueError
         The vector is not of the length that the numbers call for.
     """
-    theta_hat = vector[:d] if numbers["statistics"] else None
-    rest = vector[d:] if numbers["statistics"] else vector
+    theta_hat = vector[:d] if ask.statistics else None
+    rest = vector[d:] if ask.statistics else vector
     play = None
-    if numbers["last"]:
-        first, last = int(numbers["first"]), int(numbers["last"])
-        if numbers["estimate"]:
-            play = Play(first, last, rest[:d], unpack_symmetric(rest[d : d + _matrix_size(d)], d))
-        else:
-            play = Play(first, last)
-    scope = "all" if numbers["scope"] == "all" else "fresh"
+    if ask.estimate:
+        information = unpack_symmetric(rest[d : d + _matrix_size(d)], d)
+        play = Play(ask.first, ask.last, rest[:d], information)
+    elif ask.last:
+        play = Play(ask.first, ask.last)
     broadcast = Broadcast(
-        play, theta_hat, scope, hessian=bool(numbers["hessian"]), loss=bool(numbers["loss"])
+        play=play,
+        theta_hat=theta_hat,
+        scope="all" if ask.everything else "fresh",
+        hessian=bool(ask.hessian),
+        loss=bool(ask.loss),
     )
     if vector.shape != (broadcast_size(broadcast, d),):
         raise ValueError(
@@ -129,35 +178,37 @@ def decode_broadcast(vector: Vector, numbers: Mapping[str, Any], d: int) -> Broa
     return broadcast
 
 
-def encode_upload(upload: Upload, broadcast: Broadcast) -> tuple[Vector, Numbers]:
+def encode_upload(
+    upload: Upload, broadcast: Broadcast, partition_id: int, num_partitions: int
+) -> tuple[Vector, Answer]:
     """Return one block's upload as a vector and numbers."""
     (regrets,) = upload.regrets
-    numbers: Numbers = {
-        "num_duels": upload.num_duels,
-        "regret_first": regrets.first,
-        "regret_agents": regrets.agents,
-        "regret": regrets.sums.tolist(),
-    }
+    answer = Answer(
+        num_duels=upload.num_duels,
+        partition_id=partition_id,
+        num_partitions=num_partitions,
+        agents=regrets.agents,
+        regret_first=regrets.first,
+        regret=regrets.sums.tolist(),
+    )
     if broadcast.theta_hat is None:
-        return np.empty(0), numbers
+        return np.empty(0), answer
     parts = [upload.gradient, pack_symmetric(upload.information)]
     if upload.hessian is not None:
         parts.append(pack_symmetric(upload.hessian))
     if upload.loss is not None:
         parts.append(np.array([upload.loss]))
-    return np.concatenate(parts), numbers
+    return np.concatenate(parts), answer
 
 
-def decode_upload(
-    vector: Vector, numbers: Mapping[str, Any], broadcast: Broadcast, d: int
-) -> Upload:
+def decode_upload(vector: Vector, answer: Answer, broadcast: Broadcast, d: int) -> Upload:
     """Undo :func:`encode_upload`, refusing what cannot be a sum over duels.
 
     Raises
     ------
     UploadError
-        The vector has a wrong shape or dtype or a number that is not finite, or a
-        count or the regret makes no sense.
+        The vector has a wrong shape or dtype or a number that is not finite, or the
+        counts or the regret make no sense.
     """
     size = upload_size(broadcast, d)
     if vector.dtype != np.float64:
@@ -166,16 +217,16 @@ def decode_upload(
         raise UploadError(f"shape {vector.shape} instead of {(size,)}")
     if size and not math.isfinite(float(vector @ vector)):  # one fast pass; overflow counts too
         raise UploadError("a number that is not finite, or too large to square")
-    num_duels, regrets = _counts(numbers)
+    regrets = _regrets(answer)
     if broadcast.theta_hat is None:
-        return Upload(num_duels, np.zeros(d), np.zeros((d, d)), None, None, (regrets,))
+        return Upload(answer.num_duels, np.zeros(d), np.zeros((d, d)), None, None, (regrets,))
     end = d + _matrix_size(d)
     hessian = None
     if broadcast.hessian:
         start, end = end, end + _matrix_size(d)
         hessian = unpack_symmetric(vector[start:end], d)
     return Upload(
-        num_duels=num_duels,
+        num_duels=answer.num_duels,
         gradient=vector[:d],
         information=unpack_symmetric(vector[d : d + _matrix_size(d)], d),
         hessian=hessian,
@@ -184,17 +235,13 @@ def decode_upload(
     )
 
 
-def _counts(numbers: Mapping[str, Any]) -> tuple[int, Regrets]:
-    try:
-        num_duels, first = int(numbers["num_duels"]), int(numbers["regret_first"])
-        agents, sums = int(numbers["regret_agents"]), np.array(numbers["regret"], dtype=np.float64)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UploadError(f"no usable counts: {error!r}") from None
-    if num_duels < 0 or first < 1 or agents < 0 or sums.ndim != 1:
-        raise UploadError("counts that make no sense")
-    if not (np.isfinite(sums).all() and (sums >= 0).all()):
+def _regrets(answer: Answer) -> Regrets:
+    if min(answer.num_duels, answer.agents, answer.regret_first - 1) < 0:
+        raise UploadError(f"counts that make no sense: {answer[:-1]}")
+    # `0 <= x < inf` is false for NaN as well.
+    if not all(0.0 <= number < math.inf for number in answer.regret):
         raise UploadError("a regret that is negative or not finite")
-    return num_duels, Regrets(first, agents, sums)
+    return Regrets(answer.regret_first, answer.agents, np.array(answer.regret))
 
 
 def indefinite(uploads: Sequence[Upload]) -> list[str]:
@@ -205,5 +252,25 @@ def indefinite(uploads: Sequence[Upload]) -> list[str]:
     )
     lowest = np.linalg.eigvalsh(matrices)[..., 0]  # (uploads, matrices)
     allowed = -_PSD_TOLERANCE * np.abs(np.trace(matrices, axis1=-2, axis2=-1))
-    bad = lowest < allowed
-    return [next((name for name, is_bad in zip(names, row, strict=True) if is_bad), "") for row in bad]
+    return [
+        next((name for name, is_bad in zip(names, row, strict=True) if is_bad), "")
+        for row in lowest < allowed
+    ]
+
+
+def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return named arrays as bytes, for a state that is read and written with each message."""
+    layout = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+    header = json.dumps(layout).encode()
+    return b"".join([len(header).to_bytes(8, "little"), header, *(a.tobytes() for a in arrays.values())])
+
+
+def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:
+    """Undo :func:`pack_arrays`; the arrays are read-only views of ``data``."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    arrays = {}
+    for name, dtype, shape in json.loads(data[8:start]):
+        array = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape)
+        arrays[name] = array
+        start += array.nbytes
+    return arrays

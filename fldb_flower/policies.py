@@ -6,14 +6,15 @@ neither rewards nor the server.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
-from fldb_flower import theory
 from fldb_flower.arrays import Array
 from fldb_flower.federation import Play
-from fldb_flower.selection import ucb
+from fldb_flower.local import LocalEstimates
+from fldb_flower.selection import Selector, whiten
 from fldb_flower.settings import Settings
 from fldb_flower.streams import AgentStreams
 
@@ -44,10 +45,10 @@ class Synchronized:
     """Selects with theta_sync and W_sync of the last broadcast (Algorithm 1, lines 4 and 5)."""
 
     def __init__(self, settings: Settings, streams: AgentStreams) -> None:
-        self._settings = settings
+        self._selector = Selector(settings, streams)
+        self._num_agents = settings.num_agents
         identity = np.eye(settings.dimension) * (settings.ridge / settings.kappa_mu)
         self._play = Play(0, 0, np.zeros(settings.dimension), identity)
-        self._width = (0, 0.0)  # the iteration, and its exploration width
 
     def receive(self, play: Play) -> None:
         """Keep the broadcast estimate."""
@@ -55,9 +56,8 @@ class Synchronized:
 
     def select(self, t: int, agents: slice, features: Array) -> tuple[Array, Array]:
         """Apply the selection rule."""
-        if self._width[0] != t:
-            self._width = (t, theory.width(t, self._settings.num_agents, self._settings))
-        return ucb(features, self._play.theta_sync, self._play.whitener, self._width[1])
+        theta, whitener = self._play.theta_sync, self._play.whitener
+        return self._selector.select(t, agents, features, theta, whitener, self._num_agents)
 
     def learn(self, differences: Array, preferences: Array) -> None:
         """Nothing: the server learns."""
@@ -69,6 +69,42 @@ class Synchronized:
     def restore(self, state: dict[str, Array]) -> None:
         """Take back the estimate."""
         self._play = Play(0, 0, state["theta_sync"], state["information"])
+
+
+class Alone:
+    """LDB: each agent selects with its own theta_i and W_i, and learns from its own duels."""
+
+    def __init__(self, settings: Settings, streams: AgentStreams) -> None:
+        agents, d = len(streams.agents), settings.dimension
+        self._selector = Selector(settings, streams)
+        self._estimates = LocalEstimates(agents, d, settings.ridge)
+        identity = np.eye(d) * (settings.ridge / settings.kappa_mu)
+        self._information = np.tile(identity, (agents, 1, 1))  # W_i
+        self._whitener = whiten(self._information)
+
+    def receive(self, play: Play) -> None:
+        """Nothing: no estimate arrives."""
+
+    def select(self, t: int, agents: slice, features: Array) -> tuple[Array, Array]:
+        """Apply the selection rule, agent by agent."""
+        theta, whitener = self._estimates.theta[agents], self._whitener[agents]
+        return self._selector.select(t, agents, features, theta, whitener, num_agents=1)
+
+    def learn(self, differences: Array, preferences: Array) -> None:
+        """Add a duel to each agent's estimate and information."""
+        self._estimates.add(differences, preferences)
+        self._information += differences[:, :, None] * differences[:, None, :]
+        self._whitener = whiten(self._information)
+
+    def state(self) -> dict[str, Array]:
+        """Return the estimates, the duels behind them, and the information."""
+        return {"information": self._information, **self._estimates.state()}
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Take them back."""
+        self._estimates.restore(state)
+        self._information = np.array(state["information"])
+        self._whitener = whiten(self._information)
 
 
 class Uniform:
@@ -100,8 +136,9 @@ class Uniform:
         """Nothing to take back."""
 
 
+_TABLE: dict[str, Callable[[Settings, AgentStreams], Policy]] = {"ldb": Alone, "random": Uniform}
+
+
 def make_policy(settings: Settings, streams: AgentStreams) -> Policy:
     """Return the policy that the settings' algorithm calls for."""
-    if settings.algorithm == "random":
-        return Uniform(settings, streams)
-    return Synchronized(settings, streams)
+    return _TABLE.get(settings.algorithm, Synchronized)(settings, streams)

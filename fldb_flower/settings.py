@@ -251,7 +251,7 @@ class Entry:
     def _check_choice(self, value: Any, choices: tuple[str, ...], source: str) -> str:
         name = value.replace("-", "_") if isinstance(value, str) else value
         if name not in choices:
-            raise self._fail(value, source, f"one of {', '.join(choices)}{_suggestion(name, choices)}")
+            raise self._fail(value, source, f"one of {', '.join(choices)}{suggestion(name, choices)}")
         return str(name)
 
     def _check_type(self, value: Any, source: str) -> Any:
@@ -281,7 +281,8 @@ class Entry:
             raise self._fail(number, source, _range_text(limits))
 
 
-def _suggestion(name: Any, known: tuple[str, ...]) -> str:
+def suggestion(name: Any, known: tuple[str, ...]) -> str:
+    """Return "; did you mean X?" if a known name is close, else nothing."""
     close = difflib.get_close_matches(str(name), known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -337,6 +338,11 @@ def to_flat(settings: Settings) -> dict[str, Any]:
     return {entry.kebab: entry.value(settings) for entry in flower_entries()}
 
 
+def defaults_nested() -> dict[str, Any]:
+    """Return every default, nested as Hydra composes them."""
+    return to_nested(Settings())
+
+
 def to_nested(settings: Settings) -> dict[str, Any]:
     """Return the settings as :func:`from_nested` reads them: what ``config.yaml`` holds."""
     nested: dict[str, Any] = {}
@@ -359,7 +365,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 def _build(known: Mapping[str, Entry], values: Mapping[str, Any], source: str) -> Settings:
     for key in values:
         if key not in known:
-            hint = _suggestion(key, tuple(known)) or "; the README lists the settings"
+            hint = suggestion(key, tuple(known)) or "; the README lists the settings"
             raise SettingsError(f"{key} (from {source}): there is no such setting{hint}")
     checked = {
         entry.path: entry.check(values[key], source) for key, entry in known.items() if key in values

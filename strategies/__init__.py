@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fldb_flower.algorithms.ogd import fldb_ogd
-from fldb_flower.algorithms.random import alone
+from fldb_flower import algorithms
 from fldb_flower.arrays import Array
 from fldb_flower.history import History
 from fldb_flower.settings import Settings
@@ -11,11 +10,27 @@ from strategies.dueling import DuelingStrategy
 
 
 class FLDBOGD(DuelingStrategy):
-    """FLDB-OGD (paper, Algorithm 2); see :func:`fldb_flower.algorithms.ogd.fldb_ogd`."""
+    """FLDB-OGD (paper, Algorithm 2); see :func:`fldb_flower.algorithms.fldb_ogd`."""
 
     def run(self) -> Array:
         """Run the algorithm."""
-        return fldb_ogd(self, self.settings)
+        return algorithms.fldb_ogd(self, self.settings)
+
+
+class FLDBGD(DuelingStrategy):
+    """FLDB-GD (paper, Algorithm 4); see :func:`fldb_flower.algorithms.fldb_gd`."""
+
+    def run(self) -> Array:
+        """Run the algorithm."""
+        return algorithms.fldb_gd(self, self.settings)
+
+
+class FLDBONS(DuelingStrategy):
+    """FLDB-ONS, ours; see :func:`fldb_flower.algorithms.fldb_ons`."""
+
+    def run(self) -> Array:
+        """Run the algorithm."""
+        return algorithms.fldb_ons(self, self.settings)
 
 
 class Alone(DuelingStrategy):
@@ -23,10 +38,16 @@ class Alone(DuelingStrategy):
 
     def run(self) -> Array:
         """Let the agents play, and collect the regret."""
-        return alone(self, self.settings)
+        return algorithms.alone(self, self.settings)
 
 
-_TABLE: dict[str, type[DuelingStrategy]] = {"fldb_ogd": FLDBOGD, "random": Alone}
+_TABLE: dict[str, type[DuelingStrategy]] = {
+    "fldb_ogd": FLDBOGD,
+    "fldb_gd": FLDBGD,
+    "fldb_ons": FLDBONS,
+    "ldb": Alone,
+    "random": Alone,
+}
 
 
 def make_strategy(settings: Settings, history: History) -> DuelingStrategy:
@@ -34,4 +55,4 @@ def make_strategy(settings: Settings, history: History) -> DuelingStrategy:
     return _TABLE[settings.algorithm](settings, history)
 
 
-__all__ = ["FLDBOGD", "Alone", "DuelingStrategy", "make_strategy"]
+__all__ = ["FLDBGD", "FLDBOGD", "FLDBONS", "Alone", "DuelingStrategy", "make_strategy"]

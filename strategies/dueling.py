@@ -17,6 +17,8 @@ from fldb_flower.errors import FederationError
 from fldb_flower.federation import Broadcast, Federation, Upload, total
 from fldb_flower.history import History, Participation
 from fldb_flower.messages import (
+    Answer,
+    Ask,
     UploadError,
     decode_upload,
     encode_broadcast,
@@ -97,7 +99,8 @@ class DuelingStrategy(Federation, Strategy):  # type: ignore[misc]
         for node in self._nodes:
             counted = self._counted.get(node, 0)
             if counted not in configs:
-                configs[counted] = ConfigRecord({**config, "counted": counted})
+                ask = Ask(*config["ask"])._replace(counted=counted)
+                configs[counted] = ConfigRecord({"ask": list(ask)})
             content = RecordDict({"arrays": arrays, "config": configs[counted]})
             messages.append(Message(content, node, "train", group_id=str(server_round)))
         return messages
@@ -145,8 +148,8 @@ class DuelingStrategy(Federation, Strategy):  # type: ignore[misc]
         self._trips += 1
         self._answered, self._rejected = {}, {}
         everyone = sorted(grid.get_node_ids())
-        vector, numbers = encode_broadcast(broadcast)
-        arrays, config = ArrayRecord([vector]), ConfigRecord(numbers)
+        vector, ask = encode_broadcast(broadcast)
+        arrays, config = ArrayRecord([vector]), ConfigRecord({"ask": list(ask)})
         deadline = time.monotonic() + self.settings.node_wait
         while True:
             self._nodes = [node for node in everyone if node not in self._answered]
@@ -170,15 +173,16 @@ class DuelingStrategy(Federation, Strategy):  # type: ignore[misc]
         try:
             (vector,) = reply.content["arrays"].to_numpy_ndarrays()
             numbers = reply.content["numbers"]
-            partition, partitions = int(numbers["partition_id"]), int(numbers["num_partitions"])
+            answer = Answer(*numbers["answer"], numbers["regret"])
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError(f"not an upload: {error!r}") from None
         settings = self.settings
-        upload = decode_upload(vector, numbers, self._broadcast, settings.dimension)
+        upload = decode_upload(vector, answer, self._broadcast, settings.dimension)
+        partition = answer.partition_id
         if self._partitions.setdefault(partition, node) != node:
             raise UploadError(f"partition-id={partition} is another node's")
         try:
-            agents = len(agents_of_node(partition, partitions, settings.num_agents))
+            agents = len(agents_of_node(partition, answer.num_partitions, settings.num_agents))
         except ValueError as error:
             raise UploadError(str(error)) from None
         self._check_counts(node, upload, agents)

@@ -1,46 +1,64 @@
-"""Minimising the federated loss by exchanges."""
+"""Minimising the federated loss by exchanges: Newton, L-BFGS, gradient descent.
+
+Each solver starts from an upload at ``theta`` and evaluates further points by exchanges.
+The objective is ``sum of the duels' losses + ridge/2 ||theta||^2`` (paper, Eq. 1).
+"""
 
 from __future__ import annotations
 
+import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from fldb_flower.arrays import Array, namespace
-from fldb_flower.errors import ConvergenceError
+from fldb_flower.errors import ConvergenceError, SettingsError
 from fldb_flower.federation import Upload
+
+Evaluate = Callable[[Array], Upload]
 
 TOLERANCE = 1e-10
 """Gradient norm per duel at which the minimiser counts as found."""
 
 MAX_EXCHANGES = 200
+_SUFFICIENT = 0.5  # a step is too long if it ends uphill with over half the slope it began with
+_SHORTEST_CUT = 0.1
+_LBFGS_HISTORY = 10
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """A minimiser and the upload evaluated there."""
+    """A minimiser, and the last upload evaluated on the way (at it, for ``settled=0``)."""
 
     theta: Array
     upload: Upload
 
 
-def newton(exchange: Callable[[Array], Upload], start: Upload, theta: Array, ridge: float) -> Minimum:
-    r"""Minimise ``sum of losses + ridge/2 ||theta||^2`` by damped Newton steps.
+def newton(
+    evaluate: Evaluate, start: Upload, theta: Array, ridge: float, *, settled: float = 0.0
+) -> Minimum:
+    r"""Minimise by damped Newton steps; uploads carry the Hessian.
 
-    Each evaluation is one exchange. The loss is convex, so the slope along the step tells
-    whether the minimum was passed: then the step is shortened to where a straight line
-    through both slopes crosses zero. No loss value has to travel, and separable
-    duels or extreme logits cannot make it diverge.
+    The loss is convex, so the slope along a step tells whether the minimum was passed: then
+    the step is shortened to where a straight line through both slopes crosses zero. No loss
+    value has to travel, and neither separable duels nor extreme logits make it diverge.
 
     Parameters
     ----------
-    exchange : callable
-        Evaluates theta (d,): an upload with gradient and Hessian.
+    evaluate : callable
+        One exchange: the upload at theta (d,).
     start : Upload
-        The evaluation at ``theta``.
+        The upload at ``theta``.
     theta : Array
         Where to begin, (d,).
     ridge : float
         Above 0.
+    settled : float
+        Trust a step shorter than ``settled * (1 + ||theta||)`` without an exchange to
+        verify it: its error is of the order of its square.
 
     Raises
     ------
@@ -48,27 +66,101 @@ def newton(exchange: Callable[[Array], Upload], start: Upload, theta: Array, rid
         The gradient did not become small enough within 200 exchanges.
     """
     xp = namespace(theta)
-    upload = start
-    budget = MAX_EXCHANGES
+    upload, exchanges = start, 0
     while True:
-        slope_vector = upload.gradient + ridge * theta
-        if float(xp.linalg.vector_norm(slope_vector)) <= TOLERANCE * max(upload.num_duels, 1):
+        gradient = upload.gradient + ridge * theta
+        if _norm(gradient) <= TOLERANCE * max(upload.num_duels, 1):
             return Minimum(theta, upload)
-        curvature = upload.hessian + ridge * xp.eye(len(theta), dtype=theta.dtype)
-        step = -xp.linalg.solve(curvature, slope_vector)
-        slope = float(slope_vector @ step)  # below 0
+        curvature = upload.hessian + ridge * xp.eye(theta.shape[0], dtype=theta.dtype)
+        step = -xp.linalg.solve(curvature, gradient)
+        if _norm(step) <= settled * (1.0 + _norm(theta)):
+            return Minimum(theta + step, upload)
+        slope = float(gradient @ step)  # below 0
         length = 1.0
         while True:
-            if budget == 0:
-                raise ConvergenceError(
-                    f"no minimiser within {MAX_EXCHANGES} exchanges: gradient norm per duel"
-                    f" {float(xp.linalg.vector_norm(slope_vector)) / max(upload.num_duels, 1):.1e}"
-                )
-            budget -= 1
+            if exchanges == MAX_EXCHANGES:
+                raise _not_found(_norm(gradient), upload)
+            exchanges += 1
             trial = theta + length * step
-            answer = exchange(trial)
+            answer = evaluate(trial)
             end_slope = float((answer.gradient + ridge * trial) @ step)
-            if end_slope <= 0.5 * abs(slope):
+            if end_slope <= _SUFFICIENT * abs(slope):
                 break
-            length *= max(0.1, slope / (slope - end_slope))
+            length *= max(_SHORTEST_CUT, slope / (slope - end_slope))
         theta, upload = trial, answer
+
+
+def gradient_descent(
+    evaluate: Evaluate, start: Upload, theta: Array, ridge: float, *, steps: int, step_size: float
+) -> Array:
+    """Take M steps of size eta (Algorithm 4, lines 2 and 3); the first uses ``start``."""
+    upload = start
+    for step in range(steps):
+        if step:
+            upload = evaluate(theta)
+        theta = theta - step_size * (upload.gradient + ridge * theta)
+    return theta
+
+
+def lbfgs(evaluate: Evaluate, start: Upload, theta: Array, ridge: float) -> Array:
+    """Minimise with PyTorch's L-BFGS and strong Wolfe line search, as the paper did (Sec. 5).
+
+    Each call of its closure is one exchange; uploads carry the loss.
+
+    Raises
+    ------
+    SettingsError
+        PyTorch is not installed.
+    ConvergenceError
+        The gradient norm per duel stayed above 1e-6.
+    """
+    torch = _torch()
+    point = torch.tensor(np.asarray(theta), dtype=torch.float64, requires_grad=True)
+    duels = max(start.num_duels, 1)
+    optimizer = torch.optim.LBFGS(
+        [point],
+        max_iter=MAX_EXCHANGES,
+        max_eval=MAX_EXCHANGES,
+        tolerance_grad=TOLERANCE * duels,
+        tolerance_change=0.0,
+        history_size=_LBFGS_HISTORY,
+        line_search_fn="strong_wolfe",
+    )
+    best = [math.inf, theta]  # gradient norm, theta
+    first = [start]
+
+    def closure() -> float:
+        here = point.detach().numpy().copy()
+        upload = first.pop() if first else evaluate(here)
+        gradient = upload.gradient + ridge * here
+        if _norm(gradient) < best[0]:
+            best[:] = [_norm(gradient), here]
+        point.grad = torch.from_numpy(gradient)
+        assert upload.loss is not None
+        return upload.loss + 0.5 * ridge * float(here @ here)
+
+    optimizer.step(closure)
+    if best[0] > 1e-6 * duels:
+        raise _not_found(best[0], start)
+    found: Array = best[1]
+    return found
+
+
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise SettingsError(
+            "solver=lbfgs needs PyTorch: pip install 'fldb-flower[torch]', or use solver=newton"
+        ) from None
+
+
+def _norm(vector: Array) -> float:
+    return math.sqrt(float(vector @ vector))
+
+
+def _not_found(gradient: float, upload: Upload) -> ConvergenceError:
+    per_duel = gradient / max(upload.num_duels, 1)
+    return ConvergenceError(
+        f"no minimiser within {MAX_EXCHANGES} exchanges: gradient norm {per_duel:.1e} per duel"
+    )

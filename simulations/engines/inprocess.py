@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -97,13 +98,11 @@ class InProcessGrid(Grid):  # type: ignore[misc]
     def deliver(self, message: Message) -> Message:
         """Let the ClientApp of the addressed node answer, as a SuperNode does."""
         context = self.contexts[message.metadata.dst_node_id]
-        before = RecordDict(dict(context.state))
         try:
             return client_app.app(message, context)
         except FldbError:
             raise
         except Exception as error:  # noqa: BLE001 - as in Flower, any failure is the node's reply
-            context.state = before
             return Message(Error(_APP_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
 
 
@@ -118,4 +117,5 @@ def run(settings: Settings, output_dir: str) -> None:
         state=RecordDict(),
         run_config=run_config,
     )
+    logging.getLogger("flwr").propagate = False  # Flower prints its lines itself
     server_app.app(grid, context)

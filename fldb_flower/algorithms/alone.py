@@ -1,4 +1,4 @@
-"""Pairs drawn uniformly: the floor that every algorithm must beat."""
+"""Agents that do not collaborate: LDB, and pairs drawn uniformly."""
 
 from __future__ import annotations
 

@@ -1,0 +1,33 @@
+"""Selection: which two of K arms to show.
+
+A rule is a pure function of one iteration's ``features`` (agents, arms, d), an estimate
+``theta``, the ``whitener`` of the information matrix (:func:`whiten`), the exploration
+``width`` and, for some, ``noise``; it returns the two arms' numbers, each of shape
+(agents,). ``theta`` (d,) and ``whitener`` (d, d) are shared by all agents, or one for each:
+(agents, d) and (agents, d, d).
+
+:mod:`~fldb_flower.selection.scores` has what the rules are made of,
+:mod:`~fldb_flower.selection.rules` the rules, and
+:mod:`~fldb_flower.selection.selector` applies the one that the settings name.
+"""
+
+from fldb_flower.selection.rules import colstim, maxinp, maxpairucb, thompson, ucb
+from fldb_flower.selection.scores import norms, pick, rewards, tie_breaks, tie_step, whiten
+from fldb_flower.selection.selector import RULES, Rule, Selector
+
+__all__ = [
+    "RULES",
+    "Rule",
+    "Selector",
+    "colstim",
+    "maxinp",
+    "maxpairucb",
+    "norms",
+    "pick",
+    "rewards",
+    "thompson",
+    "tie_breaks",
+    "tie_step",
+    "ucb",
+    "whiten",
+]

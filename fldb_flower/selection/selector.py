@@ -1,0 +1,118 @@
+"""Applies the selection rule that the settings name, with the width and noise it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fldb_flower import theory
+from fldb_flower.arrays import Array
+from fldb_flower.selection.rules import Pair, colstim, maxinp, maxpairucb, thompson, ucb
+from fldb_flower.settings import Settings
+from fldb_flower.streams import AgentStreams
+
+STREAM = "selection"
+
+
+def gumbel_per_arm(streams: AgentStreams, num_arms: int, dimension: int) -> Array:  # noqa: ARG001
+    """Draw standard Gumbel noise for each arm: (agents, arms)."""
+    uniform = streams.random(STREAM, 1, num_arms)[:, 0]
+    return -np.log(2.0**-54 - np.log1p(-uniform))  # -log of an exponential; finite at 0 as well
+
+
+def normal_per_draw(streams: AgentStreams, num_arms: int, dimension: int) -> Array:  # noqa: ARG001
+    """Draw standard normal noise for two draws of theta: (agents, 2, d)."""
+    return streams.standard_normal(STREAM, 1, 2, dimension)[:, 0]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A selection rule and what it needs.
+
+    Attributes
+    ----------
+    select : callable
+        ``select(features, theta, whitener, width, noise)``, see
+        :mod:`~fldb_flower.selection.rules`.
+    width : callable
+        Width of iteration t, from (t, agents whose duels are in W, settings).
+    noise : callable or None
+        Draws one iteration's noise from (streams, arms, d): (agents, ...). None: the rule
+        is deterministic.
+    """
+
+    select: Callable[[Array, Array, Array, float, Array | None], Pair]
+    width: Callable[[int, int, Settings], float] = theory.width
+    noise: Callable[[AgentStreams, int, int], Array] | None = None
+
+
+RULES = {
+    "ucb": Rule(ucb),
+    "maxinp": Rule(maxinp),
+    "colstim": Rule(colstim, noise=gumbel_per_arm),
+    "maxpairucb": Rule(maxpairucb),
+    "thompson": Rule(thompson, theory.posterior_width, normal_per_draw),
+}
+
+
+class Selector:
+    """Selects a block of agents' pairs, iteration by iteration.
+
+    Parameters
+    ----------
+    settings : Settings
+        ``selection`` names the rule.
+    streams : AgentStreams
+        Streams of the block; the noise is the stream "selection".
+    """
+
+    def __init__(self, settings: Settings, streams: AgentStreams) -> None:
+        self._settings = settings
+        self._streams = streams
+        self._rule = RULES[settings.selection]
+        self._t = 0
+        self._width = 0.0
+        self._noise: Array | None = None
+
+    def select(  # noqa: PLR0917
+        self,
+        t: int,
+        agents: slice,
+        features: Array,
+        theta: Array,
+        whitener: Array,
+        num_agents: int,
+    ) -> Pair:
+        """Return the two arms' numbers of iteration t, each (agents,).
+
+        Parameters
+        ----------
+        t : int
+            Iteration, from 1. Noise is drawn for the whole block when t changes, so a block
+            may be selected for in chunks.
+        agents : slice
+            Rows of the block that ``features`` (agents, arms, d) belong to.
+        features, theta, whitener : Array
+            See :mod:`~fldb_flower.selection.rules`; one theta and whitener for each agent
+            are those of the same rows.
+        num_agents : int
+            Agents whose duels are in W: N, or 1 for agents that learn alone.
+
+        Raises
+        ------
+        FloatingPointError
+            A feature, theta or W is NaN or infinite.
+        """
+        if self._t != t:
+            self._prepare(t, num_agents)
+        noise = None if self._noise is None else self._noise[agents]
+        return self._rule.select(features, theta, whitener, self._width, noise)
+
+    def _prepare(self, t: int, num_agents: int) -> None:
+        settings = self._settings
+        self._t = t
+        self._width = self._rule.width(t, num_agents, settings)
+        if self._rule.noise is not None:
+            self._noise = self._rule.noise(self._streams, settings.num_arms, settings.dimension)

@@ -1,0 +1,131 @@
+"""`python -m simulations.run`: one run, or a sweep with `-m`, composed by Hydra."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import conf
+from fldb_flower.errors import FldbError, SettingsError
+from fldb_flower.experiment import conduct
+from fldb_flower.results import RunDirectory
+from fldb_flower.settings import (
+    Settings,
+    defaults_nested,
+    from_nested,
+    hydra_entries,
+    suggestion,
+)
+
+_LOG = logging.getLogger("fldb_flower")
+_CONF = Path(conf.__path__[0])
+_FAILURES: list[str] = []  # of this process's jobs, said already
+
+
+def run(settings: Settings, directory: Path) -> None:
+    """Run the settings on their engine and leave the results in a directory.
+
+    Raises
+    ------
+    FldbError
+        Something the user can put right.
+    """
+    engine = settings.engine.name
+    if engine == "vectorized":
+        from simulations.engines import vectorized  # noqa: PLC0415 - engines import only their own
+
+        conduct(
+            settings,
+            RunDirectory(directory, settings),
+            engine=engine,
+            run=lambda history: vectorized.run(settings, history),
+            say=_LOG.info,
+        )
+    else:
+        from simulations.engines import inprocess  # noqa: PLC0415 - imports Flower
+
+        inprocess.run(settings, str(directory))
+
+
+@hydra.main(version_base="1.3", config_path=str(_CONF), config_name="config")
+def _job(config: DictConfig) -> None:
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    try:
+        settings = from_nested(values, "the command line or conf/")
+        run(settings, Path(HydraConfig.get().runtime.output_dir))
+    except FldbError as error:  # the other jobs of a sweep go on
+        overrides = " ".join(HydraConfig.get().overrides.task)
+        _FAILURES.append(f"{error}" if not _is_sweep() else f"job {overrides}: {error}")
+        print(f"error: {_FAILURES[-1]}", file=sys.stderr)
+
+
+def _is_sweep() -> bool:
+    return HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def check_overrides(overrides: list[str]) -> None:
+    """Check that each override names a setting or a group's choice, before Hydra starts.
+
+    Hydra's own answer to a misspelt name is six lines that end in a hint about stack traces.
+
+    Raises
+    ------
+    SettingsError
+        An override cannot be parsed, or names nothing.
+    """
+    groups: dict[str, list[str]] = {}
+    for file in sorted(_CONF.glob("*/*.yaml")):
+        groups.setdefault(file.parent.name, []).append(file.stem)
+    known = {entry.dotted for entry in hydra_entries()} | set(groups)
+    for text in overrides:
+        try:
+            override = OverridesParser.create().parse_override(text)
+        except HydraException as error:
+            reason = str(error).splitlines()[0]
+            raise SettingsError(f"{text!r} (from the command line): {reason}") from None
+        key = override.key_or_group
+        if override.is_add() or override.is_delete() or key.startswith(("hydra.", "hydra/")):
+            continue
+        if key not in known:
+            raise SettingsError(
+                f"{key} (from the command line): there is no such setting"
+                f"{suggestion(key, tuple(known)) or '; --help lists them'}"
+            )
+        choices = groups.get(key, [])
+        value = override.value()
+        if choices and isinstance(value, str) and value not in choices:
+            raise SettingsError(
+                f"{key}={value} (from the command line): must be one of {', '.join(choices)}"
+                f"{suggestion(value, tuple(choices))}"
+            )
+
+
+def main() -> None:
+    """Entry point: exit status 1, with one line on stderr, for a mistake of the user's."""
+    ConfigStore.instance().store(name="settings", node=defaults_nested())
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # so that our own errors reach the line below
+    try:
+        check_overrides([arg for arg in sys.argv[1:] if "=" in arg and not arg.startswith("-")])
+        _job()
+        if _FAILURES:
+            sys.exit(1)
+    except (FldbError, HydraException, OmegaConfBaseException) as error:
+        sys.exit("error: " + " ".join(str(error).split()))
+    except OSError as error:  # Hydra creates the run's directory
+        sys.exit(f"error: cannot write to {error.filename}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()
