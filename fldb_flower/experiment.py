@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fldb_flower.errors import FldbError
 from fldb_flower.history import History
 from fldb_flower.plots import describe
 from fldb_flower.results import PLOT, RunDirectory
@@ -19,18 +20,23 @@ class ProgressLines:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._begin = self._last = time.monotonic()
+        self._first: tuple[float, int] | None = None  # time and iteration of the first call
+        self._last = 0.0
 
     def __call__(self, history: History) -> None:
         """Print a line if it is time for one; call it with the history as it grows."""
-        now = time.monotonic()
+        now, done = time.monotonic(), history.iteration
+        if self._first is None:
+            # What came before, such as starting Ray, says nothing about the iterations left.
+            self._first, self._last = (now, done), now
         if now - self._last < _SECONDS_BETWEEN_LINES:
             return
         self._last = now
-        left = (now - self._begin) / history.iteration * (history.horizon - history.iteration)
+        begin, already = self._first
+        left = (now - begin) / (done - already) * (history.horizon - done)
         self._say(
-            f"iteration {history.iteration}/{history.horizon}"
-            f" | regret {history.regret:.2f} | {history.exchanges} exchanges | {left:.0f} s left"
+            f"iteration {done}/{history.horizon} | regret {history.regret:.2f}"
+            f" | {history.exchanges} exchanges | {left:.0f} s left"
         )
 
 
@@ -64,7 +70,11 @@ def conduct(
     """
     begin = time.monotonic()
     history = History(settings.horizon, on_progress=ProgressLines(say))
-    run(history)
+    try:
+        run(history)
+    except FldbError:
+        directory.abandon()
+        raise
     summary = directory.finish(history, engine=engine, runtime_seconds=time.monotonic() - begin)
     say(
         f"{describe(settings)} | final regret {summary['final_regret']:.2f} per agent,"

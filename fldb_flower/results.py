@@ -61,6 +61,10 @@ class RunDirectory:
             raise OutputError(f"cannot write results to {self.path}: {error.strerror}") from None
         return summary
 
+    def abandon(self) -> None:
+        """Give the directory up after a failure: the next run may have it."""
+        (self.path / CONFIG).unlink(missing_ok=True)
+
     def _claim(self) -> None:
         from omegaconf import OmegaConf  # noqa: PLC0415 - agents import this module's package
 

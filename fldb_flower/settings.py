@@ -226,8 +226,15 @@ class Entry:
             node = getattr(node, group)
         return getattr(node, self.field)
 
-    def check(self, value: Any, source: str) -> Any:
+    def check(self, value: Any, key: str, source: str) -> Any:
         """Return the value in its declared type, or say what would be right.
+
+        Parameters
+        ----------
+        value : Any
+            What the user gave.
+        key, source : str
+            What the user called the setting, and where, for the error message.
 
         Raises
         ------
@@ -236,40 +243,40 @@ class Entry:
         """
         choices = self.metadata["choices"]
         if choices:
-            return self._check_choice(value, choices, source)
+            return self._check_choice(value, choices, key, source)
         if value == AUTO and self.metadata["auto"]:
             return AUTO
-        number = self._check_type(value, source)
+        number = self._check_type(value, key, source)
         if isinstance(number, int | float):
-            self._check_range(number, source)
+            self._check_range(number, key, source)
         return number
 
-    def _fail(self, value: Any, source: str, right: str) -> SettingsError:
+    def _fail(self, value: Any, key: str, source: str, right: str) -> SettingsError:
         why = f" ({self.metadata['why']})" if self.metadata["why"] else ""
-        return SettingsError(f"{self.dotted}={value!r} (from {source}): must be {right}{why}")
+        return SettingsError(f"{key}={value!r} (from {source}): must be {right}{why}")
 
-    def _check_choice(self, value: Any, choices: tuple[str, ...], source: str) -> str:
+    def _check_choice(self, value: Any, choices: tuple[str, ...], key: str, source: str) -> str:
         name = value.replace("-", "_") if isinstance(value, str) else value
         if name not in choices:
-            raise self._fail(value, source, f"one of {', '.join(choices)}{suggestion(name, choices)}")
+            raise self._fail(value, key, source, f"one of {', '.join(choices)}{suggestion(name, choices)}")
         return str(name)
 
-    def _check_type(self, value: Any, source: str) -> Any:
+    def _check_type(self, value: Any, key: str, source: str) -> Any:
         if str in self.kinds and float not in self.kinds:
             if not isinstance(value, str):
-                raise self._fail(value, source, "a text")
+                raise self._fail(value, key, source, "a text")
             return value
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if int in self.kinds:
             if not is_number or value != int(value if math.isfinite(value) else 0):
-                raise self._fail(value, source, f"a whole number, {_range_text(self.metadata)}")
+                raise self._fail(value, key, source, f"a whole number, {_range_text(self.metadata)}")
             return int(value)
         if not is_number or not math.isfinite(value):
             auto = " or auto" if self.metadata["auto"] else ""
-            raise self._fail(value, source, f"a number, {_range_text(self.metadata)}{auto}".replace(", or", " or"))
+            raise self._fail(value, key, source, f"a number, {_range_text(self.metadata)}{auto}".replace(", or", " or"))
         return float(value)
 
-    def _check_range(self, number: float, source: str) -> None:
+    def _check_range(self, number: float, key: str, source: str) -> None:
         limits = self.metadata
         outside = (
             (limits["minimum"] is not None and number < limits["minimum"])
@@ -278,7 +285,7 @@ class Entry:
             or (limits["below"] is not None and number >= limits["below"])
         )
         if outside:
-            raise self._fail(number, source, _range_text(limits))
+            raise self._fail(number, key, source, _range_text(limits))
 
 
 def suggestion(name: Any, known: tuple[str, ...]) -> str:
@@ -368,7 +375,7 @@ def _build(known: Mapping[str, Entry], values: Mapping[str, Any], source: str) -
             hint = suggestion(key, tuple(known)) or "; the README lists the settings"
             raise SettingsError(f"{key} (from {source}): there is no such setting{hint}")
     checked = {
-        entry.path: entry.check(values[key], source) for key, entry in known.items() if key in values
+        entry.path: entry.check(values[key], key, source) for key, entry in known.items() if key in values
     }
     settings = _construct(Settings, (), checked)
     assert isinstance(settings, Settings)

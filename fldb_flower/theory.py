@@ -70,14 +70,6 @@ def width(t: int, num_agents: int, settings: Settings) -> float:
     return settings.beta_scale * beta(t, num_agents, settings) / settings.kappa_mu
 
 
-def posterior_width(t: int, num_agents: int, settings: Settings) -> float:  # noqa: ARG001
-    """Deviation of Thompson sampling's draws, times W^(-1/2): ``beta_scale / sqrt(kappa_mu)``.
-
-    The same in all iterations: W alone narrows the posterior.
-    """
-    return settings.beta_scale / math.sqrt(settings.kappa_mu)
-
-
 def radius(settings: Settings) -> float:
     """Radius ``r = beta_T / sqrt(lambda kappa_mu)`` around theta that holds every minimiser.
 

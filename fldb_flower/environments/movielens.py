@@ -259,6 +259,8 @@ def _read(file: Path) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
             columns = _parse(handle, separator)
         except (ValueError, OverflowError) as error:  # every error of pandas is among them
             reason = str(error)
+            while handle.read(1 << 20):
+                pass  # a damaged zip says so at its end, which tells more than a line
         else:
             if _is_whole(handle):
                 return columns
@@ -267,7 +269,9 @@ def _read(file: Path) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
     if fault or reason:
         example = separator.join(("196", "242", "3", "881250949"))
         fault = fault or f"holds no readable ratings ({_shown(reason.encode())})"
-        raise DataError(f"{file}: {fault}; right is {', '.join(_FIELDS)} as in {example!r}")
+        raise DataError(
+            f"{file}: {fault}; right is user, item, rating from 0 to 5, timestamp, as in {example!r}"
+        )
     return columns
 
 
@@ -307,17 +311,17 @@ def _parse(handle: IO[bytes], separator: str) -> tuple[IntArray, IntArray, NDArr
     parts = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what pandas only warns of is checked here
-        chunks = pd.read_csv(
+        with pd.read_csv(
             handle, sep=separator[0], header=None, names=names, index_col=False, dtype=kinds,
             quoting=csv.QUOTE_NONE, skiprows=int(separator == ","), chunksize=_CHUNK,
-        )  # fmt: skip
-        for chunk in chunks:
-            ids = chunk[[user, item]].to_numpy()
-            empty = chunk.drop(columns=[user, item, rating, time]).isna().to_numpy()
-            valid = chunk[rating].between(0, 5).all() and empty.all()
-            if not (valid and (ids >= 0).all() and (ids < _ID_LIMIT).all()):
-                raise ValueError("a value is out of range")
-            parts.append((ids[:, 0], ids[:, 1], (chunk[rating] > 3).to_numpy()))
+        ) as chunks:  # fmt: skip
+            for chunk in chunks:
+                ids = chunk[[user, item]].to_numpy()
+                surplus = chunk.drop(columns=[user, item, rating, time]).notna().to_numpy()
+                outside = (ids < 0).any() or (ids >= _ID_LIMIT).any()
+                if outside or surplus.any() or not chunk[rating].between(0, 5).all():
+                    raise ValueError("a value is out of range")
+                parts.append((ids[:, 0], ids[:, 1], (chunk[rating] > 3).to_numpy()))
     users, items, liked = (np.concatenate(column) for column in zip(*parts, strict=True))
     return users, items, liked
 

@@ -36,15 +36,12 @@ class Rule:
     select : callable
         ``select(features, theta, whitener, width, noise)``, see
         :mod:`~fldb_flower.selection.rules`.
-    width : callable
-        Width of iteration t, from (t, agents whose duels are in W, settings).
     noise : callable or None
         Draws one iteration's noise from (streams, arms, d): (agents, ...). None: the rule
         is deterministic.
     """
 
     select: Callable[[Array, Array, Array, float, Array | None], Pair]
-    width: Callable[[int, int, Settings], float] = theory.width
     noise: Callable[[AgentStreams, int, int], Array] | None = None
 
 
@@ -53,7 +50,7 @@ RULES = {
     "maxinp": Rule(maxinp),
     "colstim": Rule(colstim, noise=gumbel_per_arm),
     "maxpairucb": Rule(maxpairucb),
-    "thompson": Rule(thompson, theory.posterior_width, normal_per_draw),
+    "thompson": Rule(thompson, noise=normal_per_draw),
 }
 
 
@@ -113,6 +110,6 @@ class Selector:
     def _prepare(self, t: int, num_agents: int) -> None:
         settings = self._settings
         self._t = t
-        self._width = self._rule.width(t, num_agents, settings)
+        self._width = theory.width(t, num_agents, settings)
         if self._rule.noise is not None:
             self._noise = self._rule.noise(self._streams, settings.num_arms, settings.dimension)

@@ -1,0 +1,182 @@
+"""The duel log against a plain list of iterations."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fldb_flower.duels import DuelLog
+
+AGENTS, D = 3, 2
+
+property_test = settings(deadline=None, derandomize=True, max_examples=100)
+
+
+def numbers_of(t):
+    """Recognisable contents of iteration t: differences, preferences, regret."""
+    differences = np.arange(AGENTS * D).reshape(AGENTS, D) + 100.0 * t
+    return differences, (np.arange(AGENTS) + t) % 2.0, 10.0 * t
+
+
+def play(log, t):
+    differences, preferences, regret = numbers_of(t)
+    row, answers = log.append()
+    row[:] = differences
+    answers[:] = preferences
+    log.add_regret(0.25 * regret)  # the agents come in two chunks
+    log.add_regret(0.75 * regret)
+
+
+def played_log(iterations, *, keep=False):
+    log = DuelLog(AGENTS, D, keep=keep)
+    for t in range(1, iterations + 1):
+        play(log, t)
+    return log
+
+
+def assert_holds(log, *, fresh, everything):
+    """The log holds exactly these iterations, in order."""
+    for (differences, preferences), iterations in (
+        (log.fresh(), fresh),
+        (log.all(), everything),
+    ):
+        rows = [numbers_of(t) for t in iterations]
+        assert differences.shape == (AGENTS * len(rows), D)
+        assert preferences.shape == (AGENTS * len(rows),)
+        assert differences.tolist() == [agent.tolist() for row in rows for agent in row[0]]
+        assert preferences.tolist() == [answer for row in rows for answer in row[1]]
+    assert log.fresh_regrets().tolist() == [10.0 * t for t in fresh]
+
+
+def test_a_new_log_holds_nothing():
+    log = DuelLog(AGENTS, D, keep=False)
+    assert (log.played, log.counted) == (0, 0)
+    assert_holds(log, fresh=[], everything=[])
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_acknowledge_drops_exactly_what_was_counted(keep):
+    log = played_log(5, keep=keep)
+    log.acknowledge(2)
+    assert (log.played, log.counted) == (5, 2)
+    assert_holds(log, fresh=[3, 4, 5], everything=[1, 2, 3, 4, 5] if keep else [3, 4, 5])
+    log.acknowledge(3)
+    assert (log.played, log.counted) == (5, 3)
+    assert_holds(log, fresh=[4, 5], everything=[1, 2, 3, 4, 5] if keep else [4, 5])
+    log.acknowledge(5)
+    assert (log.played, log.counted) == (5, 5)
+    assert_holds(log, fresh=[], everything=[1, 2, 3, 4, 5] if keep else [])
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_acknowledging_again_or_less_changes_nothing(keep):
+    log = played_log(4, keep=keep)
+    for counted in (3, 3, 2, 0, 3):
+        log.acknowledge(counted)
+        assert log.counted == 3
+        assert_holds(log, fresh=[4], everything=[1, 2, 3, 4] if keep else [4])
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_iterations_played_after_an_acknowledgement_are_fresh(keep):
+    log = played_log(3, keep=keep)
+    log.acknowledge(3)
+    play(log, 4)
+    play(log, 5)
+    assert (log.played, log.counted) == (5, 3)
+    assert_holds(log, fresh=[4, 5], everything=[1, 2, 3, 4, 5] if keep else [4, 5])
+
+
+def test_nothing_beyond_what_was_played_can_be_counted():
+    log = played_log(2)
+    log.acknowledge(9)
+    assert (log.played, log.counted) == (2, 2)
+    play(log, 3)
+    assert_holds(log, fresh=[3], everything=[3])
+
+
+def test_the_log_grows_and_starts_every_regret_at_zero():
+    log = played_log(40, keep=True)
+    assert_holds(log, fresh=range(1, 41), everything=range(1, 41))
+    log.append()
+    assert log.fresh_regrets()[-1] == 0.0
+    assert log.fresh_regrets()[:-1].tolist() == [10.0 * t for t in range(1, 41)]
+
+
+def test_a_row_reused_after_dropping_starts_at_regret_zero():
+    log = played_log(4)
+    log.acknowledge(4)
+    log.append()
+    assert log.fresh_regrets().tolist() == [0.0]
+
+
+def test_what_fresh_regrets_returned_does_not_change_afterwards():
+    log = played_log(3)
+    before = log.fresh_regrets()
+    log.acknowledge(2)
+    play(log, 4)
+    assert before.tolist() == [10.0, 20.0, 30.0]
+
+
+def copied(state):
+    return {name: np.array(array) for name, array in state.items()}
+
+
+@property_test
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.just("play"),
+            st.just("save and restore"),
+            st.integers(-1, 6).map(lambda ahead: ("acknowledge", ahead)),
+        ),
+        max_size=40,
+    ),
+    keep=st.booleans(),
+)
+def test_any_sequence_of_steps_equals_a_list(steps, keep):
+    log = DuelLog(AGENTS, D, keep=keep)
+    played, counted = 0, 0  # the model: iterations 1..played, the first `counted` acknowledged
+    for step in steps:
+        if step == "play":
+            played += 1
+            play(log, played)
+        elif step == "save and restore":
+            state = copied(log.state())
+            for array in state.values():
+                array.flags.writeable = False  # as it comes out of a message
+            log = DuelLog(AGENTS, D, keep=keep)
+            log.restore(state)
+        else:
+            target = counted + step[1]
+            log.acknowledge(target)
+            counted = max(counted, min(target, played))
+        assert (log.played, log.counted) == (played, counted)
+        fresh = range(counted + 1, played + 1)
+        assert_holds(log, fresh=fresh, everything=range(1, played + 1) if keep else fresh)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("counted", [0, 2, 5])
+def test_state_and_restore_go_on_identically(keep, counted):
+    log = played_log(5, keep=keep)
+    log.acknowledge(counted)
+    restored = DuelLog(AGENTS, D, keep=keep)
+    restored.restore(copied(log.state()))
+    for each in (log, restored):
+        play(each, 6)
+        each.acknowledge(counted + 1)
+        play(each, 7)
+        fresh = range(counted + 2, 8)
+        assert_holds(each, fresh=fresh, everything=range(1, 8) if keep else fresh)
+
+
+def test_a_state_does_not_hold_on_to_the_log_it_was_restored_into():
+    log = played_log(3)
+    state = copied(log.state())
+    first, second = DuelLog(AGENTS, D, keep=False), DuelLog(AGENTS, D, keep=False)
+    first.restore(state)
+    first.acknowledge(2)
+    play(first, 4)
+    second.restore(state)
+    assert_holds(second, fresh=[1, 2, 3], everything=[1, 2, 3])

@@ -1,0 +1,247 @@
+"""The engines run the same mathematics, whatever carries the exchanges."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import nested
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+
+from fldb_flower.errors import FederationError, OutputError, SettingsError
+from fldb_flower.history import History
+from fldb_flower.settings import from_nested, to_flat
+from simulations.engines import inprocess, vectorized
+from simulations.run import run
+from strategies import make_strategy
+
+SMALL = {"num_agents": 11, "horizon": 23, "num_arms": 4, "dimension": 3, "tau": 3}
+
+
+def settings(**values):
+    return from_nested(nested(**{**SMALL, **values}), "a test")
+
+
+def regret(directory):
+    return pd.read_csv(directory / "regret.csv")
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4, 11])
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random"])
+def test_inprocess_equals_vectorized_for_any_number_of_nodes(tmp_path, algorithm, nodes):
+    run(settings(algorithm=algorithm), tmp_path / "v")
+    one = settings(algorithm=algorithm, engine__name="inprocess", engine__num_nodes=nodes)
+    run(one, tmp_path / "i")
+    expected, got = regret(tmp_path / "v"), regret(tmp_path / "i")
+    np.testing.assert_allclose(got.cumulative_regret, expected.cumulative_regret, rtol=1e-9)
+    assert list(got.exchanges) == list(expected.exchanges)
+
+
+@pytest.mark.parametrize("selection", ["maxinp", "colstim", "maxpairucb", "thompson"])
+def test_selection_rules_agree_across_engines(tmp_path, selection):
+    run(settings(selection=selection), tmp_path / "v")
+    run(
+        settings(selection=selection, engine__name="inprocess", engine__num_nodes=4), tmp_path / "i"
+    )
+    np.testing.assert_allclose(
+        regret(tmp_path / "i").cumulative_regret,
+        regret(tmp_path / "v").cumulative_regret,
+        rtol=1e-9,
+    )
+
+
+def test_movielens_and_heterogeneous_agents_agree_across_engines(tmp_path, ratings):
+    worlds = {
+        "movielens": {"environment__name": "movielens", "environment__path": str(ratings())},
+        "sigma": {"environment__sigma": 0.7},
+    }
+    for name, world in worlds.items():
+        run(settings(**world), tmp_path / name / "v")
+        run(settings(**world, engine__name="inprocess", engine__num_nodes=4), tmp_path / name / "i")
+        np.testing.assert_allclose(
+            regret(tmp_path / name / "i").cumulative_regret,
+            regret(tmp_path / name / "v").cumulative_regret,
+            rtol=1e-9,
+        )
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_same_seed_gives_the_same_bytes(tmp_path, engine):
+    for name in ("a", "b"):
+        run(settings(engine__name=engine), tmp_path / name)
+    first, second = ((tmp_path / name / "regret.csv").read_bytes() for name in ("a", "b"))
+    assert first == second
+    assert first != b""
+
+
+def test_a_run_directory_holds_what_the_contract_says(tmp_path):
+    run(settings(), tmp_path / "run")
+    table = regret(tmp_path / "run")
+    assert list(table.columns) == ["iteration", "cumulative_regret", "exchanges"]
+    assert list(table.iteration) == list(range(1, 24))
+    assert (table.cumulative_regret.diff().dropna() >= 0).all()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["complete"] is True
+    assert summary["final_regret"] == table.cumulative_regret.iloc[-1]
+    assert summary["exchanges"] == table.exchanges.iloc[-1]
+    assert {"config.yaml", "regret.png"} <= {p.name for p in (tmp_path / "run").iterdir()}
+    # tau = 3, T = 23: rounds end at 1 (the first minimiser), 3, 6, ..., 21.
+    assert summary["rounds"] == 8
+    # 11 agents that each send gradient 3 + triangle 6; the first solve sends Hessians too.
+    solve = summary["exchanges"] - 7
+    assert summary["uploaded_bytes"] == 11 * 8 * (7 * 9 + solve * 15)
+    assert summary["downloaded_bytes"] == 11 * 8 * (8 * 12 + (solve - 1) * 3)
+
+
+def test_a_run_never_overwrites_another(tmp_path):
+    run(settings(), tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    for engine in ("vectorized", "inprocess"):
+        with pytest.raises(OutputError, match="already holds a run"):
+            run(settings(seed=1, engine__name=engine), tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_client_modules_import_nothing_heavy():
+    heavy = ("torch", "pandas", "matplotlib", "hydra", "omegaconf", "scipy")
+    code = (
+        "import sys, clients.simulated, fldb_flower.client_app;"
+        f"print([m for m in {heavy!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_vectorized_engine_does_not_import_flower():
+    code = "import sys, simulations.run, simulations.engines.vectorized; print('flwr' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+class FaultyGrid(inprocess.InProcessGrid):
+    """Replies to the n-th message are changed by ``faults[n]``; None loses the reply."""
+
+    def __init__(self, num_nodes, run_config, faults):
+        super().__init__(num_nodes, run_config)
+        self.faults = faults
+        self.delivered = 0
+
+    def deliver(self, message):
+        reply = super().deliver(message)
+        self.delivered += 1
+        fault = self.faults.get(self.delivered)
+        return reply if fault is None else fault(reply)
+
+    def pull_messages(self, message_ids):
+        replies = [reply for reply in super().pull_messages(message_ids) if reply is not None]
+        return reversed(replies)  # the order of arrival must not matter
+
+
+def over(faults, **values):
+    """Run over a faulty grid of 4 nodes; return the history."""
+    chosen = settings(engine__name="inprocess", engine__num_nodes=4, **values)
+    history = History(chosen.horizon)
+    grid = FaultyGrid(4, to_flat(chosen), faults)
+    theta = make_strategy(chosen, history).start(grid)
+    return history, theta
+
+
+def change_vector(change):
+    def fault(reply):
+        (vector,) = reply.content["arrays"].to_numpy_ndarrays()
+        reply.content["arrays"] = ArrayRecord([change(vector)])
+        return reply
+
+    return fault
+
+
+def change_duels(reply):
+    numbers = reply.content["numbers"]
+    numbers["answer"] = [numbers["answer"][0] + 1, *numbers["answer"][1:]]
+    return reply
+
+
+def poisoned(vector):
+    vector = vector.copy()
+    vector[1] = np.nan
+    return vector
+
+
+def indefinite(vector):
+    vector = vector.copy()
+    vector[3] = -1.0  # the first entry of W_new's triangle
+    return vector
+
+
+FAULTS = {
+    "lost": lambda reply: None,
+    "raised": lambda reply: Message(Error(2, "boom"), reply_to=reply),
+    "nan": change_vector(poisoned),
+    "shape": change_vector(lambda vector: vector[:-1]),
+    "dtype": change_vector(lambda vector: vector.astype(np.float32)),
+    "indefinite": change_vector(indefinite),
+    "count": change_duels,
+    "empty": lambda reply: Message(RecordDict({"x": MetricRecord({"y": 1})}), reply_to=reply),
+}
+
+
+def test_the_order_of_replies_changes_nothing():
+    first, theta = over({})
+    chosen = settings()
+    history = History(chosen.horizon)
+    vectorized.run(chosen, history)
+    np.testing.assert_allclose(first.cumulative_regret, history.cumulative_regret, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_bad_reply_is_asked_for_again_and_counts_once(name):
+    clean, theta = over({})
+    history, same = over({2: FAULTS[name], 47: FAULTS[name], 48: FAULTS[name]})
+    np.testing.assert_array_equal(same, theta)
+    np.testing.assert_array_equal(history.cumulative_regret, clean.cumulative_regret)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_with_a_quorum_a_bad_reply_counts_in_a_later_round(name):
+    """The duels of an absent node wait: in the end W and the regret are complete."""
+    clean, _ = over({})
+    # The t = 1 solve asks 4 nodes several times; fault one reply well after it.
+    history, _ = over({4 * clean.exchanges - 6: FAULTS[name]}, quorum=0.75)
+    missed = [row for row in history.participation if row.replied < row.asked]
+    assert len(missed) == 1
+    assert len(missed[0].rejected) == (0 if name == "lost" else 1)
+    # Every agent's regret of every iteration arrived in the end, once.
+    counts = np.zeros(SMALL["horizon"])
+    for first, agents, sums in history._regrets:
+        counts[first - 1 : first - 1 + len(sums)] += agents
+    np.testing.assert_array_equal(counts, SMALL["num_agents"])
+
+
+def test_a_missed_quorum_ends_the_run_with_the_reasons():
+    always = dict.fromkeys(range(1, 10**5, 4), FAULTS["nan"])
+    with pytest.raises(FederationError, match="3 of 4 nodes answered usably.*not finite"):
+        over(always | dict.fromkeys(range(5, 10**5), FAULTS["nan"]), node_wait=0.05)
+
+
+def test_a_node_without_partition_id_is_told_what_to_pass():
+    chosen = settings(engine__name="inprocess", engine__num_nodes=2)
+    grid = inprocess.InProcessGrid(2, to_flat(chosen))
+    grid.contexts[1002].node_config.clear()
+    with pytest.raises(SettingsError, match="--node-config 'partition-id=0 num-partitions=2'"):
+        make_strategy(chosen, History(chosen.horizon)).start(grid)
+
+
+def test_more_nodes_than_agents_is_refused():
+    chosen = settings(num_agents=2)
+    grid = inprocess.InProcessGrid(3, to_flat(chosen))
+    with pytest.raises(FederationError, match="3 nodes for num-agents=2"):
+        make_strategy(chosen, History(chosen.horizon)).start(grid)
+
+
+def test_nodes_that_never_come_are_not_waited_for_for_ever():
+    chosen = settings(node_wait=0.05)
+    grid = inprocess.InProcessGrid(0, to_flat(chosen))
+    with pytest.raises(FederationError, match="0 nodes connected within node-wait=0.05 s"):
+        make_strategy(chosen, History(chosen.horizon)).start(grid)

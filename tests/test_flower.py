@@ -1,0 +1,110 @@
+"""The real thing: `flwr run` on Ray, in a home and on ports of its own."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import nested
+
+from fldb_flower.settings import from_nested
+from simulations.run import run
+
+ROOT = Path(__file__).parent.parent
+SMALL = {"num_agents": 100, "horizon": 12, "num_arms": 4, "dimension": 3, "tau": 3}
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def processes_of(home):
+    """Return the ids of processes that were started with this FLWR_HOME."""
+    wanted = f"FLWR_HOME={home}".encode()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                yield int(entry.name)
+        except OSError:
+            continue  # it ended, or is not ours
+
+
+@pytest.fixture(scope="module")
+def flwr(tmp_path_factory):
+    """Run `flwr run` with a SuperLink that this module starts and stops."""
+    home = tmp_path_factory.mktemp("flwr")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
+    }
+
+    def start(config, *options):
+        return subprocess.run(
+            [shutil.which("flwr", path=environment["PATH"]), "run", str(ROOT), "--stream"]
+            + ["--run-config", config, *options],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=300,
+        )
+
+    yield start
+    for pid in processes_of(home):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + 20
+    while list(processes_of(home)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in processes_of(home):
+        os.kill(pid, signal.SIGKILL)
+
+
+def spell(output, **values):
+    config = {**SMALL, **values}
+    pairs = [f"{name.replace('_', '-')}={value!r}" for name, value in config.items()]
+    return " ".join([*pairs, f"output-dir='{output}'"])
+
+
+@pytest.mark.parametrize(("nodes", "algorithm"), [(2, "fldb_ogd"), (4, "fldb_ons"), (100, "fldb_ogd")])
+def test_flwr_run_equals_vectorized(flwr, tmp_path, nodes, algorithm):
+    options = ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
+    done = flwr(spell(tmp_path / "f", algorithm=algorithm), *options)
+    assert (tmp_path / "f" / "summary.json").exists(), done.stdout
+    run(from_nested(nested(**SMALL, algorithm=algorithm), "a test"), tmp_path / "v")
+    expected, got = (pd.read_csv(tmp_path / name / "regret.csv") for name in ("v", "f"))
+    np.testing.assert_allclose(got.cumulative_regret, expected.cumulative_regret, rtol=1e-9)
+    summary = json.loads((tmp_path / "f" / "summary.json").read_text())
+    assert summary["engine"] == "flower"
+    assert summary["participation"] == 1.0
+    # It said how it went, and where the plot is.
+    assert f"{nodes} nodes" in done.stdout
+    assert "final regret" in done.stdout
+    assert str(tmp_path / "f" / "regret.png") in done.stdout
+
+
+def test_movielens_through_flwr_run(flwr, tmp_path, ratings):
+    world = {"environment": "movielens", "environment_path": str(ratings()), "num_agents": 180}
+    done = flwr(spell(tmp_path / "f", **world))
+    assert (tmp_path / "f" / "summary.json").exists(), done.stdout
+
+
+def test_a_mistake_is_one_line_without_a_stack_trace(flwr, tmp_path):
+    done = flwr(spell(tmp_path / "f", tau=0))
+    text = done.stdout + done.stderr
+    assert "the run failed: tau=0 (from Flower's run config): must be at least 1" in text
+    assert "Traceback" not in text
+    assert not (tmp_path / "f").exists()

@@ -1,0 +1,242 @@
+"""The BTL model against SciPy, finite differences, autograd and numbers worked by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import approx_fprime, check_grad
+from scipy.special import expit, log_expit
+
+from fldb_flower import preference
+
+N, D = 7, 3
+
+property_test = settings(deadline=None, derandomize=True, max_examples=60)
+
+
+def some_duels(seed=0, scale=1.0, n=N, d=D):
+    rng = np.random.default_rng(seed)
+    theta = rng.standard_normal(d) * scale
+    return theta, rng.standard_normal((n, d)), rng.choice([0.0, 0.5, 1.0], n)
+
+
+def expected_loss(theta, differences, preferences):
+    """Cross-entropy as the text states it: y log mu(z) + (1 - y) log mu(-z), duel by duel."""
+    total = 0.0
+    for difference, y in zip(differences, preferences, strict=True):
+        z = float(np.dot(difference, theta))
+        total -= y * log_expit(z) + (1.0 - y) * log_expit(-z)
+    return total
+
+
+def test_one_duel_worked_by_hand():
+    # d = 2, one duel: z = log(3), mu = 3/4, mu' = 3/16; the second arm won (y = 0).
+    theta, difference, lost = np.array([math.log(3), 5.0]), np.array([[1.0, 0.0]]), np.array([0.0])
+    assert preference.loss(theta, difference, lost) == pytest.approx(math.log(4), rel=1e-15)
+    assert preference.loss(theta, difference, 1 - lost) == pytest.approx(math.log(4 / 3), rel=1e-15)
+    np.testing.assert_allclose(preference.gradient(theta, difference, lost), [0.75, 0], atol=1e-15)
+    np.testing.assert_allclose(
+        preference.gradient(theta, difference, 1 - lost), [-0.25, 0], atol=1e-15
+    )
+    np.testing.assert_allclose(preference.curvature(theta, difference), [3 / 16], rtol=1e-15)
+    np.testing.assert_allclose(
+        preference.hessian(theta, difference), [[3 / 16, 0], [0, 0]], atol=1e-15
+    )
+
+
+def test_statistics_are_sums_over_duels_not_means():
+    theta, differences, preferences = some_duels()
+    twice = np.concatenate([differences, differences]), np.concatenate([preferences] * 2)
+    for statistic in (preference.loss, preference.gradient):
+        once = statistic(theta, differences, preferences)
+        np.testing.assert_allclose(statistic(theta, *twice), 2 * once, rtol=1e-13)
+    for statistic in (lambda x: preference.hessian(theta, x), preference.information):
+        np.testing.assert_allclose(statistic(twice[0]), 2 * statistic(differences), rtol=1e-13)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_loss_equals_scipy(seed, scale):
+    theta, differences, preferences = some_duels(seed, scale)
+    assert preference.loss(theta, differences, preferences) == pytest.approx(
+        expected_loss(theta, differences, preferences), rel=1e-13
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gradient_and_hessian_against_finite_differences(seed):
+    theta, differences, preferences = some_duels(seed)
+    error = check_grad(
+        preference.loss, preference.gradient, theta, differences, preferences, seed=seed
+    )
+    assert error < 1e-6
+    jacobian = approx_fprime(theta, preference.gradient, 1e-7, differences, preferences)
+    np.testing.assert_allclose(preference.hessian(theta, differences), jacobian, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gradient_and_hessian_against_autograd(seed):
+    torch = pytest.importorskip("torch", reason="autograd needs the torch extra")
+    theta, differences, preferences = (
+        torch.tensor(array, dtype=torch.float64) for array in some_duels(seed)
+    )
+
+    def reference(point):
+        return torch.nn.functional.binary_cross_entropy_with_logits(
+            differences @ point, preferences, reduction="sum"
+        )
+
+    gradient = torch.autograd.functional.jacobian(reference, theta)
+    hessian = torch.autograd.functional.hessian(reference, theta)
+    arrays = [tensor.numpy() for tensor in (theta, differences, preferences)]
+    assert preference.loss(*arrays) == pytest.approx(float(reference(theta)), rel=1e-13)
+    np.testing.assert_allclose(preference.gradient(*arrays), gradient.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(preference.hessian(*arrays[:2]), hessian.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_torch_tensors_give_the_same_as_numpy(seed):
+    torch = pytest.importorskip("torch", reason="compares with the torch extra's tensors")
+    arrays = some_duels(seed)
+    theta, differences, preferences = (torch.tensor(array) for array in arrays)
+    pairs = {
+        "logistic": (
+            preference.logistic(differences @ theta),
+            preference.logistic(arrays[1] @ arrays[0]),
+        ),
+        "loss": (preference.loss(theta, differences, preferences), preference.loss(*arrays)),
+        "gradient": (
+            preference.gradient(theta, differences, preferences),
+            preference.gradient(*arrays),
+        ),
+        "curvature": (
+            preference.curvature(theta, differences),
+            preference.curvature(*arrays[:2]),
+        ),
+        "hessian": (preference.hessian(theta, differences), preference.hessian(*arrays[:2])),
+        "information": (preference.information(differences), preference.information(arrays[1])),
+    }
+    for name, (tensor, array) in pairs.items():
+        assert isinstance(tensor, torch.Tensor), name
+        assert tensor.dtype == torch.float64, name
+        np.testing.assert_allclose(tensor.numpy(), array, rtol=1e-13, err_msg=name)
+
+
+def test_torch_gradient_flows_through_the_loss():
+    torch = pytest.importorskip("torch", reason="autograd needs the torch extra")
+    arrays = some_duels(4)
+    theta, differences, preferences = (torch.tensor(array) for array in arrays)
+    theta.requires_grad_(True)
+    preference.loss(theta, differences, preferences).backward()
+    np.testing.assert_allclose(theta.grad.numpy(), preference.gradient(*arrays), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("z", "y", "loss", "slope"),
+    [
+        # log(1 + exp(z)) - y z for |z| = 1e4, where exp(z) overflows a float.
+        (1e4, 1.0, 0.0, 0.0),
+        (1e4, 0.0, 1e4, 1.0),
+        (1e4, 0.5, 5e3, 0.5),
+        (-1e4, 1.0, 1e4, -1.0),
+        (-1e4, 0.0, 0.0, 0.0),
+        (-1e4, 0.5, 5e3, -0.5),
+    ],
+)
+def test_finite_and_exact_at_extreme_logits(z, y, loss, slope):
+    theta, difference, answer = np.array([z / 4, 7.0]), np.array([[4.0, 0.0]]), np.array([y])
+    assert float(preference.loss(theta, difference, answer)) == loss
+    assert preference.gradient(theta, difference, answer).tolist() == [4.0 * slope, 0.0]
+    assert preference.curvature(theta, difference).tolist() == [0.0]
+    assert preference.hessian(theta, difference).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_extreme_logits_in_torch_too():
+    torch = pytest.importorskip("torch", reason="compares with the torch extra's tensors")
+    theta = torch.tensor([2.5e3, 7.0], dtype=torch.float64)
+    differences = torch.tensor([[4.0, 0.0], [-4.0, 0.0]], dtype=torch.float64)
+    won = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    assert float(preference.loss(theta, differences, won)) == 1e4
+    assert preference.gradient(theta, differences, won).tolist() == [4.0, 0.0]
+
+
+@property_test
+@given(z=st.floats(-1e4, 1e4))
+def test_logistic_equals_scipy_and_is_symmetric(z):
+    mu = float(preference.logistic(np.array(z)))
+    assert mu == pytest.approx(float(expit(z)), abs=2e-16)
+    assert mu + float(preference.logistic(np.array(-z))) == pytest.approx(1.0, abs=2e-16)
+
+
+@property_test
+@given(z=st.floats(-700, 700))
+def test_tail_of_the_loss_keeps_relative_accuracy(z):
+    # exp(-|z|) must survive beside 1, where log(1 + exp(-|z|)) without log1p would lose it.
+    won = float(preference.loss(np.array([z]), np.ones((1, 1)), np.ones(1)))
+    assert won == pytest.approx(-float(log_expit(z)), rel=1e-12, abs=1e-13)
+    if z > 0:
+        lost = float(preference.loss(np.array([-z]), np.ones((1, 1)), np.zeros(1)))
+        assert lost == pytest.approx(math.log1p(math.exp(-z)), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tie_counts_as_half_a_win_each(seed):
+    theta, differences, _ = some_duels(seed)
+    tie, win, defeat = (np.full(N, y) for y in (0.5, 1.0, 0.0))
+    for statistic in (preference.loss, preference.gradient):
+        halves = statistic(theta, differences, win) + statistic(theta, differences, defeat)
+        np.testing.assert_allclose(statistic(theta, differences, tie), halves / 2, rtol=1e-13)
+    # A tie does not depend on which arm was shown first.
+    assert preference.loss(theta, -differences, tie) == pytest.approx(
+        float(preference.loss(theta, differences, tie)), rel=1e-13
+    )
+
+
+def test_ties_alone_are_minimised_by_indifference():
+    _, differences, _ = some_duels(1)
+    ties = np.full(N, 0.5)
+    np.testing.assert_allclose(preference.gradient(np.zeros(D), differences, ties), 0, atol=1e-16)
+
+
+@property_test
+@given(seed=st.integers(0, 10**6))
+def test_swapping_the_arms_and_the_answer_changes_nothing(seed):
+    theta, differences, preferences = some_duels(seed)
+    assert preference.loss(theta, -differences, 1 - preferences) == pytest.approx(
+        float(preference.loss(theta, differences, preferences)), rel=1e-12
+    )
+    np.testing.assert_allclose(
+        preference.gradient(theta, -differences, 1 - preferences),
+        preference.gradient(theta, differences, preferences),
+        rtol=1e-12,
+        atol=1e-12,
+    )
+
+
+@property_test
+@given(seed=st.integers(0, 10**6))
+def test_hessian_is_the_weighted_sum_of_outer_products(seed):
+    theta, differences, _ = some_duels(seed)
+    expected = np.zeros((D, D))
+    unweighted = np.zeros((D, D))
+    for row in differences:
+        mu = expit(row @ theta)
+        expected += mu * (1 - mu) * np.outer(row, row)
+        unweighted += np.outer(row, row)
+    np.testing.assert_allclose(preference.hessian(theta, differences), expected, atol=1e-13)
+    np.testing.assert_allclose(preference.information(differences), unweighted, atol=1e-13)
+    # mu' <= 1/4, with equality at theta = 0.
+    np.testing.assert_allclose(
+        preference.hessian(np.zeros(D), differences), unweighted / 4, atol=1e-13
+    )
+    assert np.linalg.eigvalsh(unweighted / 4 - expected)[0] > -1e-13
+
+
+def test_no_duels_are_no_statistics():
+    nothing, theta = np.empty((0, D)), np.ones(D)
+    assert float(preference.loss(theta, nothing, np.empty(0))) == 0.0
+    assert preference.gradient(theta, nothing, np.empty(0)).tolist() == [0.0] * D
+    assert preference.hessian(theta, nothing).tolist() == [[0.0] * D] * D
+    assert preference.information(nothing).tolist() == [[0.0] * D] * D

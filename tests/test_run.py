@@ -1,0 +1,101 @@
+"""`python -m simulations.run` as its users call it: a process, its exit status, its output."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def call(*arguments, cwd=ROOT):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "simulations.run", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        timeout=120,
+    )
+
+
+BAD = {
+    "tua=3": "tua (from the command line): there is no such setting; did you mean tau?",
+    "environment.sgima=1": "did you mean environment.sigma?",
+    "tau=0": "tau=0 (from the command line or conf/): must be at least 1",
+    "tau=1.5": "must be a whole number, at least 1",
+    "num_arms=1": "must be at least 2 (a duel needs two arms)",
+    "lambda=-1": "must be above 0",
+    "alpha=0": "must be above 0",
+    "num_agents=many": "must be a whole number",
+    "algorithm=fldb-odg": "must be one of fldb_gd, fldb_ogd",
+    "tau=[1": "from the command line",
+    "environment=movielens": "name the MovieLens ratings that you downloaded",
+    "environment=movielens environment.path=x dimension=21": "must be at most 20 for MovieLens",
+    "environment=movielens environment.path=/no/such": "/no/such",
+    "engine=inprocess engine.num_nodes=7 num_agents=6": "must be at most num_agents=6",
+    "hydra.run.dir=/proc/nowhere/x": "/proc/nowhere",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_bad_input_ends_in_one_clear_line(arguments, tmp_path):
+    where = () if "hydra.run.dir" in arguments else (f"hydra.run.dir={tmp_path / 'run'}",)
+    done = call(*arguments.split(), *where)
+    assert done.returncode == 1
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: ")
+    assert BAD[arguments] in lines[0]
+    assert done.stdout == ""
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_truncated_ratings_and_too_few_users(tmp_path, ratings):
+    whole = ratings()
+    for name, text, reason in (
+        ("cut", whole.read_text()[:-8] + "\n", "line"),
+        ("few", "1\t1\t5\t0\n2\t1\t5\t0\n", "200"),
+    ):
+        path = tmp_path / f"{name}.data"
+        path.write_text(text)
+        done = call(
+            "environment=movielens", f"environment.path={path}", f"hydra.run.dir={tmp_path / name}"
+        )
+        assert done.returncode == 1
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        assert str(path) in done.stderr
+        assert reason in done.stderr
+
+
+def test_a_directory_that_holds_a_run_is_refused(tmp_path):
+    arguments = ("num_agents=5", "horizon=10", f"hydra.run.dir={tmp_path / 'run'}")
+    assert call(*arguments).returncode == 0
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    done = call(*arguments)
+    assert done.returncode == 1
+    assert "already holds a run" in done.stderr
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+
+
+def test_runs_without_a_directory_get_one_each(tmp_path):
+    for _ in range(2):
+        done = call("num_agents=5", "horizon=10", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "final regret" in done.stdout
+    assert len(list(tmp_path.glob("outputs/*/*/summary.json"))) == 2
+
+
+def test_sweep_runs_every_job_and_names_the_one_that_fails(tmp_path):
+    done = call(
+        "-m", "tau=1,0,2", "num_agents=5", "horizon=10", f"hydra.sweep.dir={tmp_path}"
+    )
+    assert done.returncode == 1
+    assert "job" in done.stderr
+    assert "tau=0" in done.stderr
+    finished = sorted(tmp_path.glob("*/summary.json"))
+    assert [json.loads(path.read_text())["tau"] for path in finished] == [1, 2]

@@ -1,0 +1,518 @@
+"""Selection rules against slow reimplementations in plain loops."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from fldb_flower import selection, theory
+from fldb_flower.policies import make_policy
+from fldb_flower.selection import RULES, Selector, norms, pick, rewards, tie_breaks, whiten
+from fldb_flower.settings import SELECTIONS, Settings
+from fldb_flower.streams import AgentStreams
+
+N, K, D = 6, 5, 3
+DETERMINISTIC = [name for name, rule in RULES.items() if rule.noise is None]
+RANDOM = [name for name, rule in RULES.items() if rule.noise is not None]
+WIDTHS = (0.0, 0.3, 2.0, 30.0)
+
+
+@dataclasses.dataclass
+class Case:
+    features: np.ndarray
+    theta: np.ndarray
+    information: np.ndarray
+    noise: np.ndarray | None
+
+    def of_agent(self, agent):
+        """One agent's arms, theta, W and noise."""
+        own = self.theta.ndim == 2
+        return (
+            self.features[agent],
+            self.theta[agent] if own else self.theta,
+            self.information[agent] if own else self.information,
+            None if self.noise is None else self.noise[agent],
+        )
+
+    def select(self, name, width):
+        return RULES[name].select(
+            self.features, self.theta, whiten(self.information), width, self.noise
+        )
+
+
+def make_case(name, seed, *, own, agents=N, arms=K, d=D):
+    rng = np.random.default_rng(seed)
+    lead = (agents,) if own else ()
+    duels = rng.normal(size=(*lead, 7, d))
+    information = np.swapaxes(duels, -1, -2) @ duels + 0.1 * np.eye(d)
+    draw = RULES[name].noise
+    return Case(
+        features=rng.normal(size=(agents, arms, d)),
+        theta=rng.normal(size=(*lead, d)),
+        information=information,
+        noise=None if draw is None else draw(AgentStreams(seed, range(agents)), arms, d),
+    )
+
+
+# Brute force: one agent, loops, an explicit inverse; Python's max takes the first maximum.
+
+
+def slow_norm(x, information):
+    return math.sqrt(max(0.0, x @ np.linalg.inv(information) @ x))
+
+
+def slow_argmax(scores):
+    return max(range(len(scores)), key=lambda arm: scores[arm])
+
+
+def slow_challenger(arms, theta, information, width, first):
+    return slow_argmax(
+        [theta @ (x - arms[first]) + width * slow_norm(x - arms[first], information) for x in arms]
+    )
+
+
+def slow_ucb(arms, theta, information, width, noise):
+    first = slow_argmax([theta @ x for x in arms])
+    return first, slow_challenger(arms, theta, information, width, first)
+
+
+def slow_colstim(arms, theta, information, width, noise):
+    perturbed = []
+    for x, draw in zip(arms, noise, strict=True):
+        eps = min(width, max(-width, draw))
+        perturbed.append(theta @ x + eps * slow_norm(x, information))
+    first = slow_argmax(perturbed)
+    return first, slow_challenger(arms, theta, information, width, first)
+
+
+def slow_maxpairucb(arms, theta, information, width, noise):
+    best, pair = -math.inf, None
+    for i, x in enumerate(arms):
+        for j, other in enumerate(arms):
+            score = theta @ (x + other) + width * slow_norm(x - other, information)
+            if score > best + 1e-9:
+                best, pair = score, (i, j)
+    return pair
+
+
+def slow_maxinp(arms, theta, information, width, noise):
+    candidates = [
+        i
+        for i, x in enumerate(arms)
+        if all(
+            theta @ (x - other) + width * slow_norm(x - other, information) > 0
+            for j, other in enumerate(arms)
+            if j != i
+        )
+    ]
+    best, pair = -math.inf, None
+    for i in candidates:
+        for j in candidates:
+            score = slow_norm(arms[i] - arms[j], information)
+            if score > best + 1e-9:
+                best, pair = score, (i, j)
+    return pair
+
+
+def slow_thompson(arms, theta, information, width, noise):
+    root = np.linalg.inv(np.linalg.cholesky(information).T)
+    chosen = []
+    for draw in noise:
+        sampled = theta + width * root @ draw
+        chosen.append(slow_argmax([sampled @ x for x in arms]))
+    return tuple(chosen)
+
+
+SLOW = {
+    "ucb": slow_ucb,
+    "maxinp": slow_maxinp,
+    "colstim": slow_colstim,
+    "maxpairucb": slow_maxpairucb,
+    "thompson": slow_thompson,
+}
+
+
+def test_the_table_is_the_setting():
+    assert tuple(RULES) == SELECTIONS
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", RULES)
+def test_rule_equals_brute_force(name, own):
+    seen = set()
+    for seed in range(20):
+        for width in WIDTHS:
+            case = make_case(name, seed, own=own)
+            first, second = case.select(name, width)
+            assert first.shape == second.shape == (N,)
+            for agent in range(N):
+                arms, theta, information, noise = case.of_agent(agent)
+                right = SLOW[name](arms, theta, information, width, noise)
+                assert (first[agent], second[agent]) == right
+                seen.add(right)
+    assert len(seen) >= K * (K + 1) // 2  # the cases exercise the rule
+
+
+@pytest.mark.parametrize("arms", [2, 3, 11])
+@pytest.mark.parametrize("d", [1, 4])
+@pytest.mark.parametrize("name", RULES)
+def test_other_sizes_equal_brute_force(name, d, arms):
+    case = make_case(name, 7, own=False, agents=13, arms=arms, d=d)
+    first, second = case.select(name, 1.0)
+    for agent in range(13):
+        assert (first[agent], second[agent]) == SLOW[name](
+            *case.of_agent(agent)[:3], 1.0, case.of_agent(agent)[3]
+        )
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_shared_parameters_equal_the_same_for_each_agent(name):
+    shared = make_case(name, 3, own=False)
+    copies = dataclasses.replace(
+        shared,
+        theta=np.tile(shared.theta, (N, 1)),
+        information=np.tile(shared.information, (N, 1, 1)),
+    )
+    np.testing.assert_array_equal(shared.select(name, 1.0), copies.select(name, 1.0))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_norms_and_rewards_equal_explicit_inverse(own):
+    case = make_case("ucb", 0, own=own)
+    size = norms(case.features, whiten(case.information))
+    predicted = rewards(case.features, case.theta)
+    for agent in range(N):
+        arms, theta, information, _ = case.of_agent(agent)
+        for arm, x in enumerate(arms):
+            assert size[agent, arm] == pytest.approx(slow_norm(x, information), rel=1e-12)
+            assert predicted[agent, arm] == pytest.approx(theta @ x, rel=1e-12)
+
+
+def test_norms_by_hand():
+    whitener = whiten(np.array([[4.0, 0.0], [0.0, 9.0]]))
+    vectors = np.array([[[2.0, 0.0], [0.0, 3.0], [2.0, 3.0], [0.0, 0.0]]])
+    np.testing.assert_allclose(norms(vectors, whitener), [[1.0, 1.0, math.sqrt(2.0), 0.0]])
+
+
+def test_norms_of_an_ill_conditioned_information_matrix():
+    """As at the start: one direction explored a million times, another never."""
+    information = np.diag([1e12, 1.0, 1e-6])
+    size = norms(np.eye(3)[None], whiten(information))
+    np.testing.assert_allclose(size, [[1e-6, 1.0, 1e3]], rtol=1e-14)
+
+
+def test_whitener_squares_to_the_inverse():
+    information = make_case("ucb", 1, own=True).information
+    whitener = whiten(information)
+    np.testing.assert_allclose(
+        whitener @ np.swapaxes(whitener, 1, 2), np.linalg.inv(information), rtol=1e-10, atol=1e-12
+    )
+
+
+def test_pick_takes_one_arm_of_each_agent():
+    values = np.arange(24).reshape(2, 4, 3)
+    np.testing.assert_array_equal(pick(values, np.array([3, 1])), [values[0, 3], values[1, 1]])
+    np.testing.assert_array_equal(pick(values[..., 0], np.array([3, 1])), [9, 15])
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", RULES)
+def test_torch_equals_numpy(name, own):
+    torch = pytest.importorskip("torch")
+    case = make_case(name, 5, own=own)
+    tensors = [torch.asarray(array) for array in (case.features, case.theta, case.information)]
+    noise = None if case.noise is None else torch.asarray(case.noise)
+    features, theta, information = tensors
+    first, second = RULES[name].select(features, theta, whiten(information), 0.7, noise)
+    assert isinstance(first, torch.Tensor)
+    np.testing.assert_array_equal((first.numpy(), second.numpy()), case.select(name, 0.7))
+    np.testing.assert_array_equal(features.numpy(), case.features)  # inputs are left alone
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_inputs_are_left_alone(name):
+    case = make_case(name, 5, own=True)
+    before = [array.copy() for array in (case.features, case.theta, case.information)]
+    noise = None if case.noise is None else case.noise.copy()
+    case.select(name, 1.0)
+    for array, copy in zip((case.features, case.theta, case.information), before, strict=True):
+        np.testing.assert_array_equal(array, copy)
+    if noise is not None:
+        np.testing.assert_array_equal(case.noise, noise)
+
+
+# Ties
+
+
+@pytest.mark.parametrize("width", [0.0, 1.0])
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_equal_arms_give_the_lowest_numbers(name, width):
+    case = make_case(name, 0, own=False)
+    case.features[:] = case.features[:, :1]
+    np.testing.assert_array_equal(case.select(name, width), np.zeros((2, N)))
+
+
+@pytest.mark.parametrize("name", ["ucb", "maxinp", "maxpairucb"])
+def test_duplicates_do_not_change_what_is_selected(name):
+    """Doubling the arms leaves the pair, at its lowest numbers."""
+    for seed in range(20):
+        case = make_case(name, seed, own=False)
+        doubled = dataclasses.replace(case, features=np.concatenate([case.features] * 2, axis=1))
+        np.testing.assert_array_equal(doubled.select(name, 1.0), case.select(name, 1.0))
+
+
+def test_maxinp_keeps_two_equal_best_arms():
+    """The source's strict inequality would leave no candidate."""
+    features = np.array([[[0.0, 0.0], [1.0, 0.0], [1.0, 0.0]]])
+    first, second = selection.maxinp(features, np.array([1.0, 0.0]), np.eye(2), 0.1)
+    assert (first[0], second[0]) == (1, 1)
+
+
+def test_maxinp_with_a_sole_candidate():
+    features = np.array([[[0.0, 0.0], [5.0, 0.0], [1.0, 0.0]]])
+    first, second = selection.maxinp(features, np.array([1.0, 0.0]), np.eye(2), 0.1)
+    assert (first[0], second[0]) == (1, 1)
+
+
+def test_tied_pairs_are_lexicographic():
+    """Corners of a square: both diagonals are longest, and the rewards are all 0."""
+    corners = np.array([[[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0]]])
+    for order, right in (([0, 1, 2, 3], (0, 2)), ([0, 1, 3, 2], (0, 3)), ([2, 0, 1, 3], (0, 1))):
+        for rule in (selection.maxinp, selection.maxpairucb):
+            first, second = rule(corners[:, order], np.zeros(2), np.eye(2), 1.0)
+            assert (first[0], second[0]) == right
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_rounding_does_not_decide_ties(name):
+    """Exact ties in exact arithmetic, whose sums round differently in another basis."""
+    lattice = np.array(list(np.ndindex(3, 3, 3)), dtype=float)[None] - 1.0
+    theta = np.array([1.0, 1.0, 1.0])
+    right = RULES[name].select(lattice, theta, np.eye(3), 1.0, None)
+    for seed in range(20):
+        turn = stats.ortho_group.rvs(3, random_state=seed)
+        # In the turned basis theta and W = I turn along: all scores are the same.
+        turned = RULES[name].select(lattice @ turn, theta @ turn, np.eye(3), 1.0, None)
+        np.testing.assert_array_equal(turned, right)
+
+
+@given(arrays(np.float64, (2, 4, 3), elements=st.integers(-2, 2).map(float)), st.integers(0, 3))
+def test_small_integers_equal_brute_force(features, width):
+    """Many ties. With W = I/4, theta and width whole, equal scores are found equal by loops too."""
+    theta, information = np.array([1.0, 0.0, -1.0]), np.eye(3) / 4
+    first, second = selection.maxpairucb(features, theta, whiten(information), float(width))
+    for agent in range(2):
+        right = slow_maxpairucb(features[agent], theta, information, float(width), None)
+        assert (first[agent], second[agent]) == right
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_feature_that_is_no_number_is_refused(name, own, bad):
+    case = make_case(name, 0, own=own)
+    case.features[2, 1, 0] = bad
+    with pytest.raises(FloatingPointError, match="not a finite number"):
+        case.select(name, 1.0)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", RULES)
+def test_a_theta_that_is_no_number_is_refused(name, own):
+    case = make_case(name, 0, own=own)
+    case.theta[..., 0] = math.nan
+    with pytest.raises(FloatingPointError):
+        case.select(name, 1.0)
+
+
+def test_tie_breaks_are_small_and_rise():
+    case = make_case("ucb", 0, own=False)
+    breaks = tie_breaks(case.features, case.theta, whiten(case.information), 1.0)
+    assert breaks[0] == 0.0
+    assert (np.diff(breaks) > 0).all()
+    assert breaks[-1] < 1e-10
+
+
+# Randomness
+
+
+def test_without_width_random_rules_are_greedy():
+    for name in RANDOM:
+        case = make_case(name, 2, own=False)
+        best = rewards(case.features, case.theta).argmax(axis=1)
+        np.testing.assert_array_equal(case.select(name, 0.0), (best, best))
+
+
+def test_thompson_draws_have_the_documented_distribution():
+    """Arms +-e_k tell the sign of a draw's coordinates; many agents are many draws."""
+    draws, width = 40_000, 1.7
+    information = np.array([[3.0, 1.0, 0.5], [1.0, 2.0, -0.4], [0.5, -0.4, 1.0]])
+    theta = np.array([0.4, -0.2, 0.1])
+    covariance = width**2 * np.linalg.inv(information)
+    noise = selection.selector.normal_per_draw(AgentStreams(0, range(draws)), 2, 3)
+    for direction in (*np.eye(3), np.array([1.0, -2.0, 0.5])):
+        arms = np.tile(np.stack([direction, -direction]), (draws, 1, 1))
+        chosen = selection.thompson(arms, theta, whiten(information), width, noise)
+        deviation = math.sqrt(direction @ covariance @ direction)
+        right = stats.norm.cdf(theta @ direction / deviation)
+        for arm in chosen:
+            share = (arm == 0).mean()
+            assert share == pytest.approx(right, abs=4.5 * math.sqrt(0.25 / draws))
+        both = ((chosen[0] == 0) & (chosen[1] == 0)).mean()  # the two draws are independent
+        assert both == pytest.approx(right**2, abs=4.5 * math.sqrt(0.25 / draws))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_thompson_samples_have_mean_theta_and_covariance_of_the_inverse(own):
+    """A whole sphere of arms shows where each sampled theta points."""
+    draws = 20_000
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(draws, 2, 2))
+    information = np.array([[2.0, 0.8], [0.8, 1.0]])
+    theta, width = np.array([0.3, -0.5]), 0.9
+    angles = np.linspace(0, 2 * np.pi, 64, endpoint=False)
+    arms = np.broadcast_to(np.stack([np.cos(angles), np.sin(angles)], axis=1), (draws, 64, 2))
+    whitener = whiten(information)
+    if own:
+        theta, whitener = np.tile(theta, (draws, 1)), np.tile(whitener, (draws, 1, 1))
+    first, second = selection.thompson(arms, theta, whitener, width, noise)
+    right = rng.multivariate_normal([0.3, -0.5], width**2 * np.linalg.inv(information), 200_000)
+    nearest = np.rint(np.arctan2(right[:, 1], right[:, 0]) / (2 * np.pi / 64)).astype(int) % 64
+    expected = np.bincount(nearest, minlength=64) / len(nearest)
+    for chosen in (first, second):
+        shares = np.bincount(chosen, minlength=64) / draws
+        error = np.sqrt(expected * (1 / draws + 1 / len(nearest)))
+        assert (np.abs(shares - expected) < 5 * error + 1e-4).all()
+
+
+def test_gumbel_noise_is_gumbel():
+    noise = selection.selector.gumbel_per_arm(AgentStreams(0, range(2000)), 10, 3)
+    assert noise.shape == (2000, 10)
+    assert stats.kstest(noise.ravel(), "gumbel_r").pvalue > 1e-3
+
+
+def test_gumbel_noise_is_finite_at_both_ends():
+    class Ends(AgentStreams):
+        def random(self, name, iterations, *shape):
+            return np.array([[[0.0, 1.0 - 2.0**-53]]])
+
+    assert np.isfinite(selection.selector.gumbel_per_arm(Ends(0, range(1)), 2, 3)).all()
+
+
+def test_colstim_cuts_the_noise_off_at_the_width():
+    features = np.array([[[1.0], [2.0]]])
+    for draw, right in ((1e9, 0), (-1e9, 1)):
+        noise = np.array([[draw, 0.0]])
+        # 0.5 + eps against 1.0, with eps cut off at +-width
+        assert selection.colstim(features, np.array([0.5]), np.eye(1), 0.6, noise)[0][0] == right
+        assert selection.colstim(features, np.array([0.5]), np.eye(1), 0.4, noise)[0][0] == 1
+
+
+# The selector
+
+
+def make_settings(name, **changes):
+    return Settings(num_agents=10, num_arms=K, dimension=D, selection=name, **changes)
+
+
+def features_of(iterations):
+    return np.random.default_rng(9).normal(size=(iterations, 10, K, D))
+
+
+def select_all(name, blocks, chunks, *, own=False, iterations=4):
+    """Select for 10 agents, divided into blocks and those into chunks."""
+    settings = make_settings(name)
+    case = make_case("ucb", 1, own=own, agents=10)
+    whitener = whiten(case.information)
+    contexts = features_of(iterations)
+    chosen = []
+    for block in blocks:
+        selector = Selector(settings, AgentStreams(settings.seed, block))
+        rows = []
+        for t in range(1, iterations + 1):
+            pairs = []
+            for chunk in chunks:
+                agents = np.array(block)[chunk]
+                if len(agents):
+                    theta = case.theta[agents] if own else case.theta
+                    root = whitener[agents] if own else whitener
+                    features = contexts[t - 1, agents]
+                    pairs.append(selector.select(t, chunk, features, theta, root, 10))
+            rows.append(np.concatenate(pairs, axis=1))
+        chosen.append(np.stack(rows))
+    return np.concatenate(chosen, axis=2)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", RULES)
+def test_blocks_and_chunks_do_not_matter(name, own):
+    whole = select_all(name, [range(10)], [slice(0, 10)], own=own)
+    two = select_all(name, [range(4), range(4, 10)], [slice(0, 10)], own=own)
+    chunked = select_all(
+        name, [range(10)], [slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12)], own=own
+    )
+    single = select_all(name, [range(i, i + 1) for i in range(10)], [slice(0, 10)], own=own)
+    for other in (two, chunked, single):
+        np.testing.assert_array_equal(other, whole)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_selector_passes_the_width_of_theory(name):
+    settings = make_settings(name, beta_scale=0.5, kappa_mu=0.2)
+    case = make_case(name, 4, own=False, agents=10)
+    streams = AgentStreams(settings.seed, range(10))
+    draw = RULES[name].noise
+    for t in (1, 2, 5):
+        noise = None if draw is None else draw(streams, K, D)
+        right = RULES[name].select(
+            case.features, case.theta, whiten(case.information), theory.width(t, 7, settings), noise
+        )
+        if t == 1:
+            selector = Selector(settings, AgentStreams(settings.seed, range(10)))
+        chosen = selector.select(
+            t, slice(0, 10), case.features, case.theta, whiten(case.information), 7
+        )
+        np.testing.assert_array_equal(chosen, right)
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_noise_changes_with_the_iteration_and_the_seed(name):
+    features = np.repeat(features_of(1), 20, axis=0)
+    case = make_case("ucb", 1, own=False)
+    chosen = []
+    for seed in (0, 1):
+        selector = Selector(make_settings(name), AgentStreams(seed, range(10)))
+        for t in range(1, 21):
+            pair = selector.select(
+                t, slice(0, 10), features[t - 1], case.theta, whiten(case.information), 10
+            )
+            chosen.append(np.stack(pair).tobytes())
+    assert len(set(chosen)) > 30
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_deterministic_rules_draw_nothing(name):
+    streams = AgentStreams(0, range(10))
+    case = make_case(name, 1, own=False)
+    Selector(make_settings(name), streams).select(
+        1, slice(0, N), case.features, case.theta, whiten(case.information), 10
+    )
+    assert streams.state() == {}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_synchronized_policy_uses_the_rule_of_the_settings(name):
+    settings = make_settings(name)
+    policy = make_policy(settings, AgentStreams(settings.seed, range(10)))
+    selector = Selector(settings, AgentStreams(settings.seed, range(10)))
+    whitener = whiten(np.eye(D) * settings.ridge / settings.kappa_mu)
+    for t, features in enumerate(features_of(3), start=1):
+        right = selector.select(t, slice(0, 10), features, np.zeros(D), whitener, 10)
+        np.testing.assert_array_equal(policy.select(t, slice(0, 10), features), right)

@@ -1,0 +1,216 @@
+"""Keyed streams: whose draws depend on what, and whether they have the right distribution."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fldb_flower.streams import AgentStreams, shared_generator
+
+property_test = settings(deadline=None, derandomize=True, max_examples=30)
+
+KINDS = {
+    "normal": lambda streams, count: streams.standard_normal("a", count, 3, 2),
+    "random": lambda streams, count: streams.random("b", count, 3),
+    "logistic": lambda streams, count: streams.logistic("c", count),
+    "permutations": lambda streams, count: streams.permutations("d", count, 7, 4),
+}
+
+
+def every_kind(streams, count):
+    return {kind: draw(streams, count) for kind, draw in KINDS.items()}
+
+
+def assert_same(first, second):
+    for kind in first:
+        np.testing.assert_array_equal(first[kind], second[kind], err_msg=kind)
+
+
+def test_shapes_are_agents_iterations_then_the_draw():
+    draws = every_kind(AgentStreams(0, range(5, 11)), 8)
+    shapes = {kind: array.shape for kind, array in draws.items()}
+    assert shapes == {
+        "normal": (6, 8, 3, 2),
+        "random": (6, 8, 3),
+        "logistic": (6, 8),
+        "permutations": (6, 8, 4),
+    }
+
+
+def test_agents_seeds_and_names_all_draw_differently():
+    draws = {
+        (seed, agent, name): AgentStreams(seed, range(agent, agent + 1)).random(name, 4).tobytes()
+        for seed in (0, 1, 2**31, 2**40)
+        for agent in (0, 1, 2, 999)
+        for name in ("arms", "preferences", "theta")
+    }
+    assert len(set(draws.values())) == len(draws) == 48
+
+
+def test_agents_of_one_block_are_not_clones():
+    normals = AgentStreams(3, range(20)).standard_normal("arms", 50).reshape(20, -1)
+    correlations = np.corrcoef(normals)[np.triu_indices(20, 1)]
+    # 190 correlations of 50 independent pairs: standard deviation 1/7, never near 1.
+    assert np.abs(correlations).max() < 0.65
+    assert abs(correlations.mean()) < 0.05
+
+
+def test_shared_generator_depends_on_seed_and_name_and_is_no_agents():
+    keys = list(itertools.product((0, 1), ("theta", "other")))
+    draws = {key: shared_generator(*key).standard_normal(3).tobytes() for key in keys}
+    assert len(set(draws.values())) == 4
+    for key, drawn in draws.items():
+        assert shared_generator(*key).standard_normal(3).tobytes() == drawn
+    agents = AgentStreams(0, range(10)).standard_normal("theta", 1, 3)
+    assert draws[0, "theta"] not in {row.tobytes() for row in agents}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eight_at_once_are_eight_times_one(kind):
+    at_once = KINDS[kind](AgentStreams(4, range(3)), 8)
+    streams = AgentStreams(4, range(3))
+    one_by_one = np.concatenate([KINDS[kind](streams, 1) for _ in range(8)], axis=1)
+    np.testing.assert_array_equal(at_once, one_by_one)
+
+
+@property_test
+@given(cuts=st.lists(st.integers(1, 5), min_size=1, max_size=5))
+def test_any_cut_of_the_iterations_gives_the_same_numbers(cuts):
+    whole = every_kind(AgentStreams(9, range(2)), sum(cuts))
+    streams = AgentStreams(9, range(2))
+    parts = [every_kind(streams, count) for count in cuts]
+    for kind, array in whole.items():
+        joined = np.concatenate([part[kind] for part in parts], axis=1)
+        np.testing.assert_array_equal(joined, array, err_msg=kind)
+
+
+@property_test
+@given(cuts=st.sets(st.integers(1, 10)))
+def test_any_partition_of_the_agents_gives_the_same_numbers(cuts):
+    whole = every_kind(AgentStreams(5, range(11)), 3)
+    edges = [0, *sorted(cuts), 11]
+    blocks = [
+        every_kind(AgentStreams(5, range(start, stop)), 3)
+        for start, stop in itertools.pairwise(edges)
+    ]
+    for kind, array in whole.items():
+        joined = np.concatenate([block[kind] for block in blocks])
+        np.testing.assert_array_equal(joined, array, err_msg=kind)
+
+
+def test_drawing_from_one_name_leaves_the_others_where_they_were():
+    quiet, busy = AgentStreams(1, range(2)), AgentStreams(1, range(2))
+    busy.random("noise", 100)
+    assert_same(every_kind(quiet, 3), every_kind(busy, 3))
+
+
+def test_numpys_global_seed_has_no_influence():
+    saved = np.random.get_state()  # noqa: NPY002 - the global state is what this is about
+    try:
+        np.random.seed(1)  # noqa: NPY002
+        first = every_kind(AgentStreams(0, range(3)), 2)
+        np.random.seed(2)  # noqa: NPY002
+        before = np.random.get_state()[1].tobytes()  # noqa: NPY002
+        assert_same(first, every_kind(AgentStreams(0, range(3)), 2))
+        assert np.random.get_state()[1].tobytes() == before  # noqa: NPY002
+    finally:
+        np.random.set_state(saved)  # noqa: NPY002
+
+
+@property_test
+@given(
+    size=st.integers(1, 12),
+    fraction=st.floats(0, 1),
+    seed=st.integers(0, 2**32),
+)
+def test_permutations_are_distinct_and_in_range(size, fraction, seed):
+    count = max(1, round(size * fraction))
+    drawn = AgentStreams(seed, range(3)).permutations("pairs", 4, size, count)
+    assert drawn.shape == (3, 4, count)
+    assert drawn.min() >= 0
+    assert drawn.max() < size
+    for row in drawn.reshape(-1, count):
+        assert len(set(row.tolist())) == count
+
+
+def test_a_full_permutation_holds_every_number():
+    drawn = AgentStreams(0, range(2)).permutations("items", 50, 6, 6)
+    assert (np.sort(drawn, axis=-1) == np.arange(6)).all()
+
+
+@pytest.mark.parametrize(("size", "count"), [(5, 2), (4, 3), (4, 4)])
+def test_permutations_are_uniform(size, count):
+    """Chi-square over all ordered draws without replacement."""
+    drawn = AgentStreams(0, range(10)).permutations("pairs", 3000, size, count).reshape(-1, count)
+    codes = drawn @ size ** np.arange(count)
+    possible = [
+        sum(digit * size**place for place, digit in enumerate(digits))
+        for digits in itertools.permutations(range(size), count)
+    ]
+    observed = [int((codes == code).sum()) for code in possible]
+    assert len(possible) == math.perm(size, count)
+    assert sum(observed) == len(drawn)
+    assert stats.chisquare(observed).pvalue > 1e-3
+
+
+def test_logistic_draws_follow_the_logistic_distribution():
+    drawn = AgentStreams(0, range(20)).logistic("preferences", 1000).ravel()
+    assert stats.kstest(drawn, stats.logistic.cdf).pvalue > 1e-3
+    # How a preference is drawn: below z with probability mu(z). 4 standard errors of 20000.
+    for z in (-2.0, 0.0, 0.7):
+        mu = 1 / (1 + math.exp(-z))
+        assert (drawn < z).mean() == pytest.approx(mu, abs=4 * math.sqrt(mu * (1 - mu) / 20000))
+
+
+def test_normal_and_uniform_draws_follow_their_distributions():
+    streams = AgentStreams(0, range(20))
+    normal = streams.standard_normal("arms", 100, 5, 2).ravel()
+    uniform = streams.random("user", 1000).ravel()
+    assert stats.kstest(normal, stats.norm.cdf).pvalue > 1e-3
+    assert stats.kstest(uniform, stats.uniform.cdf).pvalue > 1e-3
+
+
+def test_logistic_is_finite_at_the_ends_of_the_uniform_draw(monkeypatch):
+    # The generator can return 0 exactly and 1 - 2^-53 at most.
+    ends = np.array([[0.0, 1 - 2.0**-53, 0.5]])
+    monkeypatch.setattr(AgentStreams, "random", lambda *_: ends)
+    low, high, middle = AgentStreams(0, range(1)).logistic("preferences", 3)[0]
+    # log(2^-54 / 1) and log(1 / 2^-53)
+    assert low == pytest.approx(-54 * math.log(2), rel=1e-12)
+    assert high == pytest.approx(53 * math.log(2), rel=1e-12)
+    assert middle == pytest.approx(0.0, abs=1e-15)
+
+
+def test_restored_streams_go_on_identically():
+    streams = AgentStreams(6, range(4, 7))
+    every_kind(streams, 5)
+    state = streams.state()
+    expected = every_kind(streams, 9)
+    assert set(state) == {"a", "b", "c", "d"}
+    assert all(rows.shape == (3, 4) and rows.dtype == np.uint64 for rows in state.values())
+
+    fresh = AgentStreams(6, range(4, 7))
+    fresh.restore(state)
+    assert_same(every_kind(fresh, 9), expected)
+    streams.restore(state)  # going back on the same object too
+    assert_same(every_kind(streams, 9), expected)
+
+
+def test_restore_does_not_rewind_to_the_seed():
+    streams = AgentStreams(6, range(2))
+    begin = every_kind(streams, 2)
+    fresh = AgentStreams(6, range(2))
+    fresh.restore(streams.state())
+    onward = every_kind(fresh, 2)
+    assert all((onward[kind] != begin[kind]).any() for kind in KINDS)
+
+
+def test_a_stream_first_used_after_restoring_starts_where_it_would_have():
+    streams, fresh = AgentStreams(8, range(2)), AgentStreams(8, range(2))
+    streams.random("early", 3)
+    fresh.restore(streams.state())
+    np.testing.assert_array_equal(fresh.random("late", 3), streams.random("late", 3))

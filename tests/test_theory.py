@@ -1,0 +1,195 @@
+"""The paper's constants and bounds against numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fldb_flower import theory
+from fldb_flower.settings import Settings
+
+BOUNDS = (theory.gd_regret_bound, theory.ogd_regret_bound, theory.periodic_ogd_regret_bound)
+
+# t N kappa_mu / (d lambda) = 3 t, and 2 log(1 / delta) = 4: easy to work out by hand.
+BY_HAND = Settings(
+    num_agents=3, dimension=2, kappa_mu=0.5, lambda_=0.25, delta=math.exp(-2.0), alpha=2.0, tau=1
+)
+
+
+def make(**changes):
+    """Settings of the published experiments, apart from changes."""
+    return Settings(**{"tau": 1, **changes})
+
+
+def test_beta_by_hand():
+    # t = 1: sqrt(4 + 2 log 4) = sqrt(4 + 2.772589)
+    assert theory.beta(1, 3, BY_HAND) == pytest.approx(2.602420, rel=1e-6)
+    # an agent alone: 1 * 1 * 0.5 / (2 * 0.25) = 1, sqrt(4 + 2 log 2)
+    assert theory.beta(1, 1, BY_HAND) == pytest.approx(math.sqrt(4.0 + 2.0 * math.log(2.0)))
+
+
+def test_beta_of_the_published_experiments():
+    # 500 * 100 * 1 / (5 / 500) = 5e6; 2 log 10 + 5 log(5e6 + 1) = 4.605170 + 77.124743
+    assert theory.beta(500, 100, make()) == pytest.approx(9.040459, rel=1e-6)
+
+
+def test_width_scales_beta():
+    settings = make(beta_scale=0.5, kappa_mu=0.2)
+    assert theory.width(7, 4, settings) == pytest.approx(2.5 * theory.beta(7, 4, settings))
+    assert theory.width(7, 4, make(beta_scale=0.0)) == 0.0
+
+
+def test_radius_by_hand():
+    settings = make(
+        num_agents=3, dimension=2, kappa_mu=0.5, lambda_=0.25, horizon=1, delta=BY_HAND.delta
+    )
+    # beta_1 / sqrt(0.125) = 2.602420 / 0.353553
+    assert theory.radius(settings) == pytest.approx(7.360756, rel=1e-6)
+    assert theory.projection_radius(settings) == pytest.approx(2 * 7.360756, rel=1e-6)
+    assert theory.projection_radius(make(projection_radius=3.5)) == 3.5
+
+
+def test_gd_bound_by_hand():
+    # L = 2 log 4 = 2.772589; 2 * 3 L = 16.635532
+    # 3 sqrt(2) * (2.602420 / 0.5) * sqrt(2 L) = 4.242641 * 5.204839 * 2.354820 = 51.999665
+    bound = theory.gd_regret_bound(np.array([1]), BY_HAND)
+    np.testing.assert_allclose(bound, [68.6352], rtol=1e-5)
+
+
+def test_ogd_bound_by_hand():
+    # E_1 = 3 sqrt(3 + 0.5) / 2 = 2.806243; 4.242641 * (5.204839 + 2.806243) * 2.354820 = 80.0360
+    # t = 5: L = 2 log 16 = 5.545177, beta = sqrt(9.545177) = 3.089527, E = 2.806243 * sqrt(1 + log 5)
+    # = 4.533394; 6 L + 4.242641 * (6.179054 + 4.533394) * sqrt(55.451774) = 33.271065 + 338.4385
+    bound = theory.ogd_regret_bound(np.array([1, 5]), BY_HAND)
+    np.testing.assert_allclose(bound, [96.6715, 371.7096], rtol=1e-5)
+
+
+def test_periodic_bound_by_hand():
+    """tau = 2, t = 4: two rounds of six agents."""
+    settings = make(
+        num_agents=3, dimension=2, kappa_mu=0.5, lambda_=0.25, delta=BY_HAND.delta, alpha=2.0, tau=2,
+        step_index="round",
+    )  # fmt: skip
+    # L = 2 log 13 = 5.129899, beta / kappa = 2 sqrt(9.129899) = 6.043145
+    # E = 6 sqrt(6.5) / 2 * sqrt(1 + log 2) = 7.648529 * 1.301209 = 9.952334
+    # 12 L + 4.242641 * (6.043145 + 9.952334) * sqrt(4 L) = 61.558785 + 307.4080
+    bound = theory.periodic_ogd_regret_bound(np.array([4]), settings)
+    np.testing.assert_allclose(bound, [368.967], rtol=1e-5)
+
+
+@pytest.mark.parametrize("step_index", ["iteration", "round"])
+def test_periodic_bound_is_the_theorem_for_tau_1(step_index):
+    settings = make(step_index=step_index)
+    t = np.arange(1, 501)
+    np.testing.assert_array_equal(
+        theory.periodic_ogd_regret_bound(t, settings), theory.ogd_regret_bound(t, settings)
+    )
+
+
+@pytest.mark.parametrize("step_index", ["iteration", "round"])
+def test_periodic_bound_is_the_theorem_of_more_agents_and_fewer_iterations(step_index):
+    settings = make(num_agents=10, tau=4, alpha=7.0, step_index=step_index, lambda_=0.01)
+    alpha = 28.0 if step_index == "iteration" else 7.0
+    equivalent = make(num_agents=40, alpha=alpha, lambda_=0.01)
+    rounds = np.arange(1, 51)
+    np.testing.assert_allclose(
+        theory.periodic_ogd_regret_bound(4 * rounds, settings),
+        theory.ogd_regret_bound(rounds, equivalent),
+    )
+
+
+def test_within_a_round_the_bound_is_that_of_its_end():
+    bound = theory.periodic_ogd_regret_bound(np.arange(1, 9), make(tau=4))
+    assert (bound[:4] == bound[3]).all()
+    assert (bound[4:] == bound[7]).all()
+    assert bound[4] > bound[3]
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("tau", [1, 3])
+def test_bounds_grow_with_the_horizon_and_sublinearly(bound, tau):
+    settings = make(tau=tau)
+    t = 3 * np.arange(1, 2001)
+    values = bound(t, settings)
+    assert (np.diff(values) > 0).all()
+    average = values / t
+    assert (np.diff(average) < 0).all()
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [("num_agents", (1, 10, 1000)), ("dimension", (1, 5, 20)), ("kappa_mu", (0.25, 0.1, 0.01))],
+)
+def test_bounds_grow_with_agents_and_dimension_and_as_kappa_falls(bound, name, numbers):
+    values = [float(bound(np.array(500), make(**{name: number}))) for number in numbers]
+    assert values == sorted(values)
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_smaller_delta_costs_regret(bound):
+    t = np.array(500)
+    assert bound(t, make(delta=0.01)) > bound(t, make(delta=0.1))
+
+
+@given(
+    st.integers(1, 1000), st.integers(1, 10_000), st.integers(1, 50), st.floats(1.0, 1e6), st.integers(1, 9)
+)  # fmt: skip
+def test_ogd_is_bounded_above_gd(num_agents, t, dimension, alpha, tau):
+    settings = make(num_agents=num_agents, dimension=dimension, alpha=alpha, tau=tau)
+    at = np.array([t])
+    gd = theory.gd_regret_bound(at, settings)
+    assert np.isfinite(gd).all()
+    assert (theory.ogd_regret_bound(at, settings) > gd).all()
+
+
+def test_a_large_alpha_leaves_the_bound_of_gd():
+    t, settings = np.array([10, 500]), make(alpha=1e12)
+    np.testing.assert_allclose(
+        theory.ogd_regret_bound(t, settings), theory.gd_regret_bound(t, settings)
+    )
+
+
+def test_communicating_less_costs_regret():
+    """Prop. 4.7 at the end of a run, whatever the step is."""
+    for step_index in ("iteration", "round"):
+        bounds = [
+            float(
+                theory.periodic_ogd_regret_bound(
+                    np.array(480), make(tau=tau, step_index=step_index)
+                )
+            )
+            for tau in (2, 4, 8, 16)
+        ]
+        assert bounds == sorted(bounds)
+
+
+def test_bounds_keep_the_shape_of_the_iterations():
+    for bound in BOUNDS:
+        assert bound(np.array(3), make()).shape == ()
+        assert bound(np.ones((2, 3), dtype=int), make()).shape == (2, 3)
+
+
+def test_bounds_take_torch_tensors():
+    torch = pytest.importorskip("torch")
+    t = np.arange(1, 20)
+    for bound in BOUNDS:
+        answer = bound(torch.asarray(t), make(tau=3))
+        assert isinstance(answer, torch.Tensor)
+        np.testing.assert_allclose(answer.numpy(), bound(t, make(tau=3)), rtol=1e-14)
+
+
+def test_the_average_of_different_functions_is_no_jensen():
+    """The counterexample to the proof of Lemma 4.5 that the module gives."""
+    centres, iterates = [1.0, -1.0, -1.0], [1.0]
+    for s in (1, 2):
+        gradient = 2.0 * (iterates[-1] - centres[s - 1])
+        iterates.append(iterates[-1] - gradient / (2.0 * s))
+    left = sum((x - c) ** 2 for x, c in zip(iterates, centres, strict=True))
+    mean = sum(iterates) / 3
+    right = sum((mean - c) ** 2 for c in centres)
+    assert (left, right) == (pytest.approx(5.0), pytest.approx(51 / 9))
