@@ -24,7 +24,7 @@ from fldb_flower.settings import Settings, from_flat
 _STATE = "agents"
 
 
-class SimulatedAgents(NumPyClient):  # type: ignore[misc]
+class SimulatedAgents(NumPyClient):
     """Flower client of one node: a contiguous block of the N agents.
 
     Parameters
@@ -82,7 +82,7 @@ def _decode(vector: Vector, ask: Ask, d: int) -> Broadcast:
 
 
 class _Clients:
-    """This process's clients of one run, and the last array it parsed.
+    """The clients of one run in this process, and the last array it parsed.
 
     The Context is what lasts: any process may answer a node's next message. A client kept
     here is used again only if the Context says that nobody answered since.
@@ -97,7 +97,7 @@ class _Clients:
         """Return the node's client, and how many messages it has answered."""
         if context.run_id != self._run_id:
             self._run_id, self._kept = context.run_id, {}
-        state = context.state[_STATE] if _STATE in context.state else None
+        state: Any = context.state.get(_STATE)
         answers = int(state["answers"]) if state is not None else 0
         kept = self._kept.pop(context.node_id, None)
         if kept is not None and kept[0] == answers:
@@ -126,7 +126,7 @@ _CLIENTS = _Clients()
 def train(message: Message, context: Context) -> Message:
     """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function."""
     answers, client = _CLIENTS.take(context)
-    content = message.content
+    content: Any = message.content  # a record of one of three types under each name
     parameters = [_CLIENTS.parse(content["arrays"])]
     arrays, _, numbers = client.fit(parameters, dict(content["config"]))
     _CLIENTS.keep(context, answers + 1, client)

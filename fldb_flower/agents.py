@@ -44,14 +44,14 @@ class AgentGroup:
         self._horizon = settings.horizon
         size = settings.num_arms * settings.dimension
         self._chunk = max(1, _CHUNK_NUMBERS // size)
-        self._lookahead = min(_LOOKAHEAD_ITERATIONS, max(1, _LOOKAHEAD_NUMBERS // (size * len(agents))))
+        self._lookahead = min(
+            _LOOKAHEAD_ITERATIONS, max(1, _LOOKAHEAD_NUMBERS // (size * len(agents)))
+        )
         self._environment = make_environment(settings, agents)
         self._streams = AgentStreams(settings.seed, agents)  # what the world draws, in blocks
         self._policy_streams = AgentStreams(settings.seed, agents)  # what the agents draw
         self._policy = make_policy(settings, self._policy_streams)
-        self._log = DuelLog(
-            len(agents), settings.dimension, keep=settings.algorithm == "fldb_gd"
-        )
+        self._log = DuelLog(len(agents), settings.dimension, keep=settings.algorithm == "fldb_gd")
         self._block = _Block.empty()
 
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
@@ -122,7 +122,9 @@ class AgentGroup:
             gradient=preference.gradient(theta, differences, preferences),
             information=preference.information(fresh),
             hessian=preference.hessian(theta, differences) if broadcast.hessian else None,
-            loss=float(preference.loss(theta, differences, preferences)) if broadcast.loss else None,
+            loss=float(preference.loss(theta, differences, preferences))
+            if broadcast.loss
+            else None,
             regrets=regrets,
         )
 
@@ -141,7 +143,11 @@ class AgentGroup:
             "streams": self._block.before,
             "draws": self._policy_streams.state(),
         }
-        flat = {f"{part}.{name}": array for part, arrays in parts.items() for name, array in arrays.items()}
+        flat = {
+            f"{part}.{name}": array
+            for part, arrays in parts.items()
+            for name, array in arrays.items()
+        }
         return {"block": np.array([self._block.first, self._block.last]), **flat}
 
     def restore(self, state: dict[str, Array]) -> None:
@@ -175,7 +181,9 @@ class _Block:
         The streams' state before the block was drawn, so that it can be drawn again.
     """
 
-    def __init__(self, first: int, contexts: Contexts, noise: Array, before: dict[str, Array]) -> None:
+    def __init__(
+        self, first: int, contexts: Contexts, noise: Array, before: dict[str, Array]
+    ) -> None:
         self.first, self.last = first, first + noise.shape[1] - 1
         self.features = np.ascontiguousarray(contexts.features.swapaxes(0, 1))
         rewards = np.ascontiguousarray(contexts.rewards.swapaxes(0, 1))

@@ -8,7 +8,7 @@ from clients import simulated
 app = ClientApp()
 
 
-@app.train()  # type: ignore[misc]
+@app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer one broadcast."""
     return simulated.train(message, context)

@@ -50,7 +50,7 @@ class DuelLog:
         self._regrets[self._rows - 1] += regret
 
     def acknowledge(self, counted: int) -> None:
-        """The server has counted every duel up to iteration ``counted``."""
+        """Take note that the server has counted every duel up to iteration ``counted``."""
         if counted <= self.counted:
             return
         self.counted = min(counted, self.played)
@@ -77,7 +77,9 @@ class DuelLog:
 
     def _slice(self, first: int) -> tuple[Array, Array]:
         differences = self._differences[first : self._rows]
-        return differences.reshape(-1, differences.shape[-1]), self._preferences[first : self._rows].reshape(-1)
+        return differences.reshape(-1, differences.shape[-1]), self._preferences[
+            first : self._rows
+        ].reshape(-1)
 
     def state(self) -> dict[str, Array]:
         """Return everything as arrays, for :meth:`restore`."""

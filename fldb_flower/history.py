@@ -77,7 +77,7 @@ class History:
         self._regrets.append((first, agents, sums))
 
     def report(self) -> None:
-        """An upload was counted: count the round and tell whoever shows progress."""
+        """Count the round of the upload just counted, and tell whoever shows progress."""
         self.rounds += self._learned
         if self.on_progress is not None:
             self.on_progress(self)

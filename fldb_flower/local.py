@@ -14,7 +14,9 @@ _TOLERANCE = 1e-10  # gradient norm per duel
 _SETTLED = 1e-6  # a Newton step this short leaves an error of about its square
 _SUFFICIENT = 0.5
 _SHORTEST_CUT = 0.1
-_MAX_EVALUATIONS = 200
+_LOST = 0.5
+_MAX_STEPS = 200
+_MAX_CUTS = 60
 
 
 class LocalEstimates:
@@ -46,7 +48,7 @@ class LocalEstimates:
         Raises
         ------
         ConvergenceError
-            An agent's minimiser was not found within 200 evaluations.
+            An agent's minimiser was not found within 200 Newton steps.
         """
         if self._count == self._preferences.shape[1]:
             self._differences = np.concatenate([self._differences] * 2, axis=1)
@@ -58,37 +60,51 @@ class LocalEstimates:
 
     def _minimise(self) -> None:
         active = np.arange(len(self.theta))
-        theta = self.theta
+        theta = self.theta.copy()
         duels, answers = self._duels(active)
         gradient, hessian = self._derivatives(theta, duels, answers)
-        begin, step, slope, length = theta, np.zeros_like(theta), np.zeros(len(theta)), None
-        for _ in range(_MAX_EVALUATIONS):
-            if length is not None:
-                # Too long a step ends uphill: cut it where the line through both slopes is zero.
-                end_slope = np.vecdot(gradient, step)
-                long = end_slope > _SUFFICIENT * np.abs(slope)
-                cut = np.where(long, slope / np.where(long, slope - end_slope, 1.0), 1.0)
-                length = np.where(long, length * np.maximum(_SHORTEST_CUT, cut), 1.0)
-            else:
-                long, length = np.zeros(len(theta), dtype=bool), np.ones(len(theta))
-            fresh = -np.linalg.solve(hessian, gradient[..., None])[..., 0]
-            step = np.where(long[:, None], step, fresh)
-            slope = np.where(long, slope, np.vecdot(gradient, fresh))
-            begin = np.where(long[:, None], begin, theta)
-            found = self._found(theta, gradient, fresh) & ~long
-            if found.any():
-                self.theta[active[found]] = (theta + fresh)[found]
-                keep = ~found
-                if not keep.any():
-                    return
-                active, begin, step, slope, length = (
-                    array[keep] for array in (active, begin, step, slope, length)
+        for _ in range(_MAX_STEPS):
+            step = np.asarray(-np.linalg.solve(hessian, gradient[..., None])[..., 0], np.float64)
+            going = ~self._found(theta, gradient, step)
+            self.theta[active] = theta + step
+            if not going.any():
+                return
+            if not going.all():
+                active, theta, step, gradient = (
+                    active[going],
+                    theta[going],
+                    step[going],
+                    gradient[going],
                 )
                 duels, answers = self._duels(active)
-            theta = begin + length[:, None] * step
-            gradient, hessian = self._derivatives(theta, duels, answers)
+            theta, gradient, hessian = self._descend(theta, step, gradient, duels, answers)
         raise ConvergenceError(
-            f"no minimiser for {len(active)} agents within {_MAX_EVALUATIONS} evaluations"
+            f"no minimiser for {len(active)} agents within {_MAX_STEPS} Newton steps"
+        )
+
+    def _descend(
+        self,
+        theta: FloatArray,
+        step: FloatArray,
+        gradient: FloatArray,
+        duels: FloatArray,
+        answers: FloatArray,
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Step from theta, less far where that ends uphill; return the point and derivatives."""
+        slope = np.vecdot(gradient, step)  # below 0
+        length = np.ones(len(theta))
+        for _ in range(_MAX_CUTS):
+            trial = theta + length[:, None] * step
+            end_gradient, hessian = self._derivatives(trial, duels, answers)
+            end_slope = np.vecdot(end_gradient, step)
+            long = end_slope > _SUFFICIENT * np.abs(slope)
+            if not long.any():
+                return trial, end_gradient, hessian
+            # Cut where the straight line through both slopes crosses zero.
+            crossing = slope[long] / (slope[long] - end_slope[long])
+            length[long] *= np.maximum(_SHORTEST_CUT, crossing)
+        raise ConvergenceError(
+            f"no minimiser: a Newton step was too long even cut {_MAX_CUTS} times"
         )
 
     def _duels(self, agents: NDArray[np.intp]) -> tuple[FloatArray, FloatArray]:
@@ -107,11 +123,12 @@ class LocalEstimates:
         hessian = duels.swapaxes(1, 2) @ weighted + self._ridge * np.eye(theta.shape[1])
         return gradient, hessian
 
-    def _found(self, theta: FloatArray, gradient: FloatArray, step: FloatArray) -> NDArray[np.bool_]:
+    def _found(
+        self, theta: FloatArray, gradient: FloatArray, step: FloatArray
+    ) -> NDArray[np.bool_]:
         flat = np.linalg.norm(gradient, axis=1) <= _TOLERANCE * self._count
         short = np.linalg.norm(step, axis=1) <= _SETTLED * (1.0 + np.linalg.norm(theta, axis=1))
-        both: NDArray[np.bool_] = flat | short
-        return both
+        return np.asarray(flat | short)
 
     def state(self) -> dict[str, FloatArray]:
         """Return everything as arrays, for :meth:`restore`."""

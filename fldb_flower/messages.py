@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fldb_flower.arrays import Array
 from fldb_flower.federation import Broadcast, Play, Regrets, Upload
 
 Vector = NDArray[np.float64]
@@ -87,7 +88,7 @@ def _triangle(d: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return rows, columns
 
 
-def pack_symmetric(matrix: NDArray[np.float64]) -> Vector:
+def pack_symmetric(matrix: Array) -> Vector:
     """Return the upper triangle of symmetric matrices: (..., d, d) -> (..., d (d + 1) / 2)."""
     rows, columns = _triangle(matrix.shape[-1])
     packed: Vector = matrix[..., rows, columns]
@@ -262,7 +263,9 @@ def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return named arrays as bytes, for a state that is read and written with each message."""
     layout = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
     header = json.dumps(layout).encode()
-    return b"".join([len(header).to_bytes(8, "little"), header, *(a.tobytes() for a in arrays.values())])
+    return b"".join(
+        [len(header).to_bytes(8, "little"), header, *(a.tobytes() for a in arrays.values())]
+    )
 
 
 def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:

@@ -17,7 +17,7 @@ app = ServerApp()
 _LOG = getLogger("flwr")
 
 
-@app.main()  # type: ignore[misc]
+@app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run one experiment over the grid and write its results."""
     try:

@@ -32,7 +32,7 @@ AUTO = "auto"
 
 def setting(
     default: Any,
-    help: str,  # noqa: A002 - the name that argparse and Hydra users know
+    help: str,
     *,
     name: str | None = None,
     minimum: float | None = None,
@@ -84,7 +84,9 @@ class EnvironmentSettings:
         "Heterogeneity (synthetic): theta_i = theta + N(0, sigma^2 I) for agent i.",
         minimum=0,
     )
-    path: str = setting("", "MovieLens ratings (movielens): a file, a folder or the downloaded zip.")
+    path: str = setting(
+        "", "MovieLens ratings (movielens): a file, a folder or the downloaded zip."
+    )
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ class EngineSettings:
     """What carries the exchanges: `python -m simulations.run` only."""
 
     name: str = setting("vectorized", "vectorized, inprocess or flower.", choices=ENGINES)
-    num_nodes: int = setting(2, "Flower nodes that share the agents (inprocess, flower).", minimum=1)
+    num_nodes: int = setting(
+        2, "Flower nodes that share the agents (inprocess, flower).", minimum=1
+    )
     num_cpus: int = setting(1, "CPUs of one Flower client (flower); a whole number.", minimum=1)
     num_gpus: float = setting(0.0, "Share of a GPU for one Flower client (flower).", minimum=0)
 
@@ -131,12 +135,18 @@ class Settings:
     engine: EngineSettings = field(default_factory=EngineSettings)
     selection: str = setting("ucb", "How a pair of arms is selected.", choices=SELECTIONS)
     lambda_: float | str = setting(
-        AUTO, "Ridge lambda; auto: 1 / horizon, as in the paper.", name="lambda", above=0, auto=True,
+        AUTO,
+        "Ridge lambda; auto: 1 / horizon, as in the paper.",
+        name="lambda",
+        above=0,
+        auto=True,
         why="W_0 = (lambda / kappa_mu) I must be invertible",
     )
     kappa_mu: float = setting(1.0, "Lower bound on mu' used by the algorithms.", above=0)
     delta: float = setting(0.1, "Failure probability of the confidence bound.", above=0, below=1)
-    beta_scale: float = setting(1.0, "Factor on beta_t: 1 is the theory, 0 never explores.", minimum=0)
+    beta_scale: float = setting(
+        1.0, "Factor on beta_t: 1 is the theory, 0 never explores.", minimum=0
+    )
     alpha: float = setting(
         1000.0, "FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).", above=0
     )
@@ -147,14 +157,16 @@ class Settings:
     )
     projection_center: str = setting(
         "initial",
-        "FLDB-OGD: centre of the projection ball, theta_hat^(1) (the proof) or theta_hat^(t_c) (the text).",
+        "FLDB-OGD: centre of the projection: theta_hat^(1) (proof) or theta_hat^(t_c) (text).",
         choices=("initial", "current"),
     )
     projection_radius: float | str = setting(
         AUTO, "FLDB-OGD: radius of that ball; auto: 2 r of the paper.", above=0, auto=True
     )
     solver: str = setting(
-        "newton", "FLDB-GD: how the loss is minimised; lbfgs needs the torch extra.", choices=SOLVERS
+        "newton",
+        "FLDB-GD: how the loss is minimised; lbfgs needs the torch extra.",
+        choices=SOLVERS,
     )
     gd_steps: int = setting(100, "FLDB-GD, solver=gd: M, exchanges in each iteration.", minimum=1)
     gd_step_size: float | str = setting(
@@ -172,7 +184,9 @@ class Settings:
     node_wait: float = setting(
         60.0, "Seconds to wait for the first nodes and for a quorum (Flower).", above=0
     )
-    reply_timeout: float = setting(300.0, "Seconds to wait for the replies of one exchange (Flower).", above=0)
+    reply_timeout: float = setting(
+        300.0, "Seconds to wait for the replies of one exchange (Flower).", above=0
+    )
 
     output_dir: str = setting(
         "", "Absolute folder of the results (Flower); empty: a new one under ~/fldb-runs."
@@ -258,7 +272,9 @@ class Entry:
     def _check_choice(self, value: Any, choices: tuple[str, ...], key: str, source: str) -> str:
         name = value.replace("-", "_") if isinstance(value, str) else value
         if name not in choices:
-            raise self._fail(value, key, source, f"one of {', '.join(choices)}{suggestion(name, choices)}")
+            raise self._fail(
+                value, key, source, f"one of {', '.join(choices)}{suggestion(name, choices)}"
+            )
         return str(name)
 
     def _check_type(self, value: Any, key: str, source: str) -> Any:
@@ -269,11 +285,18 @@ class Entry:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if int in self.kinds:
             if not is_number or value != int(value if math.isfinite(value) else 0):
-                raise self._fail(value, key, source, f"a whole number, {_range_text(self.metadata)}")
+                raise self._fail(
+                    value, key, source, f"a whole number, {_range_text(self.metadata)}"
+                )
             return int(value)
         if not is_number or not math.isfinite(value):
             auto = " or auto" if self.metadata["auto"] else ""
-            raise self._fail(value, key, source, f"a number, {_range_text(self.metadata)}{auto}".replace(", or", " or"))
+            raise self._fail(
+                value,
+                key,
+                source,
+                f"a number, {_range_text(self.metadata)}{auto}".replace(", or", " or"),
+            )
         return float(value)
 
     def _check_range(self, number: float, key: str, source: str) -> None:
@@ -337,7 +360,9 @@ def from_flat(values: Mapping[str, Any], source: str) -> Settings:
 
 def from_nested(values: Mapping[str, Any], source: str) -> Settings:
     """Build settings from nested snake_case keys, as Hydra composes them; see :func:`from_flat`."""
-    return _build({entry.dotted: entry for entry in hydra_entries()}, dict(_flatten(values)), source)
+    return _build(
+        {entry.dotted: entry for entry in hydra_entries()}, dict(_flatten(values)), source
+    )
 
 
 def to_flat(settings: Settings) -> dict[str, Any]:
@@ -375,7 +400,9 @@ def _build(known: Mapping[str, Entry], values: Mapping[str, Any], source: str) -
             hint = suggestion(key, tuple(known)) or "; the README lists the settings"
             raise SettingsError(f"{key} (from {source}): there is no such setting{hint}")
     checked = {
-        entry.path: entry.check(values[key], key, source) for key, entry in known.items() if key in values
+        entry.path: entry.check(values[key], key, source)
+        for key, entry in known.items()
+        if key in values
     }
     settings = _construct(Settings, (), checked)
     assert isinstance(settings, Settings)

@@ -49,7 +49,9 @@ class AgentStreams:
 
     def _stream(self, name: str) -> list[np.random.Generator]:
         if name not in self._generators:
-            self._generators[name] = [_generator(self._seed, 1, agent, name) for agent in self.agents]
+            self._generators[name] = [
+                _generator(self._seed, 1, agent, name) for agent in self.agents
+            ]
         return self._generators[name]
 
     def standard_normal(self, name: str, iterations: int, *shape: int) -> FloatArray:

@@ -12,9 +12,9 @@ for the experiments, which leave the theory in these places:
 - *lambda.* Lemma D.1 chooses ``kappa_mu / lambda <= 1`` (it needs ``x <= 2 log(1 + x)``);
   ``lambda = 1 / T`` makes it ``T kappa_mu``.
 - *Many agents.* Prop. 4.4 wants ``N >= 2 alpha / (kappa_mu lambda_f)`` and more, so that
-  the loss of a round is alpha-strongly convex. With bounded arms the trace of its Hessian
-  is at most N / 4: alpha cannot exceed ``N / (4 d)``, which is 5 for N = 100 and d = 5, not
-  the 1000 that sets the step size.
+  the loss of an iteration is alpha-strongly convex. With bounded arms the trace of its
+  Hessian is at most N / 4: alpha cannot exceed ``N / (4 d)``, which is 5 for N = 100 and
+  d = 5, not the 1000 that sets the step size.
 
 The proofs have gaps of their own, and the bounds are as printed all the same:
 

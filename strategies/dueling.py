@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterable
 from logging import INFO, WARNING, getLogger
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -31,7 +32,7 @@ _LOG = getLogger("flwr")
 _POLL_SECONDS = 0.01  # in place of the 0.1 s that Flower's in-memory grid sleeps
 
 
-class DuelingStrategy(Federation, Strategy):  # type: ignore[misc]
+class DuelingStrategy(Federation, Strategy):
     """Runs an algorithm whose exchanges are Flower messages.
 
     One exchange is ``configure_train`` -> messages -> ``aggregate_train``. Replies are checked,
@@ -95,11 +96,12 @@ class DuelingStrategy(Federation, Strategy):  # type: ignore[misc]
     ) -> Iterable[Message]:
         """Return one message for each node to ask; they share the array of the broadcast."""
         configs: dict[int, ConfigRecord] = {}  # acknowledgement -> numbers
+        numbers: Any = config["ask"]
         messages = []
         for node in self._nodes:
             counted = self._counted.get(node, 0)
             if counted not in configs:
-                ask = Ask(*config["ask"])._replace(counted=counted)
+                ask = Ask(*numbers)._replace(counted=counted)
                 configs[counted] = ConfigRecord({"ask": list(ask)})
             content = RecordDict({"arrays": arrays, "config": configs[counted]})
             messages.append(Message(content, node, "train", group_id=str(server_round)))
@@ -113,14 +115,16 @@ class DuelingStrategy(Federation, Strategy):  # type: ignore[misc]
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
-                self._rejected[node] = _first_line(reply.error.reason)
+                self._rejected[node] = _last_line(reply.error.reason or "")
                 continue
             try:
                 fresh[node] = self._check(node, reply)
             except UploadError as error:
                 self._rejected[node] = str(error)
         if fresh and self._broadcast.theta_hat is not None:
-            for node, bad in zip(list(fresh), indefinite([u for _, u in fresh.values()]), strict=True):
+            for node, bad in zip(
+                list(fresh), indefinite([u for _, u in fresh.values()]), strict=True
+            ):
                 if bad:
                     self._rejected[node] = f"{bad} is not positive semi-definite"
                     del fresh[node]
@@ -170,10 +174,11 @@ class DuelingStrategy(Federation, Strategy):  # type: ignore[misc]
 
     def _check(self, node: int, reply: Message) -> tuple[int, Upload]:
         """Return the partition and the upload of one reply, or raise UploadError."""
+        content: Any = reply.content
         try:
-            (vector,) = reply.content["arrays"].to_numpy_ndarrays()
-            numbers = reply.content["numbers"]
-            answer = Answer(*numbers["answer"], numbers["regret"])
+            (vector,) = content["arrays"].to_numpy_ndarrays()
+            numbers = content["numbers"]
+            answer = Answer._make([*numbers["answer"], numbers["regret"]])
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError(f"not an upload: {error!r}") from None
         settings = self.settings
@@ -219,7 +224,8 @@ class DuelingStrategy(Federation, Strategy):  # type: ignore[misc]
         while not (nodes := sorted(grid.get_node_ids())):
             if time.monotonic() > deadline:
                 raise FederationError(
-                    f"0 nodes connected within node-wait={self.settings.node_wait:g} s; one is enough"
+                    f"0 nodes connected within node-wait={self.settings.node_wait:g} s;"
+                    " one is enough"
                 )
             time.sleep(0.1)
         if len(nodes) > self.settings.num_agents:
@@ -234,7 +240,8 @@ class DuelingStrategy(Federation, Strategy):  # type: ignore[misc]
         reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self._rejected.items()))
         return FederationError(
             f"{len(self._answered)} of {len(everyone)} nodes answered usably in exchange"
-            f" {self._trips}, quorum={self.settings.quorum:g}: {reasons or 'the others did not reply'}"
+            f" {self._trips}, quorum={self.settings.quorum:g}:"
+            f" {reasons or 'the others did not reply'}"
         )
 
 
@@ -242,6 +249,6 @@ def _partition(answer: tuple[int, Upload]) -> int:
     return answer[0]
 
 
-def _first_line(text: str) -> str:
+def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "failed without a reason"

@@ -115,7 +115,9 @@ def test_client_modules_import_nothing_heavy():
 
 
 def test_vectorized_engine_does_not_import_flower():
-    code = "import sys, simulations.run, simulations.engines.vectorized; print('flwr' in sys.modules)"
+    code = (
+        "import sys, simulations.run, simulations.engines.vectorized; print('flwr' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -188,7 +190,7 @@ FAULTS = {
 
 
 def test_the_order_of_replies_changes_nothing():
-    first, theta = over({})
+    first, _ = over({})
     chosen = settings()
     history = History(chosen.horizon)
     vectorized.run(chosen, history)
@@ -221,7 +223,7 @@ def test_with_a_quorum_a_bad_reply_counts_in_a_later_round(name):
 
 def test_a_missed_quorum_ends_the_run_with_the_reasons():
     always = dict.fromkeys(range(1, 10**5, 4), FAULTS["nan"])
-    with pytest.raises(FederationError, match="3 of 4 nodes answered usably.*not finite"):
+    with pytest.raises(FederationError, match=r"nodes answered usably.*not finite"):
         over(always | dict.fromkeys(range(5, 10**5), FAULTS["nan"]), node_wait=0.05)
 
 
@@ -243,5 +245,5 @@ def test_more_nodes_than_agents_is_refused():
 def test_nodes_that_never_come_are_not_waited_for_for_ever():
     chosen = settings(node_wait=0.05)
     grid = inprocess.InProcessGrid(0, to_flat(chosen))
-    with pytest.raises(FederationError, match="0 nodes connected within node-wait=0.05 s"):
+    with pytest.raises(FederationError, match=r"0 nodes connected within node-wait=0\.05 s"):
         make_strategy(chosen, History(chosen.horizon)).start(grid)

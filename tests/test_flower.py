@@ -53,10 +53,12 @@ def flwr(tmp_path_factory):
         "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
     }
 
+    flwr_command = shutil.which("flwr", path=environment["PATH"])
+
     def start(config, *options):
         return subprocess.run(
-            [shutil.which("flwr", path=environment["PATH"]), "run", str(ROOT), "--stream"]
-            + ["--run-config", config, *options],
+            [flwr_command, "run", str(ROOT), "--stream", "--run-config", config, *options],
+            check=False,
             capture_output=True,
             text=True,
             env=environment,
@@ -79,7 +81,9 @@ def spell(output, **values):
     return " ".join([*pairs, f"output-dir='{output}'"])
 
 
-@pytest.mark.parametrize(("nodes", "algorithm"), [(2, "fldb_ogd"), (4, "fldb_ons"), (100, "fldb_ogd")])
+@pytest.mark.parametrize(
+    ("nodes", "algorithm"), [(2, "fldb_ogd"), (4, "fldb_ons"), (100, "fldb_ogd")]
+)
 def test_flwr_run_equals_vectorized(flwr, tmp_path, nodes, algorithm):
     options = ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
     done = flwr(spell(tmp_path / "f", algorithm=algorithm), *options)

@@ -26,6 +26,7 @@ TOLERANCE = 1e-10
 MAX_EXCHANGES = 200
 _SUFFICIENT = 0.5  # a step is too long if it ends uphill with over half the slope it began with
 _SHORTEST_CUT = 0.1
+_LOST = 0.5  # a start whose step is cut to less than this is given up for theta = 0
 _LBFGS_HISTORY = 10
 
 
@@ -45,6 +46,9 @@ def newton(
     The loss is convex, so the slope along a step tells whether the minimum was passed: then
     the step is shortened to where a straight line through both slopes crosses zero. No loss
     value has to travel, and neither separable duels nor extreme logits make it diverge.
+
+    A warm start may lie where the Hessian has all but vanished and steps are wild. If one has
+    to be shortened much, the search begins anew at 0, where every duel's curvature is largest.
 
     Parameters
     ----------
@@ -67,6 +71,7 @@ def newton(
     """
     xp = namespace(theta)
     upload, exchanges = start, 0
+    warm = bool(xp.any(theta != 0))
     while True:
         gradient = upload.gradient + ridge * theta
         if _norm(gradient) <= TOLERANCE * max(upload.num_duels, 1):
@@ -87,6 +92,11 @@ def newton(
             if end_slope <= _SUFFICIENT * abs(slope):
                 break
             length *= max(_SHORTEST_CUT, slope / (slope - end_slope))
+            if warm and length < _LOST:
+                warm, trial = False, xp.zeros_like(theta)
+                exchanges += 1
+                answer = evaluate(trial)
+                break
         theta, upload = trial, answer
 
 

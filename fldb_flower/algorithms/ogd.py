@@ -45,7 +45,9 @@ def fldb_ogd(federation: Federation, settings: Settings) -> Array:
             upload = federation.exchange(Broadcast(play, theta_hat))
             federation.acknowledge()
             step = end if settings.step_index == "iteration" else t_c
-            theta_hat = ball.project(theta_hat - upload.gradient / (settings.alpha * step), theta_hat)
+            theta_hat = ball.project(
+                theta_hat - upload.gradient / (settings.alpha * step), theta_hat
+            )
             information = information + upload.information
             played = end
         theta_sync = theta_sync + (theta_hat - theta_sync) / (t_c + 1)

@@ -26,9 +26,9 @@ from fldb_flower.settings import MOVIELENS_DIMENSIONS, MOVIELENS_ITEMS, Settings
 from fldb_flower.streams import AgentStreams
 
 FILES = ("u.data", "ratings.dat", "ratings.csv")  # the first one found is read
-LAYOUTS = "tab-separated as u.data, '::'-separated as ratings.dat, or ratings.csv with its header"
 
 _HEADER = "userId,movieId,rating,timestamp"
+_LAYOUTS = f"tab-separated (u.data), '::'-separated (ratings.dat) or headed {_HEADER} (ratings.csv)"
 _FIELDS = ("user", "item", "rating", "timestamp")
 _ID_LIMIT = 10**9  # ids of at most 9 digits: GroupLens's have 6
 _CHUNK = 2_000_000  # lines; bounds the memory that ml-32m takes
@@ -44,10 +44,11 @@ class MovieLens:
     where the rating is above 3, else 0. Its first 20 rows make the items' features
     (:func:`item_features`); the other 180 are ``F``. In each iteration each agent draws
     one of those 180 users and ``num_arms`` different items, all uniformly; the latent
-    reward of item j for user i is ``F[i, j]``, 0 or 1.
+    reward of item j for user i is ``F[i, j]``, 0 or 1. The order of the rows, and that
+    each agent draws a user of its own, are our reading: the paper leaves both open.
 
-    The user changes with every draw and ``F`` is not linear in the features, so that the
-    paper's theorems do not hold here; theirs is an experiment, not a model.
+    ``F`` is no linear function of the features, and another user answers each time, so
+    that the paper's regret bounds do not apply here.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ class MovieLens:
         The path has no ratings, they cannot be read, or they are too few; one line.
     """
 
-    def __init__(self, settings: Settings, agents: range) -> None:  # noqa: ARG002 - as all of them
+    def __init__(self, settings: Settings, agents: range) -> None:
         path = Path(settings.environment.path)
         with _one_line_errors(path):
             file = _ratings_file(path.expanduser().absolute())
@@ -193,10 +194,11 @@ def _one_line_errors(path: Path) -> Iterator[None]:
     """Turn what the file system and zip files raise into a DataError."""
     try:
         yield
-    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, RuntimeError, UnicodeError, zipfile.BadZipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error) or "it ends too early"
+        shown = " ".join(reason.split())[:120]
         raise DataError(
-            f"{path}: cannot be read ({reason}); a MovieLens file, folder or zip is needed,"
+            f"{path}: cannot be read ({shown}); a MovieLens file, folder or zip is needed,"
             " whole and readable: download it again if it is damaged"
         ) from error
 
@@ -234,6 +236,7 @@ def _choose(names: Iterable[str], path: Path) -> str:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[IO[bytes]]:
+    """Open the ratings, inside the zip if it is one."""
     with file.open("rb") as plain:
         is_zip = file.suffix.lower() == ".zip" or plain.read(4) == b"PK\x03\x04"
         plain.seek(0)
@@ -251,13 +254,13 @@ def _read(file: Path) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
         first = handle.readline(1000)
     separator = _separator(first)
     if separator is None:
-        wrong = f"line 1 is {_shown(first)}" if first else "is empty"
-        raise DataError(f"{file}: {wrong}; ratings must be {LAYOUTS}")
+        wrong = f"line 1 is {_shown(first.decode('latin-1'))}" if first else "is empty"
+        raise DataError(f"{file}: {wrong}; ratings must be {_LAYOUTS}")
     reason = ""
     with _opened(file) as handle:
         try:
             columns = _parse(handle, separator)
-        except (ValueError, OverflowError) as error:  # every error of pandas is among them
+        except (ValueError, OverflowError, TypeError) as error:  # all that pandas raises
             reason = str(error)
             while handle.read(1 << 20):
                 pass  # a damaged zip says so at its end, which tells more than a line
@@ -268,9 +271,9 @@ def _read(file: Path) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
         fault = _fault(handle, separator)
     if fault or reason:
         example = separator.join(("196", "242", "3", "881250949"))
-        fault = fault or f"holds no readable ratings ({_shown(reason.encode())})"
+        fault = fault or f"cannot be read as ratings ({_shown(reason)})"
         raise DataError(
-            f"{file}: {fault}; right is user, item, rating from 0 to 5, timestamp, as in {example!r}"
+            f"{file}: {fault}; right is user, item, rating (0 to 5), timestamp, as in {example!r}"
         )
     return columns
 
@@ -295,18 +298,18 @@ def _parse(handle: IO[bytes], separator: str) -> tuple[IntArray, IntArray, NDArr
     """Read the lines with pandas, fast but without telling where a fault is.
 
     Columns are split at one character, as pandas is slow otherwise: ``::`` gives an empty
-    column after each but the last. One more column catches lines that are too long.
+    column after each. One more column catches lines that are too long.
 
     Raises
     ------
-    ValueError, OverflowError
+    ValueError, OverflowError, TypeError
         Some line is not as it should be.
     """
     import pandas as pd  # noqa: PLC0415 - slow to import, and no other environment needs it
 
     step = len(separator)
-    names = list(range(3 * step + 2))
-    user, item, rating, time = names[: 4 * step : step]
+    names = list(range(4 * step + 1))
+    user, item, rating, time = names[:-1:step]
     kinds = dict.fromkeys(names, "float64") | dict.fromkeys((user, item, time), "int64")
     parts = []
     with warnings.catch_warnings():
@@ -339,9 +342,9 @@ def _fault(lines: Iterable[bytes], separator: str) -> str | None:
             return f"line {number} has {len(fields)} fields instead of 4{cut}"
         for name, field in zip(_FIELDS, fields, strict=True):
             if not _is_valid(name, field.strip()):
-                return f"line {number} has {name} {_shown(field.encode())}{cut}"
+                return f"line {number} has {name} {_shown(field)}{cut}"
         if cut and before and len(fields[-1]) < len(before[-1]):
-            return f"line {number} has timestamp {_shown(fields[-1].encode())}{cut}"
+            return f"line {number} has timestamp {_shown(fields[-1])}{cut}"
         before = fields
     return None
 
@@ -357,5 +360,5 @@ def _is_valid(name: str, field: str) -> bool:
         return False
 
 
-def _shown(text: bytes) -> str:
-    return repr(text.decode("latin-1").strip()[:40])
+def _shown(text: str) -> str:
+    return repr(text.strip()[:40])  # one line, whatever the text

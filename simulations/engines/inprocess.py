@@ -21,7 +21,7 @@ _SERVER_NODE = 1
 _APP_RAISED = 2  # Flower's code for a ClientApp that raised
 
 
-class InProcessGrid(Grid):  # type: ignore[misc]
+class InProcessGrid(Grid):
     """A Grid whose nodes are called one after the other when messages are pushed.
 
     Parameters
@@ -102,7 +102,7 @@ class InProcessGrid(Grid):  # type: ignore[misc]
             return client_app.app(message, context)
         except FldbError:
             raise
-        except Exception as error:  # noqa: BLE001 - as in Flower, any failure is the node's reply
+        except Exception as error:  # as in Flower, any failure is the node's reply
             return Message(Error(_APP_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
 
 

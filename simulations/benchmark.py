@@ -1,0 +1,250 @@
+"""`python -m simulations.benchmark [SECTION ...]`: times, exchanges, bytes and regret.
+
+Sections: ``algorithms`` (each against the floors, vectorized), ``inprocess`` (one exchange of
+one node), ``scale`` (memory and time against the number of agents), ``flower`` (`flwr run`
+against an app that does nothing). All but ``flower`` run by default. Machines are noisy, so every
+claim is a ratio of two times measured in turn; medians over the repetitions are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from logging import WARNING, getLogger
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fldb_flower.history import History
+from fldb_flower.preference import gradient, hessian
+from fldb_flower.settings import Settings, from_nested
+from fldb_flower.streams import AgentStreams
+from simulations.engines import vectorized
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "random": {"algorithm": "random"},
+    "FLDB-OGD": {"algorithm": "fldb_ogd"},
+    "FLDB-ONS": {"algorithm": "fldb_ons"},
+    "FLDB-ONS geometric 1.5": {"algorithm": "fldb_ons", "schedule": {"name": "geometric"}},
+    "FLDB-GD newton": {"algorithm": "fldb_gd"},
+    "LDB": {"algorithm": "ldb"},
+}
+
+
+def settings(**values: Any) -> Settings:
+    """Return the benchmark's settings: N=100, T=500, K=10, d=5, tau=1, unless told otherwise."""
+    return from_nested({"tau": 1, **values}, "the benchmark")
+
+
+def seconds(function: Callable[..., Any], *arguments: Any) -> float:
+    """Time one call."""
+    begin = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - begin
+
+
+def draw_at_once(chosen: Settings) -> None:
+    """Draw as many random numbers as a run uses, from one NumPy generator: the floor."""
+    generator = np.random.default_rng(chosen.seed)
+    shape = (chosen.num_agents, chosen.num_arms, chosen.dimension)
+    for _ in range(chosen.horizon):
+        generator.standard_normal(shape)
+        generator.random(chosen.num_agents)
+
+
+def draw_by_agent(chosen: Settings) -> None:
+    """Draw the very numbers of a run: 2 streams an agent, seeded, as the engine draws them."""
+    streams = AgentStreams(chosen.seed, range(chosen.num_agents))
+    for _ in range(0, chosen.horizon, 64):
+        streams.standard_normal("arms", 64, chosen.num_arms, chosen.dimension)
+        streams.random("preferences", 64)
+
+
+def pass_over_duels(chosen: Settings) -> None:
+    """Evaluate gradient and Hessian of all duels so far, once an iteration: FLDB-GD's floor."""
+    generator = np.random.default_rng(chosen.seed)
+    count, d = chosen.num_agents, chosen.dimension
+    duels = generator.standard_normal((count * chosen.horizon, d))
+    wins = (generator.random(len(duels)) < 0.5) * 1.0
+    theta = np.ones(d)
+    for t in range(1, chosen.horizon + 1):
+        gradient(theta, duels[: t * count], wins[: t * count])
+        hessian(theta, duels[: t * count])
+
+
+def algorithms(repetitions: int) -> pd.DataFrame:
+    """Time every algorithm in turn with the floors."""
+    base = settings()
+    floors = {"draws": draw_at_once, "own draws": draw_by_agent, "pass": pass_over_duels}
+    rows = []
+    for name, values in ALGORITHMS.items():
+        chosen, times, floor_times = settings(**values), [], []
+        for _ in range(repetitions):
+            history = History(chosen.horizon)
+            floor_times.append([seconds(floor, base) for floor in floors.values()])
+            times.append(seconds(vectorized.run, chosen, history))
+        ratios = np.median(np.array(times)[:, None] / np.array(floor_times), axis=0)
+        rows.append(
+            {
+                "algorithm": name,
+                "seconds": round(statistics.median(times), 3),
+                **{f"x {key}": round(float(r), 2) for key, r in zip(floors, ratios, strict=True)},
+                "exchanges": history.exchanges,
+                "MB up": round(history.uploaded_bytes / 1e6, 2),
+                "MB down": round(history.downloaded_bytes / 1e6, 2),
+                "regret": round(history.regret, 1),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def inprocess_exchange(repetitions: int) -> pd.DataFrame:
+    """Time FLDB-OGD with 100 nodes of one agent each over Flower messages in this process."""
+    from simulations.engines import inprocess  # noqa: PLC0415 - imports Flower
+
+    getLogger("flwr").setLevel(WARNING)
+    chosen = settings(horizon=100, engine={"name": "inprocess", "num_nodes": 100})
+    costs = []
+    for _ in range(repetitions):
+        with tempfile.TemporaryDirectory() as folder:
+            inprocess.run(chosen, folder)
+            summary = json.loads((Path(folder) / "summary.json").read_text())
+            costs.append(1e3 * summary["runtime_seconds"] / summary["exchanges"] / 100)
+    return pd.DataFrame([{"exchange of one node, ms": round(statistics.median(costs), 3)}])
+
+
+def _measured(chosen: Settings) -> tuple[float, float]:
+    history = History(chosen.horizon)
+    taken = seconds(vectorized.run, chosen, history)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return taken, peak
+
+
+def scale(horizon: int = 500) -> pd.DataFrame:
+    """Time and peak memory of FLDB-OGD and FLDB-ONS, a fresh process for each size."""
+    rows = []
+    for algorithm in ("fldb_ogd", "fldb_ons"):
+        for agents in (1_000, 10_000, 100_000):
+            chosen = settings(algorithm=algorithm, num_agents=agents, horizon=horizon)
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                taken, peak = pool.apply(_measured, (chosen,))
+            rows.append(
+                {
+                    "algorithm": algorithm,
+                    "agents": agents,
+                    "seconds": round(taken, 2),
+                    "microseconds an agent and iteration": round(1e6 * taken / agents / horizon, 3),
+                    "peak MB": round(peak),
+                }
+            )
+            print(rows[-1], file=sys.stderr, flush=True)
+    return pd.DataFrame(rows)
+
+
+_NOOP = {
+    "pyproject.toml": """
+[project]
+name = "noop"
+version = "0.0.1"
+license = "Apache-2.0"
+dependencies = ["flwr[simulation]>=1.42,<1.43"]
+[tool.flwr.app]
+publisher = "noop"
+[tool.flwr.app.components]
+serverapp = "noop.apps:server"
+clientapp = "noop.apps:client"
+[tool.flwr.app.config]
+rounds = 1
+""",
+    "noop/__init__.py": "",
+    "noop/apps.py": """
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+server, client = ServerApp(), ClientApp()
+@server.main()
+def main(grid, context):
+    for _ in range(context.run_config["rounds"]):
+        nodes = list(grid.get_node_ids())
+        grid.send_and_receive([Message(RecordDict(), node, "train") for node in nodes])
+@client.train()
+def train(message, context):
+    return Message(RecordDict(), reply_to=message)
+""",
+}
+
+
+def _quiet(command: list[str]) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def flower(repetitions: int, nodes: int = 2) -> pd.DataFrame:
+    """Time `flwr run` of FLDB-OGD (tau=5) and of an app that does nothing, start included."""
+    root = Path(__file__).parent.parent
+    command = shutil.which("flwr")
+    assert command is not None, "flwr is not on the PATH: activate the environment first"
+    ours, nothing = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in _NOOP.items():
+            path = Path(folder) / "noop" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        options = ["--stream", "--federation-config"]
+        options.append(f"num-supernodes={nodes} client-resources-num-cpus=1")
+        for number in range(repetitions + 1):  # the first also starts the SuperLink: not counted
+            out = Path(folder) / f"run{number}"
+            config = f"tau=5 output-dir='{out}'"
+            run = [command, "run", str(root), *options, "--run-config", config]
+            ours.append(seconds(_quiet, run))
+            rounds = json.loads((out / "summary.json").read_text())["exchanges"]
+            run = [command, "run", f"{folder}/noop", *options, "--run-config", f"rounds={rounds}"]
+            nothing.append(seconds(_quiet, run))
+    ratios = [a / b for a, b in zip(ours[1:], nothing[1:], strict=True)]
+    return pd.DataFrame(
+        [
+            {
+                "nodes": nodes,
+                "rounds": rounds,
+                "seconds": round(statistics.median(ours[1:]), 1),
+                "seconds, no-op": round(statistics.median(nothing[1:]), 1),
+                "ratio": round(statistics.median(ratios), 3),
+            }
+        ]
+    )
+
+
+def main() -> None:
+    """Print a table for each section asked for."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    sections = ["algorithms", "inprocess", "scale", "flower"]
+    parser.add_argument("section", nargs="*", choices=[*sections, []], help=", ".join(sections))
+    parser.add_argument("--repetitions", type=int, default=9, help="of each timing (default 9)")
+    asked = parser.parse_args()
+    print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, NumPy {np.__version__}")
+    for section in asked.section or sections[:3]:
+        if section == "algorithms":
+            table = algorithms(asked.repetitions)
+        elif section == "inprocess":
+            table = inprocess_exchange(asked.repetitions)
+        elif section == "scale":
+            table = scale()
+        else:
+            table = flower(max(1, asked.repetitions // 3))
+        print(f"\n{section}\n{table.to_string(index=False)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

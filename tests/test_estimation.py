@@ -1,0 +1,350 @@
+"""The minimisers against scikit-learn, and against the bound that strong convexity gives."""
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import expit, log_expit
+
+from fldb_flower import local
+from fldb_flower.algorithms import estimation
+from fldb_flower.algorithms.estimation import MAX_EXCHANGES, gradient_descent, lbfgs, newton
+from fldb_flower.errors import ConvergenceError, SettingsError
+from fldb_flower.federation import Upload
+from fldb_flower.local import LocalEstimates
+
+N, D = 40, 3
+RIDGES = [1 / 500, 0.1, 2.0]
+
+property_test = settings(deadline=None, derandomize=True, max_examples=60)
+
+
+def random_duels(seed=0, scale=1.0, n=N, d=D):
+    rng = np.random.default_rng(seed)
+    differences = rng.standard_normal((n, d))
+    theta = rng.standard_normal(d)
+    preferences = (rng.random(n) < expit(differences @ theta)).astype(float)
+    return scale * differences, preferences
+
+
+def separable_duels(seed=0, scale=1.0, n=N, d=D):
+    """Duels that one theta explains without exception: without a ridge there is no minimum."""
+    rng = np.random.default_rng(seed)
+    differences, theta = rng.standard_normal((n, d)), rng.standard_normal(d)
+    return scale * differences, (differences @ theta > 0).astype(float)
+
+
+KINDS = {"random": random_duels, "separable": separable_duels}
+
+
+class Asked:
+    """What the agents would answer, from the formulas; remembers every point asked about."""
+
+    def __init__(self, differences, preferences):
+        self.differences, self.preferences = differences, preferences
+        self.points = []
+
+    def at(self, theta):
+        x, y = self.differences, self.preferences
+        z = x @ theta
+        mu = expit(z)
+        return Upload(
+            num_duels=len(y),
+            gradient=((mu - y)[:, None] * x).sum(axis=0),
+            information=x.T @ x,
+            hessian=np.einsum("n,ni,nj->ij", mu * expit(-z), x, x),
+            loss=float(-(y * log_expit(z) + (1 - y) * log_expit(-z)).sum()),
+            regrets=(),
+        )
+
+    def __call__(self, theta):
+        self.points.append(np.array(theta))
+        return self.at(theta)
+
+    def slope(self, theta, ridge):
+        """Gradient of the whole objective, ridge included."""
+        return self.at(theta).gradient + ridge * theta
+
+
+def reference(differences, preferences, ridge):
+    """scikit-learn's minimiser; mirrored duels with half the weight, so both classes occur."""
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    model = linear_model.LogisticRegression(
+        C=1 / ridge, fit_intercept=False, tol=1e-12, max_iter=10**4
+    )
+    mirrored = np.concatenate([differences, -differences])
+    answers = np.concatenate([preferences, 1 - preferences])
+    return model.fit(mirrored, answers, sample_weight=np.full(len(answers), 0.5)).coef_[0]
+
+
+def far_start(asked, theta, ridge, solver=newton, **options):
+    return solver(asked, asked.at(theta), theta, ridge, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ridge", RIDGES)
+def test_newton_finds_scikit_learns_minimum(kind, ridge):
+    asked = Asked(*KINDS[kind](seed=1))
+    found = far_start(asked, np.zeros(D), ridge)
+    np.testing.assert_allclose(
+        found.theta, reference(asked.differences, asked.preferences, ridge), rtol=1e-6
+    )
+    assert len(asked.points) <= 15
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_newton_starts_from_a_few_first_duels(kind):
+    # The first iteration of a few agents: fewer duels than features.
+    asked = Asked(*KINDS[kind](seed=3, n=2, d=5))
+    found = far_start(asked, np.zeros(5), 1 / 500)
+    np.testing.assert_allclose(
+        found.theta, reference(asked.differences, asked.preferences, 1 / 500), rtol=1e-6, atol=1e-9
+    )
+
+
+def test_one_duel_worked_by_hand():
+    # d = 1, x = 1, y = 1, ridge a: mu(theta) - 1 + a theta = 0. With theta = log(3): a theta = 1/4.
+    theta = np.log(3)
+    asked = Asked(np.ones((1, 1)), np.ones(1))
+    found = far_start(asked, np.zeros(1), 1 / 4 / theta)
+    assert found.theta[0] == pytest.approx(theta, abs=1e-9)
+
+
+@property_test
+@given(
+    seed=st.integers(0, 10**6),
+    kind=st.sampled_from(sorted(KINDS)),
+    scale=st.sampled_from([1e-3, 1.0, 1e3]),
+    away=st.sampled_from([0.0, 1.0, 100.0, 1e4]),
+    ridge=st.sampled_from(RIDGES),
+    n=st.integers(1, 60),
+)
+def test_newton_converges_from_anywhere(seed, kind, scale, away, ridge, n):  # noqa: PLR0917
+    """The objective is ridge-strongly convex: ||theta - minimum|| <= ||slope(theta)|| / ridge."""
+    asked = Asked(*KINDS[kind](seed, scale, n))
+    start = away * np.random.default_rng(seed + 1).standard_normal(D)
+    found = far_start(asked, start, ridge)
+    slope = np.linalg.norm(asked.slope(found.theta, ridge))
+    assert slope <= 1.1e-10 * n
+    assert len(asked.points) <= MAX_EXCHANGES
+    # The upload returned is the one at the minimiser.
+    np.testing.assert_array_equal(found.upload.gradient, asked.at(found.theta).gradient)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(5))
+def test_trusting_a_short_step_saves_an_exchange_and_no_accuracy(kind, seed):
+    exact, trusting = Asked(*KINDS[kind](seed)), Asked(*KINDS[kind](seed))
+    minimum = far_start(exact, np.zeros(D), 1 / 500)
+    trusted = far_start(trusting, np.zeros(D), 1 / 500, settled=1e-6)
+    np.testing.assert_allclose(trusted.theta, minimum.theta, rtol=1e-9, atol=1e-9)
+    assert len(trusting.points) < len(exact.points)
+
+
+def test_a_start_at_the_minimum_asks_nobody():
+    asked = Asked(*random_duels(2))
+    minimum = far_start(asked, np.zeros(D), 0.1).theta
+    again = Asked(asked.differences, asked.preferences)
+    found = far_start(again, minimum, 0.1)
+    assert again.points == []
+    np.testing.assert_array_equal(found.theta, minimum)
+
+
+def test_every_point_is_asked_about_once():
+    asked = Asked(*separable_duels(2))
+    far_start(asked, np.full(D, 50.0), 1 / 500)
+    points = {point.tobytes() for point in asked.points}
+    assert len(points) == len(asked.points) > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lbfgs_reaches_the_same_minimum(kind):
+    pytest.importorskip("torch", reason="solver=lbfgs needs the torch extra")
+    for ridge in RIDGES:
+        asked = Asked(*KINDS[kind](seed=4))
+        found = far_start(asked, np.zeros(D), ridge, lbfgs)
+        slope = np.linalg.norm(asked.slope(found, ridge))
+        assert slope <= 1e-6 * N
+        minimum = far_start(Asked(asked.differences, asked.preferences), np.zeros(D), ridge)
+        np.testing.assert_allclose(found, minimum.theta, rtol=1e-6)
+        assert 1 <= len(asked.points) <= MAX_EXCHANGES
+
+
+@pytest.mark.parametrize("away", [1.0, 30.0])
+def test_lbfgs_warm_started_away_from_the_minimum(away):
+    pytest.importorskip("torch", reason="solver=lbfgs needs the torch extra")
+    asked = Asked(*random_duels(5))
+    found = far_start(asked, np.full(D, away), 0.1, lbfgs)
+    np.testing.assert_allclose(
+        found, reference(asked.differences, asked.preferences, 0.1), rtol=1e-6
+    )
+
+
+def test_lbfgs_without_torch_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    asked = Asked(*random_duels())
+    with pytest.raises(SettingsError, match=r"pip install 'fldb-flower\[torch\]'.*solver=newton"):
+        far_start(asked, np.zeros(D), 0.1, lbfgs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_descent_to_convergence_reaches_the_same_minimum(kind):
+    asked = Asked(*KINDS[kind](seed=6))
+    step_size = 1 / (np.trace(asked.differences.T @ asked.differences) / 4 + 2.0)
+    found = far_start(asked, np.zeros(D), 2.0, gradient_descent, steps=1500, step_size=step_size)
+    np.testing.assert_allclose(
+        found, reference(asked.differences, asked.preferences, 2.0), rtol=1e-6
+    )
+
+
+def test_two_steps_of_gradient_descent_worked_by_hand():
+    # x = 1, y = 1, ridge 0.5, eta 2, from theta = 0:
+    # step 1: gradient mu(0) - 1 + 0 = -0.5, theta = 1
+    # step 2: gradient mu(1) - 1 + 0.5, theta = 1 - 2 (mu(1) - 0.5) = 2 - 2 mu(1)
+    asked = Asked(np.ones((1, 1)), np.ones(1))
+    found = far_start(asked, np.zeros(1), 0.5, gradient_descent, steps=2, step_size=2.0)
+    assert found[0] == pytest.approx(2 - 2 / (1 + np.exp(-1)), rel=1e-14)
+    assert [point.tolist() for point in asked.points] == [[1.0]]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_m_steps_of_gradient_descent_cost_m_exchanges_with_the_first(steps):
+    asked = Asked(*random_duels())
+    far_start(asked, np.zeros(D), 0.1, gradient_descent, steps=steps, step_size=0.01)
+    assert len(asked.points) == steps - 1
+
+
+class Bottomless(Asked):
+    """Answers for which the objective is a plane: it has no minimum."""
+
+    ridge = 0.1
+
+    def at(self, theta):
+        plane = np.ones(D)
+        return Upload(
+            num_duels=1,
+            gradient=plane - self.ridge * theta,
+            information=np.eye(D),
+            hessian=1e3 * np.eye(D),
+            loss=float(plane @ theta - 0.5 * self.ridge * theta @ theta),
+            regrets=(),
+        )
+
+
+class Steep(Asked):
+    """Answers that always rise along the step, as no convex loss does."""
+
+    def at(self, theta):
+        direction = np.ones(D) if self.points == [] else -np.ones(D)
+        return Upload(1, direction - 0.1 * theta, np.eye(D), np.eye(D), 0.0, ())
+
+
+@pytest.mark.parametrize("answers", [Bottomless, Steep])
+def test_newton_gives_up_after_200_exchanges(answers):
+    asked = answers(None, None)
+    with pytest.raises(ConvergenceError, match=r"within 200 exchanges: gradient norm 1\.7e\+00"):
+        far_start(asked, np.zeros(D), 0.1)
+    assert len(asked.points) == MAX_EXCHANGES == 200
+
+
+def test_lbfgs_says_so_where_there_is_no_minimum():
+    pytest.importorskip("torch", reason="solver=lbfgs needs the torch extra")
+    asked = Bottomless(None, None)
+    with pytest.raises(ConvergenceError, match=r"gradient norm 1\.7e\+00 per duel"):
+        far_start(asked, np.zeros(D), 0.1, lbfgs)
+
+
+def test_the_tolerance_is_per_duel():
+    assert estimation.TOLERANCE == 1e-10
+    asked = Asked(*random_duels(7, n=2000))
+    found = far_start(asked, np.zeros(D), 0.1)
+    assert np.linalg.norm(asked.slope(found.theta, 0.1)) <= 1.1e-10 * 2000
+
+
+AGENTS = 4
+
+
+def rounds_of_duels(count, seed=0, scale=1.0):
+    """A duel of each agent, ``count`` times; agent 0 always answers as one theta says."""
+    rng = np.random.default_rng(seed)
+    theta = rng.standard_normal(D)
+    for _ in range(count):
+        differences = scale * rng.standard_normal((AGENTS, D))
+        logits = differences @ theta
+        preferences = (rng.random(AGENTS) < expit(logits)).astype(float)
+        preferences[0] = float(logits[0] > 0)
+        yield differences, preferences
+
+
+@pytest.mark.parametrize("ridge", RIDGES)
+def test_local_estimates_equal_scikit_learn_agent_by_agent(ridge):
+    estimates = LocalEstimates(AGENTS, D, ridge)
+    history = []
+    for count, duels in enumerate(rounds_of_duels(20), start=1):
+        history.append(duels)
+        estimates.add(*duels)
+        if count not in {1, 2, 5, 8, 9, 16, 17, 20}:  # storage grows at 8 and 16
+            continue
+        for agent in range(AGENTS):
+            own = np.array([differences[agent] for differences, _ in history])
+            answers = np.array([preferences[agent] for _, preferences in history])
+            np.testing.assert_allclose(
+                estimates.theta[agent], reference(own, answers, ridge), rtol=1e-5, atol=1e-7
+            )
+
+
+@property_test
+@given(
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([1e-3, 1.0, 30.0, 1e3]),
+    ridge=st.sampled_from(RIDGES),
+    count=st.integers(1, 12),
+)
+def test_local_estimates_are_stationary_points(seed, scale, ridge, count):
+    estimates = LocalEstimates(AGENTS, D, ridge)
+    history = list(rounds_of_duels(count, seed, scale))
+    for duels in history:
+        estimates.add(*duels)
+    for agent in range(AGENTS):
+        own = Asked(
+            np.array([differences[agent] for differences, _ in history]),
+            np.array([preferences[agent] for _, preferences in history]),
+        )
+        theta = estimates.theta[agent]
+        # Newton's step from here bounds the error, and must be negligible.
+        curvature = own.at(theta).hessian + ridge * np.eye(D)
+        step = np.linalg.solve(curvature, own.slope(theta, ridge))
+        assert np.linalg.norm(step) <= 1e-7 * (1 + np.linalg.norm(theta))
+
+
+def test_an_agents_estimate_does_not_depend_on_the_others():
+    together = LocalEstimates(AGENTS, D, 1 / 500)
+    apart = [LocalEstimates(1, D, 1 / 500) for _ in range(AGENTS)]
+    for differences, preferences in rounds_of_duels(12, seed=1):
+        together.add(differences, preferences)
+        for agent, alone in enumerate(apart):
+            alone.add(differences[agent : agent + 1], preferences[agent : agent + 1])
+    np.testing.assert_allclose(together.theta, [alone.theta[0] for alone in apart], rtol=1e-9)
+
+
+@pytest.mark.parametrize("saved_after", [0, 3, 8, 13])
+def test_local_estimates_restored_midway_go_on_identically(saved_after):
+    estimates = LocalEstimates(AGENTS, D, 1 / 500)
+    for count, duels in enumerate(rounds_of_duels(15, seed=2)):
+        if count == saved_after:
+            state = {name: np.array(array) for name, array in estimates.state().items()}
+            restored = LocalEstimates(AGENTS, D, 1 / 500)
+            restored.restore(state)
+        estimates.add(*duels)
+        if count >= saved_after:
+            restored.add(*duels)
+            np.testing.assert_array_equal(restored.theta, estimates.theta)
+
+
+def test_local_estimates_say_so_where_the_minimum_is_not_found(monkeypatch):
+    monkeypatch.setattr(local, "_MAX_EVALUATIONS", 1)
+    estimates = LocalEstimates(AGENTS, D, 1 / 500)
+    with pytest.raises(ConvergenceError, match="no minimiser for 4 agents within 1 evaluations"):
+        estimates.add(*next(rounds_of_duels(1)))
