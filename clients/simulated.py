@@ -19,9 +19,11 @@ from fldb_flower.messages import (
     pack_arrays,
     unpack_arrays,
 )
+from fldb_flower.records import pack_vector, unpack_vector
 from fldb_flower.settings import Settings, from_flat
 
 _STATE = "agents"
+_COUNT_BYTES = 8  # before the arrays: how many messages the node has answered
 
 
 class SimulatedAgents(NumPyClient):
@@ -64,7 +66,7 @@ class SimulatedAgents(NumPyClient):
         broadcast = _decode(parameters[0], ask, self._dimension)
         upload = self.group.answer(broadcast, ask.counted)
         vector, answer = encode_upload(upload, broadcast, self.partition_id, self.num_partitions)
-        return [vector], upload.num_duels, {"answer": list(answer[:-1]), "regret": answer.regret}
+        return [vector], upload.num_duels, {"answer": answer.to_numbers()}
 
 
 class _LastBroadcast:
@@ -98,25 +100,26 @@ class _Clients:
         if context.run_id != self._run_id:
             self._run_id, self._kept = context.run_id, {}
         state: Any = context.state.get(_STATE)
-        answers = int(state["answers"]) if state is not None else 0
+        arrays = b"" if state is None else state["arrays"]
+        answers = int.from_bytes(arrays[:_COUNT_BYTES], "little")
         kept = self._kept.pop(context.node_id, None)
         if kept is not None and kept[0] == answers:
             return kept
         client = _new_client(context)
         if state is not None:
-            client.group.restore(unpack_arrays(state["arrays"]))
+            client.group.restore(unpack_arrays(arrays[_COUNT_BYTES:]))
         return answers, client
 
     def keep(self, context: Context, answers: int, client: SimulatedAgents) -> None:
         """Save the client's state in the Context, and the client in this process."""
-        arrays = pack_arrays(client.group.state())
-        context.state[_STATE] = ConfigRecord({"answers": answers, "arrays": arrays})
+        arrays = answers.to_bytes(_COUNT_BYTES, "little") + pack_arrays(client.group.state())
+        context.state[_STATE] = ConfigRecord({"arrays": arrays})  # one entry: checks are slow
         self._kept[context.node_id] = (answers, client)
 
     def parse(self, record: ArrayRecord) -> Vector:
         """Return the broadcast's array, parsed once where nodes share the record."""
         if self._parsed[0] is not record:
-            self._parsed = (record, record.to_numpy_ndarrays()[0])
+            self._parsed = (record, unpack_vector(record))
         return self._parsed[1]
 
 
@@ -130,7 +133,7 @@ def train(message: Message, context: Context) -> Message:
     parameters = [_CLIENTS.parse(content["arrays"])]
     arrays, _, numbers = client.fit(parameters, dict(content["config"]))
     _CLIENTS.keep(context, answers + 1, client)
-    reply = RecordDict({"arrays": ArrayRecord(arrays), "numbers": MetricRecord(numbers)})
+    reply = RecordDict({"arrays": pack_vector(arrays[0]), "numbers": MetricRecord(numbers)})
     return Message(reply, reply_to=message)
 
 

@@ -77,6 +77,22 @@ class Answer(NamedTuple):
     regret_first: int
     regret: list[float]
 
+    def to_numbers(self) -> list[float]:
+        """Return all of it as one list, which costs a transport one entry."""
+        return [*map(float, self[:-1]), *self.regret]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[float]) -> Answer:
+        """Undo :meth:`to_numbers`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The list is too short, or a count is not a number.
+        """
+        count = len(cls._fields) - 1
+        return cls._make([*map(int, numbers[:count]), list(numbers[count:])])
+
 
 class UploadError(Exception):
     """An upload that must not be counted, with one reason."""
@@ -261,11 +277,14 @@ def indefinite(uploads: Sequence[Upload]) -> list[str]:
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return named arrays as bytes, for a state that is read and written with each message."""
-    layout = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+    layout = tuple((name, array.dtype.str, array.shape) for name, array in arrays.items())
+    return b"".join([_layout_header(layout), *(array.tobytes() for array in arrays.values())])
+
+
+@functools.lru_cache(maxsize=64)
+def _layout_header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
     header = json.dumps(layout).encode()
-    return b"".join(
-        [len(header).to_bytes(8, "little"), header, *(a.tobytes() for a in arrays.values())]
-    )
+    return len(header).to_bytes(8, "little") + header
 
 
 def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:

@@ -26,6 +26,7 @@ from fldb_flower.messages import (
     indefinite,
     traffic,
 )
+from fldb_flower.records import pack_vector, unpack_vector
 from fldb_flower.settings import Settings
 
 _LOG = getLogger("flwr")
@@ -94,17 +95,17 @@ class DuelingStrategy(Federation, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one message for each node to ask; they share the array of the broadcast."""
-        configs: dict[int, ConfigRecord] = {}  # acknowledgement -> numbers
+        """Return one message for each node to ask; they share the content."""
+        contents: dict[int, RecordDict] = {}  # acknowledgement -> what to send
         numbers: Any = config["ask"]
         messages = []
         for node in self._nodes:
             counted = self._counted.get(node, 0)
-            if counted not in configs:
+            if counted not in contents:
                 ask = Ask(*numbers)._replace(counted=counted)
-                configs[counted] = ConfigRecord({"ask": list(ask)})
-            content = RecordDict({"arrays": arrays, "config": configs[counted]})
-            messages.append(Message(content, node, "train", group_id=str(server_round)))
+                numbers_record = ConfigRecord({"ask": list(ask)})
+                contents[counted] = RecordDict({"arrays": arrays, "config": numbers_record})
+            messages.append(Message(contents[counted], node, "train", group_id=str(server_round)))
         return messages
 
     def aggregate_train(
@@ -153,7 +154,7 @@ class DuelingStrategy(Federation, Strategy):
         self._answered, self._rejected = {}, {}
         everyone = sorted(grid.get_node_ids())
         vector, ask = encode_broadcast(broadcast)
-        arrays, config = ArrayRecord([vector]), ConfigRecord({"ask": list(ask)})
+        arrays, config = pack_vector(vector), ConfigRecord({"ask": list(ask)})
         deadline = time.monotonic() + self.settings.node_wait
         while True:
             self._nodes = [node for node in everyone if node not in self._answered]
@@ -176,9 +177,8 @@ class DuelingStrategy(Federation, Strategy):
         """Return the partition and the upload of one reply, or raise UploadError."""
         content: Any = reply.content
         try:
-            (vector,) = content["arrays"].to_numpy_ndarrays()
-            numbers = content["numbers"]
-            answer = Answer._make([*numbers["answer"], numbers["regret"]])
+            vector = unpack_vector(content["arrays"])
+            answer = Answer.from_numbers(content["numbers"]["answer"])
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError(f"not an upload: {error!r}") from None
         settings = self.settings
