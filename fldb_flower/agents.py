@@ -116,12 +116,16 @@ class AgentGroup:
         if broadcast.theta_hat is None:
             return Upload(0, np.zeros(d), np.zeros((d, d)), None, None, regrets)
         differences, preferences = log.all() if broadcast.scope == "all" else (fresh, answers)
-        theta = broadcast.theta_hat
+        theta, hessian = broadcast.theta_hat, None
+        if broadcast.hessian:
+            gradient, hessian = preference.derivatives(theta, differences, preferences)
+        else:
+            gradient = preference.gradient(theta, differences, preferences)
         return Upload(
             num_duels=len(preferences),
-            gradient=preference.gradient(theta, differences, preferences),
+            gradient=gradient,
             information=preference.information(fresh),
-            hessian=preference.hessian(theta, differences) if broadcast.hessian else None,
+            hessian=hessian,
             loss=float(preference.loss(theta, differences, preferences))
             if broadcast.loss
             else None,

@@ -10,11 +10,10 @@ from fldb_flower.preference import logistic
 
 FloatArray = NDArray[np.float64]
 
-_TOLERANCE = 1e-10  # gradient norm per duel
-_SETTLED = 1e-6  # a Newton step this short leaves an error of about its square
+_SETTLED = 1e-13  # Newton decrement per duel: theta's error is about 1e-12 after such a step
 _SUFFICIENT = 0.5
 _SHORTEST_CUT = 0.1
-_LOST = 0.5
+_LOST = 0.5  # a warm start whose step is cut to less than this is given up for theta = 0
 _MAX_STEPS = 200
 _MAX_CUTS = 60
 
@@ -38,8 +37,8 @@ class LocalEstimates:
         self._ridge = ridge
         self.theta = np.zeros((agents, dimension))
         self._count = 0
-        # Agent by agent, so that each agent's duels are one matrix.
-        self._differences = np.empty((agents, 8, dimension))
+        # Each agent's duels are a matrix (d, duels), fast to weight and to multiply.
+        self._differences = np.empty((agents, dimension, 8))
         self._preferences = np.empty((agents, 8))
 
     def add(self, differences: FloatArray, preferences: FloatArray) -> None:
@@ -51,9 +50,9 @@ class LocalEstimates:
             An agent's minimiser was not found within 200 Newton steps.
         """
         if self._count == self._preferences.shape[1]:
-            self._differences = np.concatenate([self._differences] * 2, axis=1)
+            self._differences = np.concatenate([self._differences] * 2, axis=2)
             self._preferences = np.concatenate([self._preferences] * 2, axis=1)
-        self._differences[:, self._count] = differences
+        self._differences[:, :, self._count] = differences
         self._preferences[:, self._count] = preferences
         self._count += 1
         self._minimise()
@@ -61,36 +60,38 @@ class LocalEstimates:
     def _minimise(self) -> None:
         active = np.arange(len(self.theta))
         theta = self.theta.copy()
+        warm = theta.any(axis=1)
         duels, answers = self._duels(active)
         gradient, hessian = self._derivatives(theta, duels, answers)
         for _ in range(_MAX_STEPS):
             step = np.asarray(-np.linalg.solve(hessian, gradient[..., None])[..., 0], np.float64)
-            going = ~self._found(theta, gradient, step)
+            going = -np.vecdot(gradient, step) > _SETTLED * self._count
             self.theta[active] = theta + step
             if not going.any():
                 return
             if not going.all():
-                active, theta, step, gradient = (
-                    active[going],
-                    theta[going],
-                    step[going],
-                    gradient[going],
+                active, theta, step, gradient, warm = (
+                    array[going] for array in (active, theta, step, gradient, warm)
                 )
                 duels, answers = self._duels(active)
-            theta, gradient, hessian = self._descend(theta, step, gradient, duels, answers)
+            theta, gradient, hessian = self._descend(theta, step, gradient, warm, duels, answers)
         raise ConvergenceError(
             f"no minimiser for {len(active)} agents within {_MAX_STEPS} Newton steps"
         )
 
-    def _descend(
+    def _descend(  # noqa: PLR0917
         self,
         theta: FloatArray,
         step: FloatArray,
         gradient: FloatArray,
+        warm: NDArray[np.bool_],
         duels: FloatArray,
         answers: FloatArray,
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Step from theta, less far where that ends uphill; return the point and derivatives."""
+        """Step from theta, less far where that ends uphill; return the point and derivatives.
+
+        Agents lost far out, where the Hessian has vanished, go back to 0, once: ``warm``.
+        """
         slope = np.vecdot(gradient, step)  # below 0
         length = np.ones(len(theta))
         for _ in range(_MAX_CUTS):
@@ -103,6 +104,9 @@ class LocalEstimates:
             # Cut where the straight line through both slopes crosses zero.
             crossing = slope[long] / (slope[long] - end_slope[long])
             length[long] *= np.maximum(_SHORTEST_CUT, crossing)
+            lost = warm & (length < _LOST)
+            step[lost], slope[lost], length[lost] = -theta[lost], -np.inf, 1.0  # whatever its slope
+            warm &= ~lost
         raise ConvergenceError(
             f"no minimiser: a Newton step was too long even cut {_MAX_CUTS} times"
         )
@@ -110,31 +114,24 @@ class LocalEstimates:
     def _duels(self, agents: NDArray[np.intp]) -> tuple[FloatArray, FloatArray]:
         count = self._count
         if len(agents) == len(self.theta):
-            return self._differences[:, :count], self._preferences[:, :count]
-        return self._differences[agents, :count], self._preferences[agents, :count]
+            return self._differences[..., :count], self._preferences[:, :count]
+        return self._differences[agents, :, :count], self._preferences[agents, :count]
 
     def _derivatives(
         self, theta: FloatArray, duels: FloatArray, answers: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Gradients (agents, d) and Hessians (agents, d, d) of the agents' losses."""
-        wins = logistic((duels @ theta[..., None])[..., 0])  # (agents, duels)
-        gradient = ((wins - answers)[:, None, :] @ duels)[:, 0] + self._ridge * theta
-        weighted = duels * (wins * (1.0 - wins))[..., None]
-        hessian = duels.swapaxes(1, 2) @ weighted + self._ridge * np.eye(theta.shape[1])
+        wins = logistic((theta[:, None, :] @ duels)[:, 0])  # (agents, duels)
+        gradient = (duels @ (wins - answers)[..., None])[..., 0] + self._ridge * theta
+        weighted = duels * (wins * (1.0 - wins))[:, None, :]
+        hessian = weighted @ duels.swapaxes(1, 2) + self._ridge * np.eye(theta.shape[1])
         return gradient, hessian
-
-    def _found(
-        self, theta: FloatArray, gradient: FloatArray, step: FloatArray
-    ) -> NDArray[np.bool_]:
-        flat = np.linalg.norm(gradient, axis=1) <= _TOLERANCE * self._count
-        short = np.linalg.norm(step, axis=1) <= _SETTLED * (1.0 + np.linalg.norm(theta, axis=1))
-        return np.asarray(flat | short)
 
     def state(self) -> dict[str, FloatArray]:
         """Return everything as arrays, for :meth:`restore`."""
         return {
             "theta": self.theta,
-            "differences": self._differences[:, : self._count],
+            "differences": self._differences[..., : self._count],
             "preferences": self._preferences[:, : self._count],
         }
 

@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 
 from fldb_flower.history import History
-from fldb_flower.preference import gradient, hessian
+from fldb_flower.preference import derivatives
 from fldb_flower.settings import Settings, from_nested
 from fldb_flower.streams import AgentStreams
 from simulations.engines import vectorized
@@ -80,8 +80,7 @@ def pass_over_duels(chosen: Settings) -> None:
     wins = (generator.random(len(duels)) < 0.5) * 1.0
     theta = np.ones(d)
     for t in range(1, chosen.horizon + 1):
-        gradient(theta, duels[: t * count], wins[: t * count])
-        hessian(theta, duels[: t * count])
+        derivatives(theta, duels[: t * count], wins[: t * count])
 
 
 def algorithms(repetitions: int) -> pd.DataFrame:

@@ -20,14 +20,20 @@ from fldb_flower.federation import Upload
 
 Evaluate = Callable[[Array], Upload]
 
-TOLERANCE = 1e-10
-"""Gradient norm per duel at which the minimiser counts as found."""
+TOLERANCE = 1e-20
+"""Newton decrement per duel, ``g^T H^-1 g / n``, at which the minimiser counts as found.
+
+Twice the loss left to gain by a step: the same whatever the scale of the features. For
+features of order 1 it is a gradient norm of 1e-10 per duel.
+"""
 
 MAX_EXCHANGES = 200
 _SUFFICIENT = 0.5  # a step is too long if it ends uphill with over half the slope it began with
 _SHORTEST_CUT = 0.1
 _LOST = 0.5  # a start whose step is cut to less than this is given up for theta = 0
 _LBFGS_HISTORY = 10
+_GRADIENT = 1e-10  # norm per duel that L-BFGS aims at,
+_GRADIENT_AT_MOST = 1e-6  # and must reach
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,8 @@ def newton(
     ridge : float
         Above 0.
     settled : float
-        Trust a step shorter than ``settled * (1 + ||theta||)`` without an exchange to
-        verify it: its error is of the order of its square.
+        Decrement per duel below which a step is trusted without an exchange to verify it:
+        Newton squares the error.
 
     Raises
     ------
@@ -74,13 +80,14 @@ def newton(
     warm = bool(xp.any(theta != 0))
     while True:
         gradient = upload.gradient + ridge * theta
-        if _norm(gradient) <= TOLERANCE * max(upload.num_duels, 1):
-            return Minimum(theta, upload)
         curvature = upload.hessian + ridge * xp.eye(theta.shape[0], dtype=theta.dtype)
         step = -xp.linalg.solve(curvature, gradient)
-        if _norm(step) <= settled * (1.0 + _norm(theta)):
-            return Minimum(theta + step, upload)
         slope = float(gradient @ step)  # below 0
+        decrement = -slope / max(upload.num_duels, 1)
+        if decrement <= TOLERANCE:
+            return Minimum(theta, upload)
+        if decrement <= settled:
+            return Minimum(theta + step, upload)
         length = 1.0
         while True:
             if exchanges == MAX_EXCHANGES:
@@ -131,7 +138,7 @@ def lbfgs(evaluate: Evaluate, start: Upload, theta: Array, ridge: float) -> Arra
         [point],
         max_iter=MAX_EXCHANGES,
         max_eval=MAX_EXCHANGES,
-        tolerance_grad=TOLERANCE * duels,
+        tolerance_grad=_GRADIENT * duels,
         tolerance_change=0.0,
         history_size=_LBFGS_HISTORY,
         line_search_fn="strong_wolfe",
@@ -150,7 +157,7 @@ def lbfgs(evaluate: Evaluate, start: Upload, theta: Array, ridge: float) -> Arra
         return upload.loss + 0.5 * ridge * float(here @ here)
 
     optimizer.step(closure)
-    if best[0] > 1e-6 * duels:
+    if best[0] > _GRADIENT_AT_MOST * duels:
         raise _not_found(best[0], start)
     found: Array = best[1]
     return found
