@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 
-from fldb_flower.agents import AgentGroup, agents_of_node
+from fldb_flower.agents import AgentGroup, agents_of_node, one_blas_thread
 from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.federation import Broadcast
 from fldb_flower.messages import (
@@ -42,6 +42,7 @@ class SimulatedAgents(NumPyClient):
         self.num_partitions = num_partitions
         self._dimension = settings.dimension
         agents = agents_of_node(partition_id, num_partitions, settings.num_agents)
+        one_blas_thread(settings.dimension)  # for good: the process is Flower's
         self.group = AgentGroup(settings, agents, resumable=True)
 
     def fit(

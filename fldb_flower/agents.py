@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from fldb_flower import preference
 from fldb_flower.arrays import Array
@@ -19,6 +21,7 @@ from fldb_flower.streams import AgentStreams
 
 _LOOKAHEAD_NUMBERS = 2**24  # of features drawn at once: 128 MiB
 _LOOKAHEAD_ITERATIONS = 64
+_MANY_DIMENSIONS = 128  # from here on, BLAS threads pay
 _CHUNK_NUMBERS = 2**16  # of features worked on at once: half a MiB, within the cache
 
 
@@ -201,6 +204,17 @@ class _Block:
     def empty(cls) -> _Block:
         nothing = np.empty((0, 0, 1))
         return cls(1, Contexts(nothing[..., None], nothing), nothing[..., 0], {})
+
+
+def one_blas_thread(dimension: int) -> AbstractContextManager[object]:
+    """Keep BLAS to one thread while the matrices are small, as a context or for good.
+
+    Its threads wait for each other by spinning: with another process on the machine, products
+    of small matrices take up to six times as long.
+    """
+    limit = 1 if dimension < _MANY_DIMENSIONS else None
+    threads: AbstractContextManager[object] = threadpool_limits(limit, user_api="blas")
+    return threads
 
 
 def agents_of_node(partition_id: int, num_partitions: int, num_agents: int) -> range:

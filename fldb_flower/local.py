@@ -65,7 +65,8 @@ class LocalEstimates:
         gradient, hessian = self._derivatives(theta, duels, answers)
         for _ in range(_MAX_STEPS):
             step = np.asarray(-np.linalg.solve(hessian, gradient[..., None])[..., 0], np.float64)
-            going = -np.vecdot(gradient, step) > _SETTLED * self._count
+            decrement = -_dots(gradient, step)
+            going = decrement > _SETTLED * self._count
             self.theta[active] = theta + step
             if not going.any():
                 return
@@ -92,12 +93,12 @@ class LocalEstimates:
 
         Agents lost far out, where the Hessian has vanished, go back to 0, once: ``warm``.
         """
-        slope = np.vecdot(gradient, step)  # below 0
+        slope = _dots(gradient, step)  # below 0
         length = np.ones(len(theta))
         for _ in range(_MAX_CUTS):
             trial = theta + length[:, None] * step
             end_gradient, hessian = self._derivatives(trial, duels, answers)
-            end_slope = np.vecdot(end_gradient, step)
+            end_slope = _dots(end_gradient, step)
             long = end_slope > _SUFFICIENT * np.abs(slope)
             if not long.any():
                 return trial, end_gradient, hessian
@@ -142,3 +143,9 @@ class LocalEstimates:
         if self._count:
             self._differences = np.array(state["differences"])
             self._preferences = np.array(state["preferences"])
+
+
+def _dots(left: FloatArray, right: FloatArray) -> FloatArray:
+    """Inner product of each agent's two vectors: (agents, d), (agents, d) -> (agents,)."""
+    dots: FloatArray = np.einsum("ij,ij->i", left, right)
+    return dots

@@ -22,6 +22,12 @@ def some_duels(seed=0, scale=1.0, n=N, d=D):
     return theta, rng.standard_normal((n, d)), rng.choice([0.0, 0.5, 1.0], n)
 
 
+def hessian(theta, differences, preferences=None):
+    if preferences is None:  # the Hessian does not depend on them
+        preferences = 0 * differences[:, 0] + 1
+    return preference.derivatives(theta, differences, preferences)[1]
+
+
 def expected_loss(theta, differences, preferences):
     """Cross-entropy as the text states it: y log mu(z) + (1 - y) log mu(-z), duel by duel."""
     total = 0.0
@@ -40,10 +46,7 @@ def test_one_duel_worked_by_hand():
     np.testing.assert_allclose(
         preference.gradient(theta, difference, 1 - lost), [-0.25, 0], atol=1e-15
     )
-    np.testing.assert_allclose(preference.curvature(theta, difference), [3 / 16], rtol=1e-15)
-    np.testing.assert_allclose(
-        preference.hessian(theta, difference), [[3 / 16, 0], [0, 0]], atol=1e-15
-    )
+    np.testing.assert_allclose(hessian(theta, difference), [[3 / 16, 0], [0, 0]], atol=1e-15)
 
 
 def test_statistics_are_sums_over_duels_not_means():
@@ -52,7 +55,7 @@ def test_statistics_are_sums_over_duels_not_means():
     for statistic in (preference.loss, preference.gradient):
         once = statistic(theta, differences, preferences)
         np.testing.assert_allclose(statistic(theta, *twice), 2 * once, rtol=1e-13)
-    for statistic in (lambda x: preference.hessian(theta, x), preference.information):
+    for statistic in (lambda x: hessian(theta, x), preference.information):
         np.testing.assert_allclose(statistic(twice[0]), 2 * statistic(differences), rtol=1e-13)
 
 
@@ -73,7 +76,7 @@ def test_gradient_and_hessian_against_finite_differences(seed):
     )
     assert error < 1e-6
     jacobian = approx_fprime(theta, preference.gradient, 1e-7, differences, preferences)
-    np.testing.assert_allclose(preference.hessian(theta, differences), jacobian, atol=1e-6)
+    np.testing.assert_allclose(hessian(theta, differences), jacobian, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -89,11 +92,11 @@ def test_gradient_and_hessian_against_autograd(seed):
         )
 
     gradient = torch.autograd.functional.jacobian(reference, theta)
-    hessian = torch.autograd.functional.hessian(reference, theta)
+    curvature = torch.autograd.functional.hessian(reference, theta)
     arrays = [tensor.numpy() for tensor in (theta, differences, preferences)]
     assert preference.loss(*arrays) == pytest.approx(float(reference(theta)), rel=1e-13)
     np.testing.assert_allclose(preference.gradient(*arrays), gradient.numpy(), rtol=1e-12)
-    np.testing.assert_allclose(preference.hessian(*arrays[:2]), hessian.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(hessian(*arrays), curvature.numpy(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -111,11 +114,7 @@ def test_torch_tensors_give_the_same_as_numpy(seed):
             preference.gradient(theta, differences, preferences),
             preference.gradient(*arrays),
         ),
-        "curvature": (
-            preference.curvature(theta, differences),
-            preference.curvature(*arrays[:2]),
-        ),
-        "hessian": (preference.hessian(theta, differences), preference.hessian(*arrays[:2])),
+        "hessian": (hessian(theta, differences, preferences), hessian(*arrays)),
         "information": (preference.information(differences), preference.information(arrays[1])),
     }
     for name, (tensor, array) in pairs.items():
@@ -149,8 +148,7 @@ def test_finite_and_exact_at_extreme_logits(z, y, loss, slope):
     theta, difference, answer = np.array([z / 4, 7.0]), np.array([[4.0, 0.0]]), np.array([y])
     assert float(preference.loss(theta, difference, answer)) == loss
     assert preference.gradient(theta, difference, answer).tolist() == [4.0 * slope, 0.0]
-    assert preference.curvature(theta, difference).tolist() == [0.0]
-    assert preference.hessian(theta, difference).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert hessian(theta, difference).tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
 def test_extreme_logits_in_torch_too():
@@ -215,6 +213,21 @@ def test_swapping_the_arms_and_the_answer_changes_nothing(seed):
     )
 
 
+@pytest.mark.parametrize("n", [0, 1, 4095, 4096, 4097, 9000])
+def test_derivatives_in_one_pass_are_those_of_all_duels(n):
+    theta, differences, preferences = some_duels(n=n)
+    slope, curvature = preference.derivatives(theta, differences, preferences)
+    mu = expit(differences @ theta)
+    expected = np.einsum("n,ni,nj->ij", mu * (1 - mu), differences, differences)
+    np.testing.assert_allclose(curvature, expected, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(
+        slope, preference.gradient(theta, differences, preferences), rtol=1e-11, atol=1e-11
+    )
+    # The Hessian does not depend on who won.
+    other = preference.derivatives(theta, differences, 1 - preferences)[1]
+    np.testing.assert_array_equal(other, curvature)
+
+
 @property_test
 @given(seed=st.integers(0, 10**6))
 def test_hessian_is_the_weighted_sum_of_outer_products(seed):
@@ -225,12 +238,10 @@ def test_hessian_is_the_weighted_sum_of_outer_products(seed):
         mu = expit(row @ theta)
         expected += mu * (1 - mu) * np.outer(row, row)
         unweighted += np.outer(row, row)
-    np.testing.assert_allclose(preference.hessian(theta, differences), expected, atol=1e-13)
+    np.testing.assert_allclose(hessian(theta, differences), expected, atol=1e-13)
     np.testing.assert_allclose(preference.information(differences), unweighted, atol=1e-13)
     # mu' <= 1/4, with equality at theta = 0.
-    np.testing.assert_allclose(
-        preference.hessian(np.zeros(D), differences), unweighted / 4, atol=1e-13
-    )
+    np.testing.assert_allclose(hessian(np.zeros(D), differences), unweighted / 4, atol=1e-13)
     assert np.linalg.eigvalsh(unweighted / 4 - expected)[0] > -1e-13
 
 
@@ -238,5 +249,5 @@ def test_no_duels_are_no_statistics():
     nothing, theta = np.empty((0, D)), np.ones(D)
     assert float(preference.loss(theta, nothing, np.empty(0))) == 0.0
     assert preference.gradient(theta, nothing, np.empty(0)).tolist() == [0.0] * D
-    assert preference.hessian(theta, nothing).tolist() == [[0.0] * D] * D
+    assert hessian(theta, nothing).tolist() == [[0.0] * D] * D
     assert preference.information(nothing).tolist() == [[0.0] * D] * D

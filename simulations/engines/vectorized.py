@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fldb_flower.agents import AgentGroup
+from fldb_flower.agents import AgentGroup, one_blas_thread
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.federation import Broadcast, Federation, Upload
 from fldb_flower.history import History
@@ -34,4 +34,5 @@ class DirectFederation(Federation):
 
 def run(settings: Settings, history: History) -> None:
     """Run the settings' algorithm over all agents in this process."""
-    run_algorithm(DirectFederation(settings, history), settings)
+    with one_blas_thread(settings.dimension):
+        run_algorithm(DirectFederation(settings, history), settings)

@@ -1,0 +1,272 @@
+"""Read finished runs back from their directories.
+
+What a run's directory holds is untrusted here: it may be half written, cut short, or made by
+somebody else. A directory that is not a whole run is named with the reason, never guessed at.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml  # type: ignore[import-untyped, unused-ignore]
+
+from fldb_flower.errors import DataError
+from fldb_flower.results import CONFIG, REGRET, SUMMARY
+
+CURVE_COLUMNS = ("iteration", "cumulative_regret", "exchanges")
+NUMBERS = (
+    "final_regret",
+    "exchanges",
+    "uploaded_bytes",
+    "downloaded_bytes",
+    "runtime_seconds",
+)
+"""What every summary holds as a number."""
+
+_MAX_DEPTH = 8  # of nested settings; ours have two levels
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run.
+
+    Attributes
+    ----------
+    path : Path
+        The run's directory.
+    settings : dict
+        Every setting of ``config.yaml``, in its order, by Hydra's dotted name:
+        ``environment.sigma``.
+    summary : dict
+        ``summary.json``; each of :data:`NUMBERS` is a finite number.
+    curve : pandas.DataFrame
+        ``regret.csv``: a row for each iteration 1, ..., T; columns :data:`CURVE_COLUMNS`.
+    """
+
+    path: Path
+    settings: dict[str, Any]
+    summary: dict[str, Any]
+    curve: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A run's directory that cannot be used, and the reason in one line."""
+
+    path: Path
+    reason: str
+
+
+def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
+    """Read every run below some folders.
+
+    A directory is a run's if it holds ``config.yaml``, or both ``summary.json`` and
+    ``regret.csv``. Hidden folders and links to folders are not entered; a run that is below two
+    of the folders is read once.
+
+    Parameters
+    ----------
+    folders : iterable of Path
+        Each may be a run's directory itself.
+
+    Returns
+    -------
+    runs : list of Run
+        In the order of the folders, then of the paths, numbers in names by value.
+    unfinished : list of Unfinished
+        Directories that were left out.
+
+    Raises
+    ------
+    DataError
+        A folder does not exist, or is not a folder.
+    """
+    runs: list[Run] = []
+    unfinished: list[Unfinished] = []
+    for found in _candidates(folders):
+        result = found if isinstance(found, Unfinished) else _read(found)
+        if isinstance(result, Run):
+            runs.append(result)
+        else:
+            unfinished.append(result)
+    return runs, unfinished
+
+
+def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop settings that the schedule ignores: tau if geometric, the ratio if periodic."""
+    ignored = {"geometric": "tau", "periodic": "schedule.ratio"}.get(
+        str(settings.get("schedule.name"))
+    )
+    return {key: value for key, value in settings.items() if key != ignored}
+
+
+def varying(runs: Sequence[Run]) -> list[str]:
+    """Return the settings that differ between runs, in the order of ``config.yaml``.
+
+    A setting that only some runs have differs, unless :func:`relevant` dropped it there.
+    """
+    kept = [relevant(run.settings) for run in runs]
+    return [
+        key
+        for key in dict.fromkeys(key for run in runs for key in run.settings)
+        if len(
+            {
+                _identity(run.settings.get(key))
+                for run, settings in zip(runs, kept, strict=True)
+                if key in settings or key not in run.settings
+            }
+        )
+        > 1
+    ]
+
+
+def group_by_seed(runs: Sequence[Run]) -> list[list[Run]]:
+    """Group runs whose relevant settings differ by the seed at most, in order of appearance."""
+    groups: dict[frozenset[Any], list[Run]] = {}
+    for run in runs:
+        others = (item for item in relevant(run.settings).items() if item[0] != "seed")
+        key = frozenset((name, _identity(value)) for name, value in others)
+        groups.setdefault(key, []).append(run)
+    return list(groups.values())
+
+
+def _identity(value: Any) -> Any:
+    """Return what makes two values the same setting: ``1`` is ``1.0``, but not ``True``."""
+    return (isinstance(value, bool), "nan" if value != value else value)
+
+
+def _candidates(folders: Iterable[Path]) -> Iterator[Path | Unfinished]:
+    seen = set()
+    for folder in folders:
+        if not folder.is_dir():
+            reason = "is not a folder" if folder.exists() else "there is no such folder"
+            raise DataError(f"{folder}: {reason}")
+        for found in _walk(folder):
+            path = found.path if isinstance(found, Unfinished) else found
+            if (real := path.resolve()) not in seen:
+                seen.add(real)
+                yield found
+
+
+def _walk(folder: Path) -> Iterator[Path | Unfinished]:
+    """Yield the run directories below a folder, itself included."""
+    denied: list[OSError] = []
+    for root, folders, files in os.walk(folder, onerror=denied.append):
+        folders[:] = sorted(
+            (name for name in folders if not name.startswith(".")), key=natural_order
+        )
+        if CONFIG in files or {SUMMARY, REGRET} <= set(files):
+            yield Path(root)
+    for error in denied:
+        yield Unfinished(Path(error.filename), f"cannot be read: {error.strerror}")
+
+
+def natural_order(value: Any) -> tuple[Any, ...]:
+    """Return a sort key: numbers by value and before texts; ``10`` after ``9``."""
+    if isinstance(value, int | float):
+        return (0, float(value), "")
+    text = str(value)
+    return (0, float(text), text) if text.isdecimal() else (1, 0.0, text)
+
+
+def _read(path: Path) -> Run | Unfinished:
+    try:
+        settings = _settings(path / CONFIG)
+        summary = _summary(path / SUMMARY)
+        return Run(path, settings, summary, _curve(path / REGRET, settings))
+    except DataError as error:
+        return Unfinished(path, str(error))
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():  # a pipe would block for ever
+            raise DataError(f"{path.name} is not a file")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(f"no {path.name}") from None
+    except OSError as error:
+        raise DataError(f"{path.name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path.name} is not UTF-8 text") from None
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    text = _text(path)
+    try:
+        # Aliases could unfold without end, and OmegaConf would resolve ${oc.env:...}.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise DataError(f"{path.name} has YAML aliases, which no run writes")
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise DataError(f"{path.name} is not valid YAML") from None
+    if not isinstance(values, dict):
+        raise DataError(f"{path.name} holds no settings")
+    settings = dict(_flatten(values, path.name))
+    if not isinstance(settings.get("horizon"), int):
+        raise DataError(f"{path.name} has no whole number as horizon")
+    return settings
+
+
+def _flatten(
+    values: Mapping[Any, Any], file: str, prefix: str = "", depth: int = 0
+) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and depth < _MAX_DEPTH:
+            yield from _flatten(value, file, f"{prefix}{key}.", depth + 1)
+        elif value is None or isinstance(value, str | int | float):
+            yield f"{prefix}{key}", value
+        else:
+            raise DataError(f"{file}: {prefix}{key} is neither a number nor a text")
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    text = _text(path)
+    try:
+        summary = json.loads(text)
+    except (ValueError, RecursionError):
+        raise DataError(f"{path.name} is not valid JSON") from None
+    if not isinstance(summary, dict) or summary.get("complete") is not True:
+        raise DataError(f"{path.name} does not say that the run is complete")
+    for key in NUMBERS:
+        if not _is_finite(summary.get(key)):
+            raise DataError(f"{path.name} has no finite number as {key}")
+    return summary
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond floating point
+        return False
+
+
+def _curve(path: Path, settings: Mapping[str, Any]) -> pd.DataFrame:
+    text = _text(path)
+    columns, horizon = list(CURVE_COLUMNS), settings["horizon"]
+    try:
+        curve = pd.read_csv(io.StringIO(text))
+    except (ValueError, pd.errors.ParserError):
+        raise DataError(f"{path.name} is not a table") from None
+    if list(curve.columns) != columns:
+        raise DataError(f"{path.name} has other columns than {', '.join(columns)}")
+    if len(curve) != horizon or not text.endswith("\n"):
+        raise DataError(f"{path.name} has {len(curve)} whole or cut rows, not {horizon}")
+    if not all(pd.api.types.is_numeric_dtype(curve[name]) for name in columns):
+        raise DataError(f"{path.name} holds something that is not a number")
+    if not np.isfinite(curve.to_numpy(dtype=float)).all():
+        raise DataError(f"{path.name} holds a number that is missing or not finite")
+    if (curve["iteration"] != np.arange(1, horizon + 1)).any():
+        raise DataError(f"{path.name} does not count iterations 1, 2, ..., {horizon}")
+    return curve

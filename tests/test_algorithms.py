@@ -1,0 +1,569 @@
+"""The algorithms against rounds worked by hand, scikit-learn, and the paper's orderings."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from fldb_flower.agents import AgentGroup
+from fldb_flower.algorithms import fldb_gd, fldb_ogd, fldb_ons, run_algorithm
+from fldb_flower.federation import Broadcast, Federation, Play, Regrets, Upload
+from fldb_flower.history import History
+from fldb_flower.schedules import geometric, periodic, round_ends
+from fldb_flower.settings import from_nested
+from simulations.engines.vectorized import DirectFederation, run
+
+property_test = hypothesis_settings(deadline=None, derandomize=True, max_examples=60)
+
+
+def chosen(**values):
+    small = {"num_agents": 3, "num_arms": 4, "dimension": 2, "tau": 1, "kappa_mu": 0.5}
+    return from_nested({**small, "lambda": 1.0, **values}, "a test")
+
+
+# --- rounds worked by hand ---------------------------------------------------------------
+#
+# The fake agents' loss at t = 1 is quadratic, f(theta) = ||theta - m||^2 / 2 with Hessian I, so
+# that Newton arrives in one step: exchange 1 plays and asks at 0 (gradient -m), exchange 2 finds
+# the slope 0 at (1 + ridge)^-1 m. The gradients of later rounds are prescribed.
+
+INFORMATION = [np.diag([1.0, 2.0]), np.diag([10.0, 20.0]), np.diag([100.0, 200.0]), np.eye(2)]
+
+
+class Prescribed(Federation):
+    """Agents whose answers are prescribed; remembers what they were sent."""
+
+    def __init__(self, horizon, minimum, rounds):
+        super().__init__(History(horizon))
+        self.minimum = np.array(minimum)
+        self.rounds = list(rounds)
+        self.played = []  # broadcasts that played something
+        self.counted = []
+
+    def _trip(self, broadcast):
+        if broadcast.play is not None:
+            self.played.append(broadcast)
+        number = len(self.played) - 1
+        first, last = self.played[-1].play.first, self.played[-1].play.last
+        regrets = Regrets(first, 1, np.arange(first, last + 1.0))
+        if broadcast.theta_hat is None:
+            return Upload(0, np.zeros(2), np.zeros((2, 2)), None, None, (regrets,))
+        if number == 0:
+            gradient, hessian = broadcast.theta_hat - self.minimum, np.eye(2)
+        else:
+            gradient, hessian = self.rounds[number - 1]
+        return Upload(
+            num_duels=3,
+            gradient=np.array(gradient, dtype=float),
+            information=INFORMATION[number],
+            hessian=np.array(hessian, dtype=float) if broadcast.hessian else None,
+            loss=None,
+            regrets=(regrets,),
+        )
+
+    def _confirm(self):
+        self.counted.append(self.history.iteration)
+
+    @property
+    def spans(self):
+        return [(broadcast.play.first, broadcast.play.last) for broadcast in self.played]
+
+
+def gradients(*rounds):
+    return [(gradient, np.eye(2)) for gradient in rounds]
+
+
+def test_ogd_with_tau_1_by_hand():
+    # m = (4, -2), lambda = 1: theta_hat^(1) = (2, -1). alpha = 2.
+    # Round 1 is t = 1 itself: theta_hat^(2) = theta_hat^(1), theta_sync = (2, -1).
+    # t = 2: gradient (8, 0), eta = 1/4: theta_hat^(3) = (0, -1).
+    #        theta_sync = ((2 + 2 + 0) / 3, -1) = (4/3, -1)
+    # t = 3: gradient (0, -12), eta = 1/6: theta_hat^(4) = (0, 1).
+    #        theta_sync = ((2 + 2 + 0 + 0) / 4, (-1 - 1 - 1 + 1) / 4) = (1, -1/2)
+    for step_index in ("iteration", "round"):  # at tau = 1 they are the same
+        settings = chosen(horizon=3, alpha=2.0, step_index=step_index)
+        federation = Prescribed(3, (4, -2), gradients((8, 0), (0, -12)))
+        theta = fldb_ogd(federation, settings)
+        np.testing.assert_allclose(theta, [1, -0.5], rtol=1e-14)
+
+        assert federation.spans == [(1, 1), (2, 2), (3, 3)]
+        syncs = [broadcast.play.theta_sync for broadcast in federation.played]
+        np.testing.assert_allclose(syncs, [[0, 0], [2, -1], [4 / 3, -1]], atol=1e-14)
+        hats = [broadcast.theta_hat for broadcast in federation.played]
+        np.testing.assert_allclose(hats, [[0, 0], [2, -1], [0, -1]], atol=1e-14)
+        # W_0 = (lambda / kappa_mu) I = 2 I, then + diag(1, 2), then + diag(10, 20).
+        matrices = [np.diag(broadcast.play.information) for broadcast in federation.played]
+        np.testing.assert_allclose(matrices, [[2, 2], [3, 4], [13, 24]], rtol=1e-14)
+        assert not any(broadcast.hessian for broadcast in federation.played[1:])
+        assert federation.counted == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("step_index", "hats", "syncs"),
+    [
+        # theta_hat^(1) = (2, -1), alpha = 2; gradients (8, 0) at t = 2 and (0, -8) at t = 4.
+        # step = t:   eta = 1/4 and 1/8: theta_hat = (0, -1), then (0, 0);
+        #             means (1, -1) and (2/3, -2/3).
+        ("iteration", [(2, -1), (0, -1)], [(2, -1), (1, -1), (2 / 3, -2 / 3)]),
+        # step = t_c: eta = 1/2 and 1/4: theta_hat = (-2, -1), then (-2, 1);
+        #             means (0, -1) and (-2/3, -1/3).
+        ("round", [(2, -1), (-2, -1)], [(2, -1), (0, -1), (-2 / 3, -1 / 3)]),
+    ],
+)
+def test_ogd_with_tau_2_by_hand(step_index, hats, syncs):
+    settings = chosen(horizon=5, tau=2, alpha=2.0, step_index=step_index)
+    federation = Prescribed(5, (4, -2), gradients((8, 0), (0, -8)))
+    theta = fldb_ogd(federation, settings)
+    np.testing.assert_allclose(theta, syncs[-1], rtol=1e-14)
+    # t = 1 alone, then the rest of round 1, round 2, and what is left after the last round.
+    assert federation.spans == [(1, 1), (2, 2), (3, 4), (5, 5)]
+    sent = [broadcast.play.theta_sync for broadcast in federation.played[1:]]
+    np.testing.assert_allclose(sent, syncs, atol=1e-14)
+    points = [broadcast.theta_hat for broadcast in federation.played[1:3]]
+    np.testing.assert_allclose(points, hats, atol=1e-14)
+    assert federation.played[3].theta_hat is None  # regret only
+    assert federation.counted == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("center", "hats"),
+    [
+        # alpha = 1, radius 1, theta_hat^(1) = theta_hat^(2) = (2, -1).
+        # t = 2: gradient (8, 0), eta = 1/2: (-2, -1) is 4 away: projected to (1, -1).
+        # t = 3: gradient (9, 0), eta = 1/3: (-2, -1).
+        #   initial: 4 from (2, -1): (1, -1);  current: 3 from (1, -1): (0, -1).
+        # t = 4: gradient (0, -16), eta = 1/4: 4 up.
+        #   initial: (1, 3) is (-1, 4) from (2, -1): (2, -1) + (-1, 4) / sqrt(17)
+        #   current: (0, 3) is (0, 4) from (0, -1): (0, 0)
+        (
+            "initial",
+            [(2, -1), (2, -1), (1, -1), (1, -1), (2 - 1 / 17**0.5, -1 + 4 / 17**0.5)],
+        ),
+        ("current", [(2, -1), (2, -1), (1, -1), (0, -1), (0, 0)]),
+    ],
+)
+def test_ogd_projects_onto_the_ball_by_hand(center, hats):
+    settings = chosen(horizon=4, alpha=1.0, projection_center=center, projection_radius=1.0)
+    federation = Prescribed(4, (4, -2), gradients((8, 0), (9, 0), (0, -16)))
+    theta = fldb_ogd(federation, settings)
+    np.testing.assert_allclose(theta, np.mean(hats, axis=0), rtol=1e-14)
+    points = [broadcast.theta_hat for broadcast in federation.played[1:]]
+    np.testing.assert_allclose(points, hats[1:4], atol=1e-14)
+
+
+def test_the_automatic_radius_is_twice_the_papers_r():
+    # r = beta_T / sqrt(lambda kappa_mu) with lambda = 1, kappa_mu = 1/2, N = 3, T = 2, d = 2.
+    beta = math.sqrt(2 * math.log(10) + 2 * math.log(1 + 2 * 3 * 0.5 / (2 * 1.0)))
+    radius = 2 * beta / math.sqrt(0.5)
+    federation = Prescribed(2, (4, -2), gradients((1e6, 0)))
+    theta = fldb_ogd(federation, chosen(horizon=2, alpha=1.0))
+    # theta_hat^(3) lies on the sphere around (2, -1); the mean of three is a third of the way.
+    np.testing.assert_allclose(theta, [2 - radius / 3, -1], rtol=1e-12)
+
+
+def test_ons_by_hand():
+    # lambda_0 = 3, m = (8, -4): theta = (2, -1), A = 3 I + I = 4 I.
+    # t = 2: gradient (6, 0), H = diag(2, 0): A = diag(6, 4), theta = (2 - 1, -1) = (1, -1).
+    # t = 3: gradient (0, 29), H = [[0, 1], [1, 1]]: A = [[6, 1], [1, 5]],
+    #        A^-1 = [[5, -1], [-1, 6]] / 29, theta = (1 + 1, -1 - 6) = (2, -7).
+    settings = chosen(horizon=4, tau=1, ons_ridge=3.0)
+    rounds = [((6, 0), np.diag([2, 0])), ((0, 29), [[0, 1], [1, 1]]), ((0, 0), np.eye(2))]
+    federation = Prescribed(4, (8, -4), rounds)
+    theta = fldb_ons(federation, settings)
+    np.testing.assert_allclose(theta, [2, -7], rtol=1e-13)
+    assert federation.spans == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    expected = [[0, 0], [2, -1], [1, -1], [2, -7]]
+    for broadcast, point in zip(federation.played, expected, strict=True):
+        np.testing.assert_allclose(broadcast.play.theta_sync, point, atol=1e-13)
+        np.testing.assert_allclose(broadcast.theta_hat, point, atol=1e-13)
+        assert broadcast.hessian
+    # W starts from lambda / kappa_mu = 2, not from lambda_0.
+    matrices = [np.diag(broadcast.play.information) for broadcast in federation.played]
+    np.testing.assert_allclose(matrices, [[2, 2], [3, 4], [13, 24], [113, 224]], rtol=1e-14)
+
+
+# --- counting -----------------------------------------------------------------------------
+
+
+def test_exchanges_are_counted_as_they_happen():
+    federation = Prescribed(5, (4, -2), gradients((8, 0), (0, -8)))
+    fldb_ogd(federation, chosen(horizon=5, tau=2))
+    history = federation.history
+    # Two at t = 1 (play and verify), one at t = 2 and t = 4; t = 5 is played and not counted.
+    assert history.exchanges_by_iteration.tolist() == [2, 3, 3, 4, 4]
+    assert (history.exchanges, history.rounds, history.iteration) == (4, 3, 5)
+    # Every iteration's regret arrived once, that of t = 5 too.
+    assert history.cumulative_regret.tolist() == [1, 3, 6, 10, 15]
+
+
+def test_exchanges_by_iteration_by_hand():
+    history = History(7)
+    for play, learns in (
+        ((1, 1), True),
+        (None, True),
+        (None, True),
+        ((2, 4), True),
+        ((5, 6), True),
+        (None, True),
+        ((7, 7), False),
+    ):
+        history.count_exchange(play, learns=learns)
+    #                                      t = 1: three; 2 and 3 are only played; 4; 5; 6: two
+    assert history.exchanges_by_iteration.tolist() == [3, 3, 3, 4, 4, 6, 6]
+    assert history.exchanges == 6
+
+
+def test_no_exchange_at_all_is_zero_everywhere():
+    history = History(3)
+    history.count_exchange((1, 3), learns=False)
+    assert history.exchanges_by_iteration.tolist() == [0, 0, 0]
+
+
+def test_regret_is_averaged_over_the_agents_heard_of():
+    history = History(3)
+    history.add_regrets(1, 2, np.array([4.0, 6.0]))  # two agents, t = 1 and 2
+    history.add_regrets(1, 3, np.array([1.0]))  # three others, t = 1
+    history.add_regrets(2, 3, np.array([9.0, 6.0]))
+    # t = 1: 5 / 5; t = 2: 15 / 5; t = 3: 6 / 3, as two agents were lost.
+    np.testing.assert_allclose(history.cumulative_regret, [1, 4, 6], rtol=1e-15)
+    assert history.regret == pytest.approx(6)
+
+
+def test_rounds_are_acknowledged_uploads_that_were_learned_from():
+    calls = []
+    history = History(4, on_progress=lambda seen: calls.append(seen.rounds))
+    for play, learns in (((1, 1), True), ((2, 2), True), ((3, 4), False)):
+        history.count_exchange(play, learns=learns)
+        history.report()
+    assert calls == [1, 2, 2]
+
+
+@pytest.mark.parametrize("solver", ["newton", "gd"])
+def test_gd_counts_every_point_it_asks_about(solver):
+    settings = chosen(algorithm="fldb_gd", horizon=4, solver=solver, gd_steps=6)
+    federation = recorded_run(settings)
+    history = federation.history
+    by_iteration = [0] * 5
+    for broadcast, _ in federation.trips:
+        iteration = broadcast.play.first if broadcast.play else iteration
+        by_iteration[iteration] += 1
+    assert np.diff(history.exchanges_by_iteration, prepend=0).tolist() == by_iteration[1:]
+    assert history.exchanges == len(federation.trips)
+    assert history.rounds == 4
+    if solver == "gd":
+        assert by_iteration[1:] == [6, 6, 6, 6]
+
+
+@pytest.mark.parametrize("algorithm", ["ldb", "random"])
+@pytest.mark.parametrize("horizon", [1, 49, 50, 51, 120])
+def test_agents_alone_exchange_nothing_and_report_every_regret_once(algorithm, horizon):
+    settings = chosen(algorithm=algorithm, horizon=horizon)
+    federation = recorded_run(settings)
+    assert (federation.history.exchanges, federation.history.rounds) == (0, 0)
+    assert federation.history.uploaded_bytes == federation.history.downloaded_bytes == 0
+    iterations = [
+        t
+        for broadcast, _ in federation.trips
+        for t in range(broadcast.play.first, broadcast.play.last + 1)
+    ]
+    assert iterations == list(range(1, horizon + 1))
+    assert len(federation.trips) <= 50
+    group = AgentGroup(settings, range(3))
+    (whole,) = group.answer(Broadcast(Play(1, horizon), None), 0).regrets
+    np.testing.assert_allclose(
+        federation.history.cumulative_regret, np.cumsum(whole.sums) / 3, rtol=1e-12
+    )
+
+
+# --- schedules ----------------------------------------------------------------------------
+
+
+def test_geometric_rounds_are_the_ones_written_down():
+    settings = chosen(horizon=500, schedule={"name": "geometric", "ratio": 1.5})
+    ends = [1, 2, 3, 4, 6, 8, 12, 18, 26, 39, 58, 87, 130, 195, 292, 438]
+    assert round_ends(settings) == ends
+    assert len(ends) == 16
+    assert ends == sorted({math.ceil(1.5**power) for power in range(16)})
+
+
+def test_geometric_with_ratio_2_doubles():
+    ends = geometric(2.0)
+    assert [next(ends) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+@property_test
+@given(ratio=st.floats(1.02, 20), horizon=st.integers(1, 3000))
+def test_geometric_rounds_ascend_and_never_wait_longer_than_the_ratio(ratio, horizon):
+    settings = chosen(horizon=horizon, schedule={"name": "geometric", "ratio": ratio})
+    ends = round_ends(settings)
+    assert ends[0] == 1
+    assert ends == sorted(set(ends))
+    assert ends[-1] <= horizon
+    for before, after in zip(ends, ends[1:], strict=False):
+        assert after <= math.ceil(before * ratio)
+    assert math.ceil(ends[-1] * ratio) > horizon or ends[-1] + 1 > horizon
+
+
+@pytest.mark.parametrize(
+    ("tau", "horizon", "ends"),
+    [(1, 4, [1, 2, 3, 4]), (2, 7, [2, 4, 6]), (3, 9, [3, 6, 9]), (5, 4, []), (4, 4, [4])],
+)
+def test_periodic_rounds_end_every_tau_iterations(tau, horizon, ends):
+    assert round_ends(chosen(tau=tau, horizon=horizon)) == ends
+    every = periodic(tau)
+    assert [next(every) for _ in range(3)] == [tau, 2 * tau, 3 * tau]
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tau": 1, "horizon": 1},
+        {"tau": 3, "horizon": 3},
+        {"tau": 3, "horizon": 8},
+        {"tau": 9, "horizon": 4},
+        {"horizon": 20, "schedule": {"name": "geometric", "ratio": 1.5}},
+    ],
+)
+def test_every_iteration_is_played_once_and_rounds_end_where_the_schedule_says(algorithm, changes):
+    settings = chosen(algorithm=algorithm, **changes)
+    federation = recorded_run(settings)
+    plays = [broadcast for broadcast, _ in federation.trips if broadcast.play is not None]
+    iterations = [t for each in plays for t in range(each.play.first, each.play.last + 1)]
+    assert iterations == list(range(1, settings.horizon + 1))
+    learned = [each.play.last for each in plays if each.theta_hat is not None]
+    assert learned == sorted({1, *round_ends(settings)})
+    assert federation.history.rounds == len(learned)
+    # As many duels as were fresh.
+    fresh = np.diff([0, *learned]) * 3
+    duels = [
+        upload.num_duels
+        for broadcast, upload in federation.trips
+        if broadcast.play is not None and broadcast.theta_hat is not None
+    ]
+    assert duels == fresh.tolist()
+
+
+# --- on real agents -----------------------------------------------------------------------
+
+
+class Recorded(DirectFederation):
+    """The vectorized engine; remembers every trip."""
+
+    def __init__(self, settings, history):
+        super().__init__(settings, history)
+        self.trips = []
+
+    def _trip(self, broadcast):
+        upload = super()._trip(broadcast)
+        self.trips.append((broadcast, upload))
+        return upload
+
+    def duels(self):
+        """All duels that the agents still have: differences and preferences."""
+        return self._group._log.all()
+
+
+def recorded_run(settings):
+    federation = Recorded(settings, History(settings.horizon))
+    federation.theta = run_algorithm(federation, settings)
+    return federation
+
+
+def scikit_learn(differences, preferences, ridge):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    model = linear_model.LogisticRegression(
+        C=1 / ridge, fit_intercept=False, tol=1e-12, max_iter=10**4
+    )
+    mirrored = np.concatenate([differences, -differences])
+    answers = np.concatenate([preferences, 1 - preferences])
+    return model.fit(mirrored, answers, sample_weight=np.full(len(answers), 0.5)).coef_[0]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ridge"), [("fldb_ogd", 1 / 50), ("fldb_ons", 0.7)], ids=["ogd", "ons"]
+)
+@pytest.mark.parametrize("num_agents", [2, 7, 40])
+def test_the_first_estimate_is_the_minimiser_of_the_first_duels(algorithm, ridge, num_agents):
+    settings = from_nested(
+        {
+            "algorithm": algorithm,
+            "num_agents": num_agents,
+            "num_arms": 4,
+            "dimension": 3,
+            "tau": 2,
+            "horizon": 50,
+            "seed": 3,
+            "ons_ridge": 0.7,
+        },
+        "a test",
+    )
+    group = AgentGroup(settings, range(num_agents))
+    # t = 1 is played with theta_sync = 0 and W_0 = (lambda / kappa_mu) I, lambda = 1 / T.
+    group.answer(Broadcast(Play(1, 1, np.zeros(3), np.eye(3) / 50), None), 0)
+    expected = scikit_learn(*group._log.fresh(), ridge)
+    federation = recorded_run(settings)
+    rounds = [broadcast for broadcast, _ in federation.trips if broadcast.play is not None]
+    np.testing.assert_allclose(rounds[1].theta_hat, expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_array_equal(rounds[1].play.theta_sync, rounds[1].theta_hat)
+
+
+@pytest.mark.parametrize("solver", ["newton", "lbfgs", "gd"])
+def test_gd_plays_with_the_minimiser_of_all_duels_so_far(solver):
+    if solver == "lbfgs":
+        pytest.importorskip("torch", reason="solver=lbfgs needs the torch extra")
+    settings = chosen(
+        algorithm="fldb_gd",
+        num_agents=5,
+        dimension=3,
+        horizon=8,
+        solver=solver,
+        gd_steps=400,
+        seed=4,
+        kappa_mu=0.8,
+    )
+    federation = recorded_run(settings)
+    differences, preferences = federation.duels()
+    assert len(preferences) == 8 * 5
+    plays = [broadcast.play for broadcast, _ in federation.trips if broadcast.play is not None]
+    plays.append(SimpleNamespace(theta_sync=federation.theta, information=None))
+    np.testing.assert_array_equal(plays[0].theta_sync, np.zeros(3))
+    for t in (1, 2, 5, 8):
+        seen = slice(0, 5 * t)
+        expected = scikit_learn(differences[seen], preferences[seen], 1.0)
+        np.testing.assert_allclose(plays[t].theta_sync, expected, rtol=2e-5, atol=1e-6)
+    for t in (0, 1, 5):
+        information = np.eye(3) / 0.8
+        for row in differences[: 5 * t]:
+            information = information + np.outer(row, row)
+        np.testing.assert_allclose(plays[t].information, information, rtol=1e-12, atol=1e-12)
+
+
+def test_gradient_descents_own_step_size_is_taken():
+    # One step of eta = 0.3 from theta = 0: theta = 0.3 sum (y - 1/2) difference, the first duels'.
+    settings = chosen(algorithm="fldb_gd", horizon=1, solver="gd", gd_steps=1, gd_step_size=0.3)
+    federation = recorded_run(settings)
+    differences, preferences = federation.duels()
+    expected = 0.3 * sum((y - 0.5) * row for row, y in zip(differences, preferences, strict=True))
+    np.testing.assert_allclose(federation.theta, expected, rtol=1e-13)
+
+
+def test_gradient_descents_automatic_step_size_never_overshoots():
+    # 1 / (trace(W) / 4 + lambda) with W = W_0 + W_new.
+    settings = chosen(algorithm="fldb_gd", horizon=1, solver="gd", gd_steps=1)
+    federation = recorded_run(settings)
+    differences, preferences = federation.duels()
+    step = 1 / ((2 * 2 + (differences**2).sum()) / 4 + 1)
+    expected = step * ((preferences - 0.5)[:, None] * differences).sum(axis=0)
+    np.testing.assert_allclose(federation.theta, expected, rtol=1e-13)
+
+
+def test_ons_is_newtons_step_on_the_real_duels():
+    """Replays the update from the uploads: sums of gradients and Hessians at theta."""
+    settings = chosen(algorithm="fldb_ons", horizon=12, tau=4, num_agents=6, ons_ridge=0.9)
+    federation = recorded_run(settings)
+    rounds = [trip for trip in federation.trips if trip[0].play is not None]
+    (start,) = (trip for trip in federation.trips if trip[0] is rounds[1][0])
+    theta = start[0].theta_hat
+    last_first = federation.trips[federation.trips.index(start) - 1]
+    np.testing.assert_allclose(last_first[0].theta_hat, theta, rtol=1e-6)
+    curvature = 0.9 * np.eye(2) + last_first[1].hessian
+    for _, upload in rounds[1:]:
+        curvature = curvature + upload.hessian
+        theta = theta - np.linalg.inv(curvature) @ upload.gradient
+    np.testing.assert_allclose(federation.theta, theta, rtol=1e-9)
+
+
+def test_bytes_are_those_of_the_messages():
+    # d = 2: theta 2 numbers, a triangle 3. OGD at t = 1 with Newton: up 2 + 3 + 3, down 5 + 2 to
+    # play and 2 to evaluate; then up 2 + 3, down 5 + 2. Three agents, 8 bytes a number.
+    federation = recorded_run(chosen(algorithm="fldb_ogd", horizon=7, tau=3))
+    history = federation.history
+    first = history.exchanges_by_iteration[0]
+    assert history.exchanges == first + 2  # rounds 3 and 6; t = 7 is not counted
+    assert history.uploaded_bytes == 8 * 3 * (8 * first + 2 * 5)
+    assert history.downloaded_bytes == 8 * 3 * (7 + 2 * (first - 1) + 2 * 7)
+
+
+# --- the paper's orderings ----------------------------------------------------------------
+
+
+def regrets(seeds=range(5), **values):
+    """Final average regret of each seed, the paper's K = 10 and d = 5."""
+    found = []
+    for seed in seeds:
+        settings = from_nested({"horizon": 200, "tau": 1, "seed": seed, **values}, "a test")
+        history = History(settings.horizon)
+        run(settings, history)
+        found.append(history.regret)
+    return np.array(found)
+
+
+def assert_clearly_below(lower, higher):
+    """Seed by seed the same theta: the mean difference is over two standard errors."""
+    gap = higher - lower
+    error = gap.std(ddof=1) / math.sqrt(len(gap))
+    assert gap.mean() > 2 * error, f"{lower} is not clearly below {higher}: {gap.mean()} +- {error}"
+
+
+def test_collaborating_beats_playing_alone_beats_chance():
+    kinds = ["fldb_gd", "fldb_ogd", "ldb", "random"]
+    found = [regrets(algorithm=kind, num_agents=50) for kind in kinds]
+    for lower, higher in zip(found, found[1:], strict=False):
+        assert_clearly_below(lower, higher)
+
+
+def test_regret_of_ogd_falls_with_the_number_of_agents():
+    found = [
+        regrets(range(10), algorithm="fldb_ogd", num_agents=number) for number in (10, 40, 160)
+    ]
+    for higher, lower in zip(found, found[1:], strict=False):
+        assert_clearly_below(lower, higher)
+
+
+@pytest.mark.parametrize(
+    ("values", "mean", "error"),
+    [
+        # design.md's table, from an independent implementation: T = 500, mean +- standard error.
+        ({"algorithm": "fldb_gd", "num_agents": 50}, 28, 1.3),
+        ({"algorithm": "fldb_ons", "num_agents": 50}, 31.6, 0.8),
+        (
+            {
+                "algorithm": "fldb_ons",
+                "num_agents": 50,
+                "schedule": {"name": "geometric", "ratio": 1.5},
+            },
+            32.9,
+            1.0,
+        ),
+        ({"algorithm": "fldb_ogd", "num_agents": 100}, 62, 11),
+        ({"algorithm": "ldb", "num_agents": 10}, 289, 19),
+    ],
+    ids=["gd", "ons", "ons-geometric", "ogd", "ldb"],
+)
+def test_regret_agrees_with_the_reference_values(values, mean, error):
+    found = regrets(range(5), horizon=500, **values)
+    own = found.std(ddof=1) / math.sqrt(len(found))
+    assert found.mean() == pytest.approx(mean, abs=3 * math.hypot(own, error))
+
+
+def test_ons_on_a_geometric_schedule_needs_23_exchanges():
+    settings = from_nested(
+        {
+            "algorithm": "fldb_ons",
+            "num_agents": 100,
+            "horizon": 500,
+            "schedule": {"name": "geometric", "ratio": 1.5},
+        },
+        "a test",
+    )
+    history = History(500)
+    run(settings, history)
+    assert history.rounds == 16
+    # 15 rounds after t = 1, where Newton takes about 8.
+    assert history.exchanges - history.exchanges_by_iteration[0] == 15
+    assert 5 <= history.exchanges_by_iteration[0] <= 10
