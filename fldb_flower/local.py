@@ -60,7 +60,7 @@ class LocalEstimates:
     def _minimise(self) -> None:
         active = np.arange(len(self.theta))
         theta = self.theta.copy()
-        warm = theta.any(axis=1)
+        warm: NDArray[np.bool_] = np.any(theta != 0, axis=1)
         duels, answers = self._duels(active)
         gradient, hessian = self._derivatives(theta, duels, answers)
         for _ in range(_MAX_STEPS):
@@ -71,9 +71,8 @@ class LocalEstimates:
             if not going.any():
                 return
             if not going.all():
-                active, theta, step, gradient, warm = (
-                    array[going] for array in (active, theta, step, gradient, warm)
-                )
+                active, warm = active[going], warm[going]
+                theta, step, gradient = theta[going], step[going], gradient[going]
                 duels, answers = self._duels(active)
             theta, gradient, hessian = self._descend(theta, step, gradient, warm, duels, answers)
         raise ConvergenceError(

@@ -88,9 +88,11 @@ class Answer(NamedTuple):
         Raises
         ------
         TypeError, ValueError
-            The list is too short, or a count is not a number.
+            The list is too short, or a count is not a whole number.
         """
         count = len(cls._fields) - 1
+        if not all(float(number).is_integer() for number in numbers[:count]):
+            raise ValueError("a count is not a whole number")
         return cls._make([*map(int, numbers[:count]), list(numbers[count:])])
 
 
@@ -232,7 +234,9 @@ def decode_upload(vector: Vector, answer: Answer, broadcast: Broadcast, d: int) 
         raise UploadError(f"dtype {vector.dtype} instead of float64")
     if vector.shape != (size,):
         raise UploadError(f"shape {vector.shape} instead of {(size,)}")
-    if size and not math.isfinite(float(vector @ vector)):  # one fast pass; overflow counts too
+    with np.errstate(over="ignore", invalid="ignore"):  # no warning besides the refusal
+        square = float(vector @ vector)  # one fast pass; overflow counts too
+    if not math.isfinite(square):
         raise UploadError("a number that is not finite, or too large to square")
     regrets = _regrets(answer)
     if broadcast.theta_hat is None:

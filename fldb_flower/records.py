@@ -39,12 +39,12 @@ def unpack_vector(record: Any) -> Vector:
 
     Raises
     ------
-    KeyError, TypeError, ValueError
+    ValueError
         It is not a record of one NumPy array.
     """
     (array,) = record.values()
     size = (len(array.data) - _HEADER_BYTES) // 8  # if it is what pack_vector wrote
     if array.shape == (size,) and array.data.startswith(_header(size)):
         return np.frombuffer(array.data, np.float64, offset=_HEADER_BYTES)
-    vector: Vector = array.numpy()
+    vector: Vector = np.lib.format.read_array(io.BytesIO(array.data), allow_pickle=False)
     return vector

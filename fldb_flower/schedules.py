@@ -20,12 +20,15 @@ def geometric(ratio: float) -> Iterator[int]:
     Ours, beyond the paper: waiting until the number of duels has grown by a factor is
     when W has changed enough for a new estimate to matter.
     """
-    last = 0
-    for power in itertools.count():
+    last = power = 0
+    while True:
         end = math.ceil(ratio**power)
         if end > last:
             last = end
             yield end
+            # Do not count through the powers of a ratio near 1 that all round up to this end.
+            power = max(power, math.floor(math.log(end) / math.log(ratio)) - 1)
+        power += 1
 
 
 def round_ends(settings: Settings) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
@@ -282,14 +282,18 @@ class Entry:
             if not isinstance(value, str):
                 raise self._fail(value, key, source, "a text")
             return value
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_number = (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and abs(value) <= sys.float_info.max  # neither NaN nor infinite
+        )
         if int in self.kinds:
-            if not is_number or value != int(value if math.isfinite(value) else 0):
+            if not is_number or value != int(value):
                 raise self._fail(
                     value, key, source, f"a whole number, {_range_text(self.metadata)}"
                 )
             return int(value)
-        if not is_number or not math.isfinite(value):
+        if not is_number:
             auto = " or auto" if self.metadata["auto"] else ""
             raise self._fail(
                 value,

@@ -39,6 +39,14 @@ from simulations.runs import (
 REPORT = "report.html"
 MAX_POINTS = 200
 """Points kept of a curve; the page says so where there were more."""
+_SPEAK_FOR_THEMSELVES = (
+    "algorithm",
+    "environment.name",
+    "schedule.name",
+    "engine.name",
+    "selection",
+)
+"""Settings whose values need no name beside them."""
 
 
 def build(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path) -> str:
@@ -170,13 +178,18 @@ def _shown_name(key: str) -> str:
 def _shown(run: Run, key: str) -> str:
     """Return a setting as text (JavaScript would round a large seed), or why there is none."""
     if key not in run.settings:
-        return "–"
+        return "not set"
     value = run.settings[key]
     if key not in relevant(run.settings):
         return "not used"
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) and value == float(f"{value:g}") else f"{value}"
+
+
+def _label(run: Run, key: str) -> str:
+    shown = _shown(run, key)
+    return shown if key in _SPEAK_FOR_THEMSELVES and shown else f"{_shown_name(key)}={shown}"
 
 
 def _values(runs: Sequence[Run], key: str) -> list[str]:
@@ -186,11 +199,10 @@ def _values(runs: Sequence[Run], key: str) -> list[str]:
 
 def _common(runs: Sequence[Run], differing: Sequence[str]) -> list[list[str]]:
     """Return names and values of the settings that all runs share, and that they use."""
-    first = next((run for run in runs), None)
-    keys = dict.fromkeys(key for run in runs for key in relevant(run.settings))
-    assert first is not None
+    used = [(run, relevant(run.settings)) for run in runs]
+    keys = dict.fromkeys(key for _, settings in used for key in settings)
     holders = {
-        key: next(run for run in runs if key in relevant(run.settings))
+        key: next(run for run, settings in used if key in settings)
         for key in keys
         if key not in differing
     }
@@ -198,8 +210,8 @@ def _common(runs: Sequence[Run], differing: Sequence[str]) -> list[list[str]]:
 
 
 def _rounded(values: npt.ArrayLike) -> list[float]:
-    """Return numbers with six significant digits: what a page can show, in a third of the size."""
-    return [float(f"{value:.6g}") for value in np.asarray(values, dtype=float)]
+    """Return numbers with eight significant digits: more than the page shows, in half the size."""
+    return [float(f"{value:.8g}") for value in np.asarray(values, dtype=float)]
 
 
 def _one_per_seed(group: Sequence[Run]) -> list[Run]:
@@ -239,11 +251,7 @@ def _group(group: Sequence[Run], differing: Sequence[str], grid: int) -> dict[st
     centre, spread = _mean(table)
     used = relevant(group[0].settings)
     return {
-        "label": [
-            f"{_shown_name(key)}={_shown(group[0], key)}"
-            for key in _without_seed(differing)
-            if key in used
-        ],
+        "label": [_label(group[0], key) for key in _without_seed(differing) if key in used],
         "seeds": len(runs),
         "grid": grid,
         "mean": mean,

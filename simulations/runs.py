@@ -141,7 +141,8 @@ def group_by_seed(runs: Sequence[Run]) -> list[list[Run]]:
 
 def _identity(value: Any) -> Any:
     """Return what makes two values the same setting: ``1`` is ``1.0``, but not ``True``."""
-    return (isinstance(value, bool), "nan" if value != value else value)
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return (isinstance(value, bool), "nan" if is_nan else value)
 
 
 def _candidates(folders: Iterable[Path]) -> Iterator[Path | Unfinished]:

@@ -12,17 +12,24 @@ function formatNumber(value) {
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2);
   if (Number.isInteger(value)) return value.toLocaleString("en");
-  const digits = clamp(3 - Math.floor(Math.log10(size)), 0, 6); // four significant ones
-  return value.toLocaleString("en", { minimumFractionDigits: Math.min(digits, 2), maximumFractionDigits: digits });
+  const digits = size >= 1 ? 2 : clamp(3 - Math.floor(Math.log10(size)), 2, 6); // or four significant ones
+  return value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: digits });
 }
 
-function formatBytes(value) {
+/** Bytes with a decimal unit; `format` writes the number, here with four significant digits. */
+function formatBytes(value, format = (number) => Number(number.toPrecision(4)).toLocaleString("en")) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   const power = value < 1 ? 0 : clamp(Math.floor(Math.log10(value) / 3), 0, units.length - 1);
-  return `${formatNumber(value / 1000 ** power)} ${units[power]}`;
+  return `${format(value / 1000 ** power)} ${units[power]}`;
 }
 
-const formatTick = (value) => Number(value.toPrecision(10)).toLocaleString("en", { maximumFractionDigits: 8 });
+/** Bytes in a column: three digits, so that 56.0 kB and 1.70 MB line up. */
+const formatByteCell = (value) =>
+  formatBytes(value, (number) => (value < 1000 ? formatNumber(number) : number.toFixed(number < 10 ? 2 : number < 100 ? 1 : 0)));
+const formatTick = (value) => {
+  const large = Math.abs(value) >= 1e5 ? { notation: "compact", maximumFractionDigits: 3 } : { maximumFractionDigits: 8 };
+  return Number(value.toPrecision(10)).toLocaleString("en", large);
+};
 const formatError = (error, format) => (error === null || error === undefined ? "" : ` ± ${format(error)}`);
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
@@ -69,14 +76,14 @@ const thinTicks = (ticks, most) => {
 
 const ticksOf = (scale, count) => (scale.log ? logTicks : linearTicks)(...scale.domain, count);
 
-/** Widen an interval for the eye; a logarithmic one by a factor, and never below zero otherwise. */
+/** Widen an interval so that marks at its ends are whole; a logarithmic one by a factor. */
 function padded([low, high], log, share) {
   if (log) {
     const factor = high > low ? (high / low) ** share : 1.5;
     return [low / factor, high * factor];
   }
   const pad = high > low ? (high - low) * share : Math.abs(high) * 0.1 || 1;
-  return [low >= 0 ? Math.max(0, low - pad) : low - pad, high + pad];
+  return [low - pad, high + pad];
 }
 
 /** Zoom an interval by a factor about a point given as a share of it; on the scale's own terms. */
@@ -151,7 +158,9 @@ const shownGroups = () => DATA.groups.map((_, index) => index).filter((index) =>
 
 function highlight(group) {
   for (const mark of document.querySelectorAll(".marks [data-group]")) {
-    mark.classList.toggle("dim", group !== null && Number(mark.dataset.group) !== group);
+    const isOwn = Number(mark.dataset.group) === group;
+    mark.classList.toggle("dim", group !== null && !isOwn);
+    mark.classList.toggle("lit", isOwn);
   }
 }
 
@@ -183,11 +192,16 @@ function visiblePoints(measure) {
   return [...seeds, ...means];
 }
 
-/** Points that no other point beats in both regret and cost, by cost. */
+/** Points that no other beats in regret or cost without losing in the other, by cost; equals stay. */
 function paretoFrontier(points) {
   const ordered = [...points].sort((a, b) => a.x - b.x || a.y - b.y);
-  let best = Infinity;
-  return ordered.filter((point) => point.y < best && ((best = point.y), true));
+  let best = { x: NaN, y: Infinity };
+  return ordered.filter((point) => {
+    const isBetter = point.y < best.y;
+    const isEqual = point.y === best.y && point.x === best.x;
+    if (isBetter) best = point;
+    return isBetter || isEqual;
+  });
 }
 
 /** Index of the entry of an increasing list that is nearest to a value. */
@@ -215,7 +229,7 @@ function nearestIndex(xs, value) {
  */
 class Chart {
   constructor(host, options) {
-    Object.assign(this, { view: null, cursor: null, drag: null, log: { x: false, y: false } }, options);
+    Object.assign(this, { view: null, cursor: null, anchor: null, drag: null, log: { x: false, y: false } }, options);
     this.clip = `clip-${host.id}`;
     this.build(host);
     this.listen();
@@ -241,7 +255,7 @@ class Chart {
       element(
         "div",
         { class: "chart-head", role: "group", "aria-label": `${this.title}: display` },
-        element("h3", {}, this.heading),
+        ...(this.heading ? [element("h3", {}, this.heading)] : []),
         ...(this.extra || []),
         this.logButton("x"), this.logButton("y"),
         button("+", { "aria-label": "Zoom in" }, () => this.zoomBy(0.6)),
@@ -267,7 +281,7 @@ class Chart {
     const width = this.plot.clientWidth;
     if (!width) return;
     const height = clamp(width * this.ratio, 260, 460);
-    const margin = { left: 58, right: 14, top: 10, bottom: 46 };
+    const margin = { left: 70, right: 14, top: 10, bottom: 46 };
     this.box = { left: margin.left, right: width - margin.right, top: margin.top, bottom: height - margin.bottom };
     this.items = this.content.items();
     this.full = this.content.extent(this.items, this.log);
@@ -313,7 +327,7 @@ class Chart {
       svg("text", { class: "axis-label", x: (left + right) / 2, y: height - 6, "text-anchor": "middle" }, this.label.x),
       svg("text", {
         class: "axis-label", "text-anchor": "middle",
-        transform: `translate(13 ${(top + bottom) / 2}) rotate(-90)`,
+        transform: `translate(14 ${(top + bottom) / 2}) rotate(-90)`,
       }, this.label.y),
     );
     return grid;
@@ -323,10 +337,11 @@ class Chart {
 
   zoomTo(view) {
     this.view = view;
+    if (!view) this.anchor = null;
     this.draw();
   }
 
-  /** Zoom by a factor about a pixel: the pointer, the cursor, or the middle. */
+  /** Zoom by a factor about a pixel: the pointer, where the cursor was last, or the middle. */
   zoomBy(factor, point = this.focusPoint()) {
     const { left, right, top, bottom } = this.box;
     const cursor = this.cursor;
@@ -348,7 +363,7 @@ class Chart {
 
   focusPoint() {
     const { left, right, top, bottom } = this.box;
-    const place = this.cursor && this.content.place(this.items, this.cursor);
+    const place = this.anchor;
     if (!place) return { x: (left + right) / 2, y: (top + bottom) / 2 };
     return { x: clamp(this.x.to(place.x), left, right), y: clamp(this.y.to(place.y), top, bottom) };
   }
@@ -366,7 +381,8 @@ class Chart {
 
   /** Shift the view so that the keyboard's cursor stays in sight. */
   follow(place) {
-    if (!this.view) return;
+    const hasPlace = Number.isFinite(this.x.to(place.x)) && Number.isFinite(this.y.to(place.y));
+    if (!this.view || !hasPlace) return;
     const { left, right, top, bottom } = this.box;
     const shift = (scale, pixel, low, high, from, to) => {
       const by = pixel < low ? pixel - low - (high - low) * 0.2 : pixel > high ? pixel - high + (high - low) * 0.2 : 0;
@@ -387,7 +403,9 @@ class Chart {
     this.over.replaceChildren();
     this.tip.hidden = !place;
     if (place) this.showPlace(place);
+    if (place) this.anchor = place; // a finger has to leave the curve to reach the zoom buttons
     this.content.moved(place);
+    markLegend(place ? place.group : null);
   }
 
   showPlace(place) {
@@ -415,7 +433,7 @@ class Chart {
     node.addEventListener("pointermove", (event) => this.pointerMove(event));
     node.addEventListener("pointerup", (event) => this.pointerUp(event));
     node.addEventListener("pointercancel", () => this.endDrag());
-    node.addEventListener("pointerleave", () => this.drag || this.moveCursor(null));
+    node.addEventListener("pointerleave", (event) => this.pointerLeave(event));
     node.addEventListener("dblclick", () => this.zoomTo(null));
     node.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     plot.addEventListener("keydown", (event) => this.key(event));
@@ -453,6 +471,13 @@ class Chart {
     this.drag.to = point;
     this.moveCursor(null);
     this.over.replaceChildren(this.brush(this.drag));
+  }
+
+  /** A mouse takes the cursor along; a lifted finger leaves it, to be read. */
+  pointerLeave(event) {
+    if (this.drag || event.pointerType === "touch") return;
+    this.moveCursor(null);
+    this.anchor = null;
   }
 
   brush({ from, to }) {
@@ -504,6 +529,7 @@ class Chart {
     const { left, right, top, bottom } = this.box;
     const start = () => this.content.nearest(this.items, (left + right) / 2, (top + bottom) / 2, this.x, this.y);
     this.cursor = this.cursor ? this.content.step(this.items, this.cursor, dx, dy) : start();
+    if (!this.cursor) return; // nothing here has a logarithm
     const place = this.content.place(this.items, this.cursor);
     this.follow(place);
     this.moveCursor(this.cursor);
@@ -556,11 +582,13 @@ const curveContent = {
   },
 
   paint(layer, items, x, y) {
-    for (const curve of items) {
-      if (curve.error) {
-        const { stroke } = look(curve.group);
-        layer.append(svg("path", { class: "band", d: bandPath(curve, x, y), fill: stroke, "data-group": curve.group }));
-      }
+    const banded = items.filter((curve) => curve.error);
+    const opacity = clamp(0.6 / banded.length, 0.04, 0.2); // many that overlap must not add up to a wall
+    for (const curve of banded) {
+      const fill = look(curve.group).stroke;
+      layer.append(svg("path", {
+        class: "band", d: bandPath(curve, x, y), fill, "fill-opacity": opacity, "data-group": curve.group,
+      }));
     }
     for (const curve of items) {
       const { stroke, dash } = look(curve.group);
@@ -622,6 +650,16 @@ function scatterContent(measure, formatCost) {
       const frontier = paretoFrontier(items.filter((point) => point.seed === null));
       layer.append(svg("path", { class: "frontier", d: stairs(frontier, x, y) }));
       for (const point of items) this.paintPoint(layer, point, frontier.includes(point), x, y);
+      this.tellLost(layer, items.filter((point) => (x.log && point.x <= 0) || (y.log && point.y <= 0)), x, y);
+    },
+
+    /** A baseline that never communicates has no place on a logarithmic axis: say so. */
+    tellLost(layer, lost, x, y) {
+      if (!lost.length) return;
+      const groups = [...new Set(lost.map((point) => labelOf(point.group)))];
+      const who = groups.length > 2 ? `${groups.length} configurations` : groups.join(" and ");
+      const at = { class: "lost", x: x.to(x.domain[1]) - 6, y: y.to(y.domain[1]) + 14, "text-anchor": "end" };
+      layer.append(svg("text", at, `at 0, not on a log axis: ${who}`));
     },
 
     paintPoint(layer, { group, seed, x: cost, y: regret, error }, isBest, x, y) {
@@ -668,11 +706,10 @@ function scatterContent(measure, formatCost) {
 /** The border of what is attained: from each best point right to the next one's cost, then down. */
 function stairs(frontier, x, y) {
   if (!frontier.length) return "";
-  const steps = frontier.filter(({ x: cost, y: regret }) => Number.isFinite(x.to(cost)) && Number.isFinite(y.to(regret)));
-  const [first] = steps;
-  if (!first) return "";
-  const path = steps.map((point) => `H${x.to(point.x).toFixed(1)}V${y.to(point.y).toFixed(1)}`).join("");
-  return `M${x.to(first.x).toFixed(1)},-9${path}H99999`;
+  const [far, near] = [99999, -999]; // beyond the frame; where 0 is on a logarithmic axis
+  const corners = frontier.map((point) => [Math.max(near, x.to(point.x)), Math.min(far, y.to(point.y))]);
+  const path = corners.map(([px, py]) => `H${px.toFixed(1)}V${py.toFixed(1)}`).join("");
+  return `M${corners[0][0].toFixed(1)},${near}${path}H${far}`;
 }
 
 /* ---- Legend ------------------------------------------------------------------------------- */
@@ -707,6 +744,10 @@ function setHidden(groups, isHidden) {
   redraw();
 }
 
+function markLegend(current) {
+  legendEntries.forEach(({ entry }, group) => entry.classList.toggle("current", group === current));
+}
+
 /** The legend is the readout of all curves: at an iteration, or at the end. */
 function showLegendValues(iteration) {
   const hasError = DATA.groups.some((group) => group.error);
@@ -728,8 +769,8 @@ const COLUMNS = [
   ...DATA.varying.map((title, index) => ({ title, value: (run) => run.settings[index] })),
   { title: "Final regret", value: (run) => run.regret, format: formatNumber },
   { title: "Exchanges", value: (run) => run.exchanges, format: formatNumber },
-  { title: "Bytes up", value: (run) => run.up, format: formatBytes },
-  { title: "Bytes down", value: (run) => run.down, format: formatBytes },
+  { title: "Bytes up", value: (run) => run.up, format: formatByteCell },
+  { title: "Bytes down", value: (run) => run.down, format: formatByteCell },
   { title: "Seconds", value: (run) => run.seconds, format: formatNumber },
 ];
 const collator = new Intl.Collator("en", { numeric: true });
@@ -788,7 +829,7 @@ function describe() {
     : "";
   const average = most > 1 ? " Lines are means over seeds, bands one standard error; a repeated seed counts once." : "";
   byId("curves-note").textContent =
-    `Average per agent, in units of latent reward.${average}${thinned} Drag or turn the wheel to zoom.`;
+    `Average per agent, in units of latent reward.${average}${thinned} Drag, turn the wheel or press + to zoom.`;
   byId("trade-note").textContent =
     "Down and to the left is better. Filled marks lie on the Pareto frontier (dotted): no other configuration"
     + " shown has both less regret and less communication.";
@@ -839,10 +880,10 @@ function seedsButton() {
   return made;
 }
 
-/** Costs that span more than a factor of 20 crowd at the left of a linear axis. */
+/** Values that span more than a factor of 20 crowd at one end of a linear axis; 0 needs one. */
 function isWide(measure) {
-  const values = DATA.groups.map((group) => measure(group.figures)).filter((value) => value > 0);
-  return values.length > 0 && Math.max(...values) > 20 * Math.min(...values);
+  const values = DATA.groups.map((group) => measure(group.figures));
+  return Math.min(...values) > 0 && Math.max(...values) > 20 * Math.min(...values);
 }
 
 function buildCharts() {
@@ -853,11 +894,12 @@ function buildCharts() {
   const bytes = (figures) => figures.up + figures.down;
   const scatters = [
     ["by-exchanges", "exchanges", (figures) => figures.exchanges, formatTick, (cost) => `exchanges ${formatNumber(cost)}`],
-    ["by-bytes", "bytes, up and down", bytes, formatBytes, (cost) => `${formatBytes(cost)} up and down`],
+    ["by-bytes", "bytes, up and down", bytes, (value) => formatBytes(value), (cost) => `${formatBytes(cost)} up and down`],
   ];
   for (const [id, name, measure, tick, words] of scatters) {
     new Chart(byId(id), {
-      title: `Final regret against ${name}`, heading: "", ratio: 0.7, log: { x: isWide(measure), y: false },
+      title: `Final regret against ${name}`, heading: `By ${name}`, ratio: 0.7,
+      log: { x: isWide(measure), y: isWide((figures) => figures.regret) },
       content: scatterContent(measure, words), label: { x: name, y: "final regret" }, tick: { x: tick, y: formatTick },
     });
   }

@@ -1,0 +1,99 @@
+"""What a sweep leaves behind: one table of its jobs, their curves, and a picture."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from hydra.experimental.callback import Callback
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+
+from simulations.runs import Run, find_runs, group_by_seed, varying
+
+_LOG = logging.getLogger("fldb_flower")
+TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
+_COLUMNS = ("final_regret", "exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
+
+unfinished: list[str] = []
+"""Jobs of the sweep just ended that left no result; `simulations.run` exits with 1 for them."""
+
+
+class SummariseSweep(Callback):
+    """Hydra callback: summarises a sweep when its last job has ended."""
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        """Write the sweep's table, curves and picture into its directory."""
+        folder = Path(config.hydra.sweep.dir)
+        runs, partial = find_runs([folder])
+        unfinished.extend(f"{run.path}: {run.reason}" for run in partial)
+        if runs:
+            summarise(runs, folder)
+            _LOG.info("%d runs: %s, %s and %s in %s", len(runs), TABLE, CURVES, PICTURE, folder)
+
+
+def summarise(runs: Sequence[Run], folder: Path) -> None:
+    """Write ``sweep.csv``, ``curves.csv`` and ``sweep.png`` of some runs into a folder."""
+    keys = varying(runs)
+    table(runs, keys, folder).to_csv(folder / TABLE, index=False, lineterminator="\n")
+    curves(runs, keys).to_csv(folder / CURVES, index=False, lineterminator="\n")
+    picture(runs, keys, folder / PICTURE)
+
+
+def table(runs: Sequence[Run], keys: Sequence[str], folder: Path) -> pd.DataFrame:
+    """One row a job: its directory, what was swept, regret, exchanges, bytes and seconds."""
+    return pd.DataFrame(
+        {
+            "job": str(run.path.relative_to(folder)),
+            **{key: run.settings.get(key) for key in keys},
+            **{name: run.summary[name] for name in (*_COLUMNS, "runtime_seconds")},
+        }
+        for run in runs
+    )
+
+
+def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
+    """One row for each iteration of each job: what was swept, and its regret by then."""
+    parts = []
+    for run in runs:
+        part = run.curve[["iteration", "cumulative_regret"]].copy()
+        for place, key in enumerate(keys):
+            part.insert(place, key, run.settings.get(key))
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+def picture(runs: Sequence[Run], keys: Sequence[str], path: Path) -> None:
+    """Draw mean and standard error over seeds, a curve for each value of what was swept."""
+    labels = [key for key in keys if key != "seed"]
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    groups = group_by_seed(runs)
+    for group in groups:
+        names = ", ".join(f"{key}={group[0].settings.get(key)}" for key in labels)
+        draw_mean(axes, [run.curve.cumulative_regret.to_numpy() for run in group], label=names)
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("cumulative regret, average per agent")
+    seeds = max(len(group) for group in groups)
+    axes.set_title(f"mean ± standard error of {seeds} seeds", fontsize=10)
+    axes.grid(alpha=0.3)
+    if labels:
+        axes.legend(fontsize=8, ncols=1 + len(groups) // 8)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def draw_mean(axes: Any, values: Sequence[Any], *, label: str, **style: Any) -> None:
+    """Draw the mean of some curves and, of several, the standard error as a band."""
+    rows = np.array(values)
+    mean, steps = rows.mean(axis=0), np.arange(1, rows.shape[1] + 1)
+    (line,) = axes.plot(steps, mean, label=label, **style)
+    if len(rows) > 1:
+        error = rows.std(axis=0, ddof=1) / np.sqrt(len(rows))
+        band = {"alpha": 0.2, "linewidth": 0, "color": line.get_color()}
+        axes.fill_between(steps, mean - error, mean + error, **band)

@@ -1,0 +1,447 @@
+"""What travels: everything comes back as it was sent, and nothing malformed is counted."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fldb_flower import messages
+from fldb_flower.federation import Broadcast, Play, Regrets, Upload
+from fldb_flower.messages import (
+    Answer,
+    Ask,
+    UploadError,
+    broadcast_size,
+    decode_broadcast,
+    decode_upload,
+    encode_broadcast,
+    encode_upload,
+    indefinite,
+    pack_arrays,
+    pack_symmetric,
+    traffic,
+    unpack_arrays,
+    unpack_symmetric,
+    upload_size,
+)
+from fldb_flower.records import pack_vector, unpack_vector
+
+property_test = settings(deadline=None, derandomize=True, max_examples=80)
+
+
+def symmetric(rng, d):
+    root = rng.standard_normal((d, d))
+    return root @ root.T
+
+
+def some_upload(d=3, *, hessian=True, loss=True, seed=0, iterations=2):
+    rng = np.random.default_rng(seed)
+    return Upload(
+        num_duels=5 * iterations,
+        gradient=rng.standard_normal(d),
+        information=symmetric(rng, d),
+        hessian=symmetric(rng, d) if hessian else None,
+        loss=float(rng.random()) if loss else None,
+        regrets=(Regrets(4, 5, rng.random(iterations)),),
+    )
+
+
+def asking(*, hessian=True, loss=True, d=3):
+    return Broadcast(None, np.zeros(d), hessian=hessian, loss=loss)
+
+
+# --- symmetric matrices --------------------------------------------------------------------
+
+
+def test_a_triangle_by_hand():
+    matrix = np.array([[1.0, 2, 3], [2, 4, 5], [3, 5, 6]])
+    assert pack_symmetric(matrix).tolist() == [1, 2, 3, 4, 5, 6]
+    assert unpack_symmetric(np.arange(1.0, 7), 3).tolist() == matrix.tolist()
+
+
+@property_test
+@given(d=st.integers(1, 9), batch=st.integers(0, 4), seed=st.integers(0, 10**6))
+def test_symmetric_matrices_come_back_exactly(d, batch, seed):
+    rng = np.random.default_rng(seed)
+    square = rng.standard_normal((batch, d, d))
+    matrices = square + square.swapaxes(1, 2)
+    packed = pack_symmetric(matrices)
+    assert packed.shape == (batch, d * (d + 1) // 2)
+    np.testing.assert_array_equal(unpack_symmetric(packed, d), matrices)
+
+
+# --- broadcasts ----------------------------------------------------------------------------
+
+
+def assert_same_broadcast(got, sent):
+    assert (got.scope, got.hessian, got.loss) == (sent.scope, sent.hessian, sent.loss)
+    for name in ("theta_hat",):
+        if getattr(sent, name) is None:
+            assert getattr(got, name) is None
+        else:
+            np.testing.assert_array_equal(getattr(got, name), getattr(sent, name))
+    if sent.play is None:
+        assert got.play is None
+        return
+    assert (got.play.first, got.play.last) == (sent.play.first, sent.play.last)
+    if sent.play.theta_sync is None:
+        assert got.play.theta_sync is None
+        assert got.play.information is None
+    else:
+        np.testing.assert_array_equal(got.play.theta_sync, sent.play.theta_sync)
+        np.testing.assert_array_equal(got.play.information, sent.play.information)
+
+
+@property_test
+@given(
+    d=st.integers(1, 8),
+    seed=st.integers(0, 10**6),
+    statistics=st.booleans(),
+    plays=st.sampled_from(["nothing", "alone", "with an estimate"]),
+    scope=st.sampled_from(["fresh", "all"]),
+    hessian=st.booleans(),
+    loss=st.booleans(),
+)
+def test_every_flavour_of_broadcast_comes_back(  # noqa: PLR0917
+    d, seed, statistics, plays, scope, hessian, loss
+):
+    rng = np.random.default_rng(seed)
+    estimate = (rng.standard_normal(d), symmetric(rng, d)) if plays == "with an estimate" else ()
+    play = None if plays == "nothing" else Play(3, 8, *estimate)
+    theta_hat = rng.standard_normal(d) if statistics else None
+    sent = Broadcast(play, theta_hat, scope, hessian, loss)
+    vector, ask = encode_broadcast(sent)
+    assert vector.dtype == np.float64
+    assert all(type(number) is int for number in ask)
+    assert ask.counted == 0
+    # theta_hat d; theta_sync d and a triangle d (d + 1) / 2.
+    expected = d * statistics + (d + d * (d + 1) // 2) * bool(estimate)
+    assert vector.shape == (expected,) == (broadcast_size(sent, d),)
+    assert_same_broadcast(decode_broadcast(vector, ask, d), sent)
+    # The numbers survive as a plain list, which is how they travel.
+    assert_same_broadcast(decode_broadcast(vector, Ask(*list(ask)), d), sent)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("estimate", [True, False])
+def test_a_broadcast_of_another_length_is_refused(change, estimate):
+    play = Play(1, 2, np.ones(3), np.eye(3)) if estimate else None
+    vector, ask = encode_broadcast(Broadcast(play, np.ones(3)))
+    with pytest.raises(ValueError, match=r"dimension=3 calls for|reshape|broadcast|shape"):
+        decode_broadcast(np.resize(vector, len(vector) + change), ask, 3)
+
+
+def test_a_broadcast_for_another_dimension_is_refused():
+    vector, ask = encode_broadcast(Broadcast(None, np.ones(4)))
+    with pytest.raises(ValueError, match=r"of \(4,\) numbers; dimension=3 calls for 3"):
+        decode_broadcast(vector, ask, 3)
+
+
+# --- uploads -------------------------------------------------------------------------------
+
+
+@property_test
+@given(
+    d=st.integers(1, 8),
+    seed=st.integers(0, 10**6),
+    hessian=st.booleans(),
+    loss=st.booleans(),
+    iterations=st.integers(0, 5),
+    partition=st.integers(0, 3),
+)
+def test_every_flavour_of_upload_comes_back(d, seed, hessian, loss, iterations, partition):  # noqa: PLR0917
+    sent = some_upload(d, hessian=hessian, loss=loss, seed=seed, iterations=iterations)
+    broadcast = asking(hessian=hessian, loss=loss, d=d)
+    vector, answer = encode_upload(sent, broadcast, partition, 4)
+    triangle = d * (d + 1) // 2
+    expected = d + triangle + triangle * hessian + loss
+    assert vector.shape == (expected,) == (upload_size(broadcast, d),)
+    assert (answer.partition_id, answer.num_partitions) == (partition, 4)
+    travelled = Answer.from_numbers(answer.to_numbers())
+    assert travelled == answer
+    got = decode_upload(vector, travelled, broadcast, d)
+    assert got.num_duels == sent.num_duels
+    np.testing.assert_array_equal(got.gradient, sent.gradient)
+    np.testing.assert_array_equal(got.information, sent.information)
+    assert (got.hessian is None) == (not hessian)
+    if hessian:
+        np.testing.assert_array_equal(got.hessian, sent.hessian)
+    assert got.loss == sent.loss
+    (regrets,) = got.regrets
+    assert (regrets.first, regrets.agents) == (4, 5)
+    np.testing.assert_array_equal(regrets.sums, sent.regrets[0].sums)
+
+
+def test_an_upload_of_regret_alone_holds_no_numbers_of_statistics():
+    broadcast = Broadcast(Play(4, 5), None)
+    vector, answer = encode_upload(some_upload()._replace(num_duels=0), broadcast, 0, 1)
+    assert vector.shape == (0,) == (upload_size(broadcast, 3),)
+    got = decode_upload(vector, answer, broadcast, 3)
+    assert got.gradient.tolist() == [0.0] * 3
+    assert got.information.tolist() == [[0.0] * 3] * 3
+    assert (got.num_duels, got.hessian, got.loss) == (0, None, None)
+    assert len(got.regrets[0].sums) == 2
+
+
+def test_traffic_by_hand():
+    # d = 4: theta 4, a triangle 10. Up 4 + 10 + 10 + 1 = 25, down 4 + 4 + 10 = 18; 8 bytes each.
+    broadcast = Broadcast(Play(1, 1, np.zeros(4), np.eye(4)), np.zeros(4), hessian=True, loss=True)
+    assert traffic(broadcast, 4, 7) == (7 * 25 * 8, 7 * 18 * 8)
+    assert traffic(Broadcast(None, np.zeros(4)), 4, 1) == (14 * 8, 4 * 8)
+    assert traffic(Broadcast(Play(1, 1), None), 4, 3) == (0, 0)
+
+
+def with_number(position, value):
+    def damage(vector, answer):
+        vector = vector.copy()
+        vector[position] = value
+        return vector, answer
+
+    return damage
+
+
+def with_vector(change):
+    return lambda vector, answer: (change(vector), answer)
+
+
+def with_answer(**changes):
+    return lambda vector, answer: (vector, answer._replace(**changes))
+
+
+# d = 3 with Hessian and loss: 3 + 6 + 6 + 1 numbers.
+MALFORMED = {
+    "NaN in the gradient": (with_number(0, np.nan), "not finite"),
+    "NaN in W_new": (with_number(5, np.nan), "not finite"),
+    "NaN in the Hessian": (with_number(10, np.nan), "not finite"),
+    "NaN loss": (with_number(15, np.nan), "not finite"),
+    "infinite": (with_number(1, np.inf), "not finite"),
+    "minus infinite": (with_number(1, -np.inf), "not finite"),
+    "1e300": (with_number(1, 1e300), "too large"),
+    "-1e300": (with_number(12, -1e300), "too large"),
+    "one number short": (with_vector(lambda v: v[:-1]), r"shape \(15,\) instead of \(16,\)"),
+    "one number more": (with_vector(lambda v: np.append(v, 1.0)), r"shape \(17,\) instead"),
+    "a single number": (with_vector(lambda v: v[:1]), r"shape \(1,\) instead of \(16,\)"),
+    "empty": (with_vector(lambda v: v[:0]), r"shape \(0,\) instead"),
+    "a column": (with_vector(lambda v: v[:, None]), r"shape \(16, 1\) instead"),
+    "a row": (with_vector(lambda v: v[None]), r"shape \(1, 16\) instead"),
+    "a scalar": (with_vector(lambda v: np.array(1.0)), r"shape \(\) instead"),
+    "float32": (with_vector(lambda v: v.astype(np.float32)), "dtype float32 instead of float64"),
+    "whole numbers": (with_vector(lambda v: v.astype(np.int64)), "dtype int64 instead"),
+    "bools": (with_vector(lambda v: v > 0), "dtype bool instead"),
+    "complex": (with_vector(lambda v: v + 0j), "dtype complex128 instead"),
+    "foreign byte order": (with_vector(lambda v: v.astype(">f8")), "dtype >f8 instead"),
+    "objects": (with_vector(lambda v: v.astype(object)), "dtype object instead"),
+    "negative regret": (with_answer(regret=[1.0, -1e-9]), "regret that is negative"),
+    "NaN regret": (with_answer(regret=[np.nan, 1.0]), "negative or not finite"),
+    "infinite regret": (with_answer(regret=[1.0, np.inf]), "negative or not finite"),
+    "negative duels": (with_answer(num_duels=-1), "counts that make no sense"),
+    "negative agents": (with_answer(agents=-2), "counts that make no sense"),
+    "iteration 0": (with_answer(regret_first=0), "counts that make no sense"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_upload_is_refused_with_one_reason(name):
+    damage, reason = MALFORMED[name]
+    broadcast = asking()
+    vector, answer = damage(*encode_upload(some_upload(), broadcast, 0, 1))
+    with pytest.raises(UploadError, match=reason) as refused:
+        decode_upload(vector, answer, broadcast, 3)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("d", "right"), [(1, 2), (2, 5), (3, 9)])
+def test_two_numbers_never_stand_in_for_one(d, right):
+    """As FedAvg's (2,) and (1,), which broadcast into a wrong sum."""
+    broadcast = asking(hessian=False, loss=False, d=d)
+    answer = Answer(1, 0, 1, 1, 1, [0.0])
+    decode_upload(np.ones(right), answer, broadcast, d)
+    for size in {*range(12)} - {right}:
+        with pytest.raises(UploadError, match="shape"):
+            decode_upload(np.ones(size), answer, broadcast, d)
+
+
+def test_what_belongs_to_another_question_is_refused():
+    asked, other = asking(hessian=False), asking(hessian=True)
+    vector, answer = encode_upload(some_upload(), other, 0, 1)
+    with pytest.raises(UploadError, match="shape"):
+        decode_upload(vector, answer, asked, 3)
+    vector, answer = encode_upload(some_upload(hessian=False), asked, 0, 1)
+    with pytest.raises(UploadError, match="shape"):
+        decode_upload(vector, answer, other, 3)
+    with pytest.raises(UploadError, match="shape"):
+        decode_upload(vector, answer, Broadcast(Play(1, 1), None), 3)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [],
+        [1.0, 0.0, 1.0, 5.0],
+        1.0,
+        [float("nan"), 0.0, 1.0, 5.0, 1.0, 0.5],
+        [float("inf"), 0.0, 1.0, 5.0, 1.0, 0.5],
+        [1.0, 0.0, 1.0, 5.0, -float("inf"), 0.5],
+        [2.5, 0.0, 1.0, 5.0, 1.0, 0.5],
+        [1.0, 0.5, 1.0, 5.0, 1.0, 0.5],
+    ],
+)
+def test_counts_that_are_no_whole_numbers_are_refused(numbers):
+    with pytest.raises((TypeError, ValueError)):
+        Answer.from_numbers(numbers)
+
+
+def test_counts_come_back_as_whole_numbers():
+    answer = Answer.from_numbers([6.0, 1.0, 3.0, 5.0, 4.0, 0.25, 0.5])
+    assert answer == Answer(6, 1, 3, 5, 4, [0.25, 0.5])
+    assert all(type(count) is int for count in answer[:-1])
+
+
+# --- positive semi-definite ----------------------------------------------------------------
+
+SADDLE = np.diag([1.0, 2.0, -0.01])
+
+
+@pytest.mark.parametrize(
+    ("information", "hessian", "name"),
+    [
+        (np.eye(3), np.eye(3), ""),
+        (SADDLE, np.eye(3), "W_new"),
+        (np.eye(3), SADDLE, "Hessian"),
+        (SADDLE, SADDLE, "W_new"),
+        (-np.eye(3), np.eye(3), "W_new"),
+        (np.zeros((3, 3)), np.zeros((3, 3)), ""),
+        (np.ones((3, 3)), np.diag([1e6, 0, 0]), ""),  # of rank one: rounding may go below 0
+        (np.array([[1.0, 2, 0], [2, 1, 0], [0, 0, 1]]), np.eye(3), "W_new"),  # eigenvalue -1
+        (np.diag([-1e-20, 0, 0]), np.eye(3), "W_new"),  # small, but nothing else is there
+    ],
+)
+def test_indefinite_matrices_are_named(information, hessian, name):
+    good = some_upload()
+    bad = some_upload()._replace(information=information, hessian=hessian)
+    assert indefinite([good, bad, good]) == ["", name, ""]
+    expected = name if name == "W_new" else ""
+    without = [upload._replace(hessian=None) for upload in (bad, good)]
+    assert indefinite(without) == [expected, ""]
+
+
+@property_test
+@given(d=st.integers(1, 6), duels=st.integers(0, 8), scale=st.sampled_from([1e-8, 1.0, 1e8]))
+def test_real_information_is_never_called_indefinite(d, duels, scale):
+    rng = np.random.default_rng(duels)
+    differences = scale * rng.standard_normal((duels, d))
+    matrix = differences.T @ differences
+    upload = some_upload(d)._replace(information=matrix, hessian=matrix / 4)
+    assert indefinite([upload]) == [""]
+
+
+# --- states --------------------------------------------------------------------------------
+
+
+@property_test
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=5),
+    kinds=st.lists(st.sampled_from(["<f8", "<i8", "<u8", "|b1", "<f4"]), min_size=5, max_size=5),
+)
+def test_named_arrays_come_back_exactly(shapes, kinds):
+    rng = np.random.default_rng(0)
+    arrays = {
+        f"part.name {number}": (100 * rng.random(shape)).astype(kind)
+        for number, (shape, kind) in enumerate(zip(shapes, kinds, strict=False))
+    }
+    data = pack_arrays(arrays)
+    assert isinstance(data, bytes)
+    back = unpack_arrays(data)
+    assert list(back) == list(arrays)
+    for name, array in arrays.items():
+        assert (back[name].dtype, back[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(back[name], array)
+
+
+def test_arrays_that_are_not_contiguous_come_back_too():
+    array = np.arange(24.0).reshape(4, 6)
+    parts = {"columns": array[:, 1:3], "transposed": array.T, "every other": array[::2, ::-1]}
+    back = unpack_arrays(pack_arrays(parts))
+    for name, part in parts.items():
+        np.testing.assert_array_equal(back[name], part)
+
+
+def test_layouts_are_not_mixed_up():
+    """The header is kept from call to call: each layout must get its own."""
+    for shape in ((2, 3), (3, 2), (6,), (1, 6)):
+        for kind in ("<f8", "<i8"):
+            array = np.arange(6).reshape(shape).astype(kind)
+            (back,) = unpack_arrays(pack_arrays({"a": array})).values()
+            assert (back.shape, back.dtype) == (array.shape, array.dtype)
+
+
+def test_a_state_holds_no_pickle(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("pickle was used")
+
+    for name in ("loads", "load", "dumps", "dump"):
+        monkeypatch.setattr(pickle, name, refuse)
+    arrays = {"a": np.arange(3.0)}
+    back = unpack_arrays(pack_arrays(arrays))
+    np.testing.assert_array_equal(back["a"], arrays["a"])
+    # A layout that asks for objects is refused: they could only be pointers or pickles.
+    forged = pack_arrays(arrays).replace(b"<f8", b"|O8")
+    with pytest.raises(ValueError, match=r"[Oo]bject|OBJECT"):
+        unpack_arrays(forged)
+    assert not hasattr(messages, "pickle")
+
+
+# --- records -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 10, 99, 100, 12345])
+def test_a_vectors_record_is_the_one_flower_writes(size):
+    vector = np.random.default_rng(size).standard_normal(size)
+    record = pack_vector(vector)
+    np.testing.assert_array_equal(record.to_numpy_ndarrays()[0], vector)
+    np.testing.assert_array_equal(unpack_vector(record), vector)
+    np.testing.assert_array_equal(unpack_vector(ArrayRecord([vector])), vector)
+
+
+@pytest.mark.parametrize(
+    "array", [np.ones((2, 3)), np.ones(4, np.float32), np.array(2.0), np.ones((128, 1))]
+)
+def test_arrays_of_other_shapes_and_types_are_not_bent(array):
+    back = unpack_vector(ArrayRecord([array]))
+    assert (back.shape, back.dtype) == (array.shape, array.dtype)
+
+
+def saved(save, *arguments, **options):
+    buffer = io.BytesIO()
+    save(buffer, *arguments, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no array at all",
+        b"PK\x03\x04 no archive either" * 20,
+        saved(np.savez, np.zeros(3)),
+        saved(np.save, np.zeros(3))[:-1],
+        saved(np.save, np.zeros(3))[:50],
+        saved(np.save, np.array([{}], dtype=object), allow_pickle=True),
+        pickle.dumps(np.zeros(3)),
+    ],
+    ids=["empty", "text", "bad zip", "archive", "cut", "no header", "objects", "pickle"],
+)
+def test_a_record_that_is_no_array_is_refused(data):
+    record = ArrayRecord({"0": Array("float64", (3,), "numpy.ndarray", data)})
+    with pytest.raises(ValueError, match=r"."):
+        unpack_vector(record)
+
+
+@pytest.mark.parametrize("arrays", [[], [np.zeros(2), np.zeros(2)]])
+def test_a_record_holds_exactly_one_array(arrays):
+    with pytest.raises(ValueError, match="unpack"):
+        unpack_vector(ArrayRecord(arrays))

@@ -1,0 +1,434 @@
+"""Settings: each is checked, spelled two ways, and refused in words that say what is right."""
+
+import dataclasses
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from fldb_flower.errors import SettingsError
+from fldb_flower.settings import (
+    AUTO,
+    Settings,
+    defaults_nested,
+    entries,
+    flower_entries,
+    from_flat,
+    from_nested,
+    hydra_entries,
+    to_flat,
+    to_nested,
+)
+
+SOURCE = "the test's file"
+ALL = {entry.dotted: entry for entry in entries()}
+NUMBERS = {name: entry for name, entry in ALL.items() if int in entry.kinds or float in entry.kinds}
+WHOLE = {name: entry for name, entry in NUMBERS.items() if int in entry.kinds}
+REAL = {name: entry for name, entry in NUMBERS.items() if float in entry.kinds}
+NAMES = {name: entry for name, entry in ALL.items() if entry.metadata["choices"]}
+TEXTS = {name: entry for name, entry in ALL.items() if name not in {*NUMBERS, *NAMES}}
+
+property_test = hypothesis_settings(deadline=None, derandomize=True, max_examples=100)
+
+
+def check(entry, value):
+    return entry.check(value, entry.dotted, SOURCE)
+
+
+def refused(entry, value):
+    """Return the message with which the entry refuses the value."""
+    with pytest.raises(SettingsError) as error:
+        check(entry, value)
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith(f"{entry.dotted}=")
+    assert SOURCE in message
+    return message
+
+
+def nested(dotted, value):
+    for key in reversed(dotted.split(".")):
+        value = {key: value}
+    return value
+
+
+# --- what is declared ----------------------------------------------------------------------
+
+
+def test_the_settings_are_the_ones_of_the_contract():
+    # design.md, sections 3 and 5.
+    defaults = {name: entry.default for name, entry in ALL.items()}
+    assert {
+        "algorithm": "fldb_ogd",
+        "kappa_mu": 1.0,
+        "delta": 0.1,
+        "lambda": AUTO,
+        "alpha": 1000.0,
+        "beta_scale": 1.0,
+        "step_index": "iteration",
+        "projection_center": "initial",
+        "solver": "newton",
+        "schedule.name": "periodic",
+        "environment.name": "synthetic",
+        "environment.sigma": 0.0,
+        "engine.name": "vectorized",
+        "ons_ridge": 1.0,
+    }.items() <= defaults.items()
+    assert {
+        "num_agents",
+        "horizon",
+        "num_arms",
+        "dimension",
+        "tau",
+        "seed",
+        "projection_radius",
+        "schedule.ratio",
+        "quorum",
+        "output_dir",
+    } <= set(ALL)
+
+
+def test_every_declared_field_is_an_entry():
+    def count(cls):
+        return sum(
+            count(field.default_factory) if field.default_factory is not dataclasses.MISSING else 1
+            for field in dataclasses.fields(cls)
+        )
+
+    assert count(Settings) == len(list(entries())) == len(ALL)
+    assert set(ALL) == {*NUMBERS, *NAMES, *TEXTS}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_default_passes_its_own_check_and_is_explained(name):
+    entry = ALL[name]
+    checked = check(entry, entry.default)
+    assert checked == entry.default
+    assert type(checked) is type(entry.default)
+    assert len(entry.metadata["help"]) > 5
+    assert entry.value(Settings()) == entry.default
+
+
+def test_both_spellings_are_unique():
+    for spelling in ("dotted", "kebab"):
+        names = [getattr(entry, spelling) for entry in entries()]
+        assert len(set(names)) == len(names)
+    for entry in entries():
+        assert entry.kebab == entry.kebab.lower()
+        assert not set(entry.kebab) & set("._ ")
+
+
+def test_the_spellings_by_hand():
+    spelled = {name: entry.kebab for name, entry in ALL.items()}
+    assert spelled["num_agents"] == "num-agents"
+    assert spelled["environment.name"] == "environment"
+    assert spelled["environment.sigma"] == "environment-sigma"
+    assert spelled["schedule.name"] == "schedule"
+    assert spelled["lambda"] == "lambda"
+    assert ALL["lambda"].field == "lambda_"
+
+
+def test_flowers_run_config_declares_exactly_the_settings():
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    tool = tomllib.loads(text)["tool"]["flwr"]
+    declared = tool["app"]["config"]
+    expected = {entry.kebab: entry.default for entry in flower_entries()}
+    assert declared == expected
+    for key, value in declared.items():
+        # Flower fixes a setting's type by its default: 1 would refuse a user's 0.5.
+        assert type(value) is type(expected[key]), key
+    assert from_flat(declared, "pyproject.toml") == Settings()
+    assert "federations" not in tool  # Flower 1.42 rewrites it
+
+
+def test_every_setting_reaches_hydra_or_flower():
+    hydra, flower = ({entry.dotted for entry in some()} for some in (hydra_entries, flower_entries))
+    assert hydra | flower == set(ALL)
+    assert set(ALL) - hydra == {"output_dir"}
+    assert {name.split(".")[0] for name in set(ALL) - flower} == {"engine"}
+
+
+# --- checks of one setting -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    "value",
+    [
+        *["5", "", None, [1], {"a": 1}, True, False, 1j, math.nan, math.inf, -math.inf],
+        pytest.param(10**400, id="huge"),
+    ],
+)
+def test_a_number_of_the_wrong_type_is_refused(name, value):
+    message = refused(NUMBERS[name], value)
+    assert f"{name}={value!r}" in message
+    assert ("a whole number" if name in WHOLE else "a number") in message
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers_are_whole(name):
+    entry = WHOLE[name]
+    message = refused(entry, 7.5)
+    assert f"{name}=7.5" in message
+    assert f"at least {entry.metadata['minimum']:g}" in message
+    checked = check(entry, 7.0)  # 1e3 is how people write 1000
+    assert (checked, type(checked)) == (7, int)
+    assert refused(entry, -1)
+
+
+@pytest.mark.parametrize("name", sorted({*REAL} - {"delta"}))  # no integer is in (0, 1)
+def test_a_toml_integer_is_a_number(name):
+    number = 2 if name == "schedule.ratio" else 1
+    checked = check(REAL[name], number)
+    assert (checked, type(checked)) == (number, float)
+
+
+LIMITS = {
+    # name: (refused, accepted); the words that the refusal must contain
+    "num_agents": ([0, -3], [1, 10**6], "at least 1"),
+    "horizon": ([0, -1], [1], "at least 1"),
+    "num_arms": ([1, 0, -2], [2], "at least 2 (a duel needs two arms)"),
+    "dimension": ([0], [1], "at least 1"),
+    "tau": ([0, -1], [1, 10**9], "at least 1"),
+    "seed": ([-1], [0, 2**40], "at least 0"),
+    "environment.sigma": ([-0.1, -1], [0, 0.5], "at least 0"),
+    "schedule.ratio": ([1, 1.0, 0.5, -2], [1.0001, 2], "above 1"),
+    "engine.num_nodes": ([0], [1], "at least 1"),
+    "engine.num_cpus": ([0], [1], "at least 1"),
+    "engine.num_gpus": ([-0.5], [0, 0.25], "at least 0"),
+    "lambda": ([0, -1.0], [1e-300, 5], "above 0"),
+    "kappa_mu": ([0, -1], [1e-9, 0.25], "above 0"),
+    "delta": ([0, 1, 1.5, -0.1], [1e-9, 0.999], "above 0 and below 1"),
+    "beta_scale": ([-1e-9], [0, 3], "at least 0"),
+    "alpha": ([0, -5], [1e-3], "above 0"),
+    "projection_radius": ([0, -1], [1e-3], "above 0"),
+    "gd_steps": ([0], [1], "at least 1"),
+    "gd_step_size": ([0, -0.1], [0.1], "above 0"),
+    "ons_ridge": ([0, -1], [0.1], "above 0"),
+    "quorum": ([0, 1.01, -0.5], [0.01, 1], "above 0 and at most 1"),
+    "node_wait": ([0, -1], [0.05], "above 0"),
+    "reply_timeout": ([0, -1], [0.05], "above 0"),
+}
+
+
+def test_every_number_has_its_limits_tested():
+    assert set(LIMITS) == set(NUMBERS)
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_numbers_out_of_range_are_refused_and_at_its_edge_accepted(name):
+    outside, inside, words = LIMITS[name]
+    entry = NUMBERS[name]
+    for value in outside:
+        message = refused(entry, value)
+        assert words in message
+        shown = int(value) if name in WHOLE else float(value)
+        assert f"{name}={shown!r}" in message
+    for value in inside:
+        assert check(entry, value) == value
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_auto_is_accepted_only_where_something_derives_it(name):
+    if name in {"lambda", "projection_radius", "gd_step_size"}:
+        assert check(REAL[name], AUTO) == AUTO
+        assert refused(REAL[name], "automatic").endswith(
+            ("or auto", "or auto (W_0 = (lambda / kappa_mu) I must be invertible)")
+        )
+    else:
+        refused(REAL[name], AUTO)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", ["", "nonsense", 3, 1.5, True, None, ["fldb_ogd"]])
+def test_names_that_are_no_choice_are_refused(name, value):
+    entry = NAMES[name]
+    message = refused(entry, value)
+    assert f"{name}={value!r}" in message
+    for choice in entry.metadata["choices"]:
+        assert choice in message
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_choices_are_accepted_in_both_spellings(name):
+    for choice in NAMES[name].metadata["choices"]:
+        assert check(NAMES[name], choice) == choice
+        assert check(NAMES[name], choice.replace("_", "-")) == choice
+
+
+def test_a_misspelled_choice_is_guessed():
+    assert "did you mean fldb_ogd?" in refused(ALL["algorithm"], "fldb-odg")
+    assert "did you mean geometric?" in refused(ALL["schedule.name"], "geometrical")
+    assert "did you mean" not in refused(ALL["algorithm"], "zzz")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("value", [3, 1.5, True, None, ["a"]])
+def test_texts_are_texts(name, value):
+    assert "a text" in refused(TEXTS[name], value)
+    assert check(TEXTS[name], "/some/folder") == "/some/folder"
+
+
+# --- unknown settings, and settings that do not go together --------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "values", "words"),
+    [
+        (
+            from_flat,
+            {"num-agent": 5},
+            "num-agent (from x): there is no such setting; did you mean num-agents?",
+        ),
+        (from_flat, {"num_agents": 5}, "did you mean num-agents?"),
+        (from_flat, {"lamda": 1.0}, "did you mean lambda?"),
+        (from_flat, {"engine": "flower"}, "there is no such setting"),
+        (from_nested, {"num-agents": 5}, "did you mean num_agents?"),
+        (from_nested, {"environment": {"sigmma": 1}}, "did you mean environment.sigma?"),
+        (from_nested, {"environment": "movielens"}, "there is no such setting"),
+        (from_nested, {"output_dir": "/x"}, "there is no such setting"),
+        (from_nested, {"lambda_": 1.0}, "did you mean lambda?"),
+        (from_flat, {"zzz": 1}, "the README lists the settings"),
+    ],
+)
+def test_unknown_settings_are_refused_with_a_guess(build, values, words):
+    with pytest.raises(SettingsError) as error:
+        build(values, "x")
+    assert words in str(error.value)
+    assert "from x" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["num_agents", "environment.sigma", "algorithm"])
+def test_builders_check_every_value(name):
+    with pytest.raises(SettingsError, match=rf"^{name}=-1(\.0)? \(from x\)"):
+        from_nested(nested(name, -1), "x")
+    key = ALL[name].kebab  # the message calls it what the user called it
+    with pytest.raises(SettingsError, match=rf"^{key}=-1(\.0)? \(from x\)"):
+        from_flat({key: -1}, "x")
+
+
+MOVIELENS = {"name": "movielens", "path": "ml-100k.zip"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"dimension": 21, "environment": MOVIELENS}, "dimension=21 (from x): must be at most 20"),
+        ({"num_arms": 201, "environment": MOVIELENS}, "num_arms=201 (from x): must be at most 200"),
+        ({"environment": {"name": "movielens"}}, "environment.path is empty (from x)"),
+        (
+            {"num_agents": 3, "engine": {"name": "inprocess", "num_nodes": 4}},
+            "engine.num_nodes=4 (from x): must be at most num_agents=3",
+        ),
+        (
+            {"num_agents": 3, "engine": {"name": "flower", "num_nodes": 4}},
+            "engine.num_nodes=4 (from x): must be at most num_agents=3",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(values, words):
+    with pytest.raises(SettingsError) as error:
+        from_nested(values, "x")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dimension": 20, "num_arms": 200, "environment": MOVIELENS},
+        {"dimension": 21, "num_arms": 201},
+        {"num_agents": 4, "engine": {"name": "inprocess", "num_nodes": 4}},
+        {"num_agents": 1, "engine": {"name": "vectorized", "num_nodes": 2}},
+    ],
+)
+def test_settings_that_just_go_together_are_accepted(values):
+    assert isinstance(from_nested(values, "x"), Settings)
+
+
+def test_nothing_said_is_the_defaults():
+    assert from_flat({}, SOURCE) == from_nested({}, SOURCE) == Settings()
+    assert from_nested(defaults_nested(), SOURCE) == Settings()
+
+
+def test_the_ridge_is_one_over_the_horizon_unless_given():
+    assert from_nested({"horizon": 250}, SOURCE).ridge == 1 / 250
+    assert from_nested({"horizon": 250, "lambda": 3}, SOURCE).ridge == 3.0
+
+
+# --- round trips ---------------------------------------------------------------------------
+
+
+def value_of(entry):
+    """Strategy for every value that an entry accepts."""
+    limits = entry.metadata
+    if limits["choices"]:
+        return st.sampled_from(limits["choices"])
+    if int in entry.kinds:
+        return st.integers(limits["minimum"], 10**9)
+    if float in entry.kinds:
+        low = limits["minimum"] if limits["above"] is None else limits["above"]
+        high = limits["maximum"] if limits["below"] is None else limits["below"]
+        numbers = st.floats(
+            low,
+            1e12 if high is None else high,
+            exclude_min=limits["above"] is not None,
+            exclude_max=limits["below"] is not None,
+        )
+        return st.one_of(st.just(AUTO), numbers) if limits["auto"] else numbers
+    return st.text(max_size=20)
+
+
+def valid(some):
+    """Strategy for settings, one value for each entry in ``some``; what must agree is made to."""
+    return st.fixed_dictionaries({entry.dotted: value_of(entry) for entry in some}).map(together)
+
+
+def together(values):
+    if values.get("environment.name") == "movielens":
+        values["dimension"] = values["dimension"] % 20 + 1
+        values["num_arms"] = values["num_arms"] % 199 + 2
+        values["environment.path"] = values["environment.path"] or "u.data"
+    if "engine.num_nodes" in values:
+        values["engine.num_nodes"] = min(values["engine.num_nodes"], values["num_agents"])
+    return values
+
+
+@property_test
+@given(values=valid(list(flower_entries())))
+def test_flowers_spelling_round_trips(values):
+    flat = {ALL[name].kebab: value for name, value in values.items()}
+    built = from_flat(flat, SOURCE)
+    assert to_flat(built) == flat
+    assert from_flat(to_flat(built), SOURCE) == built
+    for name, value in values.items():
+        assert ALL[name].value(built) == value
+
+
+@property_test
+@given(values=valid(list(hydra_entries())))
+def test_hydras_spelling_round_trips(values):
+    tree = {}
+    for name, value in values.items():
+        *groups, leaf = name.split(".")
+        node = tree
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[leaf] = value
+    built = from_nested(tree, SOURCE)
+    assert to_nested(built) == tree
+    assert from_nested(to_nested(built), SOURCE) == built
+    for name, value in values.items():
+        assert ALL[name].value(built) == value
+
+
+@property_test
+@given(values=valid(list(flower_entries())))
+def test_both_spellings_build_the_same_settings(values):
+    values["output_dir"] = ""
+    built = from_flat({ALL[name].kebab: value for name, value in values.items()}, SOURCE)
+    assert from_nested(to_nested(built), SOURCE) == built
