@@ -38,6 +38,8 @@ class RunDirectory:
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path = path.expanduser()
         self._settings = settings
+        if settings.resume and not (self.path / SUMMARY).exists():
+            self.abandon()  # what an interrupted run left
         self._claim()
 
     def finish(self, history: History, *, engine: str, runtime_seconds: float) -> dict[str, Any]:
@@ -63,12 +65,11 @@ class RunDirectory:
 
     def abandon(self) -> None:
         """Give the directory up after a failure: the next run may have it."""
-        (self.path / CONFIG).unlink(missing_ok=True)
+        for name in (CONFIG, REGRET):
+            (self.path / name).unlink(missing_ok=True)
 
     def _claim(self) -> None:
-        from omegaconf import OmegaConf  # noqa: PLC0415 - agents import this module's package
-
-        text = OmegaConf.to_yaml(OmegaConf.create(to_nested(self._settings)))
+        text = _config_yaml(self._settings)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if any((self.path / name).exists() for name in (REGRET, SUMMARY)):
@@ -103,6 +104,33 @@ class RunDirectory:
             replied = sum(row.replied for row in history.participation)
             summary["participation"] = replied / asked
         return {**summary, "complete": True}
+
+
+def is_finished(path: Path, settings: Settings) -> bool:
+    """Whether a directory holds the finished run of just these settings.
+
+    Raises
+    ------
+    OutputError
+        It holds a run of other settings.
+    """
+    if not (path / SUMMARY).exists():
+        return False
+    try:
+        same = (path / CONFIG).read_text(encoding="utf-8") == _config_yaml(settings)
+    except OSError as error:
+        raise OutputError(f"cannot read {path / CONFIG}: {error.strerror}") from None
+    if not same:
+        raise OutputError(f"{path} holds a run of other settings: resume needs the same ones")
+    return True
+
+
+def _config_yaml(settings: Settings) -> str:
+    from omegaconf import OmegaConf  # noqa: PLC0415 - agents import this module's package
+
+    values = to_nested(settings)
+    del values["resume"]  # how a run was started is not what it is
+    return OmegaConf.to_yaml(OmegaConf.create(values))
 
 
 def default_directory() -> Path:

@@ -188,6 +188,9 @@ class Settings:
         300.0, "Seconds to wait for the replies of one exchange (Flower).", above=0
     )
 
+    resume: bool = setting(
+        False, "Go on with what was begun: skip finished runs, run unfinished ones anew."
+    )
     output_dir: str = setting(
         "", "Absolute folder of the results (Flower); empty: a new one under ~/fldb-runs."
     )
@@ -261,7 +264,7 @@ class Entry:
         if value == AUTO and self.metadata["auto"]:
             return AUTO
         number = self._check_type(value, key, source)
-        if isinstance(number, int | float):
+        if isinstance(number, int | float) and bool not in self.kinds:
             self._check_range(number, key, source)
         return number
 
@@ -278,6 +281,10 @@ class Entry:
         return str(name)
 
     def _check_type(self, value: Any, key: str, source: str) -> Any:
+        if bool in self.kinds:
+            if not isinstance(value, bool):
+                raise self._fail(value, key, source, "true or false")
+            return value
         if str in self.kinds and float not in self.kinds:
             if not isinstance(value, str):
                 raise self._fail(value, key, source, "a text")

@@ -127,7 +127,7 @@ def draw(name: str, panel: Panel, rows: pd.DataFrame, folder: Path) -> None:
     if panel.against == "iteration":
         for label, part in rows.groupby("curve", sort=False):
             wide = part.pivot(index="seed", columns="iteration", values="cumulative_regret")
-            draw_mean(axes, wide.to_numpy(), label=str(label), linewidth=2)
+            draw_mean(axes, list(wide.to_numpy()), label=str(label), linewidth=2)
         axes.set_ylabel("average cumulative regret")
     else:
         _draw_final(axes, rows, panel.against)
@@ -170,17 +170,11 @@ def make(names: Sequence[str], folder: Path, *, ours: bool, movielens: str) -> N
         for (figure, label, seed), settings in wanted.items():
             if figure == name:
                 regret, rounds = results[settings]
-                part = pd.DataFrame({"iteration": range(1, len(regret) + 1)})
-                part["cumulative_regret"] = regret
-                values = [label, settings.tau, settings.num_arms, rounds, seed]
-                for key, value in zip(_KEYS, values, strict=True):
-                    part[key] = value
-                parts.append(part)
+                steps = {"iteration": range(1, len(regret) + 1), "cumulative_regret": regret}
+                same = {"tau": settings.tau, "num_arms": settings.num_arms, "rounds": rounds}
+                parts.append(pd.DataFrame({**steps, "curve": label, **same, "seed": seed}))
         draw(name, PANELS[name], pd.concat(parts, ignore_index=True), folder)
         print(f"{folder / name}.png")
-
-
-_KEYS = ("curve", "tau", "num_arms", "rounds", "seed")
 
 
 def _cost(settings: Settings) -> float:

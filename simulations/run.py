@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 import conf
 from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.experiment import conduct
-from fldb_flower.results import RunDirectory
+from fldb_flower.results import RunDirectory, is_finished
 from fldb_flower.settings import (
     Settings,
     defaults_nested,
@@ -43,7 +43,9 @@ def run(settings: Settings, directory: Path) -> None:
         Something the user can put right.
     """
     engine = settings.engine.name
-    if engine == "vectorized":
+    if settings.resume and is_finished(directory, settings):
+        _LOG.info("%s: finished already", directory)
+    elif engine == "vectorized":
         from simulations.engines import vectorized  # noqa: PLC0415 - engines import only their own
 
         conduct(
@@ -54,9 +56,10 @@ def run(settings: Settings, directory: Path) -> None:
             say=_LOG.info,
         )
     else:
-        from simulations.engines import inprocess  # noqa: PLC0415 - imports Flower
+        from simulations.engines import flower, inprocess  # noqa: PLC0415 - imports Flower
 
-        inprocess.run(settings, str(directory))
+        engines = {"inprocess": inprocess.run, "flower": flower.run}
+        engines[engine](settings, str(directory))
 
 
 @hydra.main(version_base="1.3", config_path=str(_CONF), config_name="config")
@@ -73,6 +76,12 @@ def _job(config: DictConfig) -> None:
 
 def _is_sweep() -> bool:
     return HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def _left_unfinished() -> bool:
+    """Whether a sweep had jobs without a result, which may have run in other processes."""
+    sweep = sys.modules.get("simulations.sweep")
+    return sweep is not None and bool(sweep.jobs_without_result)
 
 
 def check_overrides(overrides: list[str]) -> None:
@@ -119,7 +128,7 @@ def main() -> None:
     try:
         check_overrides([arg for arg in sys.argv[1:] if "=" in arg and not arg.startswith("-")])
         _job()
-        if _FAILURES:
+        if _FAILURES or _left_unfinished():
             sys.exit(1)
     except (FldbError, HydraException, OmegaConfBaseException) as error:
         sys.exit("error: " + " ".join(str(error).split()))

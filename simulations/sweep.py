@@ -20,18 +20,19 @@ _LOG = logging.getLogger("fldb_flower")
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
 _COLUMNS = ("final_regret", "exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
 
-unfinished: list[str] = []
-"""Jobs of the sweep just ended that left no result; `simulations.run` exits with 1 for them."""
+jobs_without_result: list[str] = []
+"""Of the sweep just ended; `simulations.run` exits with 1 if there are any."""
 
 
 class SummariseSweep(Callback):
     """Hydra callback: summarises a sweep when its last job has ended."""
 
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+    def on_multirun_end(self, config: DictConfig, **_kwargs: Any) -> None:
         """Write the sweep's table, curves and picture into its directory."""
         folder = Path(config.hydra.sweep.dir)
-        runs, partial = find_runs([folder])
-        unfinished.extend(f"{run.path}: {run.reason}" for run in partial)
+        runs, _ = find_runs([folder])
+        jobs = {path for path in folder.iterdir() if path.is_dir()}
+        jobs_without_result.extend(sorted(str(path) for path in jobs - {run.path for run in runs}))
         if runs:
             summarise(runs, folder)
             _LOG.info("%d runs: %s, %s and %s in %s", len(runs), TABLE, CURVES, PICTURE, folder)

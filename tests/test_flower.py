@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from conftest import nested
 
+from fldb_flower.errors import FederationError
 from fldb_flower.settings import from_nested
 from simulations.run import run
 
@@ -112,3 +113,27 @@ def test_a_mistake_is_one_line_without_a_stack_trace(flwr, tmp_path):
     assert "the run failed: tau=0 (from Flower's run config): must be at least 1" in text
     assert "Traceback" not in text
     assert not (tmp_path / "f").exists()
+
+
+def test_engine_flower_equals_vectorized_and_leaves_no_process(tmp_path):
+    home_before = set(superlinks())
+    run(from_nested(nested(**SMALL, engine__name="flower"), "a test"), tmp_path / "f")
+    run(from_nested(nested(**SMALL), "a test"), tmp_path / "v")
+    expected, got = (pd.read_csv(tmp_path / name / "regret.csv") for name in ("v", "f"))
+    np.testing.assert_allclose(got.cumulative_regret, expected.cumulative_regret, rtol=1e-9)
+    assert set(superlinks()) <= home_before
+
+
+def test_engine_flower_says_why_a_run_failed(tmp_path):
+    greedy = nested(**SMALL, engine__name="flower", engine__num_gpus=99.0)
+    with pytest.raises(FederationError, match=r"no client fits this machine.*num_gpus=99"):
+        run(from_nested(greedy, "a test"), tmp_path / "f")
+
+
+def superlinks():
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and b"flower-superlink" in (entry / "cmdline").read_bytes():
+                yield int(entry.name)
+        except OSError:
+            continue  # it ended

@@ -446,7 +446,6 @@ def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     make_sweep(folder, runs=12, seeds=3, horizon=200)
     (make_run(folder / "broken") / "summary.json").unlink()
-    make_run(folder / "twin", [1.0] * 200, summary={"exchanges": 0}, tau=8)
     odd = {"note": HOSTILE, "tau": 9, "k" * 300: "v" * 300}
     make_run(folder / "hostile", [1.0] * 200, summary={"exchanges": 0}, **odd)
     done = call(folder)
@@ -796,6 +795,14 @@ def test_pareto_marks_are_those_that_nothing_beats(browser, small):
       .map((mark) => mark.getAttribute("fill") !== "var(--card)")"""
     assert browser.execute_script(script) == best
     assert 0 < sum(best) < len(best)
+
+
+def test_pareto_frontier_keeps_equals_and_drops_what_loses_in_one(browser, small):
+    browser.get(small.as_uri())
+    points = [(0, 9), (0, 9), (0, 10), (3, 9), (3, 5), (4, 5), (5, 1), (5, 1), (6, 7)]
+    script = "return paretoFrontier(arguments[0].map(([x, y]) => ({x, y}))).map(({x, y}) => [x, y])"
+    kept = browser.execute_script(script, points)
+    assert kept == [[0, 9], [0, 9], [3, 5], [5, 1], [5, 1]]
 
 
 def colours(browser):

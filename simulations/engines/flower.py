@@ -1,0 +1,145 @@
+"""`flwr run` as an engine: a SuperLink in a home and on ports of its own, for one run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import conf
+from fldb_flower.errors import FederationError
+from fldb_flower.results import SUMMARY, default_directory
+from fldb_flower.settings import Settings, to_flat
+
+_PROJECT = Path(conf.__path__[0]).parent
+_START_SECONDS = 60
+_STOP_SECONDS = 15
+_OURS = re.compile(r"the run failed: (.*)")
+_FIRST_ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception): .+)$", re.MULTILINE)
+
+
+def run(settings: Settings, output_dir: str | None = None) -> None:
+    """Run through `flwr run` and wait for the result.
+
+    Raises
+    ------
+    FederationError
+        The run ended without a result; Flower itself exits with 0 then.
+    """
+    directory = Path(output_dir) if output_dir else default_directory()
+    with tempfile.TemporaryDirectory(prefix="fldb-flower-") as home:
+        environment = {
+            **os.environ,
+            "FLWR_HOME": home,
+            "FLWR_TELEMETRY_ENABLED": os.environ.get("FLWR_TELEMETRY_ENABLED", "0"),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        }
+        with _superlink(Path(home), environment):
+            done = subprocess.run(
+                _command(settings, directory),
+                check=False,
+                env=environment,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+    if not (directory / SUMMARY).exists():
+        raise FederationError(f"flwr run left no {SUMMARY}: {_reason(done.stdout, settings)}")
+    print(*_last_words(done.stdout), sep="\n")
+
+
+def _command(settings: Settings, directory: Path) -> list[str]:
+    engine = settings.engine
+    values = {**to_flat(settings), "output-dir": str(directory.absolute())}
+    resources = (
+        f"num-supernodes={engine.num_nodes} client-resources-num-cpus={engine.num_cpus}"
+        f" client-resources-num-gpus={engine.num_gpus}"
+    )
+    pairs = " ".join(f"{key}={_toml(value)}" for key, value in values.items())
+    start = [_tool("flwr"), "run", str(_PROJECT), "job", "--stream"]
+    return [*start, "--federation-config", resources, "--run-config", pairs]
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, int | float) else f"'{value}'"
+
+
+@contextmanager
+def _superlink(home: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    """Start a SuperLink for simulations, and stop it by its process id."""
+    api, control = _free_port(), _free_port()
+    address = f"127.0.0.1:{api}"
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "job"\n\n[superlink.job]\naddress = "{address}"\ninsecure = true\n'
+    )
+    command = [_tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
+    command += ["--host", "127.0.0.1", "--port", str(api)]
+    command += ["--control-api-address", f"127.0.0.1:{control}"]
+    with (home / "superlink.log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            _wait_for(api, process, home / "superlink.log")
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            lines = log.read_text().strip().splitlines() or ["nothing was said"]
+            raise FederationError(f"flower-superlink ended at once: {lines[-1]}")
+        with closing(socket.socket()) as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise FederationError(f"flower-superlink did not open its port within {_START_SECONDS} s")
+
+
+def _tool(name: str) -> str:
+    """Return the command of this Python's environment, activated or not."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise FederationError(f"{name} is not installed beside {sys.executable}")
+    return found
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as server:
+        server.bind(("127.0.0.1", 0))
+        port: int = server.getsockname()[1]
+    return port
+
+
+def _reason(output: str, settings: Settings) -> str:
+    engine = settings.engine
+    if "ActorPool is empty" in output:
+        return (
+            f"no client fits this machine: each asks for engine.num_cpus={engine.num_cpus} and"
+            f" engine.num_gpus={engine.num_gpus:g}"
+        )
+    found = _OURS.findall(output) or _FIRST_ERROR.findall(output)
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return found[0].strip() if found else (lines[-1] if lines else "it said nothing")
+
+
+def _last_words(output: str) -> list[str]:
+    lines = [line.partition(":      ")[2] for line in output.splitlines()]
+    return [line for line in lines if "final regret" in line or line.startswith("results:")]

@@ -1,0 +1,188 @@
+"""Sweeps and figures, as their users start them."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from test_run import ROOT, call
+
+from fldb_flower.settings import defaults_nested, from_nested
+from simulations.figures import PANELS
+
+CONF = ROOT / "conf"
+SWEEP = ("-m", "tau=1,4", "num_agents=5,9", "seed=0,1", "horizon=40")
+
+
+def composed(*overrides):
+    ConfigStore.instance().store(name="settings", node=defaults_nested())
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides=list(overrides))
+    return OmegaConf.to_container(config, resolve=True)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        f"{file.parent.name}={file.stem}"
+        for file in sorted(CONF.glob("*/*.yaml"))
+        if file.parent.name != "hydra"
+    ],
+)
+def test_every_config_composes_into_valid_settings(choice):
+    extra = ["+environment.path=x"] if "movielens" in choice or "fig1d" in choice else []
+    values = composed(choice, *[text.removeprefix("+") for text in extra])
+    settings = from_nested(values, "a test")
+    group, _, name = choice.partition("=")
+    if group in ("environment", "engine", "schedule"):
+        assert getattr(settings, group).name == name
+    elif group in ("algorithm", "selection"):
+        assert getattr(settings, group) == name
+
+
+def test_each_figure_has_its_experiment_and_the_papers_settings():
+    assert {file.stem for file in (CONF / "experiment").glob("*.yaml")} == set(PANELS)
+    fig1c = from_nested(composed("experiment=fig1c"), "a test")
+    assert (fig1c.num_agents, fig1c.tau, fig1c.num_arms, fig1c.dimension) == (100, 2, 10, 5)
+    # App. B: T = 500, lambda = 1 / T, alpha = 1000.
+    assert (fig1c.horizon, fig1c.ridge, fig1c.alpha) == (500, 1 / 500, 1000)
+
+
+def sweep(folder, *more, launcher=()):
+    return call(*SWEEP, f"hydra.sweep.dir={folder}", *launcher, *more)
+
+
+def test_a_sweep_leaves_a_table_curves_and_a_picture(tmp_path):
+    done = sweep(tmp_path / "s")
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(tmp_path / "s" / "sweep.csv")
+    assert len(table) == 8
+    assert {"tau", "num_agents", "seed", "final_regret", "exchanges", "runtime_seconds"} <= set(
+        table.columns
+    )
+    assert sorted(zip(table.tau, table.num_agents, table.seed, strict=True)) == [
+        (tau, agents, seed) for tau in (1, 4) for agents in (5, 9) for seed in (0, 1)
+    ]
+    for row in table.itertuples():
+        regret = pd.read_csv(tmp_path / "s" / str(row.job) / "regret.csv")
+        assert row.final_regret == regret.cumulative_regret.iloc[-1]
+    curves = pd.read_csv(tmp_path / "s" / "curves.csv")
+    assert len(curves) == 8 * 40
+    assert (tmp_path / "s" / "sweep.png").stat().st_size > 10_000
+
+
+def test_joblib_gives_the_same_results_and_reports_failures(tmp_path):
+    joblib = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    assert sweep(tmp_path / "basic").returncode == 0
+    assert sweep(tmp_path / "joblib", launcher=joblib).returncode == 0
+    for job in range(8):
+        basic, parallel = (
+            (tmp_path / name / str(job) / "regret.csv").read_bytes() for name in ("basic", "joblib")
+        )
+        assert basic == parallel
+    bad = ("-m", "tau=1,0", "horizon=5", f"hydra.sweep.dir={tmp_path / 'bad'}", *joblib)
+    done = call(*bad)
+    assert done.returncode == 1
+    assert "tau=0" in done.stderr
+    assert (tmp_path / "bad" / "0" / "summary.json").exists()
+
+
+def test_a_killed_sweep_resumes_with_the_same_bytes(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert sweep(whole).returncode == 0
+    command = [sys.executable, "-m", "simulations.run", *SWEEP, f"hydra.sweep.dir={cut}"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(list(cut.glob("*/summary.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    finished = {path: path.stat().st_mtime_ns for path in cut.glob("*/summary.json")}
+    assert 3 <= len(finished) < 8
+    done = sweep(cut, "resume=true")
+    assert done.returncode == 0, done.stderr
+    assert all(path.stat().st_mtime_ns == then for path, then in finished.items())
+    for name in ["curves.csv", *(f"{job}/regret.csv" for job in range(8))]:
+        assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
+    untimed = [
+        pd.read_csv(folder / "sweep.csv").drop(columns="runtime_seconds") for folder in (whole, cut)
+    ]
+    pd.testing.assert_frame_equal(*untimed)
+
+
+def test_resume_refuses_a_run_of_other_settings(tmp_path):
+    where = f"hydra.run.dir={tmp_path / 'run'}"
+    assert call("num_agents=5", "horizon=5", where).returncode == 0
+    done = call("num_agents=6", "horizon=5", "resume=true", where)
+    assert done.returncode == 1
+    assert "holds a run of other settings" in done.stderr
+
+
+def figures(*arguments):
+    command = [sys.executable, "-m", "simulations.figures", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_figure_has_its_curves_three_seeds_and_ours_only_when_asked(tmp_path):
+    assert figures("fig1a", "--output", str(tmp_path)).returncode == 0
+    table = pd.read_csv(tmp_path / "fig1a.csv")
+    assert set(table.curve) == {"LDB", "FLDB-OGD", "FLDB-GD"}
+    assert set(table.seed) == {0, 1, 2}
+    assert table.iteration.max() == 500
+    assert (tmp_path / "fig1a.png").stat().st_size > 10_000
+    # The paper's claim for Fig. 1a: collaboration helps, and FLDB-GD helps more.
+    final = table[table.iteration == 500].groupby("curve").cumulative_regret.mean()
+    assert final["FLDB-GD"] < final["FLDB-OGD"] < final["LDB"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [(("fig9z",), "no figure 'fig9z'"), (("fig1d",), "--movielens PATH")],
+)
+def test_figures_bad_input(tmp_path, arguments, reason):
+    done = figures(*arguments, "--output", str(tmp_path / "f"))
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert reason in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_papers_claims_at_smaller_scale():
+    """Regret falls with N, rises with sigma and (paired by seed) with tau."""
+    from fldb_flower.history import History
+    from simulations.engines import vectorized
+
+    def final(**values):
+        results = []
+        for seed in range(10):
+            settings = from_nested({"tau": 1, "horizon": 200, "seed": seed, **values}, "a test")
+            history = History(settings.horizon)
+            vectorized.run(settings, history)
+            results.append(history.regret)
+        return np.array(results)
+
+    def rises(lower, higher, errors=2.0):
+        difference = higher - lower
+        standard_error = difference.std(ddof=1) / np.sqrt(len(difference))
+        return difference.mean() > errors * standard_error
+
+    by_agents = [final(num_agents=agents) for agents in (20, 60, 180)]
+    assert rises(by_agents[2], by_agents[1])
+    assert rises(by_agents[1], by_agents[0])
+    by_sigma = [
+        final(algorithm="fldb_ons", num_arms=5, environment={"sigma": sigma})
+        for sigma in (0.1, 0.316, 0.5)
+    ]
+    assert rises(by_sigma[0], by_sigma[1])
+    assert rises(by_sigma[1], by_sigma[2])
+    by_tau = [final(tau=tau, num_agents=100) for tau in (1, 8)]
+    assert rises(by_tau[0], by_tau[1])
+    reading = {"num_agents": 100, "step_index": "round", "horizon": 500}
+    as_printed = [final(tau=tau, **reading) for tau in (1, 8)]
+    assert rises(as_printed[1], as_printed[0])
