@@ -162,6 +162,23 @@ def periodic_ogd_regret_bound(iterations: Array, settings: Settings) -> Array:
     return _ogd_bound(rounds, settings.num_agents * settings.tau, settings.alpha * scale, settings)
 
 
+def average_bound(iterations: Array, settings: Settings) -> Array | None:
+    """Bound that applies to a run, divided by N as plots need it; None if the paper has none.
+
+    Parameters
+    ----------
+    iterations : Array
+        Iterations t, (n,).
+    settings : Settings
+        Settings of the run; see the module for what our experiments leave unmet.
+    """
+    if settings.schedule.name != "periodic" or settings.algorithm not in ("fldb_gd", "fldb_ogd"):
+        return None
+    if settings.algorithm == "fldb_gd":
+        return gd_regret_bound(iterations, settings) / settings.num_agents
+    return periodic_ogd_regret_bound(iterations, settings) / settings.num_agents
+
+
 def _ogd_bound(t: Array, num_agents: int, alpha: float, settings: Settings) -> Array:
     """Bound of Theorem 4.6 with everything that Prop. 4.7 replaces as an argument."""
     xp = namespace(t)

@@ -1,7 +1,8 @@
 """`python -m simulations.figures [NAME ...]`: the paper's figures, each as PNG and CSV.
 
 The settings of a figure are in ``conf/experiment/NAME.yaml``; the curves that it draws are here.
-``+ours`` adds FLDB-ONS as a curve of its own, never in place of one of the paper's.
+``+ours`` adds FLDB-ONS as a curve of its own, never in place of one of the paper's; ``+bounds``
+adds the paper's regret bounds, dashed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -24,6 +26,7 @@ import conf
 from fldb_flower.errors import FldbError, OutputError, SettingsError
 from fldb_flower.history import History
 from fldb_flower.settings import Settings, from_nested
+from fldb_flower.theory import average_bound
 from simulations.sweep import draw_mean
 
 SEEDS = (0, 1, 2)  # "three independent runs", App. B
@@ -118,16 +121,20 @@ def simulate(settings: Settings) -> tuple[list[float], int]:
     return history.cumulative_regret.tolist(), history.rounds
 
 
-def draw(name: str, panel: Panel, rows: pd.DataFrame, folder: Path) -> None:
-    """Write one figure's CSV and PNG."""
+def draw(name: str, panel: Panel, rows: pd.DataFrame, bounds: dict[str, Any], folder: Path) -> None:
+    """Write one figure's CSV and PNG; ``bounds`` holds the curves' bounds by label."""
     rows.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
     figure = Figure(figsize=(4.6, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     if panel.against == "iteration":
-        for label, part in rows.groupby("curve", sort=False):
+        for label in rows.curve.unique().tolist():
+            part = rows[rows.curve == label]
             wide = part.pivot(index="seed", columns="iteration", values="cumulative_regret")
-            draw_mean(axes, list(wide.to_numpy()), label=str(label), linewidth=2)
+            draw_mean(axes, list(wide.to_numpy()), label=label, linewidth=2)
+            if label in bounds:
+                color, steps = axes.lines[-1].get_color(), wide.columns.to_numpy()
+                axes.plot(steps, bounds[label], "--", color=color, label=f"{label}, bound")
         axes.set_ylabel("average cumulative regret")
     else:
         _draw_final(axes, rows, panel.against)
@@ -146,7 +153,7 @@ def _draw_final(axes: Any, rows: pd.DataFrame, against: str) -> None:
     axes.set_ylabel("final average cumulative regret")
 
 
-def make(names: Sequence[str], folder: Path, *, ours: bool, movielens: str) -> None:
+def make(names: Sequence[str], folder: Path, *, ours: bool, bounds: bool, movielens: str) -> None:
     """Simulate and draw some figures; a run that two figures share is made once."""
     curves = {
         name: {**PANELS[name].curves, **(PANELS[name].ours if ours else {})} for name in names
@@ -173,8 +180,18 @@ def make(names: Sequence[str], folder: Path, *, ours: bool, movielens: str) -> N
                 steps = {"iteration": range(1, len(regret) + 1), "cumulative_regret": regret}
                 same = {"tau": settings.tau, "num_arms": settings.num_arms, "rounds": rounds}
                 parts.append(pd.DataFrame({**steps, "curve": label, **same, "seed": seed}))
-        draw(name, PANELS[name], pd.concat(parts, ignore_index=True), folder)
+        dashed = _bounds({label: s for (n, label, _), s in wanted.items() if n == name})
+        rows = pd.concat(parts, ignore_index=True)
+        draw(name, PANELS[name], rows, dashed if bounds else {}, folder)
         print(f"{folder / name}.png")
+
+
+def _bounds(curves: dict[str, Settings]) -> dict[str, Any]:
+    found = {
+        label: average_bound(np.arange(1.0, settings.horizon + 1), settings)
+        for label, settings in curves.items()
+    }
+    return {label: bound for label, bound in found.items() if bound is not None}
 
 
 def _cost(settings: Settings) -> float:
@@ -187,12 +204,12 @@ def main() -> None:
     """Entry point."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("name", nargs="*", help=f"{', '.join(PANELS)}, +ours (default: all)")
+    parser.add_argument("name", nargs="*", help=f"{', '.join(PANELS)}, +ours, +bounds")
     parser.add_argument("--output", type=Path, default=Path("figures"), help="folder")
     parser.add_argument("--movielens", default="", metavar="PATH", help="ratings, for fig1d")
     asked = parser.parse_args()
-    ours = "+ours" in asked.name
-    names = [name for name in asked.name if name != "+ours"]
+    ours, bounds = "+ours" in asked.name, "+bounds" in asked.name
+    names = [name for name in asked.name if name not in ("+ours", "+bounds")]
     try:
         unknown = [name for name in names if name not in PANELS]
         if unknown:
@@ -201,7 +218,7 @@ def main() -> None:
             names = [name for name in PANELS if asked.movielens or name != "fig1d"]
             if "fig1d" not in names:
                 print("fig1d is left out: it needs --movielens PATH", file=sys.stderr)
-        make(names, asked.output, ours=ours, movielens=asked.movielens)
+        make(names, asked.output, ours=ours, bounds=bounds, movielens=asked.movielens)
     except FldbError as error:
         sys.exit(f"error: {error}")
 

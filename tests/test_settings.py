@@ -30,7 +30,8 @@ NUMBERS = {name: entry for name, entry in ALL.items() if int in entry.kinds or f
 WHOLE = {name: entry for name, entry in NUMBERS.items() if int in entry.kinds}
 REAL = {name: entry for name, entry in NUMBERS.items() if float in entry.kinds}
 NAMES = {name: entry for name, entry in ALL.items() if entry.metadata["choices"]}
-TEXTS = {name: entry for name, entry in ALL.items() if name not in {*NUMBERS, *NAMES}}
+SWITCHES = {name: entry for name, entry in ALL.items() if bool in entry.kinds}
+TEXTS = {name: entry for name, entry in ALL.items() if name not in {*NUMBERS, *NAMES, *SWITCHES}}
 
 property_test = hypothesis_settings(deadline=None, derandomize=True, max_examples=100)
 
@@ -100,7 +101,7 @@ def test_every_declared_field_is_an_entry():
         )
 
     assert count(Settings) == len(list(entries())) == len(ALL)
-    assert set(ALL) == {*NUMBERS, *NAMES, *TEXTS}
+    assert set(ALL) == {*NUMBERS, *NAMES, *SWITCHES, *TEXTS}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -273,6 +274,14 @@ def test_texts_are_texts(name, value):
     assert check(TEXTS[name], "/some/folder") == "/some/folder"
 
 
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("value", [0, 1, 1.0, "true", "false", "", None, []])
+def test_switches_are_true_or_false(name, value):
+    assert "true or false" in refused(SWITCHES[name], value)
+    for answer in (True, False):
+        assert check(SWITCHES[name], answer) is answer
+
+
 # --- unknown settings, and settings that do not go together --------------------------------
 
 
@@ -380,7 +389,7 @@ def value_of(entry):
             exclude_max=limits["below"] is not None,
         )
         return st.one_of(st.just(AUTO), numbers) if limits["auto"] else numbers
-    return st.text(max_size=20)
+    return st.booleans() if bool in entry.kinds else st.text(max_size=20)
 
 
 def valid(some):
