@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import logging
+import math
+import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
+from tqdm import tqdm
 
+from fldb_flower.results import SUMMARY
 from simulations.runs import Run, find_runs, group_by_seed, varying
 
 _LOG = logging.getLogger("fldb_flower")
+_SECONDS_BETWEEN_LOOKS = 0.5
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
 _COLUMNS = ("final_regret", "exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
 
@@ -25,17 +32,63 @@ jobs_without_result: list[str] = []
 
 
 class SummariseSweep(Callback):
-    """Hydra callback: summarises a sweep when its last job has ended."""
+    """Hydra callback: shows how far a sweep is, and summarises it when its last job has ended."""
+
+    def __init__(self) -> None:
+        self._bar: _Bar | None = None
+
+    def on_multirun_start(self, config: DictConfig, **_kwargs: Any) -> None:
+        """Show a progress bar if somebody is watching."""
+        if sys.stderr.isatty():
+            self._bar = _Bar(Path(config.hydra.sweep.dir), list(config.hydra.overrides.task))
 
     def on_multirun_end(self, config: DictConfig, **_kwargs: Any) -> None:
         """Write the sweep's table, curves and picture into its directory."""
+        if self._bar is not None:
+            self._bar.close()
         folder = Path(config.hydra.sweep.dir)
         runs, _ = find_runs([folder])
-        jobs = {path for path in folder.iterdir() if path.is_dir()}
+        # Launchers keep files of their own in hidden folders.
+        jobs = {path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."}
         jobs_without_result.extend(sorted(str(path) for path in jobs - {run.path for run in runs}))
         if runs:
             summarise(runs, folder)
             _LOG.info("%d runs: %s, %s and %s in %s", len(runs), TABLE, CURVES, PICTURE, folder)
+
+
+class _Bar:
+    """A bar over a sweep's jobs, fed by looking for results: jobs may run in any process."""
+
+    def __init__(self, folder: Path, overrides: Sequence[str]) -> None:
+        self._folder = folder
+        self._tqdm = tqdm(total=count_jobs(overrides), unit="job", file=sys.stderr)
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
+            self._look()
+
+    def _look(self) -> None:
+        self._tqdm.n = sum(1 for _ in self._folder.glob(f"*/{SUMMARY}"))
+        self._tqdm.refresh()
+
+    def close(self) -> None:
+        """Show the last count and leave the bar standing."""
+        self._ended.set()
+        self._watcher.join()
+        self._look()
+        self._tqdm.close()
+
+
+def count_jobs(overrides: Sequence[str]) -> int:
+    """Return how many jobs a sweep has: the product of its overrides' choices."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return math.prod(
+        sum(1 for _ in override.sweep_string_iterator()) if override.is_sweep_override() else 1
+        for override in parsed
+    )
 
 
 def summarise(runs: Sequence[Run], folder: Path) -> None:

@@ -177,17 +177,17 @@ def test_scope_all_sums_over_every_duel_but_information_over_the_fresh():
 
 def test_ldb_is_algorithm_1_of_one_agent_with_scikit_learns_estimate():
     linear_model = pytest.importorskip("sklearn.linear_model")
-    chosen = small(algorithm="ldb", seed=2, kappa_mu=0.5, **{"lambda": 0.05})
+    chosen = small(algorithm="ldb", seed=2, kappa_mu=0.1, **{"lambda": 1.0})
     group = AgentGroup(chosen, range(N))
     group.answer(Broadcast(Play(1, T), None), 0)
     differences = log_of(group)[0].reshape(T, N, D)
     for agent in range(N):
         features, rewards, noise = world(chosen, agent)
-        theta, information, duels, answers = np.zeros(D), 0.05 / 0.5 * np.eye(D), [], []
+        theta, information, duels, answers = np.zeros(D), 1.0 / 0.1 * np.eye(D), [], []
         for t in range(1, T + 1):
-            inside = 1 + t * 1 * 0.5 / (D * 0.05)  # N = 1
+            inside = 1 + t * 1 * 0.1 / (D * 1.0)  # N = 1
             beta = math.sqrt(2 * math.log(10) + D * math.log(inside))
-            first, second = selected(features[t - 1], theta, information, beta, 0.5)
+            first, second = selected(features[t - 1], theta, information, beta, 0.1)
             difference = features[t - 1][first] - features[t - 1][second]
             won = float(noise[t - 1] < rewards[t - 1][first] - rewards[t - 1][second])
             np.testing.assert_allclose(differences[t - 1, agent], difference, atol=1e-14)
@@ -196,7 +196,7 @@ def test_ldb_is_algorithm_1_of_one_agent_with_scikit_learns_estimate():
             answers += [won, 1 - won]
             information = information + np.outer(difference, difference)
             model = linear_model.LogisticRegression(
-                C=1 / 0.05, fit_intercept=False, tol=1e-12, max_iter=10**4
+                C=1.0, fit_intercept=False, tol=1e-12, max_iter=10**4
             )
             theta = model.fit(duels, answers, sample_weight=[0.5] * len(answers)).coef_[0]
 

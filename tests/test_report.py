@@ -29,7 +29,7 @@ from simulations.runs import Run, find_runs, group_by_seed, relevant, varying
 
 ROOT = Path(__file__).parent.parent
 LEFT, RIGHT = 70, 14  # pixels between a chart's frame and the edges of its drawing
-HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!--"
+HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"></script ><!--"
 
 
 def make_run(path: Path, regrets: Any = (1.0, 2.0, 3.0), /, summary: Any = None, **settings: Any):
@@ -313,6 +313,7 @@ def test_untrusted_text_cannot_leave_its_block(tmp_path):
     assert len(blocks.scripts) == 2
     assert all(tag != "img" for tag, _ in blocks.tags)
     assert HOSTILE not in text
+    assert not set("<>&") & set(blocks.scripts[0])
     data = json.loads(blocks.scripts[0])
     assert data["varying"] == ["note", HOSTILE]
     assert sorted(run["settings"][0] for run in data["runs"]) == [HOSTILE, "{{style}}&amp;"]

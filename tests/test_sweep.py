@@ -15,6 +15,7 @@ from test_run import ROOT, call
 
 from fldb_flower.settings import defaults_nested, from_nested
 from simulations.figures import PANELS
+from simulations.sweep import count_jobs
 
 CONF = ROOT / "conf"
 SWEEP = ("-m", "tau=1,4", "num_agents=5,9", "seed=0,1", "horizon=40")
@@ -186,3 +187,35 @@ def test_the_papers_claims_at_smaller_scale():
     reading = {"num_agents": 100, "step_index": "round", "horizon": 500, "seeds": 25}
     as_printed = [final(tau=tau, **reading) for tau in (1, 8)]
     assert rises(as_printed[1], as_printed[0])
+
+
+def test_jobs_are_counted_as_hydra_launches_them():
+    assert count_jobs(["tau=1,2,4,8", "num_agents=10,50,100", "seed=0,1,2", "horizon=5"]) == 36
+    assert count_jobs(["seed=range(5)", "tau=choice(1,2)"]) == 10
+
+
+def test_a_watched_sweep_shows_a_bar(tmp_path):
+    """In a terminal: `script` gives the process one."""
+    command = f"{sys.executable} -m simulations.run {' '.join(SWEEP)} hydra.sweep.dir={tmp_path}/s"
+    done = subprocess.run(
+        ["script", "-qec", f"stty rows 24 cols 100; {command}", "/dev/null"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "8/8" in done.stdout
+
+
+def test_the_slurm_launcher_runs_as_far_as_one_machine_can(tmp_path):
+    """submitit's local executor starts each job as Slurm would, in a process of its own."""
+    done = sweep(tmp_path / "s", launcher=("hydra/launcher=submitit_local",))
+    assert done.returncode == 0, done.stderr
+    assert len(pd.read_csv(tmp_path / "s" / "sweep.csv")) == 8
+    launcher = composed_hydra("hydra/launcher=slurm").launcher
+    assert launcher._target_.endswith("SlurmLauncher")
+    assert (launcher.timeout_min, launcher.array_parallelism) == (30, 100)
+
+
+def composed_hydra(*overrides):
+    ConfigStore.instance().store(name="settings", node=defaults_nested())
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=list(overrides), return_hydra_config=True).hydra
