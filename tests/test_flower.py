@@ -20,6 +20,7 @@ from fldb_flower.settings import from_nested
 from simulations.run import run
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.xdist_group("flower")  # one Ray at a time
 SMALL = {"num_agents": 100, "horizon": 12, "num_arms": 4, "dimension": 3, "tau": 3}
 
 
@@ -50,6 +51,7 @@ def flwr(tmp_path_factory):
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_ADDRESS": "local",  # not a cluster that somebody left
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
         "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
     }
@@ -137,3 +139,24 @@ def superlinks():
                 yield int(entry.name)
         except OSError:
             continue  # it ended
+
+
+def test_engine_flower_uses_the_ray_cluster_it_is_pointed_at(tmp_path, monkeypatch):
+    """A cluster of two nodes with one CPU each: Flower's driver is a job of it."""
+    from ray._private import state
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        run(from_nested(nested(**SMALL, engine__name="flower"), "a test"), tmp_path / "f")
+        assert (tmp_path / "f" / "summary.json").exists()
+        import ray
+
+        ray.init(address=cluster.address, log_to_driver=False)
+        jobs = state.jobs()
+        assert len(jobs) == 2  # this test's own connection, and Flower's
+        ray.shutdown()
+    finally:
+        cluster.shutdown()

@@ -41,6 +41,8 @@ def run(settings: Settings, output_dir: str | None = None) -> None:
             "FLWR_HOME": home,
             "FLWR_TELEMETRY_ENABLED": os.environ.get("FLWR_TELEMETRY_ENABLED", "0"),
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            # A cluster that died leaves a file behind, and Ray would wait for it for ever.
+            "RAY_ADDRESS": os.environ.get("RAY_ADDRESS", "local"),
         }
         with _superlink(Path(home), environment):
             done = subprocess.run(

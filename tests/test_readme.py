@@ -1,0 +1,103 @@
+"""Every command of the README runs: each is listed here with what makes it short."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from test_flower import flwr  # noqa: F401 - a fixture
+from test_run import ROOT
+
+pytestmark = pytest.mark.xdist_group("flower")
+README = (ROOT / "README.md").read_text()
+COMMANDS = [
+    line
+    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    for line in block.strip().splitlines()
+]
+SHORT = "horizon=15"
+INSTALLS = [line for line in COMMANDS if line.startswith("python3 -m venv")]
+FLOWER = [line for line in COMMANDS if line.startswith("flwr run")]
+PYTHON = [line for line in COMMANDS if line.startswith("python -m")]
+STOP = [line for line in COMMANDS if line.startswith("kill ")]
+
+
+def test_no_command_is_left_out():
+    assert sorted(INSTALLS + FLOWER + PYTHON + STOP) == sorted(COMMANDS)
+    assert COMMANDS
+
+
+def test_the_install_commands_are_what_the_gate_does():
+    """A fresh environment, the package, then `flwr run` or pytest: see .ci/run."""
+    first, second = INSTALLS
+    assert first.endswith(
+        "pip install -e . && FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 flwr run . --stream"
+    )
+    assert second.endswith("pip install -e '.[dev]' && python -m pytest -n auto")
+    gate = (ROOT / ".ci" / "run").read_text()
+    assert "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1" in gate
+    assert "flwr run . --stream" in gate
+    assert "python -m pytest" in gate
+
+
+def test_the_stop_command_names_the_port_that_flower_uses():
+    from flwr.cli.constant import LOCAL_SUPERLINK_HTTP_API_PORT
+
+    assert f"--port {LOCAL_SUPERLINK_HTTP_API_PORT}" in STOP[0]
+
+
+@pytest.mark.parametrize("command", PYTHON)
+def test_python_commands(command, tmp_path, ratings):
+    arguments = shlex.split(command.replace("/data/ml-100k.zip", str(ratings())))[1:]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if arguments[1] == "simulations.run":
+        arguments.append(SHORT)
+    elif arguments[1] == "simulations.report":
+        make = ["-m", "simulations.run", "-m", "seed=0,1", SHORT]
+        subprocess.run([sys.executable, *make], cwd=tmp_path, env=environment, check=True)
+    elif arguments[1] == "simulations.benchmark":
+        arguments.append("--help")
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", FLOWER)
+def test_flower_commands(command, tmp_path, ratings, flwr):  # noqa: F811
+    words = shlex.split(command.replace("/data/ml-100k.zip", str(ratings())))
+    config, options = "", []
+    for name, value in zip(words[3:], [*words[4:], ""], strict=True):
+        if name == "--run-config":
+            config = value
+        elif name == "--federation-config":
+            options = [name, value]
+    config = re.sub(r" ?output-dir='[^']*'", "", config)
+    done = flwr(f"{config} {SHORT} output-dir='{tmp_path / 'run'}'".strip(), *options)
+    assert (tmp_path / "run" / "summary.json").exists(), done.stdout
+
+
+def test_the_environment_shown_is_a_whole_one(tmp_path, monkeypatch):
+    """The README's class, as it stands, takes part in a run."""
+    from fldb_flower.history import History
+    from fldb_flower.settings import from_nested
+    from simulations.engines import vectorized
+
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    module: dict[str, object] = {}
+    exec(code, module)
+    monkeypatch.setattr("fldb_flower.environments._TABLE", {"synthetic": module["Sphere"]})
+    regrets = {}
+    for algorithm in ("fldb_ons", "random"):
+        settings = from_nested({"algorithm": algorithm, "horizon": 60, "tau": 1}, "a test")
+        history = History(settings.horizon)
+        vectorized.run(settings, history)
+        regrets[algorithm] = history.regret
+    assert regrets["fldb_ons"] < 0.5 * regrets["random"]
