@@ -1,6 +1,6 @@
 """MovieLens: selection, features, layouts, draws and errors, on ratings made up here.
 
-GroupLens forbids redistribution. One test reads the real ml-100k: name the folder that
+GroupLens forbids redistribution. The last tests read the real ml-100k: name the folder that
 holds u.data in FLDB_ML100K.
 """
 
@@ -20,8 +20,10 @@ from hypothesis.extra.numpy import arrays
 
 from fldb_flower.environments.movielens import MovieLens, item_features, like_matrix
 from fldb_flower.errors import DataError
+from fldb_flower.history import History
 from fldb_flower.settings import from_nested
 from fldb_flower.streams import AgentStreams
+from simulations.engines import vectorized
 
 LAYOUTS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
 ARMS, DIMENSION, AGENTS = 7, 4, 3
@@ -487,7 +489,12 @@ def test_damage_gives_data_or_one_line(tmp_path, name, damage):
 # --- The real data ---------------------------------------------------------------------
 
 
-@pytest.mark.skipif("FLDB_ML100K" not in os.environ, reason="FLDB_ML100K names no folder")
+needs_ml_100k = pytest.mark.skipif(
+    "FLDB_ML100K" not in os.environ, reason="FLDB_ML100K names no folder with ml-100k's u.data"
+)
+
+
+@needs_ml_100k
 def test_ml_100k():
     folder = Path(os.environ["FLDB_ML100K"])
     rows = [line.split("\t") for line in (folder / "u.data").read_text().splitlines()]
@@ -504,3 +511,24 @@ def test_ml_100k():
     contexts = world.contexts(AgentStreams(0, range(20)), 500)
     assert contexts.features.shape == (20, 500, 5, 10)
     assert abs(contexts.rewards.mean() - likes[20:].mean()) < 0.02
+
+
+@needs_ml_100k
+def test_on_real_ratings_collaboration_helps_and_all_beat_random_pairs():
+    """GD < OGD < LDB < random, means over seeds: the paper's Fig. 1d, and the floor."""
+    means, errors = {}, {}
+    for algorithm, seeds in (("fldb_gd", 3), ("fldb_ogd", 5), ("ldb", 3), ("random", 5)):
+        regrets = []
+        for seed in range(seeds):
+            world = {"name": "movielens", "path": os.environ["FLDB_ML100K"]}
+            sizes = {"num_agents": 60, "num_arms": 5, "dimension": 10, "tau": 1}
+            values = {"algorithm": algorithm, "seed": seed, "environment": world, **sizes}
+            history = History(500)
+            vectorized.run(from_nested(values, "a test"), history)
+            regrets.append(history.regret)
+        means[algorithm] = np.mean(regrets)
+        errors[algorithm] = np.std(regrets, ddof=1) / np.sqrt(seeds)
+    assert means["fldb_gd"] + 2 * errors["fldb_gd"] < means["fldb_ogd"]
+    assert means["fldb_ogd"] < means["ldb"]
+    assert means["fldb_ogd"] + 2 * errors["fldb_ogd"] < means["random"]
+    assert means["ldb"] + 2 * errors["ldb"] < means["random"] - 2 * errors["random"]
