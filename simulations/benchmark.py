@@ -172,7 +172,8 @@ rounds = 1
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 @server.main()
 def main(grid, context):
     for _ in range(context.run_config["rounds"]):
