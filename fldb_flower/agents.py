@@ -15,7 +15,6 @@ from fldb_flower.environments import Contexts, make_environment
 from fldb_flower.errors import DataError
 from fldb_flower.federation import Broadcast, Play, Regrets, Upload
 from fldb_flower.policies import make_policy
-from fldb_flower.selection import pick
 from fldb_flower.settings import Settings
 from fldb_flower.streams import AgentStreams
 
@@ -47,6 +46,8 @@ class AgentGroup:
         self._horizon = settings.horizon
         size = settings.num_arms * settings.dimension
         self._chunk = max(1, _CHUNK_NUMBERS // size)
+        # Where each agent's arms begin in a chunk's arms, one after the other.
+        self._places = np.arange(min(self._chunk, len(agents))) * settings.num_arms
         self._lookahead = min(
             _LOOKAHEAD_ITERATIONS, max(1, _LOOKAHEAD_NUMBERS // (size * len(agents)))
         )
@@ -91,9 +92,12 @@ class AgentGroup:
                 first, second = self._policy.select(t, chunk, features)
             except FloatingPointError:
                 raise self._bad_features(features, start, t) from None
-            differences[chunk] = pick(features, first) - pick(features, second)
-            shortfall = block.shortfall[row, chunk]
-            short_first, short_second = pick(shortfall, first), pick(shortfall, second)
+            places = self._places[: len(features)]
+            at_first, at_second = places + first, places + second
+            arms = features.reshape(-1, features.shape[-1])
+            differences[chunk] = arms.take(at_first, axis=0) - arms.take(at_second, axis=0)
+            shortfall = block.shortfall[row, chunk].reshape(-1)
+            short_first, short_second = shortfall.take(at_first), shortfall.take(at_second)
             preferences[chunk] = block.noise[row, chunk] < short_second - short_first
             self._log.add_regret(float((short_first + short_second).sum()))
         self._policy.learn(differences, preferences)
