@@ -78,6 +78,14 @@ def _is_sweep() -> bool:
     return HydraConfig.get().mode == RunMode.MULTIRUN
 
 
+def _groups() -> dict[str, list[str]]:
+    """Return each configuration group and its choices."""
+    groups: dict[str, list[str]] = {}
+    for file in sorted(_CONF.glob("*/*.yaml")):
+        groups.setdefault(file.parent.name, []).append(file.stem)
+    return groups
+
+
 def _left_unfinished() -> bool:
     """Whether a sweep had jobs without a result, which may have run in other processes."""
     sweep = sys.modules.get("simulations.sweep")
@@ -94,9 +102,7 @@ def check_overrides(overrides: list[str]) -> None:
     SettingsError
         An override cannot be parsed, or names nothing.
     """
-    groups: dict[str, list[str]] = {}
-    for file in sorted(_CONF.glob("*/*.yaml")):
-        groups.setdefault(file.parent.name, []).append(file.stem)
+    groups = _groups()
     known = {entry.dotted for entry in hydra_entries()} | set(groups)
     for text in overrides:
         try:
@@ -105,6 +111,8 @@ def check_overrides(overrides: list[str]) -> None:
             reason = str(error).splitlines()[0]
             raise SettingsError(f"{text!r} (from the command line): {reason}") from None
         key = override.key_or_group
+        if override.is_sweep_override() and not list(override.sweep_string_iterator()):
+            raise SettingsError(f"{text} (from the command line): an empty sweep has no job to run")
         if override.is_add() or override.is_delete() or key.startswith(("hydra.", "hydra/")):
             continue
         if key not in known:
@@ -121,8 +129,28 @@ def check_overrides(overrides: list[str]) -> None:
             )
 
 
+def help_text() -> str:
+    """Return what ``--help`` prints: the groups, and every setting with default and meaning."""
+    lines = ["usage: python -m simulations.run [-m] [GROUP=CHOICE ...] [SETTING=VALUE ...]", ""]
+    lines += ["-m runs a sweep over every combination: -m tau=1,2,4 seed=range(3)", "", "groups:"]
+    lines += [f"  {group}={'|'.join(choices)}" for group, choices in _groups().items()]
+    lines += ["", "settings:"]
+    for entry in hydra_entries():
+        if entry.path[-1] != "name" and entry.dotted not in _groups():
+            default = entry.default if entry.default != "" else "''"
+            lines.append(f"  {f'{entry.dotted}={default}':32} {entry.metadata['help']}")
+    lines += [
+        "",
+        "results go to hydra.run.dir=DIR, or hydra.sweep.dir=DIR for a sweep; --hydra-help",
+    ]
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Entry point: exit status 1, with one line on stderr, for a mistake of the user's."""
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        print(help_text())
+        return
     ConfigStore.instance().store(name="settings", node=defaults_nested())
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that our own errors reach the line below
     try:

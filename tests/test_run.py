@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fldb_flower.settings import hydra_entries
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -54,6 +56,23 @@ def test_bad_input_ends_in_one_clear_line(arguments, tmp_path):
     assert BAD[arguments] in lines[0]
     assert done.stdout == ""
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_an_empty_sweep_is_a_mistake(tmp_path):
+    done = call("-m", "seed=range(0)", f"hydra.sweep.dir={tmp_path / 's'}")
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "error: seed=range(0) (from the command line): an empty sweep has no job to run"
+    )
+
+
+def test_help_names_every_setting_with_its_meaning():
+    done = call("--help")
+    assert done.returncode == 0
+    for entry in hydra_entries():
+        assert entry.dotted.removesuffix(".name") in done.stdout
+        if entry.path[-1] != "name" and not entry.metadata["choices"]:
+            assert entry.metadata["help"] in done.stdout
 
 
 def test_truncated_ratings_and_too_few_users(tmp_path, ratings):
