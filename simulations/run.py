@@ -102,11 +102,11 @@ def check_overrides(overrides: list[str]) -> None:
     SettingsError
         An override cannot be parsed, or names nothing.
     """
-    groups = _groups()
+    groups, parser = _groups(), OverridesParser.create()
     known = {entry.dotted for entry in hydra_entries()} | set(groups)
     for text in overrides:
         try:
-            override = OverridesParser.create().parse_override(text)
+            override = parser.parse_override(text)
         except HydraException as error:
             reason = str(error).splitlines()[0]
             raise SettingsError(f"{text!r} (from the command line): {reason}") from None

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -15,8 +16,6 @@ def ratings(tmp_path: Path) -> Callable[[], Path]:
     """Write made-up ratings in the layout of ml-100k; GroupLens allows no redistribution."""
 
     def write() -> Path:
-        import numpy as np
-
         rng = np.random.default_rng(5)
         lines = [
             f"{user}\t{item}\t{rng.integers(1, 6)}\t0"
@@ -40,3 +39,14 @@ def nested(**values: Any) -> dict[str, Any]:
             node = node.setdefault(group, {})
         node["lambda" if leaf == "lambda_" else leaf] = value
     return result
+
+
+def scikit_learn_minimiser(differences: Any, preferences: Any, ridge: float) -> Any:
+    """scikit-learn's minimiser; mirrored duels with half the weight, so both classes occur."""
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    model = linear_model.LogisticRegression(
+        C=1 / ridge, fit_intercept=False, tol=1e-12, max_iter=10**4
+    )
+    mirrored = np.concatenate([differences, -differences])
+    answers = np.concatenate([preferences, 1 - preferences])
+    return model.fit(mirrored, answers, sample_weight=np.full(len(answers), 0.5)).coef_[0]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import scikit_learn_minimiser
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -383,16 +384,6 @@ def recorded_run(settings):
     return federation
 
 
-def scikit_learn(differences, preferences, ridge):
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    model = linear_model.LogisticRegression(
-        C=1 / ridge, fit_intercept=False, tol=1e-12, max_iter=10**4
-    )
-    mirrored = np.concatenate([differences, -differences])
-    answers = np.concatenate([preferences, 1 - preferences])
-    return model.fit(mirrored, answers, sample_weight=np.full(len(answers), 0.5)).coef_[0]
-
-
 @pytest.mark.parametrize(
     ("algorithm", "ridge"), [("fldb_ogd", 1 / 50), ("fldb_ons", 0.7)], ids=["ogd", "ons"]
 )
@@ -414,7 +405,7 @@ def test_the_first_estimate_is_the_minimiser_of_the_first_duels(algorithm, ridge
     group = AgentGroup(settings, range(num_agents))
     # t = 1 is played with theta_sync = 0 and W_0 = (lambda / kappa_mu) I, lambda = 1 / T.
     group.answer(Broadcast(Play(1, 1, np.zeros(3), np.eye(3) / 50), None), 0)
-    expected = scikit_learn(*group._log.fresh(), ridge)
+    expected = scikit_learn_minimiser(*group._log.fresh(), ridge)
     federation = recorded_run(settings)
     rounds = [broadcast for broadcast, _ in federation.trips if broadcast.play is not None]
     np.testing.assert_allclose(rounds[1].theta_hat, expected, rtol=1e-6, atol=1e-8)
@@ -443,7 +434,7 @@ def test_gd_plays_with_the_minimiser_of_all_duels_so_far(solver):
     np.testing.assert_array_equal(plays[0].theta_sync, np.zeros(3))
     for t in (1, 2, 5, 8):
         seen = slice(0, 5 * t)
-        expected = scikit_learn(differences[seen], preferences[seen], 1.0)
+        expected = scikit_learn_minimiser(differences[seen], preferences[seen], 1.0)
         np.testing.assert_allclose(plays[t].theta_sync, expected, rtol=2e-5, atol=1e-6)
     for t in (0, 1, 5):
         information = np.eye(3) / 0.8

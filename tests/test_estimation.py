@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import scikit_learn_minimiser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, log_expit
@@ -67,17 +68,6 @@ class Asked:
         return self.at(theta).gradient + ridge * theta
 
 
-def reference(differences, preferences, ridge):
-    """scikit-learn's minimiser; mirrored duels with half the weight, so both classes occur."""
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    model = linear_model.LogisticRegression(
-        C=1 / ridge, fit_intercept=False, tol=1e-12, max_iter=10**4
-    )
-    mirrored = np.concatenate([differences, -differences])
-    answers = np.concatenate([preferences, 1 - preferences])
-    return model.fit(mirrored, answers, sample_weight=np.full(len(answers), 0.5)).coef_[0]
-
-
 def distance_left(asked, theta, ridge):
     """Length of Newton's step from theta, which near the minimum is the way left to it."""
     curvature = asked.at(theta).hessian + ridge * np.eye(len(theta))
@@ -94,7 +84,7 @@ def test_newton_finds_scikit_learns_minimum(kind, ridge):
     asked = Asked(*KINDS[kind](seed=1))
     found = far_start(asked, np.zeros(D), ridge)
     np.testing.assert_allclose(
-        found.theta, reference(asked.differences, asked.preferences, ridge), rtol=1e-6
+        found.theta, scikit_learn_minimiser(asked.differences, asked.preferences, ridge), rtol=1e-6
     )
     assert len(asked.points) <= 15
 
@@ -105,7 +95,10 @@ def test_newton_starts_from_a_few_first_duels(kind):
     asked = Asked(*KINDS[kind](seed=3, n=2, d=5))
     found = far_start(asked, np.zeros(5), 1 / 500)
     np.testing.assert_allclose(
-        found.theta, reference(asked.differences, asked.preferences, 1 / 500), rtol=1e-6, atol=1e-9
+        found.theta,
+        scikit_learn_minimiser(asked.differences, asked.preferences, 1 / 500),
+        rtol=1e-6,
+        atol=1e-9,
     )
 
 
@@ -202,7 +195,7 @@ def test_lbfgs_warm_started_away_from_the_minimum(away):
     asked = Asked(*random_duels(5))
     found = far_start(asked, np.full(D, away), 0.1, lbfgs)
     np.testing.assert_allclose(
-        found, reference(asked.differences, asked.preferences, 0.1), rtol=1e-6
+        found, scikit_learn_minimiser(asked.differences, asked.preferences, 0.1), rtol=1e-6
     )
 
 
@@ -219,7 +212,7 @@ def test_gradient_descent_to_convergence_reaches_the_same_minimum(kind):
     step_size = 1 / (np.trace(asked.differences.T @ asked.differences) / 4 + 2.0)
     found = far_start(asked, np.zeros(D), 2.0, gradient_descent, steps=1500, step_size=step_size)
     np.testing.assert_allclose(
-        found, reference(asked.differences, asked.preferences, 2.0), rtol=1e-6
+        found, scikit_learn_minimiser(asked.differences, asked.preferences, 2.0), rtol=1e-6
     )
 
 
@@ -308,7 +301,10 @@ def test_local_estimates_equal_scikit_learn_agent_by_agent(ridge):
             own = np.array([differences[agent] for differences, _ in history])
             answers = np.array([preferences[agent] for _, preferences in history])
             np.testing.assert_allclose(
-                estimates.theta[agent], reference(own, answers, ridge), rtol=1e-5, atol=1e-7
+                estimates.theta[agent],
+                scikit_learn_minimiser(own, answers, ridge),
+                rtol=1e-5,
+                atol=1e-7,
             )
 
 

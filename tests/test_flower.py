@@ -30,15 +30,20 @@ def free_port():
         return server.getsockname()[1]
 
 
-def processes_of(home):
-    """Return the ids of processes that were started with this FLWR_HOME."""
-    wanted = f"FLWR_HOME={home}".encode()
+def processes(file, wanted):
+    """Return the ids of processes whose `environ` or `cmdline` has a part that ends so."""
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                yield int(entry.name)
+            parts = (entry / file).read_bytes().split(b"\0") if entry.name.isdigit() else []
         except OSError:
             continue  # it ended, or is not ours
+        if any(part.endswith(wanted) for part in parts):
+            yield int(entry.name)
+
+
+def processes_of(home):
+    """Return the ids of processes that were started with this FLWR_HOME."""
+    return processes("environ", f"FLWR_HOME={home}".encode())
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +141,7 @@ def test_engine_flower_says_why_a_run_failed(tmp_path):
 
 
 def superlinks():
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and b"flower-superlink" in (entry / "cmdline").read_bytes():
-                yield int(entry.name)
-        except OSError:
-            continue  # it ended
+    return processes("cmdline", b"flower-superlink")
 
 
 def test_engine_flower_uses_the_ray_cluster_it_is_pointed_at(tmp_path, monkeypatch):

@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from test_run import ROOT, call
 
 from fldb_flower.settings import defaults_nested, from_nested
 from simulations.figures import PANELS
-from simulations.sweep import count_jobs
+from simulations.sweep import count_jobs, draw_mean
 
 CONF = ROOT / "conf"
 SWEEP = ("-m", "tau=1,4", "num_agents=5,9", "seed=0,1", "horizon=40")
@@ -219,3 +220,13 @@ def composed_hydra(*overrides):
     ConfigStore.instance().store(name="settings", node=defaults_nested())
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=list(overrides), return_hydra_config=True).hydra
+
+
+def test_the_band_is_the_standard_error_of_the_mean():
+    """Values 1, 2, 6: mean 3, deviation sqrt(7), standard error sqrt(7 / 3)."""
+    axes = Figure().add_subplot()
+    draw_mean(axes, [np.array([1.0]), np.array([2.0]), np.array([6.0])], label="x")
+    assert axes.lines[0].get_ydata().tolist() == [3.0]
+    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
+    error = np.sqrt(7 / 3)
+    np.testing.assert_allclose([heights.min(), heights.max()], [3 - error, 3 + error])
