@@ -23,3 +23,11 @@ class FederationError(FldbError):
 
 class ConvergenceError(FldbError):
     """A minimiser was not reached within the exchanges allowed."""
+
+
+class RoundAbandonedError(FederationError):
+    """A round cannot be finished now and is begun anew later; nothing was counted or lost."""
+
+
+class CheckpointError(FldbError):
+    """A checkpoint is damaged, or is of another run."""

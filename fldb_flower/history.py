@@ -76,6 +76,20 @@ class History:
         """Add the regret of iterations from ``first`` on, summed over ``agents`` agents."""
         self._regrets.append((first, agents, sums))
 
+    def counts(self) -> dict[str, int]:
+        """Return how much was exchanged so far."""
+        return {
+            "exchanges": self.exchanges,
+            "uploaded_bytes": self.uploaded_bytes,
+            "downloaded_bytes": self.downloaded_bytes,
+        }
+
+    def restore_counts(self, counts: dict[str, int]) -> None:
+        """Take back what :meth:`counts` returned."""
+        self.exchanges = counts["exchanges"]
+        self.uploaded_bytes = counts["uploaded_bytes"]
+        self.downloaded_bytes = counts["downloaded_bytes"]
+
     def report(self) -> None:
         """Count the round of the upload just counted, and tell whoever shows progress."""
         self.rounds += self._learned

@@ -210,14 +210,7 @@ def encode_upload(
         regret_first=regrets.first,
         regret=regrets.sums.tolist(),
     )
-    if broadcast.theta_hat is None:
-        return np.empty(0), answer
-    parts = [upload.gradient, pack_symmetric(upload.information)]
-    if upload.hessian is not None:
-        parts.append(pack_symmetric(upload.hessian))
-    if upload.loss is not None:
-        parts.append(np.array([upload.loss]))
-    return np.concatenate(parts), answer
+    return encode_statistics(upload, broadcast), answer
 
 
 def decode_upload(vector: Vector, answer: Answer, broadcast: Broadcast, d: int) -> Upload:
@@ -229,6 +222,30 @@ def decode_upload(vector: Vector, answer: Answer, broadcast: Broadcast, d: int) 
         The vector has a wrong shape or dtype or a number that is not finite, or the
         counts or the regret make no sense.
     """
+    upload = decode_statistics(vector, answer.num_duels, broadcast, d)
+    return upload._replace(regrets=(_regrets(answer),))
+
+
+def encode_statistics(upload: Upload, broadcast: Broadcast) -> Vector:
+    """Return what an upload says about duels as one vector: all of it but their number."""
+    if broadcast.theta_hat is None:
+        return np.empty(0)
+    parts = [upload.gradient, pack_symmetric(upload.information)]
+    if upload.hessian is not None:
+        parts.append(pack_symmetric(upload.hessian))
+    if upload.loss is not None:
+        parts.append(np.array([upload.loss]))
+    return np.concatenate(parts)
+
+
+def decode_statistics(vector: Vector, num_duels: int, broadcast: Broadcast, d: int) -> Upload:
+    """Undo :func:`encode_statistics`.
+
+    Raises
+    ------
+    UploadError
+        The vector has a wrong shape or dtype or a number that is not finite.
+    """
     size = upload_size(broadcast, d)
     if vector.dtype != np.float64:
         raise UploadError(f"dtype {vector.dtype} instead of float64")
@@ -238,21 +255,20 @@ def decode_upload(vector: Vector, answer: Answer, broadcast: Broadcast, d: int) 
         square = float(vector @ vector)  # one fast pass; overflow counts too
     if not math.isfinite(square):
         raise UploadError("a number that is not finite, or too large to square")
-    regrets = _regrets(answer)
     if broadcast.theta_hat is None:
-        return Upload(answer.num_duels, np.zeros(d), np.zeros((d, d)), None, None, (regrets,))
+        return Upload(num_duels, np.zeros(d), np.zeros((d, d)), None, None, ())
     end = d + _matrix_size(d)
     hessian = None
     if broadcast.hessian:
         start, end = end, end + _matrix_size(d)
         hessian = unpack_symmetric(vector[start:end], d)
     return Upload(
-        num_duels=answer.num_duels,
+        num_duels=num_duels,
         gradient=vector[:d],
         information=unpack_symmetric(vector[d : d + _matrix_size(d)], d),
         hessian=hessian,
         loss=float(vector[end]) if broadcast.loss else None,
-        regrets=(regrets,),
+        regrets=(),
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from fldb_flower.errors import OutputError
+from fldb_flower.files import replace_file
 from fldb_flower.history import History
 from fldb_flower.settings import Settings, to_nested
 
@@ -54,11 +54,11 @@ class RunDirectory:
 
         summary = self._summary(history, engine, runtime_seconds)
         try:
-            _replace(self.path / REGRET, _regret_csv(history))
+            replace_file(self.path / REGRET, _regret_csv(history).encode())
             if history.participation:
-                _replace(self.path / PARTICIPATION, _participation_csv(history))
+                replace_file(self.path / PARTICIPATION, _participation_csv(history).encode())
             plot_regret(self.path / PLOT, history, self._settings)
-            _replace(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+            replace_file(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
         except OSError as error:
             raise OutputError(f"cannot write results to {self.path}: {error.strerror}") from None
         return summary
@@ -165,13 +165,3 @@ def _participation_csv(history: History) -> str:
         for row in history.participation
     ]
     return str(pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file so that it is there whole, or not at all."""
-    partial = path.with_suffix(path.suffix + ".part")
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

@@ -5,8 +5,28 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from fldb_flower.settings import Settings
+
+
+class Round(NamedTuple):
+    """Iterations that are played between two exchanges.
+
+    Attributes
+    ----------
+    number : int
+        t_c, the number of the communication round; 0 for t = 1 where no round ends there.
+    first, last : int
+        Iterations first..last, both included.
+    learns : bool
+        Whether an exchange ends it; the iterations after the last exchange are only played.
+    """
+
+    number: int
+    first: int
+    last: int
+    learns: bool = True
 
 
 def periodic(tau: int) -> Iterator[int]:
@@ -36,3 +56,20 @@ def round_ends(settings: Settings) -> list[int]:
     schedule = settings.schedule
     ends = periodic(settings.tau) if schedule.name == "periodic" else geometric(schedule.ratio)
     return list(itertools.takewhile(lambda end: end <= settings.horizon, ends))
+
+
+def rounds(settings: Settings) -> Iterator[Round]:
+    """Yield the rounds of a run: t = 1 by itself, which gives the first estimate, then the rest.
+
+    Together they play every iteration once.
+    """
+    ends = round_ends(settings)
+    played = 0
+    if ends[:1] != [1]:
+        yield Round(0, 1, 1)
+        played = 1
+    for number, end in enumerate(ends, start=1):
+        yield Round(number, played + 1, end)
+        played = end
+    if played < settings.horizon:
+        yield Round(len(ends) + 1, played + 1, settings.horizon, learns=False)

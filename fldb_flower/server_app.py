@@ -9,9 +9,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.experiment import conduct
+from fldb_flower.history import History
 from fldb_flower.results import RunDirectory, default_directory
-from fldb_flower.settings import from_flat
+from fldb_flower.settings import Settings, from_flat
 from strategies import make_strategy
+from strategies.device_results import DeviceDirectory
+from strategies.device_server import DeviceServer
+from strategies.devices import Devices
 
 app = ServerApp()
 _LOG = getLogger("flwr")
@@ -19,17 +23,13 @@ _LOG = getLogger("flwr")
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run one experiment over the grid and write its results."""
+    """Run one experiment, or a federation of devices, over the grid and write its results."""
     try:
         settings = from_flat(context.run_config, "Flower's run config")
-        directory = RunDirectory(_output_directory(settings.output_dir), settings)
-        conduct(
-            settings,
-            directory,
-            engine=str(context.node_config.get("engine", "flower")),
-            run=lambda history: make_strategy(settings, history).start(grid),
-            say=lambda line: _LOG.log(INFO, "%s", line),
-        )
+        if settings.mode == "devices":
+            _serve_devices(settings, grid)
+        else:
+            _run_experiment(settings, grid, context)
     except FldbError as error:
         if "engine" in context.node_config:
             raise  # the engine in this process reports it
@@ -37,6 +37,34 @@ def main(grid: Grid, context: Context) -> None:
         sys.tracebacklimit = 0
         _LOG.log(ERROR, "the run failed: %s", error)
         raise
+
+
+def _run_experiment(settings: Settings, grid: Grid, context: Context) -> None:
+    directory = RunDirectory(_output_directory(settings.output_dir), settings)
+    conduct(
+        settings,
+        directory,
+        engine=str(context.node_config.get("engine", "flower")),
+        run=lambda history: make_strategy(settings, history).start(grid),
+        say=_say,
+    )
+
+
+def _serve_devices(settings: Settings, grid: Grid) -> None:
+    if not settings.output_dir:
+        raise SettingsError(
+            "output-dir is empty (from Flower's run config): name the absolute folder that keeps"
+            " this federation's checkpoints, the same one each time"
+        )
+    directory = DeviceDirectory(_output_directory(settings.output_dir), settings)
+    devices = Devices(settings)
+    strategy = make_strategy(settings, History(settings.horizon), devices)
+    DeviceServer(settings, strategy, devices, directory, _say).serve(grid)
+    _say(f"results: {directory.path}")
+
+
+def _say(line: str) -> None:
+    _LOG.log(INFO, "%s", line)
 
 
 def _output_directory(chosen: str) -> Path:

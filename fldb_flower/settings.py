@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from typing import Any, get_type_hints
 
 from fldb_flower.errors import SettingsError
 
+MODES = ("simulation", "devices")
 ALGORITHMS = ("fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random")
+ONLINE_ALGORITHMS = ("fldb_ogd", "fldb_ons")
 ENVIRONMENTS = ("synthetic", "movielens")
 ENGINES = ("vectorized", "inprocess", "flower")
 SCHEDULES = ("periodic", "geometric")
@@ -114,9 +117,29 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
+class DevicesSettings:
+    """Rounds with real devices (mode=devices): Flower only."""
+
+    rounds: int = setting(0, "Rounds to learn from before the run ends; 0: no end.", minimum=0)
+    round_seconds: float = setting(
+        60.0, "Seconds between the beginnings of two rounds; 0: one after the other.", minimum=0
+    )
+    at_least: int = setting(1, "Devices that must be connected for a round to begin.", minimum=1)
+    first_duels: int | str = setting(
+        AUTO,
+        "Duels of all devices that the first round needs; auto: 2 * dimension.",
+        minimum=1,
+        auto=True,
+    )
+
+
+@dataclass(frozen=True)
 class Settings:
     """All settings of one run, checked. Build it with :func:`from_nested` or :func:`from_flat`."""
 
+    mode: str = setting(
+        "simulation", "simulation, or devices on which real people answer.", choices=MODES
+    )
     algorithm: str = setting("fldb_ogd", "Which algorithm learns.", choices=ALGORITHMS)
     num_agents: int = setting(100, "N, the number of agents.", minimum=1)
     horizon: int = setting(500, "T, the number of iterations.", minimum=1)
@@ -133,6 +156,7 @@ class Settings:
     environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    devices: DevicesSettings = field(default_factory=DevicesSettings)
     selection: str = setting("ucb", "How a pair of arms is selected.", choices=SELECTIONS)
     lambda_: float | str = setting(
         AUTO,
@@ -285,7 +309,7 @@ class Entry:
             if not isinstance(value, bool):
                 raise self._fail(value, key, source, "true or false")
             return value
-        if str in self.kinds and float not in self.kinds:
+        if self.kinds == (str,):
             if not isinstance(value, str):
                 raise self._fail(value, key, source, "a text")
             return value
@@ -296,19 +320,15 @@ class Entry:
         )
         if int in self.kinds:
             if not is_number or value != int(value):
-                raise self._fail(
-                    value, key, source, f"a whole number, {_range_text(self.metadata)}"
-                )
+                raise self._fail(value, key, source, self._number_text("a whole number"))
             return int(value)
         if not is_number:
-            auto = " or auto" if self.metadata["auto"] else ""
-            raise self._fail(
-                value,
-                key,
-                source,
-                f"a number, {_range_text(self.metadata)}{auto}".replace(", or", " or"),
-            )
+            raise self._fail(value, key, source, self._number_text("a number"))
         return float(value)
+
+    def _number_text(self, kind: str) -> str:
+        auto = " or auto" if self.metadata["auto"] else ""
+        return f"{kind}, {_range_text(self.metadata)}{auto}".replace(", or", " or")
 
     def _check_range(self, number: float, key: str, source: str) -> None:
         limits = self.metadata
@@ -328,9 +348,12 @@ def suggestion(name: Any, known: tuple[str, ...]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+_hints = functools.cache(get_type_hints)  # a device builds its settings with each message
+
+
 def entries(cls: type = Settings, path: tuple[str, ...] = ()) -> Iterator[Entry]:
     """Yield every declared setting of a settings class, groups flattened."""
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     for item in dataclasses.fields(cls):
         kind = hints[item.name]
         name = item.metadata.get("name") or item.name
@@ -341,6 +364,9 @@ def entries(cls: type = Settings, path: tuple[str, ...] = ()) -> Iterator[Entry]
             yield Entry((*path, name), item.name, item.default, kinds, item.metadata)
 
 
+_FLOWER_ONLY = ("output_dir", "mode", "devices")
+
+
 def flower_entries() -> Iterator[Entry]:
     """Yield the settings of Flower's run config."""
     return (entry for entry in entries() if entry.path[0] != "engine")
@@ -348,7 +374,7 @@ def flower_entries() -> Iterator[Entry]:
 
 def hydra_entries() -> Iterator[Entry]:
     """Yield the settings of the Hydra configuration (``hydra.run.dir`` says where to write)."""
-    return (entry for entry in entries() if entry.path[0] != "output_dir")
+    return (entry for entry in entries() if entry.path[0] not in _FLOWER_ONLY)
 
 
 def from_flat(values: Mapping[str, Any], source: str) -> Settings:
@@ -422,7 +448,7 @@ def _build(known: Mapping[str, Entry], values: Mapping[str, Any], source: str) -
 
 
 def _construct(cls: type, path: tuple[str, ...], checked: Mapping[tuple[str, ...], Any]) -> Any:
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     arguments: dict[str, Any] = {}
     for item in dataclasses.fields(cls):
         where = (*path, item.metadata.get("name") or item.name)
@@ -440,6 +466,12 @@ def _check_together(settings: Settings, source: str) -> None:
         raise SettingsError(
             f"engine.num_nodes={nodes} (from {source}): must be at most num_agents={agents},"
             " because each node hosts at least one agent"
+        )
+    if settings.mode == "devices" and settings.algorithm not in ONLINE_ALGORITHMS:
+        raise SettingsError(
+            f"algorithm={settings.algorithm!r} (from {source}): must be one of"
+            f" {', '.join(ONLINE_ALGORITHMS)} with mode=devices: the others need every device, or"
+            " no server, in every round"
         )
     if settings.environment.name == "movielens":
         _check_movielens(settings, source)

@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 from fldb_flower import algorithms
-from fldb_flower.arrays import Array
 from fldb_flower.history import History
 from fldb_flower.settings import Settings
 from strategies.dueling import DuelingStrategy
+from strategies.members import Members
+from strategies.simulated import SimulatedNodes
 
 
 class FLDBOGD(DuelingStrategy):
-    """FLDB-OGD (paper, Algorithm 2); see :func:`fldb_flower.algorithms.fldb_ogd`."""
+    """FLDB-OGD (paper, Algorithm 2) over Flower."""
 
-    def run(self) -> Array:
-        """Run the algorithm."""
-        return algorithms.fldb_ogd(self, self.settings)
+    ALGORITHM = algorithms.FLDBOGD
 
 
 class FLDBGD(DuelingStrategy):
-    """FLDB-GD (paper, Algorithm 4); see :func:`fldb_flower.algorithms.fldb_gd`."""
+    """FLDB-GD (paper, Algorithm 4) over Flower."""
 
-    def run(self) -> Array:
-        """Run the algorithm."""
-        return algorithms.fldb_gd(self, self.settings)
+    ALGORITHM = algorithms.FLDBGD
 
 
 class FLDBONS(DuelingStrategy):
-    """FLDB-ONS, ours; see :func:`fldb_flower.algorithms.fldb_ons`."""
+    """FLDB-ONS, ours, over Flower."""
 
-    def run(self) -> Array:
-        """Run the algorithm."""
-        return algorithms.fldb_ons(self, self.settings)
+    ALGORITHM = algorithms.FLDBONS
 
 
 class Alone(DuelingStrategy):
     """Agents that do not collaborate: LDB, and pairs drawn at random."""
 
-    def run(self) -> Array:
-        """Let the agents play, and collect the regret."""
-        return algorithms.alone(self, self.settings)
+    ALGORITHM = algorithms.Alone
 
 
 _TABLE: dict[str, type[DuelingStrategy]] = {
@@ -50,9 +43,19 @@ _TABLE: dict[str, type[DuelingStrategy]] = {
 }
 
 
-def make_strategy(settings: Settings, history: History) -> DuelingStrategy:
-    """Return the strategy that the settings' ``algorithm`` names."""
-    return _TABLE[settings.algorithm](settings, history)
+def make_strategy(
+    settings: Settings, history: History, members: Members | None = None
+) -> DuelingStrategy:
+    """Return the strategy that the settings' ``algorithm`` names.
+
+    Parameters
+    ----------
+    settings, history, members
+        See :class:`DuelingStrategy`. The members are nodes of simulated agents by default.
+    """
+    if members is None:
+        members = SimulatedNodes(settings, history)
+    return _TABLE[settings.algorithm](settings, history, members)
 
 
 __all__ = ["FLDBGD", "FLDBOGD", "FLDBONS", "Alone", "DuelingStrategy", "make_strategy"]

@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from collections.abc import Iterable
 from logging import INFO, WARNING, getLogger
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fldb_flower.agents import agents_of_node
+from fldb_flower.algorithms import Algorithm
 from fldb_flower.arrays import Array
-from fldb_flower.errors import FederationError
+from fldb_flower.errors import FederationError, RoundAbandonedError
 from fldb_flower.federation import Broadcast, Federation, Upload, total
 from fldb_flower.history import History, Participation
-from fldb_flower.messages import (
-    Answer,
-    Ask,
-    UploadError,
-    decode_upload,
-    encode_broadcast,
-    indefinite,
-    traffic,
-)
-from fldb_flower.records import pack_vector, unpack_vector
+from fldb_flower.messages import Ask, UploadError, encode_broadcast, indefinite, traffic
+from fldb_flower.records import pack_vector
+from fldb_flower.schedules import Round
 from fldb_flower.settings import Settings
+from strategies.members import Contribution, Members
+from strategies.transport import poll_seconds, send_and_receive
 
 _LOG = getLogger("flwr")
-_POLL_SECONDS = 0.01  # in place of the 0.1 s that Flower's in-memory grid sleeps
 
 
 class DuelingStrategy(Federation, Strategy):
     """Runs an algorithm whose exchanges are Flower messages.
 
     One exchange is ``configure_train`` -> messages -> ``aggregate_train``. Replies are checked,
-    and summed in partition order whatever order they arrive in. Duels are acknowledged node by
-    node, so a lost, late or repeated reply loses nothing and counts nothing twice.
+    and summed in an order of their own whatever order they arrive in. Duels are acknowledged
+    node by node, so a lost, late or repeated reply loses nothing and counts nothing twice.
 
     Parameters
     ----------
@@ -46,23 +39,26 @@ class DuelingStrategy(Federation, Strategy):
         ``quorum``, ``node_wait`` and ``reply_timeout`` bound the waiting.
     history : History
         Where exchanges, bytes, regret and participation are recorded.
+    members : Members
+        What the nodes are: simulated agents or devices.
     """
 
-    def __init__(self, settings: Settings, history: History) -> None:
+    ALGORITHM: type[Algorithm]
+    """What the Central Server computes."""
+
+    def __init__(self, settings: Settings, history: History, members: Members) -> None:
         Federation.__init__(self, history)
         self.settings = settings
+        self.members = members
+        self.algorithm = self.ALGORITHM(settings)
         self._grid: Grid | None = None
         self._broadcast = Broadcast(None, None)
         self._trips = 0
         self._nodes: list[int] = []  # nodes to ask in this trip
-        self._counted: dict[int, int] = {}  # node -> last iteration whose duels are counted
-        self._answered: dict[int, tuple[int, Upload]] = {}  # node -> partition, upload
+        self._connected: frozenset[int] = frozenset()
+        self._answered: dict[int, Contribution] = {}  # by node
         self._rejected: dict[int, str] = {}  # node -> why its reply was not used
-        self._partitions: dict[int, int] = {}  # partition -> node
-
-    @abstractmethod
-    def run(self) -> Array:
-        """Run the algorithm over this federation; return its final estimate, (d,)."""
+        self._greeted: set[int] = set()  # nodes that said who they are, and must be asked again
 
     def start(self, grid: Grid) -> Array:  # type: ignore[override]
         """Wait for nodes, then run the algorithm to the horizon.
@@ -74,12 +70,62 @@ class DuelingStrategy(Federation, Strategy):
         FederationError
             No node came, there are more nodes than agents, or a quorum was missed.
         """
-        self._grid = grid
-        if hasattr(grid, "pull_interval"):
-            grid.pull_interval = _POLL_SECONDS
-        self._wait_for_nodes(grid)
+        self.wait_for_nodes(grid, at_least=1)
+        nodes, agents = len(self._connected), self.settings.num_agents
+        if nodes > agents:
+            raise FederationError(
+                f"{nodes} nodes for num-agents={agents}: each node hosts at least one agent; run"
+                f' with --federation-config "num-supernodes={agents}" or fewer'
+            )
         self.summary()
-        return self.run()
+        for turn in self.algorithm.rounds():
+            while not self.try_round(turn):
+                pass
+        return self.algorithm.theta_sync
+
+    def try_round(self, turn: Round) -> bool:
+        """Play and learn from one round; return False if it has to be begun anew.
+
+        Raises
+        ------
+        FederationError
+            A quorum was missed.
+        """
+        try:
+            self.algorithm.round(self, turn)
+        except RoundAbandonedError as reason:
+            _LOG.log(WARNING, "round %d begins anew: %s", turn.number, reason)
+            return False
+        return True
+
+    def connect(self, grid: Grid) -> None:
+        """Use this grid from now on."""
+        self._grid = grid
+
+    def wait_for_nodes(self, grid: Grid, *, at_least: int) -> None:
+        """Wait until enough nodes are connected, at most ``node_wait`` seconds.
+
+        Raises
+        ------
+        FederationError
+            Too few came.
+        """
+        self.connect(grid)
+        deadline = time.monotonic() + self.settings.node_wait
+        while len(self.look()) < at_least:
+            if time.monotonic() > deadline:
+                raise FederationError(
+                    f"{len(self._connected)} nodes connected within"
+                    f" node-wait={self.settings.node_wait:g} s;"
+                    f" {'one is' if at_least == 1 else f'{at_least} are'} enough"
+                )
+            time.sleep(0.1)
+
+    def look(self) -> frozenset[int]:
+        """Return the nodes that are connected now."""
+        assert self._grid is not None, "call connect(grid) first"
+        self._connected = frozenset(self._grid.get_node_ids())
+        return self._connected
 
     def summary(self) -> None:
         """Log one line about what is about to run."""
@@ -87,7 +133,7 @@ class DuelingStrategy(Federation, Strategy):
         _LOG.log(
             INFO,
             "%s: N=%d agents on %d nodes, T=%d, K=%d, d=%d, tau=%d, seed=%d, %s",
-            settings.algorithm, settings.num_agents, len(self._nodes), settings.horizon,
+            settings.algorithm, settings.num_agents, len(self._connected), settings.horizon,
             settings.num_arms, settings.dimension, settings.tau, settings.seed,
             settings.environment.name,
         )  # fmt: skip
@@ -95,37 +141,41 @@ class DuelingStrategy(Federation, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one message for each node to ask; they share the content."""
-        contents: dict[int, RecordDict] = {}  # acknowledgement -> what to send
+        """Return one message for each node to ask."""
         numbers: Any = config["ask"]
-        messages = []
-        for node in self._nodes:
-            counted = self._counted.get(node, 0)
-            if counted not in contents:
-                ask = Ask(*numbers)._replace(counted=counted)
-                numbers_record = ConfigRecord({"ask": list(ask)})
-                contents[counted] = RecordDict({"arrays": arrays, "config": numbers_record})
-            messages.append(Message(contents[counted], node, "train", group_id=str(server_round)))
-        return messages
+        ask, again = Ask(*numbers), self._broadcast.play is None
+        return [
+            Message(
+                self.members.content(node, arrays, ask, again=again),
+                node,
+                "train",
+                group_id=str(server_round),
+            )
+            for node in self._nodes
+        ]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies and keep the usable uploads for :meth:`exchange` to sum."""
-        fresh: dict[int, tuple[int, Upload]] = {}
+        fresh: dict[int, Contribution] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
                 self._rejected[node] = _last_line(reply.error.reason or "")
                 continue
             try:
-                fresh[node] = self._check(node, reply)
+                contribution = self.members.check(node, reply, self._broadcast, self._connected)
             except UploadError as error:
                 self._rejected[node] = str(error)
+                continue
+            if contribution is None:
+                self._greeted.add(node)
+            else:
+                fresh.setdefault(node, contribution)
         if fresh and self._broadcast.theta_hat is not None:
-            for node, bad in zip(
-                list(fresh), indefinite([u for _, u in fresh.values()]), strict=True
-            ):
+            reasons = indefinite([each.upload for each in fresh.values()])
+            for node, bad in zip(list(fresh), reasons, strict=True):
                 if bad:
                     self._rejected[node] = f"{bad} is not positive semi-definite"
                     del fresh[node]
@@ -147,65 +197,49 @@ class DuelingStrategy(Federation, Strategy):
         return None
 
     def _trip(self, broadcast: Broadcast) -> Upload:
-        assert self._grid is not None, "call start(grid) first"
-        grid = self._grid
+        """Ask every node; or, about the same duels again, those that told of them.
+
+        The point of a round's further exchanges is to see one loss at several points: all
+        nodes must answer, or the round begins anew without those that are gone.
+        """
+        again = broadcast.play is None
+        asked = sorted(self._answered) if again else sorted(self.look())
         self._broadcast = broadcast
         self._trips += 1
         self._answered, self._rejected = {}, {}
-        everyone = sorted(grid.get_node_ids())
         vector, ask = encode_broadcast(broadcast)
         arrays, config = pack_vector(vector), ConfigRecord({"ask": list(ask)})
+        enough = len(asked) if again else self.settings.quorum * len(asked)
         deadline = time.monotonic() + self.settings.node_wait
         while True:
-            self._nodes = [node for node in everyone if node not in self._answered]
-            messages = self.configure_train(self._trips, arrays, config, grid)
-            replies = grid.send_and_receive(messages, timeout=self.settings.reply_timeout)
-            self.aggregate_train(self._trips, replies)
-            if len(self._answered) >= self.settings.quorum * len(everyone):
+            self._ask([node for node in asked if node not in self._answered], arrays, config)
+            if self._greeted:
+                self._ask(sorted(self._greeted), arrays, config)
+            if len(self._answered) >= enough:
                 break
             if time.monotonic() > deadline:
-                raise self._no_quorum(everyone)
-            time.sleep(_POLL_SECONDS)
-        self._record(broadcast, everyone)
-        return total([upload for _, upload in sorted(self._answered.values(), key=_partition)])
+                raise self._too_few(asked, again=again)
+            time.sleep(poll_seconds(self._grid))
+        self._record(broadcast, asked)
+        if broadcast.theta_hat is not None:
+            self.members.expect_enough(self._answered)
+        return total([each.upload for each in self.contributions()])
+
+    def _ask(self, nodes: list[int], arrays: ArrayRecord, config: ConfigRecord) -> None:
+        assert self._grid is not None
+        self._nodes, self._greeted = nodes, set()
+        messages = self.configure_train(self._trips, arrays, config, self._grid)
+        replies = send_and_receive(self._grid, list(messages), self.settings.reply_timeout)
+        self.aggregate_train(self._trips, replies)
 
     def _confirm(self) -> None:
-        for node in self._answered:
-            self._counted[node] = self.history.iteration
+        self.members.confirm(self._answered)
 
-    def _check(self, node: int, reply: Message) -> tuple[int, Upload]:
-        """Return the partition and the upload of one reply, or raise UploadError."""
-        content: Any = reply.content
-        try:
-            vector = unpack_vector(content["arrays"])
-            answer = Answer.from_numbers(content["numbers"]["answer"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise UploadError(f"not an upload: {error!r}") from None
-        settings = self.settings
-        upload = decode_upload(vector, answer, self._broadcast, settings.dimension)
-        partition = answer.partition_id
-        if self._partitions.setdefault(partition, node) != node:
-            raise UploadError(f"partition-id={partition} is another node's")
-        try:
-            agents = len(agents_of_node(partition, answer.num_partitions, settings.num_agents))
-        except ValueError as error:
-            raise UploadError(str(error)) from None
-        self._check_counts(node, upload, agents)
-        return partition, upload
+    def contributions(self) -> list[Contribution]:
+        """Return what the last exchange counted, in the order of summation."""
+        return sorted(self._answered.values(), key=lambda each: each.order)
 
-    def _check_counts(self, node: int, upload: Upload, agents: int) -> None:
-        play, counted = self._broadcast.play, self._counted.get(node, 0)
-        played = play.last if play is not None else self.history.iteration
-        before = 0 if self._broadcast.scope == "all" else counted
-        duels = agents * (played - before) if self._broadcast.theta_hat is not None else 0
-        if upload.num_duels != duels:
-            raise UploadError(f"{upload.num_duels} duels instead of {duels}")
-        (regrets,) = upload.regrets
-        rows = (regrets.first, len(regrets.sums), regrets.agents)
-        if rows != (counted + 1, played - counted, agents):
-            raise UploadError(f"regret of other iterations or agents than asked for: {rows}")
-
-    def _record(self, broadcast: Broadcast, everyone: list[int]) -> None:
+    def _record(self, broadcast: Broadcast, asked: list[int]) -> None:
         if broadcast.theta_hat is not None:
             self.history.count_bytes(
                 *traffic(broadcast, self.settings.dimension, len(self._answered))
@@ -216,37 +250,17 @@ class DuelingStrategy(Federation, Strategy):
         play = broadcast.play
         iteration = self.history.iteration if play is None else play.last
         self.history.participation.append(
-            Participation(iteration, len(everyone), len(self._answered), rejected)
+            Participation(iteration, len(asked), len(self._answered), rejected)
         )
 
-    def _wait_for_nodes(self, grid: Grid) -> None:
-        deadline = time.monotonic() + self.settings.node_wait
-        while not (nodes := sorted(grid.get_node_ids())):
-            if time.monotonic() > deadline:
-                raise FederationError(
-                    f"0 nodes connected within node-wait={self.settings.node_wait:g} s;"
-                    " one is enough"
-                )
-            time.sleep(0.1)
-        if len(nodes) > self.settings.num_agents:
-            raise FederationError(
-                f"{len(nodes)} nodes for num-agents={self.settings.num_agents}: each node hosts at"
-                f" least one agent; run with --federation-config"
-                f' "num-supernodes={self.settings.num_agents}" or fewer'
-            )
-        self._nodes = nodes
-
-    def _no_quorum(self, everyone: list[int]) -> FederationError:
+    def _too_few(self, asked: list[int], *, again: bool) -> FederationError:
         reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self._rejected.items()))
-        return FederationError(
-            f"{len(self._answered)} of {len(everyone)} nodes answered usably in exchange"
+        text = (
+            f"{len(self._answered)} of {len(asked)} nodes answered usably in exchange"
             f" {self._trips}, quorum={self.settings.quorum:g}:"
             f" {reasons or 'the others did not reply'}"
         )
-
-
-def _partition(answer: tuple[int, Upload]) -> int:
-    return answer[0]
+        return RoundAbandonedError(text) if again else FederationError(text)
 
 
 def _last_line(text: str) -> str:

@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fldb_flower.agents import AgentGroup
-from fldb_flower.algorithms import fldb_ogd, fldb_ons, run_algorithm
+from fldb_flower.algorithms import run_algorithm
 from fldb_flower.federation import Broadcast, Federation, Play, Regrets, Upload
 from fldb_flower.history import History
 from fldb_flower.schedules import geometric, periodic, round_ends
@@ -89,7 +89,7 @@ def test_ogd_with_tau_1_by_hand():
     for step_index in ("iteration", "round"):  # at tau = 1 they are the same
         settings = chosen(horizon=3, alpha=2.0, step_index=step_index)
         federation = Prescribed(3, (4, -2), gradients((8, 0), (0, -12)))
-        theta = fldb_ogd(federation, settings)
+        theta = run_algorithm(federation, settings)
         np.testing.assert_allclose(theta, [1, -0.5], rtol=1e-14)
 
         assert federation.spans == [(1, 1), (2, 2), (3, 3)]
@@ -119,7 +119,7 @@ def test_ogd_with_tau_1_by_hand():
 def test_ogd_with_tau_2_by_hand(step_index, hats, syncs):
     settings = chosen(horizon=5, tau=2, alpha=2.0, step_index=step_index)
     federation = Prescribed(5, (4, -2), gradients((8, 0), (0, -8)))
-    theta = fldb_ogd(federation, settings)
+    theta = run_algorithm(federation, settings)
     np.testing.assert_allclose(theta, syncs[-1], rtol=1e-14)
     # t = 1 alone, then the rest of round 1, round 2, and what is left after the last round.
     assert federation.spans == [(1, 1), (2, 2), (3, 4), (5, 5)]
@@ -151,7 +151,7 @@ def test_ogd_with_tau_2_by_hand(step_index, hats, syncs):
 def test_ogd_projects_onto_the_ball_by_hand(center, hats):
     settings = chosen(horizon=4, alpha=1.0, projection_center=center, projection_radius=1.0)
     federation = Prescribed(4, (4, -2), gradients((8, 0), (9, 0), (0, -16)))
-    theta = fldb_ogd(federation, settings)
+    theta = run_algorithm(federation, settings)
     np.testing.assert_allclose(theta, np.mean(hats, axis=0), rtol=1e-14)
     points = [broadcast.theta_hat for broadcast in federation.played[1:]]
     np.testing.assert_allclose(points, hats[1:4], atol=1e-14)
@@ -162,7 +162,7 @@ def test_the_automatic_radius_is_twice_the_papers_r():
     beta = math.sqrt(2 * math.log(10) + 2 * math.log(1 + 2 * 3 * 0.5 / (2 * 1.0)))
     radius = 2 * beta / math.sqrt(0.5)
     federation = Prescribed(2, (4, -2), gradients((1e6, 0)))
-    theta = fldb_ogd(federation, chosen(horizon=2, alpha=1.0))
+    theta = run_algorithm(federation, chosen(horizon=2, alpha=1.0))
     # theta_hat^(3) lies on the sphere around (2, -1); the mean of three is a third of the way.
     np.testing.assert_allclose(theta, [2 - radius / 3, -1], rtol=1e-12)
 
@@ -172,10 +172,10 @@ def test_ons_by_hand():
     # t = 2: gradient (6, 0), H = diag(2, 0): A = diag(6, 4), theta = (2 - 1, -1) = (1, -1).
     # t = 3: gradient (0, 29), H = [[0, 1], [1, 1]]: A = [[6, 1], [1, 5]],
     #        A^-1 = [[5, -1], [-1, 6]] / 29, theta = (1 + 1, -1 - 6) = (2, -7).
-    settings = chosen(horizon=4, tau=1, ons_ridge=3.0)
+    settings = chosen(algorithm="fldb_ons", horizon=4, tau=1, ons_ridge=3.0)
     rounds = [((6, 0), np.diag([2, 0])), ((0, 29), [[0, 1], [1, 1]]), ((0, 0), np.eye(2))]
     federation = Prescribed(4, (8, -4), rounds)
-    theta = fldb_ons(federation, settings)
+    theta = run_algorithm(federation, settings)
     np.testing.assert_allclose(theta, [2, -7], rtol=1e-13)
     assert federation.spans == [(1, 1), (2, 2), (3, 3), (4, 4)]
     expected = [[0, 0], [2, -1], [1, -1], [2, -7]]
@@ -193,7 +193,7 @@ def test_ons_by_hand():
 
 def test_exchanges_are_counted_as_they_happen():
     federation = Prescribed(5, (4, -2), gradients((8, 0), (0, -8)))
-    fldb_ogd(federation, chosen(horizon=5, tau=2))
+    run_algorithm(federation, chosen(horizon=5, tau=2))
     history = federation.history
     # Two at t = 1 (play and verify), one at t = 2 and t = 4; t = 5 is played and not counted.
     assert history.exchanges_by_iteration.tolist() == [2, 3, 3, 4, 4]

@@ -149,7 +149,9 @@ def test_flowers_run_config_declares_exactly_the_settings():
 def test_every_setting_reaches_hydra_or_flower():
     hydra, flower = ({entry.dotted for entry in some()} for some in (hydra_entries, flower_entries))
     assert hydra | flower == set(ALL)
-    assert set(ALL) - hydra == {"output_dir"}
+    devices = {"rounds", "round_seconds", "at_least", "first_duels"}
+    only_flower = {"output_dir", "mode", *(f"devices.{name}" for name in devices)}
+    assert set(ALL) - hydra == only_flower
     assert {name.split(".")[0] for name in set(ALL) - flower} == {"engine"}
 
 
@@ -198,6 +200,10 @@ LIMITS = {
     "seed": ([-1], [0, 2**40], "at least 0"),
     "environment.sigma": ([-0.1, -1], [0, 0.5], "at least 0"),
     "schedule.ratio": ([1, 1.0, 0.5, -2], [1.0001, 2], "above 1"),
+    "devices.rounds": ([-1], [0, 1], "at least 0"),
+    "devices.round_seconds": ([-0.1], [0, 60], "at least 0"),
+    "devices.at_least": ([0], [1], "at least 1"),
+    "devices.first_duels": ([0], [1, "auto"], "at least 1"),
     "engine.num_nodes": ([0], [1], "at least 1"),
     "engine.num_cpus": ([0], [1], "at least 1"),
     "engine.num_gpus": ([-0.5], [0, 0.25], "at least 0"),
@@ -402,6 +408,8 @@ def together(values):
         values["dimension"] = values["dimension"] % 20 + 1
         values["num_arms"] = values["num_arms"] % 199 + 2
         values["environment.path"] = values["environment.path"] or "u.data"
+    if values.get("mode") == "devices" and values["algorithm"] != "fldb_ogd":
+        values["algorithm"] = "fldb_ons"
     if "engine.num_nodes" in values:
         values["engine.num_nodes"] = min(values["engine.num_nodes"], values["num_agents"])
     return values
@@ -438,6 +446,6 @@ def test_hydras_spelling_round_trips(values):
 @property_test
 @given(values=valid(list(flower_entries())))
 def test_both_spellings_build_the_same_settings(values):
-    values["output_dir"] = ""
+    values = {name: value for name, value in values.items() if ALL[name] in list(hydra_entries())}
     built = from_flat({ALL[name].kebab: value for name, value in values.items()}, SOURCE)
     assert from_nested(to_nested(built), SOURCE) == built

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterator
 
-from fldb_flower.arrays import Array
-from fldb_flower.federation import Broadcast, Federation, Play
-from fldb_flower.settings import Settings
+from fldb_flower.algorithms.base import Algorithm
+from fldb_flower.federation import Federation, Play
+from fldb_flower.schedules import Round
 
 _REPORTS = 50  # of the regret so far, in a run
 
 
-def alone(federation: Federation, settings: Settings) -> Array:
-    """Let every agent play by itself to the horizon; only the regret is collected."""
-    stride = -(-settings.horizon // _REPORTS)
-    for first in range(1, settings.horizon + 1, stride):
-        last = min(first + stride - 1, settings.horizon)
-        federation.exchange(Broadcast(Play(first, last), None))
-        federation.acknowledge()
-    return np.zeros(settings.dimension)
+class Alone(Algorithm):
+    """Lets every agent play by itself to the horizon; only the regret is collected."""
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield about 50 equal parts of the run, after each of which the regret is reported."""
+        horizon = self.settings.horizon
+        stride = -(-horizon // _REPORTS)
+        for number, first in enumerate(range(1, horizon + 1, stride), start=1):
+            yield Round(number, first, min(first + stride - 1, horizon), learns=False)
+
+    def play(self, turn: Round) -> Play:
+        """Return the round's iterations, without an estimate."""
+        return Play(turn.first, turn.last)
+
+    def learn(self, federation: Federation, turn: Round) -> None:
+        """Nothing: no round learns."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from fldb_flower import theory
-from fldb_flower.algorithms.rounds import finish, first_information, first_minimum
+from fldb_flower.algorithms.base import Online
+from fldb_flower.algorithms.estimation import Minimum
 from fldb_flower.arrays import Array
-from fldb_flower.federation import Broadcast, Federation, Play
-from fldb_flower.schedules import round_ends
+from fldb_flower.federation import Upload
+from fldb_flower.schedules import Round
 from fldb_flower.settings import Settings
 
 
-def fldb_ogd(federation: Federation, settings: Settings) -> Array:
-    r"""Run FLDB-OGD and return the final theta_sync, (d,).
+class FLDBOGD(Online):
+    r"""The paper's FLDB-OGD.
 
     At t = 1 the minimiser of the first iteration's loss is found by exchanges:
     ``theta_hat^(1) = theta_sync``. Round t_c then takes the gradient of the fresh duels at
@@ -32,39 +35,35 @@ def fldb_ogd(federation: Federation, settings: Settings) -> Array:
     ConvergenceError
         The first minimiser was not found.
     """
-    information = first_information(settings)
-    first = first_minimum(federation, settings, information, settings.ridge)
-    information = information + first.upload.information
-    theta_hat = theta_sync = first.theta
-    ball = _Ball(first.theta, theory.projection_radius(settings), settings.projection_center)
 
-    played = 1
-    for t_c, end in enumerate(round_ends(settings), start=1):
-        if end > played:
-            play = Play(played + 1, end, theta_sync, information)
-            upload = federation.exchange(Broadcast(play, theta_hat))
-            federation.acknowledge()
-            step = end if settings.step_index == "iteration" else t_c
-            theta_hat = ball.project(
-                theta_hat - upload.gradient / (settings.alpha * step), theta_hat
-            )
-            information = information + upload.information
-            played = end
-        theta_sync = theta_sync + (theta_hat - theta_sync) / (t_c + 1)
-    finish(federation, Play(played + 1, settings.horizon, theta_sync, information))
-    return theta_sync
+    STATE = (*Online.STATE, "initial")
 
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.initial: Array = np.zeros(settings.dimension)  # theta_hat^(1)
+        self._radius = theory.projection_radius(settings)
 
-class _Ball:
-    """The set S that theta_hat is projected onto (paper, Sec. 3.2)."""
+    @property
+    def first_ridge(self) -> float:
+        """Ridge lambda."""
+        return self.settings.ridge
 
-    def __init__(self, initial: Array, radius: float, center: str) -> None:
-        self._initial = initial
-        self._radius = radius
-        self._fixed = center == "initial"
+    def begin(self, minimum: Minimum) -> None:
+        """Remember where the ball is."""
+        self.initial = minimum.theta
 
-    def project(self, theta: Array, current: Array) -> Array:
-        center = self._initial if self._fixed else current
+    def step(self, upload: Upload, turn: Round) -> None:
+        """Take a gradient step, project, and average."""
+        step = turn.last if self.settings.step_index == "iteration" else turn.number
+        self.theta_hat = self._project(
+            self.theta_hat - upload.gradient / (self.settings.alpha * step)
+        )
+        self.theta_sync = self.theta_sync + (self.theta_hat - self.theta_sync) / (turn.number + 1)
+
+    def _project(self, theta: Array) -> Array:
+        """Project onto the set S, a ball (paper, Sec. 3.2)."""
+        fixed = self.settings.projection_center == "initial"
+        center = self.initial if fixed else self.theta_hat
         offset = theta - center
         distance = math.sqrt(float(offset @ offset))
         return theta if distance <= self._radius else center + (self._radius / distance) * offset

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from fldb_flower.algorithms.rounds import finish, first_information, first_minimum
+from fldb_flower.algorithms.base import Online
+from fldb_flower.algorithms.estimation import Minimum
 from fldb_flower.arrays import Array
-from fldb_flower.federation import Broadcast, Federation, Play
-from fldb_flower.schedules import round_ends
+from fldb_flower.federation import Upload
+from fldb_flower.schedules import Round
 from fldb_flower.settings import Settings
 
 
-def fldb_ons(federation: Federation, settings: Settings) -> Array:
-    r"""Run FLDB-ONS and return the final theta_sync, (d,).
+class FLDBONS(Online):
+    r"""FLDB-ONS: an online Newton step a round. Not in the paper.
 
-    Not in the paper. Agents return the Hessian H of the fresh duels beside their gradient g,
+    Agents return the Hessian H of the fresh duels beside their gradient g,
     both at theta. At t = 1 theta is the minimiser of the first duels' loss with ridge lambda_0
     (``ons_ridge``), found by exchanges, and ``A = lambda_0 I + H_1``. Then, in each round::
 
@@ -42,22 +43,25 @@ def fldb_ons(federation: Federation, settings: Settings) -> Array:
     ConvergenceError
         The first minimiser was not found.
     """
-    information = first_information(settings)
-    first = first_minimum(federation, settings, information, settings.ons_ridge)
-    assert first.upload.hessian is not None
-    information = information + first.upload.information
-    curvature = settings.ons_ridge * np.eye(settings.dimension) + first.upload.hessian
-    theta = first.theta
 
-    played = 1
-    for end in round_ends(settings):
-        if end > played:
-            play = Play(played + 1, end, theta, information)
-            upload = federation.exchange(Broadcast(play, theta, hessian=True))
-            federation.acknowledge()
-            curvature = curvature + upload.hessian
-            theta = theta - np.linalg.solve(curvature, upload.gradient)
-            information = information + upload.information
-            played = end
-    finish(federation, Play(played + 1, settings.horizon, theta, information))
-    return theta
+    HESSIAN = True
+    STATE = (*Online.STATE, "curvature")
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.curvature: Array = settings.ons_ridge * np.eye(settings.dimension)  # A
+
+    @property
+    def first_ridge(self) -> float:
+        """Ridge lambda_0, which is in A from then on."""
+        return self.settings.ons_ridge
+
+    def begin(self, minimum: Minimum) -> None:
+        """Add the curvature of the first duels."""
+        self.curvature = self.curvature + minimum.upload.hessian
+
+    def step(self, upload: Upload, turn: Round) -> None:
+        """Take a Newton step with the curvature of all duels so far."""
+        self.curvature = self.curvature + upload.hessian
+        self.theta_hat = self.theta_hat - np.linalg.solve(self.curvature, upload.gradient)
+        self.theta_sync = self.theta_hat

@@ -1,0 +1,526 @@
+"""The duels of one device, on its disk: SQLite, shared by any number of processes.
+
+A duel is *proposed*, then *answered* or expired. Answers are numbered 1, 2, 3, ... in the order
+in which they became durable; the server acknowledges them up to a number. Nothing an answer
+was acknowledged for is ever taken back, and answers stay until :meth:`DuelStore.prune`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fldb_flower.errors import DataError, FldbError, OutputError
+from fldb_flower.messages import Vector
+
+SCHEMA_VERSION = 1
+_BUSY_SECONDS = 30.0
+_EXTRA = 2  # numbers after a difference in `evidence`: preference, predicted preference
+_SCHEMA = """
+CREATE TABLE device (
+    id TEXT NOT NULL,            -- random; names this store to the server
+    dimension INTEGER            -- d; unknown until the first duel or broadcast
+);
+CREATE TABLE proposals (         -- shown to a person, no answer yet
+    id TEXT PRIMARY KEY,
+    created REAL NOT NULL,       -- seconds since 1970
+    expires REAL NOT NULL,
+    evidence BLOB NOT NULL,      -- d + 2 float64: difference, room for the preference, predicted
+    first_key TEXT, second_key TEXT,
+    contents TEXT                -- JSON: what a page shows; gone once answered
+);
+CREATE TABLE answers (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    answered REAL NOT NULL,
+    evidence BLOB NOT NULL,      -- d + 2 float64: difference, preference, predicted preference
+    first_key TEXT, second_key TEXT
+);
+CREATE TABLE cuts (              -- where uploads began and ended: answers up to `position`
+    position INTEGER PRIMARY KEY
+);
+CREATE TABLE synchronized (      -- what the last broadcast brought
+    received REAL NOT NULL,
+    round INTEGER NOT NULL,
+    counted INTEGER NOT NULL,    -- answers that the server has acknowledged
+    duels INTEGER NOT NULL,      -- of all devices, that the estimate rests on
+    theta BLOB NOT NULL,         -- theta_sync: d float64
+    information BLOB NOT NULL,   -- upper triangle of W_sync: d (d + 1) / 2 float64
+    parameters TEXT NOT NULL     -- JSON: how pairs are selected
+);
+"""
+
+
+class UnknownDuelError(FldbError):
+    """No such duel was proposed here, or its answer was pruned."""
+
+
+class DuelExpiredError(FldbError):
+    """The duel was proposed too long ago."""
+
+
+class ConflictingAnswerError(FldbError):
+    """The duel was answered before, and differently."""
+
+
+class Proposal(NamedTuple):
+    """A duel that was shown and not answered yet; ``contents`` is what a page shows of it."""
+
+    id: str
+    created: float
+    expires: float
+    first_key: str | None
+    second_key: str | None
+    contents: Any
+
+
+@dataclass(frozen=True)
+class Synchronization:
+    """What the last broadcast brought.
+
+    Attributes
+    ----------
+    received : float
+        When, in seconds since 1970.
+    round : int
+        The server's round.
+    counted : int
+        Answers of this device that the server has acknowledged.
+    duels : int
+        Duels of all devices that ``theta`` rests on.
+    theta : ndarray
+        theta_sync, (d,).
+    information : ndarray
+        Upper triangle of W_sync, (d (d + 1) / 2,).
+    parameters : dict
+        How pairs are selected: ``selection``, ``width`` settings.
+    """
+
+    received: float
+    round: int
+    counted: int
+    duels: int
+    theta: Vector
+    information: Vector
+    parameters: dict[str, Any]
+
+
+class Evidence(NamedTuple):
+    """Some consecutive answers.
+
+    Attributes
+    ----------
+    differences : ndarray
+        phi(first) - phi(second), (n, d).
+    preferences : ndarray
+        1, 0, or 0.5 for a tie, (n,).
+    predicted : ndarray
+        P(first preferred) when the duel was proposed, (n,); NaN before the first broadcast.
+    """
+
+    differences: NDArray[np.float64]
+    preferences: NDArray[np.float64]
+    predicted: NDArray[np.float64]
+
+
+class DuelStore:
+    """The duels of one device.
+
+    Every method is one transaction, safe for threads and processes at once; what it did is on
+    the disk when it returns (write-ahead log, ``synchronous=FULL``).
+
+    Parameters
+    ----------
+    path : str or Path
+        SQLite file; created, readable by its owner alone, if it does not exist.
+    clock : callable
+        Returns the time in seconds since 1970.
+
+    Raises
+    ------
+    DataError
+        The file is no duel store, is damaged, or was written by a newer version.
+    OutputError
+        It cannot be written.
+    """
+
+    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
+        self.path = Path(path).expanduser()
+        self._clock = clock
+        self._lock = threading.RLock()
+        if not self.path.parent.is_dir():
+            raise OutputError(f"{self.path}: the folder {self.path.parent} does not exist")
+        with self._errors():
+            if not self.path.exists():  # not readable by others, from the first moment on
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._connection = sqlite3.connect(
+                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._connection.execute("PRAGMA synchronous = FULL")
+            if self._version() != SCHEMA_VERSION:
+                self._create()
+            self.device_id = str(self._one("SELECT id FROM device")[0])
+        self._dimension: int | None = None
+
+    def close(self) -> None:
+        """Close the file; a store is a context manager too."""
+        self._connection.close()
+
+    def __enter__(self) -> DuelStore:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    @property
+    def dimension(self) -> int | None:
+        """d, or None before the first duel or broadcast."""
+        if self._dimension is None:
+            with self._reading():
+                self._dimension = self._one("SELECT dimension FROM device")[0]
+        return self._dimension
+
+    # --- proposals and answers ---------------------------------------------------------------
+
+    def propose(
+        self,
+        difference: Vector,
+        predicted: float,
+        *,
+        keys: tuple[str | None, str | None] = (None, None),
+        contents: Any = None,
+        expire_after: float,
+    ) -> Proposal:
+        """Store a duel that is about to be shown.
+
+        Parameters
+        ----------
+        difference : ndarray
+            phi(first) - phi(second), (d,).
+        predicted : float
+            P(first preferred) by the estimate in use; NaN if there is none.
+        keys : pair of str or None
+            The application's names for the two arms; they stay on the device.
+        contents : JSON value, optional
+            What a page shows of the two arms.
+        expire_after : float
+            Seconds after which it cannot be answered any more.
+        """
+        now = self._clock()
+        proposal = Proposal(
+            secrets.token_urlsafe(12), now, now + expire_after, keys[0], keys[1], contents
+        )
+        evidence = np.concatenate([difference, [np.nan, predicted]]).tobytes()
+        shown = None if contents is None else json.dumps(contents)
+        with self._writing():
+            self._fix_dimension(difference.size)
+            self._connection.execute("DELETE FROM proposals WHERE expires < ?", (now,))
+            self._connection.execute(
+                "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (proposal.id, now, proposal.expires, evidence, *keys, shown),
+            )
+        return proposal
+
+    def open_proposals(self, limit: int = 1) -> list[Proposal]:
+        """Return the oldest duels that a page can show and that wait for an answer."""
+        with self._reading():
+            rows = self._connection.execute(
+                "SELECT id, created, expires, first_key, second_key, contents FROM proposals"
+                " WHERE contents IS NOT NULL AND expires >= ? ORDER BY created, id LIMIT ?",
+                (self._clock(), limit),
+            ).fetchall()
+        return [Proposal._make([*row[:-1], json.loads(row[-1])]) for row in rows]
+
+    def record(self, answers: Iterable[tuple[str, float]]) -> list[int | FldbError]:
+        """Record answers, all of them in one durable transaction.
+
+        Parameters
+        ----------
+        answers : iterable of (str, float)
+            Duel and preference: 1 the first arm won, 0 the second did, 0.5 a tie.
+
+        Returns
+        -------
+        list
+            For each answer its number, which an answer given again keeps; or the error of
+            that answer alone: :class:`UnknownDuelError`, :class:`DuelExpiredError` or
+            :class:`ConflictingAnswerError`.
+        """
+        with self._writing():
+            return [self._record(duel, preference) for duel, preference in answers]
+
+    def _record(self, duel: str, preference: float) -> int | FldbError:
+        rows = self._connection
+        known = rows.execute(
+            "SELECT sequence, evidence FROM answers WHERE id = ?", (duel,)
+        ).fetchone()
+        if known is not None:
+            before = np.frombuffer(known[1])[-_EXTRA]
+            if before == preference:
+                return int(known[0])
+            return ConflictingAnswerError(
+                f"duel {duel!r} was answered before, by {before:g} and not {preference:g}"
+                " (1: first, 0: second, 0.5: tie); the first answer stays"
+            )
+        proposal = rows.execute(
+            "SELECT expires, evidence, first_key, second_key FROM proposals WHERE id = ?", (duel,)
+        ).fetchone()
+        if proposal is None:
+            return UnknownDuelError(
+                f"duel {duel!r} is not known: it was never proposed here, or it expired"
+            )
+        now = self._clock()
+        if proposal[0] < now:
+            return DuelExpiredError(
+                f"duel {duel!r} expired {now - proposal[0]:.0f} s ago: propose a new one"
+            )
+        evidence = np.frombuffer(proposal[1]).copy()
+        evidence[-_EXTRA] = preference
+        sequence = rows.execute(
+            "INSERT INTO answers (id, answered, evidence, first_key, second_key)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (duel, now, evidence.tobytes(), *proposal[2:]),
+        ).lastrowid
+        rows.execute("DELETE FROM proposals WHERE id = ?", (duel,))
+        assert sequence is not None
+        return sequence
+
+    # --- what the server asks for ------------------------------------------------------------
+
+    @property
+    def last(self) -> int:
+        """Number of the last answer; 0 if there is none."""
+        with self._reading():
+            return self._last()
+
+    def _last(self) -> int:
+        row = self._one("SELECT seq FROM sqlite_sequence WHERE name = 'answers'", missing=(0,))
+        return int(row[0])
+
+    def cut(self, start: int, at_least: int) -> int:
+        """Return where an upload that begins after answer ``start`` ends, for good.
+
+        Uploads begin and end only at cuts, and cuts are at least ``at_least`` answers apart:
+        whatever uploads a server asks for, each one and each difference of two cover that many
+        answers. Without enough new answers since the last cut, that cut is returned.
+
+        Parameters
+        ----------
+        start : int
+            Where the upload begins: 0 or an earlier cut.
+        at_least : int
+            Answers between two cuts, at least 1.
+
+        Raises
+        ------
+        DataError
+            ``start`` is no cut of this store.
+        """
+        with self._writing():
+            last = self._last()
+            if start > last:
+                self._catch_up(start)
+                return start
+            cut = int(self._one("SELECT coalesce(max(position), 0) FROM cuts")[0])
+            self._expect_cut(start)
+            if last - cut >= at_least:
+                self._connection.execute("INSERT INTO cuts VALUES (?)", (last,))
+                return last
+            return cut
+
+    def _catch_up(self, counted: int) -> None:
+        """Let new answers be numbered from ``counted`` on: this is an old backup of the store.
+
+        The server has counted all that is in it, and what was lost with the newer one.
+        """
+        rows = self._connection
+        rows.execute("DELETE FROM sqlite_sequence WHERE name = 'answers'")
+        rows.execute("INSERT INTO sqlite_sequence VALUES ('answers', ?)", (counted,))
+        rows.execute("INSERT INTO cuts VALUES (?)", (counted,))
+
+    def evidence(self, start: int, end: int) -> Evidence:
+        """Return the answers after ``start`` up to ``end``, both 0 or cuts.
+
+        Raises
+        ------
+        DataError
+            An end is no cut, or answers between them were pruned.
+        """
+        with self._reading():
+            self._expect_cut(start)
+            self._expect_cut(end)
+            rows = self._connection.execute(
+                "SELECT evidence FROM answers WHERE sequence > ? AND sequence <= ?"
+                " ORDER BY sequence",
+                (start, end),
+            ).fetchall()
+        if len(rows) != max(end - start, 0):
+            raise DataError(
+                f"{self.path}: answers {start + 1} to {end} were asked for, {len(rows)} of them"
+                " are left: the others were pruned"
+            )
+        table = np.frombuffer(b"".join([row[0] for row in rows]))
+        table = table.reshape(len(rows), (self.dimension or 0) + _EXTRA)
+        return Evidence(table[:, :-_EXTRA], table[:, -_EXTRA], table[:, -1])
+
+    def _expect_cut(self, position: int) -> None:
+        known = self._one("SELECT count(*) FROM cuts WHERE position = ?", position)[0]
+        if position != 0 and not known:
+            raise DataError(
+                f"{self.path}: no upload ever ended at answer {position}: the server speaks of"
+                " another store, or of one that this is an old backup of"
+            )
+
+    # --- what the server sent ----------------------------------------------------------------
+
+    def synchronize(self, received: Synchronization) -> None:
+        """Keep what a broadcast brought in place of what the last one did."""
+        with self._writing():
+            self._fix_dimension(received.theta.size)
+            self._connection.execute("DELETE FROM synchronized")
+            self._connection.execute(
+                "INSERT INTO synchronized VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    received.received,
+                    received.round,
+                    received.counted,
+                    received.duels,
+                    received.theta.tobytes(),
+                    received.information.tobytes(),
+                    json.dumps(received.parameters),
+                ),
+            )
+
+    def synchronized(self) -> Synchronization | None:
+        """Return what the last broadcast brought, or None before the first."""
+        with self._reading():
+            row = self._one("SELECT * FROM synchronized", missing=None)
+        if row is None:
+            return None
+        received, number, counted, duels, theta, information, parameters = row
+        return Synchronization(
+            received,
+            number,
+            counted,
+            duels,
+            np.frombuffer(theta),
+            np.frombuffer(information),
+            json.loads(parameters),
+        )
+
+    def version(self) -> tuple[int, float]:
+        """Return a value that changes when a broadcast arrives; far cheaper than reading it."""
+        with self._reading():
+            row = self._one("SELECT round, received FROM synchronized", missing=(0, 0.0))
+        return row[0], row[1]
+
+    # --- keeping house -----------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Return how many duels wait for an answer, were answered, and were acknowledged."""
+        with self._reading():
+            waiting = self._one("SELECT count(*) FROM proposals WHERE expires >= ?", self._clock())
+            counted = self._one("SELECT counted FROM synchronized", missing=(0,))
+            return {"open": waiting[0], "answered": self._last(), "counted": counted[0]}
+
+    def prune(self, older_than: float) -> int:
+        """Delete acknowledged answers given more than ``older_than`` seconds ago.
+
+        A server that goes back to an old backup can then not ask for them again.
+
+        Returns
+        -------
+        int
+            How many were deleted.
+        """
+        with self._writing():
+            counted = self._one("SELECT counted FROM synchronized", missing=(0,))[0]
+            return self._connection.execute(
+                "DELETE FROM answers WHERE sequence <= ? AND answered < ?",
+                (counted, self._clock() - older_than),
+            ).rowcount
+
+    def backup(self, path: str | Path) -> None:
+        """Write a copy of the store as it is now, while others go on using it."""
+        with self._errors(), contextlib.closing(sqlite3.connect(path)) as copy:
+            os.chmod(path, 0o600)  # noqa: PTH101 - as the store itself
+            self._connection.backup(copy)
+
+    # --- SQLite ------------------------------------------------------------------------------
+
+    def _version(self) -> int:
+        version = int(self._one("PRAGMA user_version")[0])
+        tables = self._one("SELECT count(*) FROM sqlite_master")[0]
+        if version > SCHEMA_VERSION:
+            raise DataError(
+                f"{self.path} was written by a newer version (schema {version}, this one knows"
+                f" {SCHEMA_VERSION}): upgrade fldb-flower"
+            )
+        if version == 0 and tables:
+            raise DataError(f"{self.path} is another program's database, not a duel store")
+        return version
+
+    def _create(self) -> None:
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        with self._writing():
+            if self._version() == SCHEMA_VERSION:
+                return  # another process was faster
+            for statement in _SCHEMA.split(";\n"):
+                self._connection.execute(statement)
+            device_id = secrets.token_hex(16)
+            self._connection.execute("INSERT INTO device VALUES (?, NULL)", (device_id,))
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _fix_dimension(self, dimension: int) -> None:
+        known = self._one("SELECT dimension FROM device")[0]
+        if known is None:
+            self._connection.execute("UPDATE device SET dimension = ?", (dimension,))
+        elif known != dimension:
+            raise DataError(
+                f"{self.path} holds duels of dimension {known}, not {dimension}: another model"
+                " needs a store of its own"
+            )
+
+    def _one(self, statement: str, *values: Any, missing: Any = ()) -> Any:
+        row = self._connection.execute(statement, values).fetchone()
+        return missing if row is None else row
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._lock, self._errors():
+            yield
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._lock, self._errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise OutputError(f"cannot use the duel store {self.path}: {error}") from None
+        except sqlite3.DatabaseError as error:
+            raise DataError(f"{self.path} is not a duel store, or is damaged: {error}") from None
+        except OSError as error:
+            raise OutputError(f"cannot use the duel store {self.path}: {error.strerror}") from None

@@ -1,0 +1,131 @@
+"""What every algorithm is: a state, and what it does in one communication round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
+
+from fldb_flower import schedules
+from fldb_flower.algorithms.estimation import Minimum, newton
+from fldb_flower.arrays import Array
+from fldb_flower.federation import Broadcast, Federation, Play, Upload
+from fldb_flower.schedules import Round
+from fldb_flower.settings import Settings
+
+
+class Algorithm(ABC):
+    """What the Central Server knows, and how a round changes it.
+
+    Everything that a later round depends on is an array named in ``STATE``, so that a run can
+    stop after any round and go on in another process.
+
+    Parameters
+    ----------
+    settings : Settings
+        Settings of the run.
+
+    Attributes
+    ----------
+    theta_sync : Array
+        Estimate that agents select arms with, (d,); 0 at first.
+    information : Array
+        W_sync, (d, d); ``W_0 = (lambda / kappa_mu) I`` at first.
+    """
+
+    STATE: tuple[str, ...] = ("theta_sync", "information")
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.theta_sync: Array = np.zeros(settings.dimension)
+        self.information: Array = np.eye(settings.dimension) * (settings.ridge / settings.kappa_mu)
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield the rounds of a run; by default what the schedule says."""
+        return schedules.rounds(self.settings)
+
+    def play(self, turn: Round) -> Play:
+        """Return what the agents are told to play in a round."""
+        return Play(turn.first, turn.last, self.theta_sync, self.information)
+
+    def round(self, federation: Federation, turn: Round) -> None:
+        """Let the agents play a round, learn from its duels and acknowledge them."""
+        if turn.learns:
+            self.learn(federation, turn)
+        else:
+            federation.exchange(Broadcast(self.play(turn), None))
+        federation.acknowledge()
+
+    @abstractmethod
+    def learn(self, federation: Federation, turn: Round) -> None:
+        """Exchange as often as it takes, and change the state by what the uploads say.
+
+        The last exchange of a round is the one that is acknowledged. If this raises, the
+        state must be as before.
+        """
+
+    def state(self) -> dict[str, Array]:
+        """Return the state as arrays; see :meth:`restore`."""
+        return {name: getattr(self, name) for name in self.STATE}
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Go on from where :meth:`state` was taken, with identical numbers."""
+        for name in self.STATE:
+            setattr(self, name, np.array(state[name]))
+
+
+class Online(Algorithm):
+    """An algorithm that starts at a minimiser and then needs one exchange a round.
+
+    In round 1, t = 1, the minimiser of its duels' loss is found by exchanges.
+
+    Attributes
+    ----------
+    theta_hat : Array
+        Point at which gradients are taken, (d,).
+    """
+
+    HESSIAN = False
+    STATE = (*Algorithm.STATE, "theta_hat")
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.theta_hat: Array = np.zeros(settings.dimension)
+
+    def learn(self, federation: Federation, turn: Round) -> None:
+        """Find the first estimate, or take a step with the fresh duels' statistics."""
+        if turn.first == 1:
+            minimum = self._first_minimum(federation, turn)
+            self.theta_sync = self.theta_hat = minimum.theta
+            self.begin(minimum)
+            upload = minimum.upload
+        else:
+            upload = federation.exchange(
+                Broadcast(self.play(turn), self.theta_hat, hessian=self.HESSIAN)
+            )
+            self.step(upload, turn)
+        self.information = self.information + upload.information
+
+    @property
+    @abstractmethod
+    def first_ridge(self) -> float:
+        """Ridge of the first minimiser."""
+
+    @abstractmethod
+    def begin(self, minimum: Minimum) -> None:
+        """Take in the first estimate, which ``theta_sync`` and ``theta_hat`` are already."""
+
+    @abstractmethod
+    def step(self, upload: Upload, turn: Round) -> None:
+        """Move ``theta_hat`` and ``theta_sync`` by a round's fresh duels."""
+
+    def _first_minimum(self, federation: Federation, turn: Round) -> Minimum:
+        theta = self.theta_sync
+        start = federation.exchange(Broadcast(self.play(turn), theta, hessian=True))
+        return newton(
+            lambda trial: federation.exchange(Broadcast(None, trial, hessian=True)),
+            start,
+            theta,
+            self.first_ridge,
+        )

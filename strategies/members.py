@@ -1,0 +1,75 @@
+"""Who the nodes of a federation are, what each is asked, and what of theirs is counted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fldb_flower.federation import Broadcast, Upload
+from fldb_flower.messages import Ask, Vector
+from fldb_flower.records import unpack_vector
+
+
+class Contribution(NamedTuple):
+    """A reply that can be counted.
+
+    Attributes
+    ----------
+    order : int or str
+        Uploads are summed in this order, which does not depend on when they arrived.
+    upload : Upload
+        What it says.
+    mark : Any
+        What :meth:`Members.confirm` needs to count it.
+    """
+
+    order: Any
+    upload: Upload
+    mark: Any
+
+
+class Members(ABC):
+    """The nodes of one federation, and how far each one's duels are counted."""
+
+    @abstractmethod
+    def content(self, node: int, arrays: ArrayRecord, ask: Ask, *, again: bool) -> RecordDict:
+        """Return what to send to a node; ``again`` asks about the same duels as before."""
+
+    @abstractmethod
+    def check(
+        self, node: int, reply: Message, broadcast: Broadcast, connected: Collection[int]
+    ) -> Contribution | None:
+        """Return what a node's reply says; None if it only said who it is: ask it again.
+
+        Raises
+        ------
+        UploadError
+            The reply must not be counted.
+        """
+
+    def expect_enough(self, contributions: Mapping[int, Contribution]) -> None:  # noqa: B027
+        """Raise RoundAbandonedError if there is not enough to learn a round from."""
+
+    @abstractmethod
+    def confirm(self, contributions: Mapping[int, Contribution]) -> None:
+        """Count the contributions of one exchange, by node."""
+
+
+def with_acknowledgement(arrays: ArrayRecord, ask: Ask, **others: Any) -> RecordDict:
+    """Return a broadcast's content for one node."""
+    return RecordDict({"arrays": arrays, "config": ConfigRecord({"ask": list(ask), **others})})
+
+
+def read_reply(reply: Message) -> tuple[Vector, list[float], Any]:
+    """Return a reply's vector, its numbers, and all of its content.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        It does not hold them.
+    """
+    content: Any = reply.content
+    return unpack_vector(content["arrays"]), list(content["numbers"]["answer"]), content

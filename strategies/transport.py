@@ -1,0 +1,42 @@
+"""Sending messages over a Flower Grid and waiting for the replies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+from flwr.superlink.grid.http_grid import HttpGrid
+
+_IN_MEMORY_SECONDS = 0.01  # Flower's in-memory grid sleeps 0.1 s
+_NETWORK_SECONDS = 0.2  # and its network grid 3 s
+
+
+def poll_seconds(grid: Grid | None) -> float:
+    """Return how long to wait between two looks for replies."""
+    return _NETWORK_SECONDS if isinstance(grid, HttpGrid) else _IN_MEMORY_SECONDS
+
+
+def send_and_receive(grid: Grid, messages: list[Message], timeout: float) -> Iterable[Message]:
+    """Send messages and return the replies that arrive within ``timeout`` seconds."""
+    if isinstance(grid, HttpGrid):
+        return poll_for_replies(grid, messages, timeout)
+    if hasattr(grid, "pull_interval"):
+        grid.pull_interval = _IN_MEMORY_SECONDS
+    return grid.send_and_receive(messages, timeout=timeout)
+
+
+def poll_for_replies(grid: Grid, messages: list[Message], timeout: float) -> list[Message]:
+    """Send messages and look for replies several times a second."""
+    waiting = {key for key in grid.push_messages(messages) if key}  # None: not accepted
+    deadline = time.monotonic() + timeout
+    replies: list[Message] = []
+    while waiting:
+        arrived = list(grid.pull_messages(waiting))
+        replies += arrived
+        waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+        if not waiting or time.monotonic() > deadline:
+            break
+        time.sleep(_NETWORK_SECONDS)
+    return replies

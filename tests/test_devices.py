@@ -1,0 +1,507 @@
+"""Devices and their server over Flower messages in one process: every answer counts once."""
+
+import contextlib
+import csv
+import json
+import math
+import random
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from clients.preference_agent import PreferenceAgent
+from clients.store import DuelStore
+from fldb_flower.checkpoints import load_checkpoint
+from fldb_flower.errors import CheckpointError, FldbError, OutputError, SettingsError
+from fldb_flower.history import History
+from fldb_flower.settings import from_flat, to_flat
+from simulations.engines.inprocess import InProcessGrid
+from strategies import device_server, make_strategy
+from strategies.device_results import DeviceDirectory
+from strategies.device_server import DeviceServer
+from strategies.devices import Devices, short_name
+
+D = 3
+BASE = {
+    "mode": "devices",
+    "algorithm": "fldb_ons",
+    "dimension": D,
+    "devices-round-seconds": 0.0,
+    "devices-rounds": 1,
+    "node-wait": 0.2,
+    "reply-timeout": 1.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(device_server, "_AGAIN_SECONDS", 0.0)
+
+
+class Devicegrid(InProcessGrid):
+    """Nodes that are devices; `fault(node, trip)` says what goes wrong with a message."""
+
+    def __init__(self, stores, config, *, min_duels=1):
+        super().__init__(len(stores), config)
+        for node, path in zip(self.contexts, stores, strict=True):
+            self.contexts[node].node_config.clear()
+            self.contexts[node].node_config["store-path"] = str(path)
+            self.contexts[node].node_config["min-duels-per-upload"] = min_duels
+        self.fault = lambda _node: "none"
+        self.sent = 0
+
+    def deliver(self, message):
+        self.sent += 1
+        node = message.metadata.dst_node_id
+        fault = self.fault(node)
+        if fault == "never arrives":
+            return self.no_reply(message)
+        if fault == "raises":
+            return Message(Error(2, "the battery died"), reply_to=message)
+        reply = super().deliver(message)
+        if fault == "answered twice":
+            reply = super().deliver(message)
+        return self.no_reply(message) if fault == "reply lost" else reply
+
+    @staticmethod
+    def no_reply(message):
+        return Message(Error(5, "no reply"), reply_to=message)
+
+
+class Federation:
+    """Devices with stores in a folder, and a server that can be killed and started again."""
+
+    def __init__(self, folder, devices=3, min_duels=1, **changes):
+        self.folder = folder
+        self.config = {**to_flat(from_flat(BASE, "a test")), **changes}
+        self.stores = [folder / f"device{number}.db" for number in range(devices)]
+        self.agents = [PreferenceAgent(path) for path in self.stores]
+        self.grid = Devicegrid(self.stores, self.config, min_duels=min_duels)
+        self.rng = np.random.default_rng(7)
+        self.theta = np.array([1.0, -2.0, 0.5])
+        self.lines = []
+
+    def answer(self, device, count):
+        """Let a person answer some duels on one device."""
+        for _ in range(count):
+            arms = self.rng.standard_normal((4, D))
+            duel = self.agents[device].propose(arms)
+            gap = self.theta @ (arms[duel.first] - arms[duel.second])
+            first = self.rng.random() < 1 / (1 + math.exp(-gap))
+            self.agents[device].record(duel.id, "first" if first else "second")
+
+    def server(self, **changes):
+        settings = from_flat({**self.config, **changes}, "a test")
+        directory = DeviceDirectory(self.folder / "server", settings)
+        devices = Devices(settings)
+        strategy = make_strategy(settings, History(settings.horizon), devices)
+        return DeviceServer(settings, strategy, devices, directory, self.lines.append)
+
+    def serve(self, **changes):
+        server = self.server(**changes)
+        server.serve(self.grid)
+        server.directory._lock.close()
+        return server
+
+    def serve_until(self, death):
+        """Serve one round, or a few tries of it; the process may die around the commit."""
+        server = self.server()
+        commit, tries = server.directory.commit, iter(range(6))
+
+        def dying(*arguments):
+            if death != "before commit":
+                commit(*arguments)
+            if death != "none":
+                raise KeyboardInterrupt
+
+        def bounded(try_round=server._try_round):
+            if next(tries, None) is None:
+                raise KeyboardInterrupt
+            return try_round()
+
+        server.directory.commit, server._try_round = dying, bounded
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve(self.grid)
+        server.directory._lock.close()
+
+    def uploads(self):
+        with (self.folder / "server" / "uploads.csv").open() as file:
+            return [
+                (int(row["round"]), row["device"], int(row["start"]), int(row["end"]))
+                for row in csv.DictReader(file)
+            ]
+
+    def central(self):
+        """Compute FLDB-ONS and W from the stores alone, with the formulas written out again."""
+        answers = {}
+        for path in self.stores:
+            with DuelStore(path) as store:
+                rows = store._connection.execute(
+                    "SELECT evidence FROM answers ORDER BY sequence"
+                ).fetchall()
+                table = np.array([np.frombuffer(row[0]) for row in rows]).reshape(-1, D + 2)
+                answers[short_name(store.device_id)] = table
+        rounds, covered = {}, dict.fromkeys(answers, 0)
+        for number, device, start, end in self.uploads():
+            assert start == covered[device]  # contiguous: once each, none left out
+            covered[device] = end
+            rounds.setdefault(number, []).append(answers[device][start:end])
+        theta, curvature, information = np.zeros(D), np.eye(D), np.eye(D) / 500
+        for number in sorted(rounds):
+            table = np.concatenate(rounds[number])
+            x, y = table[:, :D], table[:, D]
+            if number == 1:
+                for _ in range(50):
+                    p = 1 / (1 + np.exp(-x @ theta))
+                    hessian = np.eye(D) + (x * (p * (1 - p))[:, None]).T @ x
+                    theta = theta - np.linalg.solve(hessian, x.T @ (p - y) + theta)
+                p = 1 / (1 + np.exp(-x @ theta))
+                curvature = np.eye(D) + (x * (p * (1 - p))[:, None]).T @ x
+            else:
+                p = 1 / (1 + np.exp(-x @ theta))
+                curvature = curvature + (x * (p * (1 - p))[:, None]).T @ x
+                theta = theta - np.linalg.solve(curvature, x.T @ (p - y))
+            information = information + x.T @ x
+        return theta, information, covered
+
+    def expect_central(self, server):
+        theta, information, covered = self.central()
+        np.testing.assert_allclose(server.strategy.algorithm.theta_sync, theta, rtol=1e-9)
+        np.testing.assert_allclose(server.strategy.algorithm.information, information, rtol=1e-9)
+        counted = {short_name(key): n for key, n in server.devices.counted.items() if n}
+        assert counted == {key: n for key, n in covered.items() if n}
+        assert server.devices.duels == sum(covered.values())
+
+
+def test_rounds_equal_a_central_computation(tmp_path):
+    federation = Federation(tmp_path)
+    for device in range(3):
+        federation.answer(device, 10)
+    server = federation.serve()
+    for _ in range(5):
+        for device in range(3):
+            federation.answer(device, int(federation.rng.integers(0, 6)))
+        federation.answer(0, 1)
+        server = federation.serve()  # a new server each time: it goes on from the checkpoint
+        federation.expect_central(server)
+    assert server.round == 6
+    # Every device was told the last estimate, and how much of it is its own.
+    for agent, path in zip(federation.agents, federation.stores, strict=True):
+        with DuelStore(path) as store:
+            known = store.synchronized()
+            np.testing.assert_array_equal(known.theta, server.strategy.algorithm.theta_sync)
+            assert known.counted == store.last == server.devices.counted[store.device_id]
+        assert agent.status()["duels"] == server.devices.duels
+    model = json.loads((tmp_path / "server" / "model.json").read_text())
+    np.testing.assert_array_equal(model["theta_sync"], server.strategy.algorithm.theta_sync)
+    summary = json.loads((tmp_path / "server" / "summary.json").read_text())
+    assert summary["complete"] is True
+    assert summary["rounds"] == 6
+
+
+def test_results_say_who_took_part_and_what_was_predicted(tmp_path):
+    federation = Federation(tmp_path)
+    federation.answer(0, 8)
+    federation.serve()
+    # Second round: device 1 alone has answers, all of them against the estimate.
+    duels = [federation.agents[1].propose(federation.rng.standard_normal((3, D))) for _ in range(5)]
+    for duel in duels[:3]:
+        federation.agents[1].record(duel.id, "second" if duel.predicted > 0.5 else "first")
+    federation.agents[1].record(duels[3].id, "first" if duels[3].predicted > 0.5 else "second")
+    federation.agents[1].record(duels[4].id, "tie")  # no prediction to confirm
+    federation.serve()
+    with (tmp_path / "server" / "rounds.csv").open() as file:
+        first, second = csv.DictReader(file)
+    assert (first["asked"], first["replied"], first["contributed"]) == ("3", "3", "1")
+    assert (first["duels"], first["predicted"], first["agreement"]) == ("8", "0", "")
+    assert (second["asked"], second["replied"], second["contributed"]) == ("3", "3", "1")
+    assert (second["duels"], second["total_duels"]) == ("5", "13")
+    assert (second["predicted"], second["agreed"], second["agreement"]) == ("4", "1", "0.2500")
+
+
+FAULTS = ("none", "none", "none", "never arrives", "raises", "reply lost", "answered twice")
+DEATHS = ("none", "before commit", "after commit")
+
+
+@hypothesis_settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),  # of the faults: how many are drawn depends on the clock
+    servers=st.lists(
+        st.tuples(st.sampled_from(DEATHS), st.lists(st.integers(0, 3), min_size=3, max_size=3)),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_any_schedule_of_faults_counts_every_answer_once(seed, servers):
+    """Lost broadcasts, lost and repeated replies, raising clients, servers killed anywhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        federation = Federation(Path(folder), quorum=0.3, **{"node-wait": 0.001})
+        faults = random.Random(seed)
+        for death, answers in servers:
+            for device, count in enumerate(answers):
+                federation.answer(device, count)
+            federation.answer(0, 1)
+            federation.grid.fault = lambda _node: faults.choice(FAULTS)
+            federation.serve_until(death)
+        federation.grid.fault = lambda _node: "none"
+        federation.answer(0, 6)
+        server = federation.serve(quorum=1.0)
+        federation.expect_central(server)
+        # In the end nothing is left out either.
+        for path in federation.stores:
+            with DuelStore(path) as store:
+                assert server.devices.counted.get(store.device_id, 0) == store.last
+
+
+def test_ogd_on_devices_equals_its_formula(tmp_path):
+    federation = Federation(tmp_path, algorithm="fldb_ogd", alpha=10.0)
+    federation.answer(0, 12)
+    first = federation.serve().strategy.algorithm.theta_sync.copy()
+    federation.answer(1, 6)
+    federation.answer(2, 3)
+    server = federation.serve()
+    gradient = np.zeros(D)
+    for path in federation.stores[1:]:
+        with DuelStore(path) as store:
+            duels = store.evidence(0, store.last)
+            p = 1 / (1 + np.exp(-duels.differences @ first))
+            gradient += (p - duels.preferences) @ duels.differences
+    # Round 2: eta = 1 / (alpha 2); the mean of theta_hat^(1), theta_hat^(1) and the new one.
+    hat = first - gradient / 20
+    np.testing.assert_allclose(server.strategy.algorithm.theta_hat, hat, rtol=1e-9)
+    np.testing.assert_allclose(
+        server.strategy.algorithm.theta_sync, first + (hat - first) / 3, rtol=1e-9
+    )
+
+
+def test_the_first_round_waits_for_enough_answers(tmp_path):
+    federation = Federation(tmp_path)
+    federation.answer(0, 5)  # 2 d = 6 are needed
+    server = federation.server()
+    server.strategy.connect(federation.grid)
+    server._try_round()
+    assert server.round == 0
+    assert "5 answers; the first round needs 6" in federation.lines[-1]
+    federation.answer(1, 1)
+    server._try_round()
+    assert server.round == 1
+    federation.expect_central(server)
+
+
+def test_a_round_without_new_answers_is_none_but_brings_the_estimate(tmp_path):
+    federation = Federation(tmp_path)
+    federation.answer(0, 9)
+    server = federation.serve()
+    late = PreferenceAgent(tmp_path / "late.db")
+    federation.stores.append(tmp_path / "late.db")
+    federation.grid = Devicegrid(federation.stores, federation.config)
+    server = federation.server()
+    server.strategy.connect(federation.grid)
+    server._try_round()
+    assert server.round == 1
+    assert "no new answers from 4 devices" in federation.lines[-1]
+    assert late.status()["round"] == 2
+    np.testing.assert_array_equal(late.status()["theta"], server.strategy.algorithm.theta_sync)
+
+
+def test_fewer_answers_than_an_upload_must_cover_are_held_back(tmp_path):
+    federation = Federation(tmp_path, min_duels=5)
+    federation.answer(0, 6)
+    federation.answer(1, 4)
+    federation.serve()
+    assert [(number, start, end) for number, _, start, end in federation.uploads()] == [(1, 0, 6)]
+    federation.answer(0, 4)
+    federation.answer(1, 1)
+    server = federation.serve()
+    assert [(number, start, end) for number, _, start, end in federation.uploads()[1:]] == [
+        (2, 0, 5)
+    ]
+    federation.expect_central(server)
+
+
+def test_a_device_keeps_its_place_when_its_node_changes(tmp_path):
+    """Another key, or a SuperLink that lost its database: the node's number is new."""
+    federation = Federation(tmp_path)
+    for device in range(3):
+        federation.answer(device, 4)
+    federation.serve()
+    for device in range(3):
+        federation.answer(device, 2)
+    federation.stores.reverse()
+    federation.grid = Devicegrid(federation.stores, federation.config)
+    server = federation.serve()
+    federation.expect_central(server)
+    assert server.devices.duels == 18
+
+
+def test_a_device_whose_store_was_lost_begins_anew(tmp_path):
+    federation = Federation(tmp_path)
+    for device in range(3):
+        federation.answer(device, 4)
+    federation.serve()
+    federation.agents[0].close()
+    for file in tmp_path.glob("device0.db*"):
+        file.unlink()
+    federation.agents[0] = PreferenceAgent(federation.stores[0])
+    federation.answer(0, 3)
+    server = federation.serve()
+    assert server.devices.duels == 15
+    assert len(server.devices.counted) == 4
+
+
+def test_a_store_restored_from_an_old_backup_counts_nothing_twice(tmp_path):
+    federation = Federation(tmp_path, devices=1)
+    federation.answer(0, 7)
+    federation.agents[0].store.backup(tmp_path / "backup.db")
+    federation.answer(0, 3)
+    federation.serve()  # 10 counted
+    federation.agents[0].close()
+    for file in tmp_path.glob("device0.db*"):
+        file.unlink()
+    (tmp_path / "backup.db").rename(federation.stores[0])
+    federation.agents[0] = PreferenceAgent(federation.stores[0])
+    federation.answer(0, 2)  # numbers 8 and 9 of the backup: the server has 10
+    server = federation.server()
+    server.strategy.connect(federation.grid)
+    server._try_round()
+    assert server.round == 1
+    federation.answer(0, 4)  # 11 to 14
+    server._try_round()
+    assert server.round == 2
+    assert federation.uploads()[-1][2:] == (10, 14)
+    assert server.devices.duels == 14
+
+
+def test_a_copied_store_is_refused(tmp_path):
+    federation = Federation(tmp_path, devices=1)
+    federation.answer(0, 8)
+    federation.agents[0].store.backup(tmp_path / "copy.db")
+    federation.stores.append(tmp_path / "copy.db")
+    federation.grid = Devicegrid(federation.stores, federation.config)
+    server = federation.serve(quorum=0.5)
+    assert server.devices.duels == 8
+    rows = (tmp_path / "server" / "rounds.csv").read_text()
+    assert "a store must not be copied to a second device" in rows
+
+
+def test_a_damaged_or_foreign_checkpoint_is_refused_and_kept(tmp_path):
+    federation = Federation(tmp_path)
+    federation.answer(0, 8)
+    federation.serve()
+    path = tmp_path / "server" / "checkpoint.bin"
+    good = path.read_bytes()
+    with pytest.raises(CheckpointError, match=r"of another run.*'ons-ridge=1.0' there"):
+        federation.server(**{"ons-ridge": 2.0})
+    for bad, words in (
+        (good[:-1], "damaged"),
+        (good[:60] + bytes([good[60] ^ 1]) + good[61:], "damaged"),
+        (b"", "not a checkpoint"),
+        (b"FLDB", "not a checkpoint"),
+        (b"something else entirely", "not a checkpoint"),
+    ):
+        path.write_bytes(bad)
+        with pytest.raises(CheckpointError, match=words):
+            federation.server()
+        assert path.read_bytes() == bad
+    path.write_bytes(good)
+    assert federation.server().round == 1
+
+
+def test_two_servers_cannot_share_a_directory(tmp_path):
+    federation = Federation(tmp_path)
+    first = federation.server()
+    with pytest.raises(OutputError, match="in use by another server"):
+        federation.server()
+    first.directory._lock.close()
+    federation.server()
+
+
+def test_results_never_show_a_round_that_was_not_committed(tmp_path):
+    federation = Federation(tmp_path)
+    federation.answer(0, 8)
+    federation.serve()
+    before = (tmp_path / "server" / "rounds.csv").read_bytes()
+    with (tmp_path / "server" / "rounds.csv").open("ab") as file:
+        file.write(b"2,half a li")  # killed while writing
+    federation.server()
+    assert (tmp_path / "server" / "rounds.csv").read_bytes() == before
+
+
+def test_a_round_on_demand_does_not_wait_for_the_clock(tmp_path):
+    federation = Federation(tmp_path)
+    federation.answer(0, 8)
+    server = federation.server(**{"devices-round-seconds": 3600.0, "devices-rounds": 2})
+    thread = threading.Thread(target=server.serve, args=(federation.grid,))
+    begin = time.monotonic()
+    thread.start()
+    while server.round < 1:
+        time.sleep(0.01)
+    with DuelStore(federation.stores[0]) as store:
+        agent = PreferenceAgent(federation.stores[0])
+        agent.record(agent.propose(np.eye(D)).id, "first")
+        assert store.last == 9
+    (tmp_path / "server" / "round-now").touch()
+    thread.join(timeout=30)
+    assert server.round == 2
+    assert time.monotonic() - begin < 30
+    assert not (tmp_path / "server" / "round-now").exists()
+
+
+def test_a_checkpoint_that_cannot_be_written_counts_nothing(tmp_path, monkeypatch):
+    federation = Federation(tmp_path)
+    federation.answer(0, 8)
+    server = federation.server()
+
+    def full(_path, _content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fldb_flower.checkpoints.replace_file", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        server.serve(federation.grid)
+    server.directory._lock.close()
+    monkeypatch.undo()
+    server = federation.serve()
+    assert server.devices.duels == 8
+    federation.expect_central(server)
+
+
+@pytest.mark.parametrize(
+    ("node_config", "words"),
+    [
+        ({}, "has no store-path"),
+        ({"store-path": "duels.db"}, "store-path='duels.db'.*must be absolute"),
+        ({"store-path": "/d.db", "min-duels-per-upload": 0}, "min-duels-per-upload=0.*at least 1"),
+    ],
+)
+def test_a_node_that_was_started_wrongly_is_told_what_to_pass(tmp_path, node_config, words):
+    federation = Federation(tmp_path, devices=1)
+    context = next(iter(federation.grid.contexts.values()))
+    context.node_config.clear()
+    context.node_config.update(node_config)
+    server = federation.server()
+    with pytest.raises(SettingsError, match=words):
+        server.serve(federation.grid)
+
+
+def test_algorithms_that_need_every_device_are_refused():
+    for algorithm in ("fldb_gd", "ldb", "random"):
+        with pytest.raises(SettingsError, match=r"must be one of fldb_ogd, fldb_ons with mode"):
+            from_flat({**BASE, "algorithm": algorithm}, "a test")
+
+
+def test_a_checkpoint_holds_what_a_restart_needs_and_no_answer(tmp_path):
+    federation = Federation(tmp_path)
+    federation.answer(0, 8)
+    server = federation.serve()
+    checkpoint = load_checkpoint(tmp_path / "server" / "checkpoint.bin", server.directory._identity)
+    assert set(checkpoint.arrays) == {"theta_sync", "information", "theta_hat", "curvature"}
+    assert set(checkpoint.numbers) == {"round", "devices", "counts", "sizes"}
+    assert issubclass(CheckpointError, FldbError)
