@@ -21,6 +21,7 @@ MODES = ("simulation", "devices")
 ALGORITHMS = ("fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random")
 ONLINE_ALGORITHMS = ("fldb_ogd", "fldb_ons")
 ENVIRONMENTS = ("synthetic", "movielens")
+ROBUST = ("none", "trimmed", "median")
 ENGINES = ("vectorized", "inprocess", "flower")
 SCHEDULES = ("periodic", "geometric")
 SELECTIONS = ("ucb", "maxinp", "colstim", "maxpairucb", "thompson")
@@ -117,6 +118,40 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
+class FaultSettings:
+    """What goes wrong, by chance, with each message (engine=inprocess)."""
+
+    nodes: int = setting(0, "Nodes that faults befall, the first ones; 0: all.", minimum=0)
+    late: float = setting(0.0, "Chance that a reply comes after the timeout.", minimum=0, maximum=1)
+    duplicate: float = setting(
+        0.0, "Chance that a broadcast is answered twice.", minimum=0, maximum=1
+    )
+    reorder: float = setting(
+        0.0, "Chance that the replies to an exchange arrive in another order.", minimum=0, maximum=1
+    )
+    crash: float = setting(0.0, "Chance that a client raises.", minimum=0, maximum=1)
+    nan: float = setting(0.0, "Chance of an upload with a NaN.", minimum=0, maximum=1)
+    huge: float = setting(0.0, "Chance of an upload with 1e300.", minimum=0, maximum=1)
+    shape: float = setting(0.0, "Chance of an upload of a wrong shape.", minimum=0, maximum=1)
+    dtype: float = setting(0.0, "Chance of an upload of a wrong dtype.", minimum=0, maximum=1)
+    indefinite: float = setting(
+        0.0, "Chance that W_new is not positive semi-definite.", minimum=0, maximum=1
+    )
+    scaled: float = setting(
+        0.0, "Chance of an upload that is ten times too large.", minimum=0, maximum=1
+    )
+    flipped: float = setting(
+        0.0, "Chance of a gradient of the opposite sign.", minimum=0, maximum=1
+    )
+    past: float = setting(
+        0.0, "Chance that the node's last upload comes again instead.", minimum=0, maximum=1
+    )
+    future: float = setting(
+        0.0, "Chance of an upload that claims a later iteration.", minimum=0, maximum=1
+    )
+
+
+@dataclass(frozen=True)
 class DevicesSettings:
     """Rounds with real devices (mode=devices): Flower only."""
 
@@ -141,12 +176,16 @@ class Settings:
         "simulation", "simulation, or devices on which real people answer.", choices=MODES
     )
     algorithm: str = setting("fldb_ogd", "Which algorithm learns.", choices=ALGORITHMS)
-    num_agents: int = setting(100, "N, the number of agents.", minimum=1)
+    num_agents: int = setting(100, "N, the number of agents.", minimum=1, maximum=10_000_000)
     horizon: int = setting(500, "T, the number of iterations.", minimum=1)
     num_arms: int = setting(
-        10, "K, the arms an agent sees in one iteration.", minimum=2, why="a duel needs two arms"
+        10,
+        "K, the arms an agent sees in one iteration.",
+        minimum=2,
+        maximum=100_000,
+        why="a duel needs two arms",
     )
-    dimension: int = setting(5, "d, the number of features of an arm.", minimum=1)
+    dimension: int = setting(5, "d, the number of features of an arm.", minimum=1, maximum=4096)
     tau: int = setting(
         5,
         "Communication period: iterations between two exchanges. The paper's is 1.",
@@ -156,6 +195,13 @@ class Settings:
     environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    dropout: float = setting(
+        0.0,
+        "Chance that a message is lost on its way (engine=inprocess).",
+        minimum=0,
+        maximum=1,
+    )
+    faults: FaultSettings = field(default_factory=FaultSettings)
     devices: DevicesSettings = field(default_factory=DevicesSettings)
     selection: str = setting("ucb", "How a pair of arms is selected.", choices=SELECTIONS)
     lambda_: float | str = setting(
@@ -202,6 +248,21 @@ class Settings:
     ons_ridge: float = setting(
         1.0, "FLDB-ONS: lambda_0, the ridge; below 0.5 is unsafe with few agents.", above=0
     )
+    max_difference: float | str = setting(
+        AUTO,
+        "L, the longest difference of two arms; uploads that need longer ones are refused;"
+        " auto: what the environment can draw, and no limit for devices (Flower).",
+        above=0,
+        auto=True,
+    )
+    robust: str = setting(
+        "none",
+        "How the nodes' gradients are combined: their sum, a trimmed mean or the median (Flower).",
+        choices=ROBUST,
+    )
+    fraction_train: float = setting(
+        1.0, "Share of the nodes asked in each round, drawn anew (Flower).", above=0, maximum=1
+    )
     quorum: float = setting(
         1.0, "Share of the nodes whose reply makes a round count (Flower).", above=0, maximum=1
     )
@@ -213,7 +274,13 @@ class Settings:
     )
 
     resume: bool = setting(
-        False, "Go on with what was begun: skip finished runs, run unfinished ones anew."
+        False, "Go on with what was begun: from its checkpoint; finished runs are skipped."
+    )
+    checkpoint_seconds: float = setting(
+        30.0, "Seconds between two checkpoints of a run; 0: one after every round.", minimum=0
+    )
+    max_message_mb: float = setting(
+        256.0, "Largest message that is read, in MiB (Flower).", above=0
     )
     output_dir: str = setting(
         "", "Absolute folder of the results (Flower); empty: a new one under ~/fldb-runs."
@@ -365,11 +432,12 @@ def entries(cls: type = Settings, path: tuple[str, ...] = ()) -> Iterator[Entry]
 
 
 _FLOWER_ONLY = ("output_dir", "mode", "devices")
+_HYDRA_ONLY = ("engine", "dropout", "faults")
 
 
 def flower_entries() -> Iterator[Entry]:
     """Yield the settings of Flower's run config."""
-    return (entry for entry in entries() if entry.path[0] != "engine")
+    return (entry for entry in entries() if entry.path[0] not in _HYDRA_ONLY)
 
 
 def hydra_entries() -> Iterator[Entry]:
@@ -466,6 +534,17 @@ def _check_together(settings: Settings, source: str) -> None:
         raise SettingsError(
             f"engine.num_nodes={nodes} (from {source}): must be at most num_agents={agents},"
             " because each node hosts at least one agent"
+        )
+    faulty = settings.dropout > 0 or settings.faults != FaultSettings()
+    if faulty and settings.engine.name != "inprocess":
+        raise SettingsError(
+            f"dropout and faults (from {source}): need engine=inprocess, not"
+            f" engine={settings.engine.name}"
+        )
+    if settings.robust != "none" and settings.algorithm not in ONLINE_ALGORITHMS:
+        raise SettingsError(
+            f"robust={settings.robust!r} (from {source}): needs algorithm"
+            f" {' or '.join(ONLINE_ALGORITHMS)}, not {settings.algorithm}"
         )
     if settings.mode == "devices" and settings.algorithm not in ONLINE_ALGORITHMS:
         raise SettingsError(

@@ -152,7 +152,8 @@ def test_every_setting_reaches_hydra_or_flower():
     devices = {"rounds", "round_seconds", "at_least", "first_duels"}
     only_flower = {"output_dir", "mode", *(f"devices.{name}" for name in devices)}
     assert set(ALL) - hydra == only_flower
-    assert {name.split(".")[0] for name in set(ALL) - flower} == {"engine"}
+    only_hydra = {"engine", "dropout", "faults"}
+    assert {name.split(".")[0] for name in set(ALL) - flower} == only_hydra
 
 
 # --- checks of one setting -----------------------------------------------------------------
@@ -192,10 +193,27 @@ def test_a_toml_integer_is_a_number(name):
 
 LIMITS = {
     # name: (refused, accepted); the words that the refusal must contain
-    "num_agents": ([0, -3], [1, 10**6], "at least 1"),
+    "num_agents": ([0, -3, 10**7 + 1], [1, 10**7], "at least 1 and at most 1e+07"),
     "horizon": ([0, -1], [1], "at least 1"),
-    "num_arms": ([1, 0, -2], [2], "at least 2 (a duel needs two arms)"),
-    "dimension": ([0], [1], "at least 1"),
+    "num_arms": (
+        [1, 0, -2, 100_001],
+        [2, 100_000],
+        "at least 2 and at most 100000 (a duel needs two arms)",
+    ),
+    "dimension": ([0, 4097], [1, 4096], "at least 1 and at most 4096"),
+    "dropout": ([-0.1, 1.1], [0, 1], "at least 0 and at most 1"),
+    "faults.nodes": ([-1], [0, 5], "at least 0"),
+    **{
+        f"faults.{name}": ([-0.1, 1.1], [0, 1], "at least 0 and at most 1")
+        for name in (
+            *("late", "duplicate", "reorder", "crash", "nan", "huge", "shape", "dtype"),
+            *("indefinite", "scaled", "flipped", "past", "future"),
+        )
+    },
+    "max_difference": ([0, -1], [0.1, "auto"], "above 0"),
+    "fraction_train": ([0, 1.1], [0.1, 1], "above 0 and at most 1"),
+    "checkpoint_seconds": ([-1], [0, 30], "at least 0"),
+    "max_message_mb": ([0], [0.1], "above 0"),
     "tau": ([0, -1], [1, 10**9], "at least 1"),
     "seed": ([-1], [0, 2**40], "at least 0"),
     "environment.sigma": ([-0.1, -1], [0, 0.5], "at least 0"),
@@ -241,7 +259,7 @@ def test_numbers_out_of_range_are_refused_and_at_its_edge_accepted(name):
 
 @pytest.mark.parametrize("name", REAL)
 def test_auto_is_accepted_only_where_something_derives_it(name):
-    if name in {"lambda", "projection_radius", "gd_step_size"}:
+    if name in {"lambda", "projection_radius", "gd_step_size", "max_difference"}:
         assert check(REAL[name], AUTO) == AUTO
         assert refused(REAL[name], "automatic").endswith(
             ("or auto", "or auto (W_0 = (lambda / kappa_mu) I must be invertible)")
@@ -384,7 +402,8 @@ def value_of(entry):
     if limits["choices"]:
         return st.sampled_from(limits["choices"])
     if int in entry.kinds:
-        return st.integers(limits["minimum"], 10**9)
+        high = 10**9 if limits["maximum"] is None else int(limits["maximum"])
+        return st.integers(limits["minimum"], high)
     if float in entry.kinds:
         low = limits["minimum"] if limits["above"] is None else limits["above"]
         high = limits["maximum"] if limits["below"] is None else limits["below"]
@@ -410,6 +429,10 @@ def together(values):
         values["environment.path"] = values["environment.path"] or "u.data"
     if values.get("mode") == "devices" and values["algorithm"] != "fldb_ogd":
         values["algorithm"] = "fldb_ons"
+    if values["algorithm"] not in ("fldb_ogd", "fldb_ons"):
+        values["robust"] = "none"
+    if "engine.name" in values and values["engine.name"] != "inprocess":
+        values.update({name: 0 for name in values if name.split(".")[0] in ("dropout", "faults")})
     if "engine.num_nodes" in values:
         values["engine.num_nodes"] = min(values["engine.num_nodes"], values["num_agents"])
     return values
