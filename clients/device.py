@@ -13,10 +13,11 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 
+from clients.preference_agent import SELECTION_SETTINGS
 from clients.store import DuelStore, Synchronization
 from fldb_flower import preference
 from fldb_flower.devices import DeviceAnswer
-from fldb_flower.errors import SettingsError
+from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation import Broadcast, Play, Upload
 from fldb_flower.messages import (
     Ask,
@@ -30,8 +31,6 @@ from fldb_flower.settings import Settings, from_flat
 
 MIN_DUELS_PER_UPLOAD = 5
 """Answers that an upload covers at least, unless the device's owner says otherwise."""
-
-_SELECTION = ("selection", "kappa_mu", "delta", "beta_scale")
 
 
 class DeviceAgent(NumPyClient):
@@ -109,7 +108,11 @@ class DeviceAgent(NumPyClient):
 
     def _synchronize(self, play: Play, counted: int, duels: int) -> None:
         assert play.theta_sync is not None
-        chosen = {name: getattr(self._settings, name) for name in _SELECTION}
+        try:
+            np.linalg.cholesky(play.information)
+        except np.linalg.LinAlgError:
+            raise DataError("the broadcast's W_sync is not positive definite: not kept") from None
+        chosen = {name: getattr(self._settings, name) for name in SELECTION_SETTINGS}
         self._store.synchronize(
             Synchronization(
                 received=time.time(),

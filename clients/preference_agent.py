@@ -28,6 +28,13 @@ EXPIRE_AFTER = 7 * 24 * 3600.0
 """Seconds after which a duel that nobody answered cannot be answered any more."""
 
 
+SELECTION_SETTINGS = ("selection", "kappa_mu", "delta", "beta_scale", "lambda_")
+"""Settings of the server's run that a device selects with."""
+
+_LONGEST = 1e100  # of features: their squares must be finite
+_MAX_DIMENSION = 4096
+
+
 @dataclass(frozen=True)
 class Duel:
     """Two arms to show.
@@ -238,7 +245,8 @@ class _Estimate:
         self.version = version
         last = store.synchronized()
         self.synchronized = last is not None
-        chosen = {} if last is None else last.parameters
+        told = {} if last is None else last.parameters  # perhaps by a newer server
+        chosen = {name: told[name] for name in SELECTION_SETTINGS if name in told}
         settings = dataclasses.replace(Settings(), dimension=dimension, **chosen)
         if last is None:
             self.theta: Vector = np.zeros(dimension)
@@ -260,7 +268,7 @@ class _Estimate:
             others = np.delete(arms, first[0], axis=0)
             bonus = norms((others - arms[first[0]])[None], self._whitener)
             place = int(np.argmax(rewards(others[None], self.theta) + width * bonus))
-            return int(first[0]), place + (place >= first[0])
+            return int(first[0]), place + int(place >= first[0])
         return int(first[0]), int(second[0])
 
 
@@ -273,8 +281,11 @@ def _checked(features: ArrayLike) -> NDArray[np.float64]:
         raise DataError(f"features of shape {arms.shape}: must be (K, d), a row for each arm")
     if len(arms) < 2:
         raise DataError(f"{len(arms)} arm: a duel needs at least two")
-    if not np.isfinite(arms).all():
-        arm, place = np.argwhere(~np.isfinite(arms))[0]
+    if arms.shape[1] > _MAX_DIMENSION:
+        raise DataError(f"{arms.shape[1]} features an arm: at most {_MAX_DIMENSION} are possible")
+    wrong = ~(np.abs(arms) <= _LONGEST)  # NaN too
+    if wrong.any():
+        arm, place = np.argwhere(wrong)[0]
         raise DataError(f"feature {place} of arm {arm} is {arms[arm, place]}: must be finite")
     return arms
 

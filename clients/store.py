@@ -139,7 +139,8 @@ class DuelStore:
     """The duels of one device.
 
     Every method is one transaction, safe for threads and processes at once; what it did is on
-    the disk when it returns (write-ahead log, ``synchronous=FULL``).
+    the disk when it returns (write-ahead log, ``synchronous=FULL``). Threads that share one
+    store wait for each other, readers too; where that matters, open it twice.
 
     Parameters
     ----------
@@ -168,6 +169,7 @@ class DuelStore:
             self._connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
+            self._file = self.path.stat().st_ino
             self._connection.execute("PRAGMA synchronous = FULL")
             if self._version() != SCHEMA_VERSION:
                 self._create()
@@ -505,6 +507,8 @@ class DuelStore:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         with self._lock, self._errors():
+            if self.path.stat().st_ino != self._file:
+                raise OutputError(f"{self.path} was replaced by another file: open it again")
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield

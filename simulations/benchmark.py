@@ -1,8 +1,9 @@
 """`python -m simulations.benchmark [SECTION ...]`: times, exchanges, bytes and regret.
 
 Sections: ``algorithms`` (each against the floors, vectorized), ``inprocess`` (one exchange of
-one node), ``scale`` (memory and time against the number of agents), ``flower`` (`flwr run`
-against an app that does nothing). All but ``flower`` run by default. Machines are noisy, so every
+one node), ``scale`` (memory and time against the number of agents), ``devices`` (a device's store
+and client), ``flower`` (`flwr run` against an app that does nothing). All but ``flower`` run by
+default. Machines are noisy, so every
 claim is a ratio of two times measured in turn; medians over the repetitions are printed.
 """
 
@@ -31,6 +32,7 @@ from fldb_flower.history import History
 from fldb_flower.preference import derivatives
 from fldb_flower.settings import Settings, from_nested
 from fldb_flower.streams import AgentStreams
+from simulations.device_benchmark import devices
 from simulations.engines import vectorized
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -229,18 +231,20 @@ def main() -> None:
     """Print a table for each section asked for."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    sections = ["algorithms", "inprocess", "scale", "flower"]
+    sections = ["algorithms", "inprocess", "scale", "devices", "flower"]
     parser.add_argument("section", nargs="*", choices=[*sections, []], help=", ".join(sections))
     parser.add_argument("--repetitions", type=int, default=9, help="of each timing (default 9)")
     asked = parser.parse_args()
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, NumPy {np.__version__}")
-    for section in asked.section or sections[:3]:
+    for section in asked.section or sections[:-1]:
         if section == "algorithms":
             table = algorithms(asked.repetitions)
         elif section == "inprocess":
             table = inprocess_exchange(asked.repetitions)
         elif section == "scale":
             table = scale()
+        elif section == "devices":
+            table = devices(asked.repetitions)
         else:
             table = flower(max(1, asked.repetitions // 3))
         print(f"\n{section}\n{table.to_string(index=False)}", flush=True)

@@ -1,0 +1,281 @@
+"""`python -m simulations.demo`: a federation of devices on this machine, with people on them.
+
+Starts a SuperLink, SuperNodes and preference services as on real devices (TLS, keys), lets
+simulated people answer duels between drinks, and prints a line for each round. One device is
+left for you: open its page and answer too. Ctrl-C ends all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fldb_flower.deployment.local import Device, LocalFederation, Part
+from fldb_flower.deployment.parser import Parser
+from fldb_flower.errors import FederationError, FldbError, OutputError
+
+FEATURES = ("hot", "sweet", "bitter", "sour", "creamy", "fizzy")
+DRINKS = {  # each feature from 0 to 9
+    "Espresso, short and black": "918010",
+    "Filter coffee with nothing in it": "906100",
+    "Latte with a lot of steamed milk": "843070",
+    "Cappuccino with cocoa on the foam": "844060",
+    "Iced coffee with vanilla ice": "065080",
+    "Black tea with a slice of lemon": "915400",
+    "Green tea, a little too strong": "907100",
+    "Chai with milk, honey and cardamom": "873060",
+    "Mint tea with four lumps of sugar": "991000",
+    "Rooibos with vanilla": "952020",
+    "Hot chocolate with whipped cream": "992090",
+    "Dark hot chocolate with chili": "846040",
+    "Ginger infusion with lemon and honey": "964600",
+    "Mulled apple juice with cinnamon": "871400",
+    "Warm milk with honey": "770080",
+    "Cold milk": "020070",
+    "Mango lassi": "070380",
+    "Buttermilk, chilled": "010660",
+    "Banana shake": "080070",
+    "Oat milk with dates": "060050",
+    "Still water": "000000",
+    "Sparkling water": "001109",
+    "Lemonade, home-made and sharp": "050805",
+    "Cola from the fountain": "091309",
+    "Tonic water on ice": "047408",
+    "Bitter lemon": "056708",
+    "Ginger ale": "062208",
+    "Apple spritzer": "050506",
+    "Orange juice, freshly pressed": "061600",
+    "Grapefruit juice without sugar": "026800",
+    "Tomato juice with pepper": "022400",
+    "Kombucha, nearly vinegar": "033805",
+}
+_CHOICES = 8  # drinks that a duel is selected from
+_SCALE = 6.0  # norm of the hidden theta: people are rather sure of what they like
+_SECONDS_AN_ANSWER = 0.7
+_ROUND_SECONDS = 5.0
+_LOOK_SECONDS = 0.2
+_SUMMARY = "summary.json"
+
+Vector = NDArray[np.float64]
+
+
+def arms() -> list[dict[str, Any]]:
+    """Return the drinks as the service's ``--arms`` file holds them; features from -1 to 1."""
+    return [
+        {
+            "key": text.split(",")[0].lower(),
+            "text": text,
+            "features": [(int(digit) - 4.5) / 4.5 for digit in digits],
+        }
+        for text, digits in DRINKS.items()
+    ]
+
+
+class Person(threading.Thread):
+    """Somebody who answers duels on one device, as the Bradley-Terry-Luce model says.
+
+    Parameters
+    ----------
+    device : Device
+        Where its service is.
+    theta : ndarray
+        What they like, (d,); no process of the federation knows it.
+    seed : int
+        Of their moods.
+    """
+
+    def __init__(self, device: Device, theta: Vector, seed: int) -> None:
+        super().__init__(name=device.name, daemon=True)
+        self._device = device
+        self._theta = theta
+        self._rng = np.random.default_rng(seed)
+        self._features = np.array([arm["features"] for arm in arms()])
+        self._leaves = threading.Event()
+
+    def run(self) -> None:
+        """Answer duels until told to leave."""
+        while not self._leaves.wait(self._rng.exponential(_SECONDS_AN_ANSWER)):
+            with contextlib.suppress(FederationError):  # the service is away: the next one, then
+                self._answer()
+
+    def _answer(self) -> None:
+        shown = self._rng.choice(len(self._features), _CHOICES, replace=False)
+        features = self._features[shown]
+        duel = self._device.ask("/duels", {"features": features.tolist()})
+        gap = self._theta @ (features[duel["first"]] - features[duel["second"]])
+        first = self._rng.random() < 1 / (1 + np.exp(-gap))
+        preferred = {"preferred": "first" if first else "second"}
+        self._device.ask(f"/duels/{duel['id']}/answer", preferred)
+
+    def leave(self) -> None:
+        """Stop answering."""
+        self._leaves.set()
+        self.join()
+
+
+def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
+    """Start everything, print a line for each round until the end, stop everything.
+
+    Raises
+    ------
+    FldbError
+        Something did not start, or rounds ended early.
+    """
+    begin = time.monotonic()
+    theta = np.random.default_rng(arguments.seed).standard_normal(len(FEATURES))
+    theta *= _SCALE / np.linalg.norm(theta)
+    pages = _write_arms(folder / "arms.json")
+    with LocalFederation(folder, arguments.devices, arms=pages) as federation:
+        _say(f"{arguments.devices} devices are starting, logs in {federation.folder / 'logs'}")
+        federation.start()
+        taken = federation.devices[: arguments.people]
+        with _people(taken, theta):
+            for device in federation.devices[arguments.people :]:
+                _say(f"{device.key.name} is yours: {device.url}")
+            (federation.results / _SUMMARY).unlink(missing_ok=True)  # of an earlier demonstration
+            run = federation.run(
+                algorithm="fldb-ons",
+                dimension=len(FEATURES),
+                devices_rounds=arguments.rounds or 0,
+                devices_round_seconds=_ROUND_SECONDS,
+                devices_at_least=arguments.devices,
+            )
+            _say(f"up after {time.monotonic() - begin:.0f} s; the first round takes the longest")
+            _report(federation, run, theta, arguments)
+
+
+def _write_arms(path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(arms(), indent=1))
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from None
+    return path
+
+
+@contextlib.contextmanager
+def _people(devices: Sequence[Device], theta: Vector) -> Iterator[None]:
+    people = [Person(device, theta, seed) for seed, device in enumerate(devices)]
+    for person in people:
+        person.start()
+    try:
+        yield
+    finally:
+        for person in people:
+            person.leave()
+
+
+def _report(
+    federation: LocalFederation, run: Part, theta: Vector, arguments: argparse.Namespace
+) -> None:
+    """Print rounds as they are counted, until the run ends or time is over."""
+    deadline = time.monotonic() + (60 * arguments.minutes if arguments.minutes else np.inf)
+    seen = len(federation.rounds())
+    while time.monotonic() < deadline:
+        ended = not run.is_running
+        model = federation.model()
+        rows = federation.rounds()[: model["round"]] if model else []
+        for row in rows[seen:]:
+            only_simulated = not any(map(_answers, federation.devices[arguments.people :]))
+            assert model is not None
+            _say(_line(row, _cosine(model["theta_sync"], theta) if only_simulated else None))
+        seen = len(rows)
+        if ended and not (federation.results / _SUMMARY).exists():
+            raise FederationError(f"rounds ended early; {run.log} says:\n{run.last_lines()}")
+        if ended:
+            return
+        time.sleep(_LOOK_SECONDS)
+
+
+def _line(row: dict[str, str], cosine: float | None) -> str:
+    agreement = f"{float(row['agreement']):.0%} as predicted" if row["agreement"] else "no forecast"
+    words = [
+        f"round {row['round']}: {row['duels']} duels",
+        f"{int(row['contributed']) / int(row['asked']):.0%} of the devices took part",
+        agreement,
+        *([] if cosine is None else [f"cosine to the hidden theta {cosine:.3f}"]),
+    ]
+    return ", ".join(words)
+
+
+def _answers(device: Device) -> int:
+    try:
+        return int(device.ask("/status")["answered"])
+    except FederationError:
+        return 0
+
+
+def _cosine(found: Sequence[float], theta: Vector) -> float:
+    return float(found @ theta / (np.linalg.norm(found) * np.linalg.norm(theta)))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _above(least: float, kind: Callable[[str], float]) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        value = kind(text)
+        if not least <= value < np.inf:
+            raise ValueError
+        return value
+
+    number.__name__ = f"number of at least {least:g}"  # argparse says so in its error
+    return number
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m simulations.demo", description=__doc__.split("\n\n")[1])
+    add = parser.add_argument
+    add("--devices", type=_above(1, int), default=3, metavar="N", help="(%(default)s)")
+    add("--people", type=_above(0, int), default=2, metavar="N", help="simulated (%(default)s)")
+    until = parser.add_mutually_exclusive_group()
+    until.add_argument("--rounds", type=_above(1, int), metavar="N", help="(until Ctrl-C)")
+    until.add_argument("--minutes", type=_above(0.01, float), metavar="N", help="(until Ctrl-C)")
+    add("--dir", type=Path, help="keeps everything; later goes on from there (one that is deleted)")
+    add("--seed", type=_above(0, int), default=0, help="of what people like (%(default)s)")
+    arguments = parser.parse_args(argv)
+    if arguments.people > arguments.devices:
+        parser.error(f"--people {arguments.people}: must be at most --devices {arguments.devices}")
+    return arguments
+
+
+def _interrupt(*_: object) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # stopping takes seconds: let nobody stop that
+    raise KeyboardInterrupt
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point: exit status 1, with an error on stderr, if it could not do what was asked."""
+    arguments = _arguments(argv)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    with contextlib.ExitStack() as stack:
+        try:
+            if arguments.dir is None:
+                temporary = tempfile.TemporaryDirectory(prefix="fldb-demo-")
+                folder = Path(stack.enter_context(temporary))
+            else:
+                folder = arguments.dir.expanduser()
+            demonstrate(arguments, folder)
+        except KeyboardInterrupt:
+            _say("stopped")
+        except FldbError as error:
+            sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

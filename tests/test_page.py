@@ -1,0 +1,527 @@
+"""The page on which a person answers duels, in a real browser."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvicorn
+from test_report import (  # noqa: F401 - two of them are fixtures
+    browser,
+    chrome,
+    contrast,
+    count,
+    emulate,
+    find,
+    keys,
+    messages,
+    texts,
+)
+from test_service import TOKEN, recorded
+
+from clients import service
+from clients.preference_agent import PreferenceAgent
+from clients.store import Synchronization
+
+PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+PICTURE = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='40' height='30'/%3E"
+SETTLE = 0.5  # seconds after which the page takes an answer
+
+
+class Device:
+    """A store and its service, in a thread, which can be stopped and started again."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.path = folder / "duels.db"
+        self.options = options
+        self.agent = PreferenceAgent(self.path)
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        listener = service._listen("127.0.0.1", self.port)
+        self.port = listener.getsockname()[1]
+        app = service.create_app(self.path, TOKEN, **self.options)
+        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listener]}, daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(30)
+
+    def url(self, token: str = TOKEN) -> str:
+        return f"http://127.0.0.1:{self.port}/#token={token}"
+
+    def propose(self, first: Any = "one", second: Any = "other") -> str:
+        """Propose a duel whose first arm is ``first``: untrained, the first arm is the first."""
+        contents = [{"text": arm} if isinstance(arm, str) else arm for arm in (first, second)]
+        return self.agent.propose([[0.0, 0.0], [1.0, 0.0]], ["k1", "k2"], contents).id
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start devices, and stop them."""
+    begun: list[Device] = []
+
+    def begin(**options: Any) -> Device:
+        begun.append(Device(tmp_path, **options))
+        return begun[-1]
+
+    yield begin
+    for device in begun:
+        device.stop()
+        device.agent.close()
+
+
+@pytest.fixture
+def page(browser):  # noqa: F811 - the fixture
+    """Give the browser, with what was drawn by lot undone."""
+    drawn: list[str] = []
+
+    def draw(value: float) -> None:
+        source = {"source": f"Math.random = () => {value}"}
+        reply = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", source)
+        drawn.append(reply["identifier"])
+
+    browser.draw = draw
+    yield browser
+    for identifier in drawn:
+        script = {"identifier": identifier}
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+    emulate(browser, "prefers-reduced-motion", "no-preference")
+
+
+def wait(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Wait until a condition holds; return what it gave."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.03)
+    return found
+
+
+def cards(page) -> list[str]:
+    """Return the texts of the two cards, from left to right; none while there is no duel."""
+    return texts(page, "#duel:not([hidden]) .text")
+
+
+def shows(page, *expected: str) -> list[str]:
+    """Wait for a duel of some texts, until the page takes an answer; return them in its order."""
+    wait(lambda: sorted(cards(page)) == sorted(expected))
+    time.sleep(SETTLE)
+    return cards(page)
+
+
+def says(page, text: str) -> None:
+    wait(lambda: text in " ".join(texts(page, "#notice:not([hidden]) *")))
+
+
+def answered(page, number: int) -> None:
+    wait(lambda: texts(page, "#answered") == [str(number)])
+
+
+def complaints(page) -> list[Any]:
+    """Return what the console has, but for the statuses that a browser logs by itself."""
+    return [entry for entry in page.get_log("browser") if entry["source"] != "network"]
+
+
+def press(page, side: str) -> None:
+    from selenium.webdriver import Keys
+
+    keys(page, {"left": Keys.ARROW_LEFT, "right": Keys.ARROW_RIGHT, "tie": Keys.ARROW_DOWN}[side])
+
+
+def click(page, side: str) -> None:
+    find(page, f"#{side}").click()
+
+
+# ---- Answering
+
+
+@pytest.mark.parametrize(("give", "lot"), [(press, 0.1), (press, 0.9), (click, 0.1)])
+def test_left_and_right_are_mapped_back_to_first_and_second(give, lot, page, start):
+    device = start()
+    duels = {side: device.propose("the first", "the second") for side in ("left", "right", "tie")}
+    page.draw(lot)
+    page.get(device.url())
+    expected, orders = {}, []
+    for number, (side, duel) in enumerate(duels.items(), 1):
+        left, right = shows(page, "the first", "the second")
+        orders.append((left, right))
+        give(page, side)
+        answered(page, number)
+        winner = {"left": left, "right": right, "tie": None}[side]
+        expected[duel] = (number, {"the first": 1.0, "the second": 0.0, None: 0.5}[winner])
+    assert set(orders) == {
+        ("the first", "the second") if lot > 0.5 else ("the second", "the first")
+    }
+    assert recorded(device.path) == expected
+    says(page, "Nothing to answer now")
+    assert cards(page) == []
+    assert complaints(page) == []
+
+
+def test_the_order_is_drawn_anew_for_each_duel(page, start):
+    device = start()
+    device.propose("the first", "the second")
+    page.get(device.url())
+    orders = set()
+    for _ in range(40):  # the same side 40 times: 1 in 10^12
+        wait(lambda: len(cards(page)) == 2)
+        orders.add(cards(page)[0])
+        if len(orders) == 2:
+            break
+        page.refresh()
+    assert orders == {"the first", "the second"}
+
+
+def twice_a_key(page):
+    press(page, "left")
+    time.sleep(0.2)  # the next duel is there
+    press(page, "left")
+
+
+def a_double_click(page):
+    from selenium.webdriver import ActionChains
+
+    ActionChains(page).double_click(find(page, "#left")).perform()
+
+
+def a_key_held(page):
+    for number in range(28):
+        event = {"type": "rawKeyDown", "key": "ArrowLeft", "windowsVirtualKeyCode": 37}
+        page.execute_cdp_cmd("Input.dispatchKeyEvent", event | {"autoRepeat": number > 0})
+        time.sleep(0.03)
+    page.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "keyUp", "key": "ArrowLeft"})
+
+
+def enter_held(page):
+    find(page, "#left").send_keys("")  # the focus
+    for number in range(28):
+        event = {"type": "keyDown", "key": "Enter", "text": "\r", "windowsVirtualKeyCode": 13}
+        page.execute_cdp_cmd("Input.dispatchKeyEvent", event | {"autoRepeat": number > 0})
+        time.sleep(0.03)
+    page.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "keyUp", "key": "Enter"})
+
+
+@pytest.mark.parametrize("act", [twice_a_key, a_double_click, a_key_held, enter_held])
+def test_one_press_answers_one_duel(act, page, start):
+    device = start()
+    duels = [device.propose("a", "b"), device.propose("c", "d"), device.propose("e", "f")]
+    page.get(device.url())
+    shows(page, "a", "b")
+    act(page)
+    shows(page, "c", "d")
+    time.sleep(0.3)
+    assert recorded(device.path).keys() == {duels[0]}
+    press(page, "tie")
+    shows(page, "e", "f")
+
+
+def test_keys_of_the_browser_answer_nothing(page, start):
+    from selenium.webdriver import ActionChains, Keys
+
+    device = start()
+    device.propose("a", "b")
+    page.get(device.url())
+    shows(page, "a", "b")
+    for held in (Keys.CONTROL, Keys.SHIFT):
+        ActionChains(page).key_down(held).send_keys(Keys.ARROW_RIGHT).key_up(held).perform()
+    keys(page, Keys.ARROW_UP, "x", " ")
+    time.sleep(0.3)
+    assert recorded(device.path) == {}
+
+
+def test_a_person_answers_by_tab_and_enter_too(page, start):
+    from selenium.webdriver import Keys
+
+    device = start()
+    duel = device.propose("a", "b")
+    page.get(device.url())
+    shows(page, "a", "b")
+    reached = []
+    script = """const e = document.activeElement; const style = getComputedStyle(e);
+      return [e.id, style.outlineStyle, style.outlineWidth]"""
+    for _ in range(3):
+        keys(page, Keys.TAB)
+        name, style, width = page.execute_script(script)
+        assert (style, float(width[:-2]) >= 2) == ("solid", True)
+        reached.append(name)
+    assert reached == ["left", "right", "tie"]
+    keys(page, Keys.ENTER)
+    answered(page, 1)
+    assert recorded(device.path) == {duel: (1, 0.5)}
+
+
+def test_what_happens_is_announced(page, start):
+    device = start()
+    device.propose("apples", "pears")
+    device.propose("figs", {"image": PICTURE})
+    page.draw(0.9)
+    page.get(device.url())
+    shows(page, "apples", "pears")
+    live = find(page, "[role=status]")
+    assert live.get_attribute("textContent") == "A: apples. B: pears."
+    press(page, "left")
+    shows(page, "figs", "")
+    assert live.get_attribute("textContent") == "Answered. Next: A: figs. B: k2."
+    press(page, "left")
+    says(page, "Nothing to answer now")
+    assert live.get_attribute("textContent").startswith("Nothing to answer now.")
+    labels = page.execute_script(
+        "return [...document.querySelectorAll('section')].map((s) => s.getAttribute('aria-label')"
+        " || document.getElementById(s.getAttribute('aria-labelledby'))?.textContent)"
+    )
+    assert len(labels) == 4
+    assert all(labels)
+
+
+# ---- What can go wrong
+
+
+def test_a_duel_that_is_proposed_later_appears(page, start):
+    device = start()
+    page.get(device.url())
+    says(page, "Nothing to answer now")
+    device.propose("a", "b")
+    shows(page, "a", "b")
+    assert count(page, "#notice[hidden]") == 1
+    assert complaints(page) == []
+
+
+def test_the_token_leaves_the_address_and_stays_in_the_tab(page, start):
+    device = start()
+    device.propose("a", "b")
+    page.get(device.url())
+    shows(page, "a", "b")
+    assert page.current_url == f"http://127.0.0.1:{device.port}/"
+    page.refresh()
+    shows(page, "a", "b")
+    asked = [m["params"]["request"] for m in messages(page) if m["method"] == ASKED]
+    assert asked
+    assert not any(TOKEN in request["url"] for request in asked)
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_a_missing_or_wrong_token_is_explained_and_can_be_mended(token, page, start):
+    device = start()
+    device.propose("a", "b")
+    page.get(device.url(token))
+    says(page, "needs the service's token")
+    says(page, "Open the address that the service prints when it starts")
+    assert cards(page) == []
+    page.get(device.url())  # of the same page: only the fragment changes
+    shows(page, "a", "b")
+    assert complaints(page) == []
+
+
+def test_an_answer_survives_that_the_service_is_gone(page, start):
+    device = start()
+    duel = device.propose("a", "b")
+    page.draw(0.9)
+    page.get(device.url())
+    shows(page, "a", "b")
+    device.stop()
+    press(page, "right")
+    says(page, "The service does not answer")
+    says(page, "Your answer is kept here")
+    press(page, "left")  # too late
+    device.start()
+    answered(page, 1)
+    assert recorded(device.path) == {duel: (1, 0.0)}
+    says(page, "Nothing to answer now")
+    device.stop()
+    says(page, "Nothing is lost")
+    device.start()
+    says(page, "Nothing to answer now")
+    assert complaints(page) == []
+
+
+def test_an_expired_duel_makes_room_for_the_next(page, start):
+    device = start()
+    with PreferenceAgent(device.path, expire_after=1.5) as hasty:
+        hasty.propose([[0.0], [1.0]], None, [{"text": "old"}, {"text": "older"}])
+    page.get(device.url())
+    shows(page, "old", "older")
+    time.sleep(1.5)
+    press(page, "left")
+    wait(lambda: cards(page) != ["old", "older"])
+    says(page, "Nothing to answer now")
+    assert recorded(device.path) == {}
+
+
+def test_a_duel_that_was_answered_elsewhere_keeps_that_answer(page, start):
+    device = start()
+    duel = device.propose("a", "b")
+    device.propose("c", "d")
+    page.get(device.url())
+    shows(page, "a", "b")
+    device.agent.record(duel, "tie")
+    press(page, "left")
+    shows(page, "c", "d")
+    assert "answered elsewhere" in texts(page, "[role=status]")[0]
+    assert recorded(device.path) == {duel: (1, 0.5)}
+
+
+# ---- What is shown
+
+
+def synchronize(device: Device, theta: list[float], ago: float, counted: int = 0) -> None:
+    size = len(theta)
+    information = 50 * np.eye(size)[np.triu_indices(size)]
+    device.agent.store.synchronize(
+        Synchronization(time.time() - ago, 3, counted, 1234, np.array(theta), information, {})
+    )
+
+
+def test_progress_and_what_was_learned_are_shown(page, start):
+    device = start()
+    page.get(device.url())
+    answered(page, 0)
+    assert texts(page, "dd") == ["0", "0", "never"]
+    assert texts(page, "#bars li") == []
+    assert "never synchronized" in texts(page, "#learned-note")[0]
+    duel = device.agent.propose(np.eye(10)).id
+    device.agent.record(duel, "first")
+    synchronize(device, [0.1, -2, 0.5, 1, 0, 0.25, -0.001, 0.3, 0.4, -0.2], 200, counted=1)
+    wait(lambda: texts(page, "dd") == ["1", "1", "3 minutes ago"])
+    assert texts(page, "#bars .name") == [f"Feature {i}" for i in (2, 4, 3, 9, 8, 6, 10, 1)]
+    assert texts(page, "#bars .value") == [
+        *("−2.00", "+1.00", "+0.50", "+0.40", "+0.30", "+0.25", "−0.20", "+0.10"),  # noqa: RUF001
+    ]
+    assert "1,234 answers" in texts(page, "#learned-note")[0]
+    boxes = page.execute_script("""return [...document.querySelectorAll("#bars li")].map((row) => {
+      const [track, bar] = [".track", ".bar"]
+        .map((name) => row.querySelector(name).getBoundingClientRect());
+      return [bar.left, bar.right].map((x) => (x - track.left) / track.width - 0.5); })""")
+    values = [-2, 1, 0.5, 0.4, 0.3, 0.25, -0.2, 0.1]
+    expected = [sorted([0, value / 4]) for value in values]  # the largest fills half the track
+    assert np.allclose(boxes, expected, atol=0.005)
+
+
+def test_times_are_put_into_words(page, start):
+    page.get(start().url())
+    passed = [-5, 0, 59, 60, 119, 120, 3599, 3600, 7200, 86399, 86400, 3 * 86400]
+    script = "return arguments[0].map((s) => inWords(Date.now() / 1000 - s - 0.5))"
+    assert page.execute_script(script, passed) == [
+        *("just now", "just now", "just now", "1 minute ago", "1 minute ago", "2 minutes ago"),
+        *("59 minutes ago", "1 hour ago", "2 hours ago", "23 hours ago", "1 day ago"),
+        "3 days ago",
+    ]
+    assert page.execute_script("return inWords(null)") == "never"
+
+
+def test_texts_stay_texts_and_pictures_are_described(page, start):
+    device = start()
+    hostile = "<img src=x onerror=\"document.title='owned'\"><script>1</script>\n" + "w" * 500
+    device.propose(hostile, {"image": PICTURE})
+    device.propose({"image": PICTURE, "text": "seen"}, {"image": "data:image/png;base64,AAAA"})
+    page.draw(0.9)
+    page.get(device.url())
+    assert shows(page, hostile, "") == [hostile, ""]
+    assert page.title == "Which do you prefer?"
+    script = """return [...document.querySelectorAll(".choice img")]
+      .map((image) => image.hidden ? null : [image.alt, image.naturalWidth])"""
+    assert page.execute_script(script) == [None, ["k2", 40]]
+    assert count(page, "img") == 2
+    assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    press(page, "left")
+    shows(page, "seen", "k2 (cannot be shown)")
+    assert page.execute_script(script) == [["", 40], None]
+    assert complaints(page) == []
+
+
+ASKED = "Network.requestWillBeSent"
+
+
+def test_the_page_asks_its_own_service_alone(page, start):
+    device = start()
+    device.propose("a", "b")
+    device.propose({"image": PICTURE}, "d")
+    page.get(device.url())
+    shows(page, "a", "b")
+    press(page, "left")
+    shows(page, "", "d")
+    urls = {m["params"]["request"]["url"] for m in messages(page) if m["method"] == ASKED}
+    own = f"http://127.0.0.1:{device.port}/"
+    assert {url.removeprefix(own) for url in urls if url.startswith(own)} >= {
+        "status",
+        "duels/next",
+    }
+    assert all(url.startswith((own, "data:")) for url in urls)
+    assert page.get_log("browser") == []
+
+
+def test_the_description_works_without_another_host(page, start):
+    device = start()
+    page.get(f"http://127.0.0.1:{device.port}/docs")
+    wait(lambda: count(page, ".opblock") == 6)
+    urls = {m["params"]["request"]["url"] for m in messages(page) if m["method"] == ASKED}
+    assert all(url.startswith((f"http://127.0.0.1:{device.port}/", "data:")) for url in urls)
+    assert page.get_log("browser") == []
+
+
+def box(page, selector: str) -> dict[str, float]:
+    script = "return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()"
+    return page.execute_script(script, selector)
+
+
+def test_cards_are_side_by_side_and_below_each_other_on_a_phone(page, start):
+    device = start()
+    device.propose("word " * 40, "w" * 300)
+    synchronize(device, [0.123456, -2e-7], 5)
+    page.draw(0.9)
+    page.get(device.url())
+    shows(page, "word " * 40, "w" * 300)
+    left, right = box(page, "#left"), box(page, "#right")
+    assert (left["top"], left["height"]) == (right["top"], right["height"])
+    assert left["right"] < right["left"]
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    wait(lambda: box(page, "#right")["top"] >= box(page, "#left")["bottom"])
+    sizes = page.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert sizes == [360, 360]
+    for name in ("left", "right", "tie"):
+        assert min(box(page, f"#{name}")[side] for side in ("width", "height")) >= 48
+    point = {"x": 100, "y": box(page, "#right")["top"] + 30}
+    touch = "Input.dispatchTouchEvent"
+    page.execute_cdp_cmd(touch, {"type": "touchStart", "touchPoints": [point]})
+    page.execute_cdp_cmd(touch, {"type": "touchEnd", "touchPoints": []})
+    answered(page, 1)
+    assert [y for _, y in recorded(device.path).values()] == [0.0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast_is_enough_in_both_schemes(scheme, page, start):
+    emulate(page, "prefers-color-scheme", scheme)
+    page.get(start().url())
+    script = """const probe = document.createElement("i"); document.body.append(probe);
+      return arguments[0].map((name) => {
+        probe.style.color = `var(--${name})`; return getComputedStyle(probe).color; })"""
+    names = ["text", "muted", "accent", "control", "more", "less", "card", "page", "hover"]
+    *inks, control, more, less, card, ground, hover = page.execute_script(script, names)
+    assert all(contrast(ink, under) >= 4.5 for ink in inks for under in (card, ground, hover))
+    assert all(contrast(line, card) >= 3 for line in (control, more, less))
+    assert contrast(control, ground) >= 3
+    shown = "return getComputedStyle(document.body).backgroundColor"
+    assert page.execute_script(shown) == ground
+    assert (contrast(ground, "rgb(0, 0, 0)") < 3) == (scheme == "dark")
+
+
+def test_nothing_moves_for_those_who_asked_for_that(page, start):
+    device = start()
+    device.propose("a", "b")
+    page.get(device.url())
+    shows(page, "a", "b")
+    script = "return getComputedStyle(document.querySelector('.pair')).animationName"
+    for wish, name in (("no-preference", "arrive"), ("reduce", "none")):
+        emulate(page, "prefers-reduced-motion", wish)
+        assert page.execute_script(script) == name
