@@ -108,6 +108,7 @@ class DeviceAgent(NumPyClient):
 
     def _synchronize(self, play: Play, counted: int, duels: int) -> None:
         assert play.theta_sync is not None
+        assert play.information is not None
         try:
             np.linalg.cholesky(play.information)
         except np.linalg.LinAlgError:
@@ -130,9 +131,10 @@ def train(message: Message, context: Context) -> Message:
     """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function."""
     settings = from_flat(context.run_config, "Flower's run config")
     content: Any = message.content
+    min_duels = _min_duels(context)
     with DuelStore(_store_path(context)) as store:
-        agent = DeviceAgent(store, settings, min_duels=_min_duels(context))
-        parameters = [unpack_vector(content["arrays"])]
+        agent = DeviceAgent(store, settings, min_duels=min_duels)
+        parameters = [unpack_vector(content["arrays"], settings.max_message_mb)]
         arrays, _, numbers = agent.fit(parameters, dict(content["config"]))
         reply = RecordDict(
             {

@@ -233,7 +233,11 @@ class PreferenceAgent:
         if expected is not None and expected != dimension:
             raise DataError(f"features of {dimension} numbers each: this device's have {expected}")
         version = self.store.version()
-        if self._estimate is None or self._estimate.version != version:
+        if (
+            self._estimate is None
+            or self._estimate.version != version
+            or self._estimate.theta.size != dimension
+        ):
             self._estimate = _Estimate(self.store, version, dimension)
         return self._estimate
 
@@ -275,7 +279,7 @@ class _Estimate:
 def _checked(features: ArrayLike) -> NDArray[np.float64]:
     try:
         arms = np.asarray(features, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise DataError("features must be K lists of d numbers, all of the same length") from None
     if arms.ndim != 2 or arms.shape[1] == 0:
         raise DataError(f"features of shape {arms.shape}: must be (K, d), a row for each arm")
@@ -291,6 +295,6 @@ def _checked(features: ArrayLike) -> NDArray[np.float64]:
 
 
 def _preference(preferred: str) -> float:
-    if preferred not in PREFERENCES:
+    if not isinstance(preferred, str) or preferred not in PREFERENCES:
         raise DataError(f"preferred={preferred!r}: must be first, second or tie")
     return PREFERENCES[preferred]

@@ -26,7 +26,10 @@ from fldb_flower.errors import DataError, FldbError, OutputError
 from fldb_flower.messages import Vector
 
 SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x666C6462  # "fldb": SQLite's mark of whose file this is
 _BUSY_SECONDS = 30.0
+_MAX_ANSWERS = 2**53
+_READ_AT_ONCE = 2**16  # answers; SQLite limits one value to 1 GB
 _EXTRA = 2  # numbers after a difference in `evidence`: preference, predicted preference
 _SCHEMA = """
 CREATE TABLE device (
@@ -158,14 +161,17 @@ class DuelStore:
     """
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
-        self.path = Path(path).expanduser()
+        try:
+            self.path = Path(path).expanduser()
+        except RuntimeError as error:
+            raise OutputError(f"cannot use the duel store {path}: {error}") from None
         self._clock = clock
         self._lock = threading.RLock()
-        if not self.path.parent.is_dir():
-            raise OutputError(f"{self.path}: the folder {self.path.parent} does not exist")
         with self._errors():
-            if not self.path.exists():  # not readable by others, from the first moment on
-                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+            if not self.path.parent.is_dir():
+                raise OutputError(f"{self.path}: the folder {self.path.parent} does not exist")
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             self._connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
@@ -225,7 +231,10 @@ class DuelStore:
             secrets.token_urlsafe(12), now, now + expire_after, keys[0], keys[1], contents
         )
         evidence = np.concatenate([difference, [np.nan, predicted]]).tobytes()
-        shown = None if contents is None else json.dumps(contents)
+        try:
+            shown = None if contents is None else json.dumps(contents)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"contents are not JSON values: {error}") from None
         with self._writing():
             self._fix_dimension(difference.size)
             self._connection.execute("DELETE FROM proposals WHERE expires < ?", (now,))
@@ -265,6 +274,8 @@ class DuelStore:
 
     def _record(self, duel: str, preference: float) -> int | FldbError:
         rows = self._connection
+        if not duel.isascii():  # as no id is; SQLite takes no lone surrogates
+            return UnknownDuelError(f"duel {duel!r} is not known: it was never proposed here")
         known = rows.execute(
             "SELECT sequence, evidence FROM answers WHERE id = ?", (duel,)
         ).fetchone()
@@ -332,14 +343,16 @@ class DuelStore:
         """
         with self._writing():
             last = self._last()
+            if start > _MAX_ANSWERS:
+                raise DataError(f"{self.path}: no device has {start} answers")
             if start > last:
                 self._catch_up(start)
                 return start
             cut = int(self._one("SELECT coalesce(max(position), 0) FROM cuts")[0])
-            self._expect_cut(start)
-            if last - cut >= at_least:
+            if last - cut >= max(at_least, 1):
                 self._connection.execute("INSERT INTO cuts VALUES (?)", (last,))
-                return last
+                cut = last
+            self._expect_cut(start)  # or nothing was cut: the transaction is rolled back
             return cut
 
     def _catch_up(self, counted: int) -> None:
@@ -363,18 +376,24 @@ class DuelStore:
         with self._reading():
             self._expect_cut(start)
             self._expect_cut(end)
-            rows = self._connection.execute(
-                "SELECT evidence FROM answers WHERE sequence > ? AND sequence <= ?"
-                " ORDER BY sequence",
-                (start, end),
-            ).fetchall()
-        if len(rows) != max(end - start, 0):
+            width = (self.dimension or 0) + _EXTRA
+            # Joined by SQLite: a million Python rows would take twice as long.
+            at_once = max(1, min(_READ_AT_ONCE, 2**26 // width))
+            blocks = [
+                self._one(
+                    "SELECT CAST(group_concat(evidence, '') AS BLOB) FROM (SELECT evidence"
+                    " FROM answers WHERE sequence > ? AND sequence <= ? ORDER BY sequence)",
+                    first,
+                    min(first + at_once, end),
+                )[0]
+                for first in range(start, end, at_once)
+            ]
+        table = np.frombuffer(b"".join(block or b"" for block in blocks)).reshape(-1, width)
+        if len(table) != max(end - start, 0):
             raise DataError(
-                f"{self.path}: answers {start + 1} to {end} were asked for, {len(rows)} of them"
-                " are left: the others were pruned"
+                f"{self.path}: answers {start + 1} to {end} were asked for, {len(table)} of them"
+                " are left: the others were pruned, or lost with a store that a backup replaced"
             )
-        table = np.frombuffer(b"".join([row[0] for row in rows]))
-        table = table.reshape(len(rows), (self.dimension or 0) + _EXTRA)
         return Evidence(table[:, :-_EXTRA], table[:, -_EXTRA], table[:, -1])
 
     def _expect_cut(self, position: int) -> None:
@@ -455,27 +474,51 @@ class DuelStore:
             ).rowcount
 
     def backup(self, path: str | Path) -> None:
-        """Write a copy of the store as it is now, while others go on using it."""
-        with self._errors(), contextlib.closing(sqlite3.connect(path)) as copy:
-            os.chmod(path, 0o600)  # noqa: PTH101 - as the store itself
-            self._connection.backup(copy)
+        """Write a copy of the store as it is now, while others go on using it.
+
+        Before a copy takes the store's place, delete the old ``-wal`` and ``-shm`` files: SQLite
+        would play them back onto it.
+
+        Raises
+        ------
+        OutputError
+            The file exists already, or cannot be written.
+        """
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            with contextlib.closing(sqlite3.connect(path)) as copy:
+                self._connection.backup(copy)
+        except FileExistsError:
+            raise OutputError(f"{path} exists already: a backup replaces no file") from None
+        except (OSError, sqlite3.Error) as error:
+            raise OutputError(f"cannot write the backup {path}: {error}") from None
 
     # --- SQLite ------------------------------------------------------------------------------
 
     def _version(self) -> int:
-        version = int(self._one("PRAGMA user_version")[0])
-        tables = self._one("SELECT count(*) FROM sqlite_master")[0]
+        version, program, tables = self._one(
+            "SELECT user_version, application_id, (SELECT count(*) FROM sqlite_master)"
+            " FROM pragma_user_version, pragma_application_id"
+        )
+        if program != _APPLICATION_ID and (version or tables or program):
+            raise DataError(f"{self.path} is another program's database, not a duel store")
         if version > SCHEMA_VERSION:
             raise DataError(
                 f"{self.path} was written by a newer version (schema {version}, this one knows"
                 f" {SCHEMA_VERSION}): upgrade fldb-flower"
             )
-        if version == 0 and tables:
-            raise DataError(f"{self.path} is another program's database, not a duel store")
-        return version
+        return int(version)
 
     def _create(self) -> None:
-        self._connection.execute("PRAGMA journal_mode = WAL")
+        deadline = time.monotonic() + _BUSY_SECONDS
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                break
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
         with self._writing():
             if self._version() == SCHEMA_VERSION:
                 return  # another process was faster
@@ -483,6 +526,7 @@ class DuelStore:
                 self._connection.execute(statement)
             device_id = secrets.token_hex(16)
             self._connection.execute("INSERT INTO device VALUES (?, NULL)", (device_id,))
+            self._connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _fix_dimension(self, dimension: int) -> None:
@@ -523,6 +567,8 @@ class DuelStore:
         try:
             yield
         except sqlite3.OperationalError as error:
+            raise OutputError(f"cannot use the duel store {self.path}: {error}") from None
+        except sqlite3.ProgrammingError as error:
             raise OutputError(f"cannot use the duel store {self.path}: {error}") from None
         except sqlite3.DatabaseError as error:
             raise DataError(f"{self.path} is not a duel store, or is damaged: {error}") from None

@@ -1,0 +1,565 @@
+"""What an application calls: against the formulas written out, by hand, and between processes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import sqlite3
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from clients.preference_agent import Duel, PreferenceAgent
+from clients.store import (
+    ConflictingAnswerError,
+    DuelExpiredError,
+    Synchronization,
+    UnknownDuelError,
+)
+from fldb_flower.errors import DataError, FldbError
+from fldb_flower.settings import SELECTIONS
+
+WEEK = 7 * 24 * 3600.0
+DEFAULTS = {"kappa_mu": 1.0, "delta": 0.1, "beta_scale": 1.0, "lambda_": 1 / 500}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "duels.db"
+
+
+@pytest.fixture
+def agent(path):
+    with PreferenceAgent(path) as opened:
+        yield opened
+
+
+def synchronize(agent, theta, information, *, duels=100, received=50.0, counted=0, **parameters):
+    theta, information = np.array(theta, float), np.array(information, float)
+    agent.store.synchronize(
+        Synchronization(
+            received=received,
+            round=3,
+            counted=counted,
+            duels=duels,
+            theta=theta,
+            information=information[np.triu_indices(len(theta))],
+            parameters=parameters,
+        )
+    )
+
+
+def random_estimate(rng, d, duels=30):
+    """A theta and the W of some duels and of the ridge 1 / 500."""
+    differences = rng.normal(size=(duels, d))
+    return rng.normal(size=d), differences.T @ differences + np.eye(d) / 500
+
+
+def width(d, duels, chosen=None):
+    """beta_t / kappa_mu of Lemma 4.2 with t N = duels + 1, scaled."""
+    p = {**DEFAULTS, **(chosen or {})}
+    growth = d * math.log(1 + (duels + 1) * p["kappa_mu"] / (d * p["lambda_"]))
+    beta = math.sqrt(2 * math.log(1 / p["delta"]) + growth)
+    return p["beta_scale"] * beta / p["kappa_mu"]
+
+
+def scale_for(wanted, d, duels):
+    """The beta_scale that makes the width a number wanted."""
+    return {"beta_scale": wanted / width(d, duels)}
+
+
+def slow_ucb(arms, theta, information, width):
+    """Algorithm 1, lines 4 and 5; then the best challenger that is another arm.
+
+    Returns
+    -------
+    tuple
+        First, second, and whether the rule itself selected one arm twice.
+    """
+
+    def reward(arm):
+        return sum(t * x for t, x in zip(theta, arms[arm], strict=True))
+
+    def challenge(arm):
+        x = arms[arm] - arms[first]
+        return reward(arm) - reward(first) + width * math.sqrt(x @ np.linalg.solve(information, x))
+
+    first = max(range(len(arms)), key=reward)
+    chosen = max(range(len(arms)), key=challenge)
+    second = max((arm for arm in range(len(arms)) if arm != first), key=challenge)
+    return first, second, chosen == first
+
+
+# --- which arms ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"beta_scale": 0.1},
+        {"beta_scale": 0.0},
+        {"kappa_mu": 0.1, "delta": 0.5},
+        {"lambda_": 10.0, "beta_scale": 0.2},
+    ],
+)
+def test_ucb_equals_brute_force(tmp_path, chosen):
+    seen = []
+    for d in (1, 2, 5):
+        rng = np.random.default_rng(d)
+        with PreferenceAgent(tmp_path / f"{d}.db") as agent:
+            for number in range(6):
+                theta, information = random_estimate(rng, d)
+                synchronize(agent, theta, information, duels=30, received=number, **chosen)
+                for arms in (2, 3, 4, 9, 30):  # K changes from call to call
+                    features = rng.normal(size=(arms, d))
+                    duel = agent.propose(features)
+                    right = slow_ucb(features, theta, information, width(d, 30, chosen))
+                    assert (duel.first, duel.second) == right[:2]
+                    seen.append(right[2])
+    scale = chosen.get("beta_scale", 1.0)
+    if scale == 0.0:
+        assert all(seen)  # the case that the rule leaves to us
+    elif scale < 1.0:
+        assert 5 < sum(seen) < len(seen) - 5
+
+
+def test_the_width_counts_the_duels_of_all_devices(agent):
+    """A challenger whose rank changes where the width is half way between two."""
+    d = 2
+    middle = (width(d, 10) + width(d, 11)) / 2
+    # With W = I the challengers of arm 0 score width - middle, and half of that: the first is
+    # the better one where the width is above the middle, the second where it is below.
+    features = np.array([[0.0, 0.0], [-1.0, 0.0], [0.0, -0.5]])
+    theta, information = np.array([middle, middle]), np.eye(d)
+    for duels, second in [(10, 2), (11, 1)]:
+        synchronize(agent, theta, information, duels=duels, received=duels)
+        duel = agent.propose(features)
+        assert (duel.first, duel.second) == (0, second)
+
+
+def test_before_the_first_broadcast_the_arms_are_far_apart(agent):
+    """theta = 0: all rewards tie, so arm 0 is first; W_0 is round: the farthest is second."""
+    rng = np.random.default_rng(0)
+    for arms in (2, 7, 3):
+        features = rng.normal(size=(arms, 4))
+        duel = agent.propose(features)
+        distances = [math.dist(features[0], arm) for arm in features]
+        assert (duel.first, duel.second) == (0, distances.index(max(distances)))
+        assert duel.predicted is None
+    agent.record(duel.id, "first")
+    agent.store.cut(0, 1)
+    assert math.isnan(agent.store.evidence(0, 1).predicted[0])
+
+
+# Three arms, theta = (1, 0), W = I and width 1, worked by hand:
+# ucb        first C (reward 1); challengers A, B: 0 + sqrt 2, C: 1 -> A
+# maxpairucb sums A + B: 2, A + C = B + C: 1 + sqrt 2, C + C: 2 -> (A, C)
+# maxinp     A, B lose to C by 1 < sqrt 2: all may be best; the widest pair is (A, B)
+A, B, C = (0.0, 1.0), (0.0, -1.0), (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("selection", "pair"), [("ucb", (2, 0)), ("maxpairucb", (0, 2)), ("maxinp", (0, 1))]
+)
+def test_rules_by_hand(agent, selection, pair):
+    synchronize(agent, [1, 0], np.eye(2), selection=selection, **scale_for(1.0, 2, 100))
+    for _ in range(3):
+        duel = agent.propose([A, B, C])
+        assert (duel.first, duel.second) == pair
+
+
+def first_of_thompson(rng, count):
+    theta = np.array([1.0, 0.0]) + rng.normal(size=(count, 2))
+    return np.argmax(theta @ np.array([A, B, C]).T, axis=1)
+
+
+def first_of_colstim(rng, count):
+    noise = np.clip(rng.gumbel(size=(count, 3)), -1.0, 1.0)  # all three norms are 1
+    return np.argmax(np.array([0.0, 0.0, 1.0]) + noise, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("selection", "draw"), [("thompson", first_of_thompson), ("colstim", first_of_colstim)]
+)
+def test_random_rules_have_the_right_frequencies(agent, selection, draw):
+    synchronize(agent, [1, 0], np.eye(2), selection=selection, **scale_for(1.0, 2, 100))
+    count = 1500
+    firsts = np.bincount([agent.propose([A, B, C]).first for _ in range(count)], minlength=3)
+    right = np.bincount(draw(np.random.default_rng(0), 10**6), minlength=3) / 10**6
+    assert right.min() > 0.05
+    error = np.sqrt(right * (1 - right) / count)
+    assert np.all(np.abs(firsts / count - right) < 5.5 * error)  # wrong once in 10 million runs
+
+
+def test_two_agents_do_not_draw_the_same(tmp_path):
+    pairs = []
+    for name in "ab":
+        with PreferenceAgent(tmp_path / name) as agent:
+            synchronize(agent, np.zeros(3), np.eye(3), selection="thompson")
+            features = np.random.default_rng(0).normal(size=(20, 3))
+            duels = [agent.propose(features) for _ in range(20)]
+            pairs.append([(duel.first, duel.second) for duel in duels])
+    assert pairs[0] != pairs[1]
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("scale", [0.0, 0.05, 1.0])
+def test_the_two_arms_always_differ(agent, selection, scale):
+    rng = np.random.default_rng(1)
+    theta, information = random_estimate(rng, 3)
+    synchronize(agent, theta, information, selection=selection, beta_scale=scale)
+    for arms in (2, 3, 10, 2, 100):
+        features = rng.normal(size=(arms, 3))
+        duel = agent.propose(features)
+        assert 0 <= duel.first < arms
+        assert 0 <= duel.second < arms
+        assert duel.first != duel.second
+        if scale == 0.0:  # nothing to explore: the two arms of largest reward, in some order
+            best = sorted(range(arms), key=lambda arm: -theta @ features[arm])[:2]
+            assert sorted([duel.first, duel.second]) == sorted(best)
+            assert duel.first == best[0]
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.parametrize("arms", [2, 5])
+def test_identical_arms(agent, selection, d, arms):
+    synchronize(agent, np.ones(d), np.eye(d), selection=selection)
+    duel = agent.propose(np.ones((arms, d)))
+    assert duel.first != duel.second
+    assert duel.predicted == 0.5
+
+
+@hypothesis_settings(deadline=None, derandomize=True, max_examples=60)
+@given(data=st.data())
+def test_any_finite_features_make_a_duel(tmp_path_factory, data):
+    arms, d = data.draw(st.integers(2, 6)), data.draw(st.integers(1, 4))
+    numbers = st.floats(-1e100, 1e100)
+    features = data.draw(arrays(np.float64, (arms, d), elements=numbers))
+    with PreferenceAgent(tmp_path_factory.mktemp("any") / "duels.db") as agent:
+        if data.draw(st.booleans()):
+            theta = data.draw(arrays(np.float64, d, elements=st.floats(-5, 5)))
+            selection = data.draw(st.sampled_from(SELECTIONS))
+            synchronize(agent, theta, np.eye(d) * 0.01, selection=selection)
+        duel = agent.propose(features)
+        assert duel.first != duel.second
+        assert {duel.first, duel.second} <= set(range(arms))
+        agent.record(duel.id, "second")
+        agent.store.cut(0, 1)
+        (kept,) = agent.store.evidence(0, 1).differences
+        np.testing.assert_array_equal(kept, features[duel.first] - features[duel.second])
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_a_duel_is_plain_numbers(agent, selection):
+    for scale in (0.0, 1.0):  # 0: the second arm is not the rule's
+        synchronize(agent, [1, 0], np.eye(2), received=scale, selection=selection, beta_scale=scale)
+        duel = agent.propose(np.array([A, B, C]))
+        assert json.loads(json.dumps(dataclasses.asdict(duel))) == dataclasses.asdict(duel)
+
+
+def test_a_newer_server_may_say_more(agent):
+    parameters = {"selection": "maxinp", "temperature": 3.0, **scale_for(1.0, 2, 100)}
+    synchronize(agent, [1, 0], np.eye(2), **parameters)
+    duel = agent.propose([A, B, C])
+    assert (duel.first, duel.second) == (0, 1)  # see above: what it knows still counts
+
+
+# --- what is kept of it ----------------------------------------------------------------------
+
+
+def test_predicted_by_hand(agent):
+    """Theta = (ln 3, 0): mu(ln 3) = 3 / 4 for C against A, and the first arm is C."""
+    synchronize(agent, [math.log(3), 0], np.eye(2), beta_scale=0.0)
+    duel = agent.propose([A, C])
+    assert (duel.first, duel.second) == (1, 0)
+    assert duel.predicted == pytest.approx(0.75, rel=1e-15)
+    agent.record(duel.id, "tie")
+    agent.store.cut(0, 1)
+    evidence = agent.store.evidence(0, 1)
+    np.testing.assert_array_equal(evidence.differences, [[1.0, -1.0]])
+    assert evidence.preferences.tolist() == [0.5]
+    assert evidence.predicted.tolist() == [duel.predicted]
+
+
+def test_answers_and_what_they_mean(agent):
+    duels = [agent.propose([[0.0], [1.0]]) for _ in range(3)]
+    answers = ["second", "tie", "first"]
+    numbers = [agent.record(d.id, a) for d, a in zip(duels, answers, strict=True)]
+    assert numbers == [1, 2, 3]
+    assert agent.record(duels[1].id, "tie") == 2
+    agent.store.cut(0, 1)
+    assert agent.store.evidence(0, 3).preferences.tolist() == [0.0, 0.5, 1.0]
+
+
+def rows(path, query):
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def test_keys_and_contents_are_those_of_the_arms_shown(agent, path):
+    synchronize(agent, [1, 0], np.eye(2), **scale_for(1.0, 2, 100))
+    contents = [{"text": "tea"}, {"text": "cocoa"}, {"text": "coffee", "image": "/c.png"}]
+    duel = agent.propose([A, B, C], keys=["tea", "cocoa", "coffee"], contents=contents)
+    assert (duel.first, duel.second) == (2, 0)
+    assert (duel.first_key, duel.second_key) == ("coffee", "tea")
+    (shown,) = agent.store.open_proposals()
+    assert shown.id == duel.id
+    assert shown.contents == [contents[2], contents[0]]
+    assert (shown.first_key, shown.second_key) == ("coffee", "tea")
+    agent.record(duel.id, "second")
+    assert rows(path, "SELECT * FROM proposals") == []
+    assert rows(path, "SELECT id, first_key, second_key FROM answers") == [
+        (duel.id, "coffee", "tea")
+    ]
+    plain = agent.propose(np.array([A, B, C]))
+    assert (plain.first_key, plain.second_key) == (None, None)
+
+
+def test_a_duel_expires_after_a_week_or_as_told(path):
+    now = [1000.0]
+    with PreferenceAgent(path, clock=lambda: now[0]) as agent:
+        slow = agent.propose([[0.0], [1.0]])
+        assert slow.expires == 1000.0 + WEEK
+    with PreferenceAgent(path, clock=lambda: now[0], expire_after=60.0) as agent:
+        quick = agent.propose([[0.0], [1.0]])
+        assert quick.expires == 1060.0
+        now[0] = 1061.0
+        with pytest.raises(DuelExpiredError, match="expired 1 s ago"):
+            agent.record(quick.id, "first")
+        now[0] = 1000.0 + WEEK
+        assert agent.record(slow.id, "first") == 1
+        now[0] += 5 * WEEK
+        assert agent.record(slow.id, "first") == 1
+
+
+def test_several_answers_at_once(agent):
+    duels = [agent.propose([[0.0], [1.0]]).id for _ in range(3)]
+    results = agent.record_many(
+        [(duels[2], "first"), ("?", "tie"), (duels[0], "tie"), (duels[2], "second")]
+    )
+    assert results[0] == 1
+    assert isinstance(results[1], UnknownDuelError)
+    assert results[2] == 2
+    assert isinstance(results[3], ConflictingAnswerError)
+    assert agent.record_many(iter([])) == []
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ([[1.0, 2.0], [3.0]], "features must be K lists of d numbers, all of the same length"),
+        ([["a", "b"], ["c", "d"]], "features must be K lists of d numbers"),
+        ([{}, {}], "features must be K lists of d numbers"),
+        ([1.0, 2.0], r"features of shape \(2,\): must be \(K, d\)"),
+        (3.0, r"features of shape \(\): must be \(K, d\)"),
+        (None, r"features of shape \(\): must be \(K, d\)"),
+        ([], r"features of shape \(0,\)"),
+        ([[], []], r"features of shape \(2, 0\)"),
+        (np.ones((2, 2, 2)), r"features of shape \(2, 2, 2\)"),
+        ([[1.0, 2.0]], "1 arm: a duel needs at least two"),
+        (np.empty((0, 2)), "0 arm.*at least two"),
+        ([[1.0, 2.0], [3.0, math.nan]], "feature 1 of arm 1 is nan: must be finite"),
+        ([[-math.inf, 2.0], [3.0, math.nan]], "feature 0 of arm 0 is -inf: must be finite"),
+        ([[1.0, 2.0], [None, 4.0]], "feature 0 of arm 1 is nan: must be finite"),
+        ([[1.0, 2.0], [1e160, 4.0]], r"feature 0 of arm 1 is 1e\+160"),  # cannot be squared
+        ([[1.0, -1.7e308], [3.0, 4.0]], r"feature 1 of arm 0 is -1\.7e\+308"),
+        (np.zeros((2, 4097)), "4097 features an arm: at most 4096"),
+        (np.ones((2, 3)), "features of 3 numbers each: this device's have 2"),
+        pytest.param([[10**400, 0], [0, 0]], "features"),
+    ],
+)
+def test_wrong_features_are_refused(agent, features, message):
+    agent.propose([A, B])
+    with pytest.raises(DataError, match=message) as error:
+        agent.propose(features)
+    assert len(str(error.value).splitlines()) == 1
+    assert agent.status()["open"] == 1
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+@pytest.mark.parametrize("name", ["keys", "contents"])
+def test_one_key_and_content_for_each_arm(agent, name, count):
+    with pytest.raises(DataError, match=f"{count} {name} for 3 arms: one for each, or none"):
+        agent.propose([A, B, C], **{name: ["x"] * count})
+    assert agent.status()["open"] == 0
+
+
+def test_contents_that_are_no_json_are_refused(agent):
+    with pytest.raises(DataError):
+        agent.propose([A, B], contents=[object(), object()])
+
+
+def test_a_proposal_that_failed_fixes_no_dimension(agent):
+    with pytest.raises((TypeError, DataError)):
+        agent.propose([A, B], contents=[object(), object()])
+    duel = agent.propose([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+    assert agent.store.dimension == 3
+    assert (duel.first, duel.second) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "preferred",
+    [
+        "First",
+        "",
+        "third",
+        1,
+        0.5,
+        None,
+        pytest.param(["first"]),
+    ],
+)
+def test_another_preference_is_refused(agent, preferred):
+    good, other = (agent.propose([A, B]).id for _ in range(2))
+    with pytest.raises(DataError, match="must be first, second or tie") as error:
+        agent.record(good, preferred)
+    assert repr(preferred) in str(error.value)
+    with pytest.raises(DataError, match="must be first, second or tie"):
+        agent.record_many([(good, "first"), (other, preferred)])
+    assert agent.status()["answered"] == 0  # nothing of a list that holds a mistake
+
+
+def test_each_wrong_answer_has_its_error(agent):
+    duel = agent.propose([A, B]).id
+    with pytest.raises(UnknownDuelError, match="'nothing' is not known"):
+        agent.record("nothing", "first")
+    assert agent.record(duel, "first") == 1
+    with pytest.raises(ConflictingAnswerError, match=r"by 1 and not 0\.5") as error:
+        agent.record(duel, "tie")
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_lone_surrogate_is_no_duel(agent):
+    with pytest.raises(UnknownDuelError):
+        agent.record("\ud800", "first")
+
+
+def test_a_path_that_is_no_store_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("buy milk, and much more of it than last time")
+    for path in (tmp_path / "notes.txt", tmp_path, tmp_path / "missing" / "duels.db"):
+        with pytest.raises(FldbError) as error:
+            PreferenceAgent(path)
+        assert str(path) in str(error.value)
+
+
+# --- between agents and processes ------------------------------------------------------------
+
+
+def test_another_agent_sees_a_broadcast_at_its_next_duel(path):
+    with PreferenceAgent(path) as one, PreferenceAgent(path) as two:
+        assert (two.propose([A, C]).first, two.propose([A, C]).predicted) == (0, None)
+        synchronize(one, [math.log(3), 0], np.eye(2), received=1.0, beta_scale=0.0)
+        duel = two.propose([A, C])
+        assert duel.first == 1
+        assert duel.predicted == pytest.approx(0.75)
+        # A server that began anew counts its rounds anew: the same round, at another time.
+        synchronize(one, [-math.log(4), 0], np.eye(2), received=2.0, beta_scale=0.0)
+        for agent in (one, two):
+            duel = agent.propose([A, C])
+            assert duel.first == 0
+            assert duel.predicted == pytest.approx(0.8)
+
+
+PROCESS = """
+import json, sys
+from clients.preference_agent import PreferenceAgent
+with PreferenceAgent(sys.argv[1]) as agent:
+    for line in sys.stdin:
+        duel = agent.propose(json.loads(line))
+        print(json.dumps([duel.id, duel.first, duel.second, duel.predicted]), flush=True)
+"""
+
+
+def test_another_process_sees_a_broadcast_at_its_next_duel(agent, path):
+    with subprocess.Popen(
+        [sys.executable, "-c", PROCESS, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+
+        def propose(arms):
+            process.stdin.write(json.dumps(arms) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        duel, *before = propose([A, C])
+        assert before == [0, 1, None]
+        synchronize(agent, [math.log(3), 0], np.eye(2), **scale_for(1.0, 2, 100))
+        assert agent.record(duel, "second") == 1
+        _, *after = propose([A, B, C])
+        assert after == [2, 0, pytest.approx(0.75)]
+        process.stdin.close()
+
+
+def test_status_by_hand(path):
+    now = [100.0]
+    with PreferenceAgent(path, clock=lambda: now[0], expire_after=50.0) as agent:
+        nothing = {
+            "open": 0,
+            "answered": 0,
+            "counted": 0,
+            "dimension": None,
+            "theta": None,
+            "round": None,
+            "duels": None,
+            "received": None,
+        }
+        assert agent.status() == nothing
+        duels = [agent.propose([A, B]).id for _ in range(4)]
+        agent.record_many([(duels[0], "first"), (duels[1], "tie")])
+        now[0] = 120.0
+        agent.propose([A, B])
+        assert agent.status() == {**nothing, "open": 3, "answered": 2, "dimension": 2}
+        synchronize(agent, [0.5, -1], np.eye(2), duels=77, received=119.0, counted=1)
+        now[0] = 160.0  # two of the three have expired
+        status = agent.status()
+        assert status == {
+            "open": 1,
+            "answered": 2,
+            "counted": 1,
+            "dimension": 2,
+            "theta": [0.5, -1.0],
+            "round": 3,
+            "duels": 77,
+            "received": 119.0,
+        }
+        assert json.loads(json.dumps(status)) == status
+
+
+def test_the_smallest_duel(agent):
+    """K = 2, d = 1."""
+    first = agent.propose([[1.0], [2.0]], keys=["one", "two"])
+    assert isinstance(first, Duel)
+    assert (first.first, first.second, first.second_key) == (0, 1, "two")
+    synchronize(agent, [1.0], [[2.0]])
+    duel = agent.propose([[1.0], [2.0]])
+    assert (duel.first, duel.second) == (1, 0)
+    assert duel.predicted == pytest.approx(1 / (1 + math.exp(-1)))
+
+
+def test_an_application_imports_little():
+    heavy = {"torch", "pandas", "hydra", "omegaconf", "matplotlib", "flwr", "scipy", "fastapi"}
+    code = (
+        "import sys\n"
+        "import clients.preference_agent\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split()
+    assert {"clients", "fldb_flower", "numpy", "sqlite3"} <= set(loaded)
+    assert set(loaded) & heavy == set()

@@ -1,0 +1,1216 @@
+"""The store: against a plain model, other processes, SIGKILL, and files that are no stores."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from clients import store as store_module
+from clients.store import (
+    SCHEMA_VERSION,
+    ConflictingAnswerError,
+    DuelExpiredError,
+    DuelStore,
+    Synchronization,
+    UnknownDuelError,
+)
+from fldb_flower.errors import DataError, FldbError, OutputError
+
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # for many small transactions
+HOUR = 3600.0
+
+
+class Clock:
+    def __init__(self, now=1e9):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "duels.db"
+
+
+@pytest.fixture
+def store(path):
+    with DuelStore(path) as opened:
+        yield opened
+
+
+def propose(store, difference=(1.0, 2.0), predicted=0.5, **more):
+    return store.propose(np.array(difference), predicted, **{"expire_after": HOUR, **more}).id
+
+
+def answer(store, count, preference=1.0):
+    """Propose and answer so many duels, and return the answers' numbers."""
+    return store.record([(propose(store), preference) for _ in range(count)])
+
+
+def rows(path, query):
+    """What SQLite itself says, beside the store."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def refused(error, path):
+    """The error is a user's to mend: one line that names the file."""
+    assert str(path) in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def start(code, *arguments):
+    """Start Python in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    """Return what it printed, once it has ended well."""
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return output.splitlines()
+
+
+# --- the file --------------------------------------------------------------------------------
+
+
+def test_every_commit_reaches_the_disk(path):
+    for _ in range(2):  # a new file, and one that exists: synchronous belongs to a connection
+        with DuelStore(path) as store:
+            (full,) = store._connection.execute("PRAGMA synchronous").fetchone()
+            (mode,) = store._connection.execute("PRAGMA journal_mode").fetchone()
+        assert full == 2  # FULL
+        assert mode == "wal"
+    header = path.read_bytes()[:20]
+    assert tuple(header[18:]) == (2, 2)  # SQLite's file format, section 1.3.3: write-ahead log
+
+
+def test_only_the_owner_may_read(path):
+    before = os.umask(0)
+    try:
+        with DuelStore(path) as store:
+            answer(store, 1)
+            store.backup(path.with_name("copy.db"))
+            files = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    finally:
+        os.umask(before)
+    assert files == dict.fromkeys(["duels.db", "duels.db-wal", "duels.db-shm", "copy.db"], 0o600)
+
+
+def test_a_store_is_found_again(path):
+    with DuelStore(path) as store:
+        name = store.device_id
+        answer(store, 3, 0.0)
+    with DuelStore(path) as store, DuelStore(path.with_name("other.db")) as other:
+        assert store.device_id == name != other.device_id
+        assert (store.last, other.last) == (3, 0)
+    assert len(name) == 32  # 128 random bits
+    assert rows(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_a_text_path_and_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    DuelStore("~/duels.db").close()
+    with DuelStore(str(tmp_path / "duels.db")) as store:
+        assert store.path == tmp_path / "duels.db"
+
+
+def test_an_empty_file_becomes_a_store(path):
+    path.touch()
+    with DuelStore(path) as store:
+        assert answer(store, 2) == [1, 2]
+
+
+def test_a_newer_schema_is_refused(path):
+    DuelStore(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    before = path.read_bytes()
+    with pytest.raises(DataError, match=f"newer version.*schema {SCHEMA_VERSION + 1}") as error:
+        DuelStore(path)
+    refused(error, path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "user_version",
+    [
+        0,
+        7,
+        pytest.param(1),
+        pytest.param(-1),
+    ],
+)
+def test_another_programs_database_is_refused(path, user_version):
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE recipes (name TEXT)")
+        connection.execute("INSERT INTO recipes VALUES ('borscht')")
+        connection.execute(f"PRAGMA user_version = {user_version}")
+        connection.commit()
+    before = path.read_bytes()
+    with pytest.raises(DataError) as error:
+        DuelStore(path)
+    refused(error, path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["hi", "a line of text\n" * 1000])
+def test_a_text_file_is_refused(path, text):
+    path.write_text(text)
+    with pytest.raises(DataError, match="not a duel store") as error:
+        DuelStore(path)
+    refused(error, path)
+    assert path.read_text() == text
+
+
+def damaged(path, damage):
+    """A store of 300 answers, its bytes changed."""
+    with DuelStore(path) as store:
+        answer(store, 300)
+        store.cut(0, 1)
+    data = bytearray(path.read_bytes())
+    assert len(data) > 10 * 4096  # several pages: there is something to damage
+    damage(data)
+    path.write_bytes(data)
+    return bytes(data)
+
+
+def use(path):
+    """Read all there is to read, then write."""
+    with DuelStore(path) as store:
+        store.evidence(0, 300)
+        store.counts()
+        answer(store, 1)
+
+
+@pytest.mark.parametrize("left", [2, 99, 100, 512, 4095, 4096, 4097, 5 * 4096, -4096])
+def test_a_truncated_store_is_refused(path, left):
+    def cut_off(data):
+        del data[left:]
+
+    before = damaged(path, cut_off)
+    with pytest.raises(FldbError) as error:
+        use(path)
+    refused(error, path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 16), (100, 4096), (4096, None)])
+def test_a_damaged_store_is_refused(path, first, last):
+    def overwrite(data):
+        end = len(data) if last is None else last
+        data[first:end] = b"\xa5" * (end - first)
+
+    before = damaged(path, overwrite)
+    with pytest.raises(DataError) as error:
+        use(path)
+    refused(error, path)
+    assert path.read_bytes() == before
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(OutputError) as error:
+        DuelStore(tmp_path)
+    refused(error, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    path = tmp_path / "missing" / "duels.db"
+    with pytest.raises(OutputError, match="does not exist") as error:
+        DuelStore(path)
+    refused(error, path)
+    assert not path.parent.exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/tmp/" + "x" * 300,
+        pytest.param("/tmp/" + "x" * 300 + "/duels.db"),
+        pytest.param("~nobody-of-this-name/duels.db"),
+    ],
+)
+def test_a_path_that_cannot_be_is_refused(path):
+    with pytest.raises(FldbError) as error:
+        DuelStore(path)
+    refused(error, path)
+
+
+# Root may write anything: as another user then, in a folder that both can reach.
+READ_ONLY = """
+import os, sys
+import numpy as np
+from clients.store import DuelStore
+from fldb_flower.errors import FldbError
+folder = sys.argv[1]
+if os.geteuid() == 0:
+    os.chown(folder, 65534, 65534)
+    os.setgid(65534)
+    os.setuid(65534)
+path = os.path.join(folder, "duels.db")
+store = DuelStore(path)
+duel = store.propose(np.ones(2), 0.5, expire_after=60)
+store.record([(duel.id, 1.0)])
+store.close()
+os.chmod(path, 0o400)
+before = open(path, "rb").read()
+try:
+    with DuelStore(path) as store:
+        store.propose(np.ones(2), 0.5, expire_after=60)
+except FldbError as error:
+    print(type(error).__name__, error)
+print(open(path, "rb").read() == before)
+os.chmod(path, 0o600)
+os.chmod(folder, 0o000)  # what is in it cannot even be looked for
+try:
+    DuelStore(os.path.join(folder, "inner", "duels.db"))
+except Exception as error:
+    print(type(error).__name__, error)
+os.chmod(folder, 0o755)
+"""
+
+
+@pytest.fixture(scope="module")
+def without_permission():
+    folder = tempfile.mkdtemp()
+    try:
+        os.chmod(folder, 0o755)  # noqa: PTH101
+        return folder, finish(start(READ_ONLY, folder))
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_read_only_file_is_refused(without_permission):
+    folder, (error, unchanged, _) = without_permission
+    assert error.startswith(f"OutputError cannot use the duel store {folder}/duels.db: ")
+    assert "readonly" in error
+    assert unchanged == "True"
+
+
+def test_a_folder_out_of_reach_is_refused(without_permission):
+    folder, (*_, error) = without_permission
+    assert error.startswith("OutputError")
+    assert f"{folder}/inner/duels.db" in error
+
+
+FULL_DISK = """
+import resource, sys
+import numpy as np
+from clients.store import DuelStore
+from fldb_flower.errors import FldbError
+store = DuelStore(sys.argv[1])
+def one():
+    duel = store.propose(np.ones(5), 0.5, expire_after=60, contents=["x" * 3000])
+    (number,) = store.record([(duel.id, 1.0)])
+    print(number, duel.id, flush=True)
+one()
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
+try:
+    while True:
+        one()
+except FldbError as error:
+    print(type(error).__name__, str(error).replace(chr(10), "NEWLINE"), flush=True)
+print(store.last, flush=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+one()
+"""
+
+
+def test_a_full_disk_loses_nothing(path):
+    *before, error, last, after = finish(start(FULL_DISK, path))
+    assert error.startswith(f"OutputError cannot use the duel store {path}: ")
+    assert "NEWLINE" not in error
+    acknowledged = [line.split() for line in [*before, after]]
+    assert len(before) > 5
+    assert [int(number) for number, _ in acknowledged] == list(range(1, len(before) + 2))
+    assert int(last) == len(before)
+    kept = rows(path, "SELECT sequence, id FROM answers ORDER BY sequence")
+    assert kept == [(int(number), duel) for number, duel in acknowledged]
+
+
+def test_a_store_that_stays_locked_says_so(path, monkeypatch):
+    monkeypatch.setattr(store_module, "_BUSY_SECONDS", 0.05)
+    with DuelStore(path) as store, contextlib.closing(sqlite3.connect(path)) as other:
+        duel = propose(store)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(OutputError, match="locked") as error:
+            store.record([(duel, 1.0)])
+        refused(error, path)
+        assert store.counts()["open"] == 1  # who only reads does not wait
+        other.rollback()
+        assert store.record([(duel, 1.0)]) == [1]
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_file_that_is_no_longer_there_is_not_written(path, replaced):
+    """SQLite goes on with a file that was deleted: nobody would find the answer again."""
+    with DuelStore(path) as store:
+        duel = propose(store)
+        path.rename(path.with_name("moved.db"))
+        if replaced:
+            path.touch()
+        with pytest.raises(OutputError) as error:
+            store.record([(duel, 1.0)])
+        refused(error, path)
+
+
+def test_a_closed_store_says_so(path):
+    store = DuelStore(path)
+    store.close()
+    with pytest.raises(FldbError, match="closed") as error:
+        store.counts()
+    assert "damaged" not in str(error.value)
+
+
+# --- proposals and answers -------------------------------------------------------------------
+
+
+def test_answers_in_any_order(store):
+    duels = [propose(store, (float(place), 0.0), 0.1 * place) for place in range(4)]
+    assert len(set(duels)) == 4
+    assert store.record([(duels[2], 0.5)]) == [1]
+    assert store.record([(duels[0], 0.0), (duels[3], 1.0)]) == [2, 3]
+    late = propose(store, (9.0, -1.0), float("nan"))
+    assert store.record([(late, 1.0)]) == [4]
+    assert store.record([(duels[1], 1.0)]) == [5]
+    assert store.cut(0, 1) == 5
+    evidence = store.evidence(0, 5)
+    np.testing.assert_array_equal(evidence.differences, [[2, 0], [0, 0], [3, 0], [9, -1], [1, 0]])
+    np.testing.assert_array_equal(evidence.preferences, [0.5, 0, 1, 1, 1])
+    np.testing.assert_array_equal(evidence.predicted, [0.2, 0.0, 0.1 * 3, np.nan, 0.1])
+    assert store.counts() == {"open": 0, "answered": 5, "counted": 0}
+
+
+@pytest.mark.parametrize("given", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("again", [0.0, 0.5, 1.0])
+def test_an_answer_given_again_keeps_its_number(path, given, again):
+    with DuelStore(path) as store:
+        answer(store, 2)
+        duel = propose(store)
+        assert store.record([(duel, given)]) == [3]
+        answer(store, 2)
+    with DuelStore(path) as store:  # a client that crashed before it heard, and starts anew
+        (result,) = store.record([(duel, again)])
+        if again == given:
+            assert result == 3
+        else:
+            assert isinstance(result, ConflictingAnswerError)
+            assert duel in str(result)
+            assert "\n" not in str(result)
+        store.cut(0, 1)
+        assert store.last == 5
+        assert store.evidence(0, 5).preferences[2] == given
+
+
+def test_each_answer_has_its_own_error(path):
+    clock = Clock()
+    with DuelStore(path, clock=clock) as store:
+        early = propose(store, expire_after=10.0)
+        clock.now += 11.0
+        one, two = (store.propose(np.ones(2), 0.5, expire_after=60.0).id for _ in range(2))
+        # `early` was purged by propose; this one only expired:
+        short = propose(store, expire_after=1.0)
+        clock.now += 2.0
+        results = store.record(
+            [
+                (one, 1.0),
+                ("never", 1.0),
+                (early, 1.0),
+                (short, 1.0),
+                (two, 0.0),
+                (one, 0.0),
+                (one, 1.0),
+            ]
+        )
+        expected = [
+            1, UnknownDuelError, UnknownDuelError, DuelExpiredError, 2, ConflictingAnswerError, 1
+        ]  # fmt: skip
+        assert [r if isinstance(r, int) else type(r) for r in results] == expected
+        assert all(len(str(result).splitlines()) == 1 for result in results)
+        assert "expired 1 s ago" in str(results[3])
+        assert store.last == 2
+
+
+def test_several_answers_are_one_transaction(store):
+    duels = [propose(store) for _ in range(3)]
+
+    def interrupted():
+        yield duels[0], 1.0
+        yield duels[1], 0.0
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.record(interrupted())
+    assert store.counts() == {"open": 3, "answered": 0, "counted": 0}
+    assert store.record([(duels[2], 1.0), (duels[0], 0.0)]) == [1, 2]  # no number is lost
+    assert store.record([]) == []
+
+
+def test_a_duel_can_be_answered_until_it_expires(path):
+    clock = Clock(1000.0)
+    with DuelStore(path, clock=clock) as store:
+        proposals = [store.propose(np.ones(2), 0.5, expire_after=60.0) for _ in range(3)]
+        assert {(p.created, p.expires) for p in proposals} == {(1000.0, 1060.0)}
+        first, second, third = (p.id for p in proposals)
+        clock.now = 1060.0
+        assert store.record([(first, 1.0)]) == [1]
+        assert store.counts()["open"] == 2
+        clock.now = 1060.5
+        (error,) = store.record([(second, 1.0)])
+        assert isinstance(error, DuelExpiredError)
+        assert store.counts()["open"] == 0
+        assert store.record([(first, 1.0)]) == [1]  # answered in time: told again at any time
+        assert rows(path, "SELECT count(*) FROM proposals") == [(2,)]
+        fresh = propose(store)  # throws expired ones away
+        assert rows(path, "SELECT id FROM proposals") == [(fresh,)]
+        (error,) = store.record([(third, 1.0)])
+        assert isinstance(error, UnknownDuelError)
+        assert store.last == 1
+
+
+def test_a_page_sees_the_oldest_open_duels(path):
+    clock = Clock(100.0)
+    contents = [{"text": "tea"}, {"image": "http://x/y.png", "text": "café ☕"}]
+    with DuelStore(path, clock=clock) as store:
+        assert store.open_proposals() == []
+        propose(store)  # nothing to show
+        shown = []
+        for place in range(4):
+            clock.now += 1.0
+            shown.append(
+                store.propose(
+                    np.ones(2),
+                    0.5,
+                    keys=(f"a{place}", None),
+                    contents=contents,
+                    expire_after=5.0 if place == 1 else 100.0,
+                )
+            )
+        assert store.open_proposals() == shown[:1]
+        assert store.open_proposals(9) == shown
+        store.record([(shown[0].id, 1.0)])
+        clock.now = shown[1].expires + 0.1
+        assert store.open_proposals(9) == shown[2:]
+    assert "café" not in str(rows(path, f"SELECT * FROM answers WHERE id = '{shown[0].id}'"))
+    assert rows(path, "SELECT first_key, second_key FROM answers") == [("a0", None)]
+
+
+def test_the_first_use_fixes_the_dimension(path):
+    with DuelStore(path) as store:
+        assert store.dimension is None
+        propose(store, (1.0, 2.0, 3.0))
+        assert store.dimension == 3
+    with DuelStore(path) as store:
+        assert store.dimension == 3
+        with pytest.raises(DataError, match="dimension 3, not 2") as error:
+            propose(store, (1.0, 2.0))
+        refused(error, path)
+        with pytest.raises(DataError, match="dimension 3, not 2"):
+            store.synchronize(synchronization(d=2))
+        assert store.synchronized() is None
+        assert store.counts()["open"] == 1
+    other = path.with_name("other.db")
+    with DuelStore(other) as store:
+        store.synchronize(synchronization(d=4))
+        assert store.dimension == 4
+        with pytest.raises(DataError, match="dimension 4, not 3"):
+            propose(store, (1.0, 2.0, 3.0))
+
+
+# --- what the server asks for ----------------------------------------------------------------
+
+
+class Server(RuleBasedStateMachine):
+    """A store that is answered, asked, closed, pruned and restored in any order.
+
+    The model is a dictionary of answers and the set of the ends that were returned.
+    """
+
+    @initialize(at_least=st.integers(1, 5))
+    def begin(self, at_least):
+        self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
+        self.path = Path(self.folder.name) / "duels.db"
+        self.copy = Path(self.folder.name) / "copy.db"
+        self.store = DuelStore(self.path)
+        self.at_least = at_least
+        self.answers = {}
+        self.last = 0
+        self.cuts = {0}
+        self.ends = {}
+        self.count = 0
+
+    def teardown(self):
+        self.store.close()
+        self.folder.cleanup()
+
+    @rule(
+        answers=st.lists(
+            st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 9)), min_size=1, max_size=7
+        )
+    )
+    def record(self, answers):
+        """Propose duels, then answer them at once in another order: that of the integers."""
+        duels = []
+        for preference, place in answers:
+            self.count += 1
+            row = (float(self.count), -0.5 * self.count, preference, 1 / self.count)
+            duels.append((place, propose(self.store, row[:2], row[3]), row))
+        duels.sort(key=lambda duel: duel[0])
+        numbers = self.store.record([(duel, row[2]) for _, duel, row in duels])
+        assert numbers == list(range(self.last + 1, self.last + 1 + len(duels)))
+        self.answers.update(zip(numbers, (row for *_, row in duels), strict=True))
+        self.last += len(duels)
+        assert self.store.last == self.last
+
+    @rule(data=st.data())
+    def cut(self, data):
+        self.ask(data.draw(st.sampled_from(sorted(self.cuts))))
+
+    def ask(self, start):
+        newest = max(self.cuts)
+        end = self.store.cut(start, self.at_least)
+        self.cuts.add(end)
+        ordered = sorted(self.cuts)
+        assert all(b - a >= self.at_least for a, b in itertools.pairwise(ordered))
+        assert start <= end <= self.last
+        assert end >= self.ends.get(start, 0)  # an upload never shrinks
+        self.ends[start] = end
+        if self.last - newest >= self.at_least:
+            assert end == self.last  # nor does it wait without need
+        self.compare(start, end)
+
+    @rule(data=st.data())
+    def evidence(self, data):
+        start, end = (data.draw(st.sampled_from(sorted(self.cuts))) for _ in range(2))
+        self.compare(start, end)
+
+    def compare(self, start, end):
+        wanted = range(start + 1, end + 1)
+        if not all(number in self.answers for number in wanted):
+            with pytest.raises(DataError, match="pruned"):
+                self.store.evidence(start, end)
+            return
+        found = self.store.evidence(start, end)
+        right = np.array([self.answers[number] for number in wanted]).reshape(-1, 4)
+        np.testing.assert_array_equal(found.preferences, right[:, 2])
+        np.testing.assert_array_equal(found.predicted, right[:, 3])
+        if len(right) or self.store.dimension is not None:
+            np.testing.assert_array_equal(found.differences, right[:, :2])
+
+    @rule(data=st.data(), number=st.integers(-3, 30))
+    def not_a_cut(self, data, number):
+        if number in self.cuts:
+            return
+        with pytest.raises(DataError):
+            self.store.evidence(0, number)
+        with pytest.raises(DataError):
+            self.store.evidence(number, max(self.cuts))
+        if number < self.last:
+            with pytest.raises(DataError):
+                self.store.cut(number, self.at_least)
+
+    @rule()
+    def reopen(self):
+        self.store.close()
+        self.store = DuelStore(self.path)
+
+    @rule()
+    def prune(self):
+        counted = max(self.cuts)
+        if self.store.dimension is not None:
+            self.store.synchronize(synchronization(counted=counted))
+            expected = [number for number in self.answers if number <= counted]
+            assert self.store.prune(-HOUR) == len(expected)
+            for number in expected:
+                del self.answers[number]
+
+    @rule(rounds=st.lists(st.lists(st.sampled_from([0.0, 1.0]), max_size=7), max_size=3))
+    def lose(self, rounds):
+        """Copy the store, go on using it, then lose all but the copy."""
+        saved = (dict(self.answers), set(self.cuts), self.last)
+        self.copy.unlink(missing_ok=True)
+        self.store.backup(self.copy)
+        for preferences in rounds:
+            self.record([(preference, place) for place, preference in enumerate(preferences)])
+            self.ask(max(self.cuts))
+        answers, cuts, last = saved
+        counted = max(self.cuts)
+        if counted not in cuts and counted == last:
+            return  # test_a_copy_made_just_before_an_upload
+        self.store.close()
+        for file in self.path.parent.glob("duels.db*"):
+            file.unlink()
+        shutil.copy(self.copy, self.path)
+        self.store = DuelStore(self.path)
+        self.answers, self.cuts, self.last, self.ends = answers, cuts, last, {}
+        if counted not in cuts:  # the server has counted what this copy lacks
+            assert self.store.cut(counted, self.at_least) == counted
+            self.cuts.add(counted)
+            self.last = counted
+            assert self.store.last == counted
+
+
+Server.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=25, deadline=None, derandomize=True
+)
+TestServer = Server.TestCase
+
+
+def test_uploads_by_hand(store):
+    assert store.cut(0, 3) == 0
+    answer(store, 2)
+    assert store.cut(0, 3) == 0  # too few to hide among
+    answer(store, 2)
+    assert store.cut(0, 3) == 4
+    answer(store, 2)
+    assert store.cut(0, 3) == 4
+    assert store.cut(4, 3) == 4  # an empty upload
+    answer(store, 3)
+    assert store.cut(4, 3) == 9
+    assert store.cut(0, 3) == 9
+    assert len(store.evidence(0, 9).preferences) == 9
+    assert len(store.evidence(4, 9).preferences) == 5
+    assert store.evidence(9, 9).differences.shape == (0, 2)
+
+
+@pytest.mark.parametrize("start", [1, 3, 6, -1])
+def test_a_start_that_is_no_cut_is_refused(store, start):
+    answer(store, 4)
+    assert store.cut(0, 2) == 4
+    answer(store, 2)
+    with pytest.raises(DataError, match=f"no upload ever ended at answer {start}") as error:
+        store.cut(start, 5)
+    refused(error, store.path)
+    for ends in [(0, start), (start, 4)]:
+        with pytest.raises(DataError, match=f"answer {start}"):
+            store.evidence(*ends)
+    assert store.cut(0, 5) == 4  # nothing was cut
+
+
+def restored(path, *, before, between, at_least=1):
+    """An old copy of a store that had ``before`` answers, and the newest cut it lacks."""
+    copy = path.with_name("old.db")
+    with DuelStore(path) as store:
+        answer(store, before)
+        store.backup(copy)
+        answer(store, between)
+        return DuelStore(copy), store.cut(0, at_least)
+
+
+def test_an_old_copy_goes_on_where_the_server_is(path):
+    store, counted = restored(path, before=4, between=6)
+    assert counted == 10
+    with store:
+        assert store.last == 4
+        assert store.cut(10, 1) == 10
+        assert store.last == 10
+        assert answer(store, 3) == [11, 12, 13]
+        assert store.cut(10, 1) == 13
+        assert store.evidence(10, 13).differences.shape == (3, 2)
+        for start, end in [(0, 10), (0, 13)]:  # what was lost is not made up
+            with pytest.raises(DataError, match="answers 1 to 1"):
+                store.evidence(start, end)
+    with DuelStore(store.path) as store:
+        assert answer(store, 1) == [14]
+
+
+def test_a_copy_made_just_before_an_upload(path):
+    store, counted = restored(path, before=10, between=0)
+    with store:
+        assert counted == store.last == 10  # the copy has every answer, but not the cut
+        assert store.cut(10, 5) == 10
+        answer(store, 5)
+        assert store.cut(10, 5) == 15
+
+
+@pytest.mark.parametrize("start", [2**63 - 1, 2**63])
+def test_a_server_cannot_use_up_the_numbers(store, start):
+    answer(store, 1)
+    with contextlib.suppress(FldbError):
+        store.cut(start, 1)
+    assert isinstance(answer(store, 1)[0], int)
+
+
+def test_cuts_without_answers_between(store):
+    """``at_least`` is at least 1: what is said of 0 is not that the file is damaged."""
+    said = ""
+    try:
+        assert [store.cut(0, 0), store.cut(0, 0)] == [0, 0]
+    except FldbError as error:
+        said = str(error)
+    assert "damaged" not in said
+
+
+def test_only_counted_answers_are_pruned(path):
+    clock = Clock(1000.0)
+    with DuelStore(path, clock=clock) as store:
+        for _ in range(3):
+            answer(store, 2)
+            store.cut(0, 1)
+            clock.now += 100.0
+        duel = rows(path, "SELECT id FROM answers WHERE sequence = 1")[0][0]
+        assert store.prune(0.0) == 0  # the server has not spoken yet
+        store.synchronize(synchronization(counted=4))
+        # Now 1300; answers 1, 2 were given at 1000, 3, 4 at 1100 and 5, 6 at 1200.
+        assert store.prune(250.0) == 2
+        assert store.prune(250.0) == 0
+        assert store.prune(0.0) == 2
+        assert rows(path, "SELECT sequence FROM answers ORDER BY 1") == [(5,), (6,)]
+        with pytest.raises(
+            DataError, match=r"answers 1 to 6 .* 2 of them are left.*pruned"
+        ) as error:
+            store.evidence(0, 6)
+        refused(error, path)
+        assert len(store.evidence(4, 6).preferences) == 2
+        assert store.counts() == {"open": 0, "answered": 6, "counted": 4}
+        assert isinstance(store.record([(duel, 1.0)])[0], UnknownDuelError)
+        store.synchronize(synchronization(counted=6))
+        assert store.prune(0.0) == 2
+        assert answer(store, 1) == [7]  # numbers are never used again
+
+
+# --- what the server sent --------------------------------------------------------------------
+
+
+def synchronization(d=2, **changes):
+    rng = np.random.default_rng(d)
+    values = {
+        "received": 1234.5,
+        "round": 7,
+        "counted": 3,
+        "duels": 1000,
+        "theta": rng.normal(size=d),
+        "information": rng.normal(size=d * (d + 1) // 2),
+        "parameters": {"selection": "ucb", "beta_scale": 0.1, "lambda_": "auto"},
+    }
+    return Synchronization(**{**values, **changes})
+
+
+def same(found, right):
+    assert found is not None
+    assert (found.received, found.round, found.counted, found.duels, found.parameters) == (
+        right.received,
+        right.round,
+        right.counted,
+        right.duels,
+        right.parameters,
+    )
+    np.testing.assert_array_equal(found.theta, right.theta)
+    np.testing.assert_array_equal(found.information, right.information)
+
+
+def test_a_broadcast_is_kept_until_the_next(path):
+    with DuelStore(path) as store, DuelStore(path) as other:
+        assert store.synchronized() is None
+        versions = {store.version()}
+        for changes in [{}, {"round": 8}, {"received": 1240.0}, {"round": 1, "received": 1300.0}]:
+            brought = synchronization(theta=np.array([5e-324, -1 / 3]), **changes)
+            store.synchronize(brought)
+            same(other.synchronized(), brought)
+            assert store.version() == other.version()
+            versions.add(other.version())
+        assert len(versions) == 5
+        assert other.counts()["counted"] == 3
+    with DuelStore(path) as store:
+        same(store.synchronized(), brought)
+    assert rows(path, "SELECT count(*) FROM synchronized") == [(1,)]
+
+
+# --- copies ----------------------------------------------------------------------------------
+
+
+def test_a_copy_is_a_store(path):
+    copy = path.with_name("copy.db")
+    with DuelStore(path) as store:
+        waiting = propose(store, (3.0, 4.0), 0.25)
+        answer(store, 2)
+        store.cut(0, 1)
+        store.backup(copy)
+        answer(store, 1)
+        name = store.device_id
+    with DuelStore(copy) as store:
+        assert (store.device_id, store.last, store.dimension) == (name, 2, 2)
+        assert store.record([(waiting, 0.0)]) == [3]
+        assert store.cut(2, 1) == 3
+        np.testing.assert_array_equal(store.evidence(2, 3).differences, [[3.0, 4.0]])
+        assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_copy_that_cannot_be_written(store):
+    copy = store.path.parent / "missing" / "copy.db"
+    with pytest.raises(OutputError) as error:
+        store.backup(copy)
+    refused(error, copy)
+
+
+def test_a_copy_does_not_replace_another_store(store):
+    answer(store, 1)
+    other = store.path.with_name("other.db")
+    with DuelStore(other) as kept:
+        answer(kept, 2)
+        name = kept.device_id
+    with pytest.raises(FldbError):
+        store.backup(other)
+    with DuelStore(other) as kept:
+        assert (kept.device_id, kept.last) == (name, 2)
+
+
+# --- threads and processes -------------------------------------------------------------------
+
+
+def in_threads(count, work):
+    """Call work(number) in so many threads at once; return what they returned."""
+    ready = threading.Barrier(count)
+    results = [None] * count
+
+    def run(number):
+        ready.wait()
+        try:
+            results[number] = work(number)
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_threads_at_once(path, shared):
+    with DuelStore(path) as store:
+
+        def work(number):
+            own = store if shared else DuelStore(path)
+            numbers = []
+            for place in range(20):
+                duel = propose(own, (float(number), float(place)))
+                numbers += own.record([(duel, 0.5)])
+                own.cut(0, 10)
+                own.counts()
+            if not shared:
+                own.close()
+            return numbers
+
+        results = in_threads(6, work)
+        assert sorted(number for numbers in results for number in numbers) == list(range(1, 121))
+        store.cut(0, 1)
+        evidence = store.evidence(0, 120)
+        for number, numbers in enumerate(results):
+            for place, sequence in enumerate(numbers):
+                assert tuple(evidence.differences[sequence - 1]) == (number, place)
+
+
+HAMMER = """
+import random, sys, time
+import numpy as np
+from clients.store import DuelStore
+path, worker, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+store = DuelStore(path)
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(rounds):
+    time.sleep(random.uniform(0, 0.002))  # or the other one only ever waits
+    duels = []
+    for place in range(1 + number % 3):
+        difference = np.array([worker, number, place], float)
+        duels.append(store.propose(difference, 0.25, expire_after=600).id)
+    for place, sequence in enumerate(store.record([(duel, number % 2) for duel in duels])):
+        print(sequence, worker, number, place, number % 2)
+    store.cut(0, 7)
+    store.counts()
+"""
+
+
+def test_processes_at_once(path):
+    DuelStore(path).close()
+    workers = [start(HAMMER, path, worker, 100) for worker in range(2)]
+    for worker in workers:
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    lines = [[int(word) for word in line.split()] for w in workers for line in finish(w)]
+    count = 2 * (34 + 33 * 2 + 33 * 3)  # 100 rounds of 1, 2, 3, 1, ... duels, twice
+    assert sorted(line[0] for line in lines) == list(range(1, count + 1))
+    turns = [line[1] for line in sorted(lines)]
+    assert sum(a != b for a, b in itertools.pairwise(turns)) > 5  # they did compete
+    cuts = [0, *(position for (position,) in rows(path, "SELECT position FROM cuts ORDER BY 1"))]
+    assert len(cuts) > 10
+    assert all(b - a >= 7 for a, b in itertools.pairwise(cuts))
+    with DuelStore(path) as store:
+        assert store.last == count
+        assert store.cut(0, 1) == count
+        evidence = store.evidence(0, count)
+    for sequence, *difference, preference in lines:
+        assert evidence.differences[sequence - 1].tolist() == difference
+        assert evidence.preferences[sequence - 1] == preference
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+OPEN = """
+import sys, time
+from clients.store import DuelStore
+print("ready", flush=True)
+for line in sys.stdin:
+    path, begin = line.split()
+    while time.time() < float(begin):
+        pass
+    try:
+        with DuelStore(path) as store:
+            print(store.device_id, flush=True)
+    except Exception as error:
+        print(str(error).replace(path, ""), flush=True)
+"""
+
+
+def test_processes_that_create_one_store_at_once(tmp_path):
+    workers = [start(OPEN) for _ in range(3)]
+    for worker in workers:
+        worker.stdout.readline()
+    names = []
+    for number in range(60):
+        begin = time.time() + 0.005
+        for worker in workers:
+            worker.stdin.write(f"{tmp_path / str(number)} {begin}\n")
+            worker.stdin.flush()
+        names.append({worker.stdout.readline() for worker in workers})
+    for worker in workers:
+        finish(worker)
+    assert [name for name in names if len(name) > 1] == []
+    assert len(set().union(*names)) == 60
+
+
+def test_threads_that_create_one_store_at_once(tmp_path):
+    for number in range(60):
+
+        def work(_, path=tmp_path / str(number)):
+            with DuelStore(path) as store:
+                return store.device_id
+
+        assert len({str(name) for name in in_threads(4, work)}) == 1
+
+
+def open_while(path, place, meanwhile):
+    """Open a store; call ``meanwhile(path)`` before its statement of that number."""
+    connect, statements = sqlite3.connect, 0
+
+    class Connection(sqlite3.Connection):
+        def execute(self, *arguments):
+            nonlocal statements
+            statements += 1
+            if statements == place and not self.in_transaction:
+                with pytest.MonkeyPatch.context() as undone:
+                    undone.setattr(sqlite3, "connect", connect)
+                    meanwhile(path)
+            return super().execute(*arguments)
+
+    def spied(*arguments, **options):
+        return connect(*arguments, **options, factory=Connection)
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(sqlite3, "connect", spied)
+        return DuelStore(path)
+
+
+def test_another_creates_the_store_between_two_statements(tmp_path):
+    names = {}
+
+    def create(path):
+        with DuelStore(path) as store:
+            names[path] = store.device_id
+
+    for place in range(1, 9):
+        path = tmp_path / str(place)
+        with open_while(path, place, create) as store:
+            assert store.device_id == names.get(path, store.device_id)
+            assert answer(store, 1) == [1]
+    assert len(names) >= 2  # before it asks what is there, and before it creates
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [
+        pytest.param("IMMEDIATE"),
+        "EXCLUSIVE",
+    ],
+)
+def test_another_is_about_to_create_the_store(tmp_path, lock):
+    threads = []
+
+    def begin(path):
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        other.execute(f"BEGIN {lock}")
+
+        def give_up():
+            time.sleep(0.05)
+            other.rollback()
+            other.close()
+
+        threads.append(threading.Thread(target=give_up))
+        threads[-1].start()
+
+    try:
+        for place in range(1, 9):
+            with open_while(tmp_path / str(place), place, begin) as store:
+                assert answer(store, 1) == [1]
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+ANSWER = """
+import sys
+import numpy as np
+from clients.store import DuelStore
+with DuelStore(sys.argv[1]) as store:
+    print(store.last)
+"""
+
+
+def test_a_thread_that_came_second_does_not_take_the_locks(path, monkeypatch):
+    """POSIX: closing any descriptor of a file drops all the process's locks on it.
+
+    Another process then takes the store for unused and removes its log; what is recorded
+    afterwards goes into a file without a name.
+    """
+    with DuelStore(path) as store:
+        looked = Path.exists
+        monkeypatch.setattr(Path, "exists", lambda self: self != path and looked(self))
+        DuelStore(path).close()  # looked for the file just before it was created
+        monkeypatch.undo()
+        finish(start(ANSWER, path))  # opens it, and is the last one to close it
+        assert answer(store, 1) == [1]
+        assert finish(start(ANSWER, path)) == ["1"]
+
+
+RECORD = """
+import os, sys
+import numpy as np
+from clients.store import DuelStore
+store = DuelStore(sys.argv[1])
+number = 0
+while True:
+    number += 1
+    duels = [store.propose(np.ones(2), 0.5, expire_after=600).id for _ in range(1 + number % 3)]
+    results = store.record([(duel, 1.0) for duel in duels])
+    os.write(1, "".join(f"{s} {d};" for s, d in zip(results, duels)).encode() + b"\\n")
+    if number % 5 == 0:
+        store.cut(0, 4)
+"""
+
+
+def test_what_was_acknowledged_survives_a_kill(path):
+    rng = random.Random(3)
+    acknowledged = {}
+    for _ in range(8):  # the same file each time: a kill, the recovery, the next kill
+        with start(RECORD, path) as process:
+            lines = [process.stdout.readline() for _ in range(rng.randrange(1, 30))]
+            time.sleep(rng.uniform(0.0, 0.003))
+            process.send_signal(signal.SIGKILL)
+            lines += process.stdout.readlines()  # written before, and still in the pipe
+            assert process.wait() == -signal.SIGKILL
+        for line in lines:
+            for word in line.strip().split(";")[:-1]:
+                sequence, duel = word.split()
+                assert acknowledged.setdefault(duel, int(sequence)) == int(sequence)
+        kept = dict(rows(path, "SELECT id, sequence FROM answers"))
+        assert acknowledged.items() <= kept.items()
+        assert sorted(kept.values()) == list(range(1, len(kept) + 1))
+        assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+    assert len(acknowledged) > 50
+    cuts = [0, *(position for (position,) in rows(path, "SELECT position FROM cuts ORDER BY 1"))]
+    assert all(b - a >= 4 for a, b in itertools.pairwise(cuts))
+    with DuelStore(path) as store:
+        duels = list(acknowledged)
+        assert store.record([(duel, 1.0) for duel in duels]) == list(acknowledged.values())
+        assert answer(store, 1) == [len(kept) + 1]
+
+
+INTERRUPTED = """
+import sys, time
+from clients.store import DuelStore
+store = DuelStore(sys.argv[1])
+def slowly():
+    for duel in sys.argv[2:]:
+        yield duel, 1.0
+        print("one more", flush=True)
+    time.sleep(60)
+store.record(slowly())
+"""
+
+
+def test_a_kill_in_the_middle_of_a_transaction_leaves_nothing_of_it(path):
+    with DuelStore(path) as store:
+        answer(store, 3)
+        duels = [propose(store) for _ in range(2)]
+        with start(INTERRUPTED, path, *duels) as process:
+            assert [process.stdout.readline() for _ in duels] == ["one more\n"] * 2
+            process.send_signal(signal.SIGKILL)
+        assert store.counts() == {"open": 2, "answered": 3, "counted": 0}
+        assert store.record([(duel, 0.0) for duel in duels]) == [4, 5]  # nor a lock, nor numbers
+
+
+def test_copies_while_others_write(path):
+    DuelStore(path).close()
+    acknowledged = []
+    with start(RECORD, path) as process, DuelStore(path) as store:
+        for number in range(6):
+            for _ in range(5):
+                acknowledged += process.stdout.readline().strip().split(";")[:-1]
+            copy = path.with_name(f"copy{number}.db")
+            store.backup(copy)
+            kept = dict(rows(copy, "SELECT id, sequence FROM answers"))
+            assert {word.split()[1] for word in acknowledged} <= kept.keys()
+            assert sorted(kept.values()) == list(range(1, len(kept) + 1))
+            assert rows(copy, "PRAGMA integrity_check") == [("ok",)]
+        process.send_signal(signal.SIGKILL)
+    assert len(acknowledged) > 30
+
+
+def test_a_page_of_another_process_sees_what_is_shown(path):
+    code = """
+import json, sys
+from clients.store import DuelStore
+with DuelStore(sys.argv[1]) as store:
+    (shown,) = store.open_proposals()
+    print(json.dumps([shown.id, shown.contents]))
+    print(store.record([(shown.id, 0.5)]))
+"""
+    with DuelStore(path) as store:
+        duel = propose(store, contents=["a\nb", None])
+        shown, recorded = finish(start(code, path))
+        assert json.loads(shown) == [duel, ["a\nb", None]]
+        assert recorded == "[1]"
+        assert store.last == 1
+        assert store.open_proposals() == []
