@@ -40,6 +40,7 @@ class SimulatedAgents(NumPyClient):
     def __init__(self, settings: Settings, partition_id: int, num_partitions: int) -> None:
         self.partition_id = partition_id
         self.num_partitions = num_partitions
+        self.max_message_mb = settings.max_message_mb
         self._dimension = settings.dimension
         agents = agents_of_node(partition_id, num_partitions, settings.num_agents)
         one_blas_thread(settings.dimension)  # for good: the process is Flower's
@@ -55,19 +56,21 @@ class SimulatedAgents(NumPyClient):
         parameters : list of one ndarray
             The broadcast's vector; see :mod:`fldb_flower.messages`.
         config : dict
-            ``ask``: the numbers of an :class:`~fldb_flower.messages.Ask`.
+            ``ask``: the numbers of an :class:`~fldb_flower.messages.Ask`; ``exchange``: the
+            number of the exchange, which is sent back.
 
         Returns
         -------
         tuple
             The upload's vector in a list, the number of duels, and the numbers of the
-            :class:`~fldb_flower.messages.Answer`.
+            :class:`~fldb_flower.messages.Answer` with the number of the exchange.
         """
         ask = Ask(*config["ask"])
         broadcast = _decode(parameters[0], ask, self._dimension)
         upload = self.group.answer(broadcast, ask.counted)
         vector, answer = encode_upload(upload, broadcast, self.partition_id, self.num_partitions)
-        return [vector], upload.num_duels, {"answer": answer.to_numbers()}
+        numbers = {"answer": answer.to_numbers(), "exchange": config["exchange"]}
+        return [vector], upload.num_duels, numbers
 
 
 class _LastBroadcast:
@@ -117,10 +120,10 @@ class _Clients:
         context.state[_STATE] = ConfigRecord({"arrays": arrays})  # one entry: checks are slow
         self._kept[context.node_id] = (answers, client)
 
-    def parse(self, record: ArrayRecord) -> Vector:
+    def parse(self, record: ArrayRecord, max_mb: float) -> Vector:
         """Return the broadcast's array, parsed once where nodes share the record."""
         if self._parsed[0] is not record:
-            self._parsed = (record, unpack_vector(record))
+            self._parsed = (record, unpack_vector(record, max_mb))
         return self._parsed[1]
 
 
@@ -129,27 +132,50 @@ _CLIENTS = _Clients()
 
 def train(message: Message, context: Context) -> Message:
     """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function."""
-    answers, client = _CLIENTS.take(context)
     content: Any = message.content  # a record of one of three types under each name
-    parameters = [_CLIENTS.parse(content["arrays"])]
+    if _STATE in content:
+        return Message(_exchange_state(content[_STATE], context), reply_to=message)
+    answers, client = _CLIENTS.take(context)
+    parameters = [_CLIENTS.parse(content["arrays"], client.max_message_mb)]
     arrays, _, numbers = client.fit(parameters, dict(content["config"]))
-    _CLIENTS.keep(context, answers + 1, client)
-    reply = RecordDict({"arrays": pack_vector(arrays[0]), "numbers": MetricRecord(numbers)})
-    return Message(reply, reply_to=message)
+    content = RecordDict({"arrays": pack_vector(arrays[0]), "numbers": MetricRecord(numbers)})
+    reply = Message(content, reply_to=message)
+    _CLIENTS.keep(context, answers + 1, client)  # last: Flower takes the state back if this raises
+    return reply
+
+
+def _exchange_state(given: Any, context: Context) -> RecordDict:
+    """Hand out what the node's agents know, or put it back, as the server's checkpoints want it."""
+    partition_id, num_partitions = _partition(context)
+    if given["arrays"]:
+        context.state[_STATE] = ConfigRecord({"arrays": given["arrays"]})
+        arrays = b""
+    else:
+        kept: Any = context.state.get(_STATE, {"arrays": b""})
+        arrays = kept["arrays"]
+    told = ConfigRecord({"arrays": arrays, "partition": partition_id, "partitions": num_partitions})
+    return RecordDict({_STATE: told})
 
 
 def _new_client(context: Context) -> SimulatedAgents:
+    partition_id, num_partitions = _partition(context)
+    settings = from_flat(context.run_config, "Flower's run config")
     try:
-        partition_id = int(context.node_config["partition-id"])
-        num_partitions = int(context.node_config["num-partitions"])
+        return SimulatedAgents(settings, partition_id, num_partitions)
+    except ValueError as error:
+        raise FldbError(f"node {context.node_id}: {error}") from None
+
+
+def _partition(context: Context) -> tuple[int, int]:
+    """Return which of how many blocks of agents the node hosts."""
+    try:
+        return (
+            int(context.node_config["partition-id"]),
+            int(context.node_config["num-partitions"]),
+        )
     except KeyError as missing:
         raise SettingsError(
             f"node {context.node_id} has no {missing.args[0]}: start its flower-supernode with"
             " --node-config 'partition-id=0 num-partitions=2' (its own number, from 0, and how"
             " many nodes there are)"
         ) from None
-    settings = from_flat(context.run_config, "Flower's run config")
-    try:
-        return SimulatedAgents(settings, partition_id, num_partitions)
-    except ValueError as error:
-        raise FldbError(f"node {context.node_id}: {error}") from None

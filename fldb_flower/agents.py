@@ -36,13 +36,14 @@ class AgentGroup:
     agents : range
         Numbers of the agents in this block.
     resumable : bool
-        Whether :meth:`state` will be called: remembering where thousands of streams stood
-        costs as much as drawing from them.
+        Whether :meth:`state` can be called at any time. Remembering where thousands of streams
+        stood costs as much as drawing from them; see :meth:`can_save`.
     """
 
     def __init__(self, settings: Settings, agents: range, *, resumable: bool = False) -> None:
         self.agents = agents
         self._resumable = resumable
+        self._remembers = resumable  # where the streams stand before the next block is drawn
         self._horizon = settings.horizon
         size = settings.num_arms * settings.dimension
         self._chunk = max(1, _CHUNK_NUMBERS // size)
@@ -109,7 +110,11 @@ class AgentGroup:
         return self._block, t - self._block.first
 
     def _draw(self, first: int) -> _Block:
-        before = self._streams.state() if self._resumable else {}
+        # The streams of the first block stand at their beginning, which costs nothing to know.
+        remembered = self._remembers or first == 1
+        return self._draw_from(self._streams.state() if remembered else None, first)
+
+    def _draw_from(self, before: dict[str, Array] | None, first: int) -> _Block:
         count = min(self._lookahead, max(1, self._horizon - first + 1))
         contexts = self._environment.contexts(self._streams, count)
         return _Block(first, contexts, self._streams.logistic("preferences", count), before)
@@ -146,8 +151,14 @@ class AgentGroup:
             " a feature is not a finite number"
         )
 
+    def can_save(self) -> bool:
+        """Whether :meth:`state` can be called now; else it can once another block is drawn."""
+        self._remembers = self._resumable or self._block.before is None
+        return self._block.before is not None
+
     def state(self) -> dict[str, Array]:
         """Return what must outlive the process, as arrays; see :meth:`restore`."""
+        assert self._block.before is not None, "see can_save"
         parts = {
             "log": self._log.state(),
             "policy": self._policy.state(),
@@ -171,9 +182,10 @@ class AgentGroup:
         self._log.restore(part("log."))
         self._policy.restore(part("policy."))
         self._policy_streams.restore(part("draws."))
-        self._streams.restore(part("streams."))
+        before = part("streams.")
+        self._streams.restore(before)
         first, last = (int(number) for number in state["block"])
-        self._block = self._draw(first) if last else _Block.empty()
+        self._block = self._draw_from(before, first) if last else _Block.empty()
 
 
 class _Block:
@@ -188,12 +200,13 @@ class _Block:
         so neither is a regret.
     noise : ndarray
         Standard logistic, (iterations, agents).
-    before : dict
-        The streams' state before the block was drawn, so that it can be drawn again.
+    before : dict or None
+        The streams' state before the block was drawn, so that it can be drawn again, if it was
+        remembered.
     """
 
     def __init__(
-        self, first: int, contexts: Contexts, noise: Array, before: dict[str, Array]
+        self, first: int, contexts: Contexts, noise: Array, before: dict[str, Array] | None
     ) -> None:
         self.first, self.last = first, first + noise.shape[1] - 1
         self.features = np.ascontiguousarray(contexts.features.swapaxes(0, 1))

@@ -81,15 +81,24 @@ def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
         )
     body = data[start:]
     if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
-        raise CheckpointError(f"{path} is damaged (its SHA-256 differs): restore a backup of it")
-    arrays = unpack_arrays(body)
-    meta = json.loads(arrays.pop(_META).tobytes())
-    if meta["identity"] != identity:
         raise CheckpointError(
-            f"{path} is of another run ({_difference(meta['identity'], identity)}): name another"
+            f"{path} is damaged (its SHA-256 differs): restore a backup of it, or move it away to"
+            " begin anew"
+        )
+    try:
+        arrays = unpack_arrays(body)
+        meta = json.loads(arrays.pop(_META).tobytes())
+        theirs, numbers = meta["identity"], meta["numbers"]
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(
+            f"{path} is not a checkpoint of this version: move it away to begin anew"
+        ) from None
+    if theirs != identity:
+        raise CheckpointError(
+            f"{path} is of another run ({_difference(theirs, identity)}): name another"
             " directory, or use the same settings"
         )
-    return Checkpoint(identity, meta["numbers"], arrays)
+    return Checkpoint(identity, numbers, arrays)
 
 
 def _difference(theirs: str, ours: str) -> str:

@@ -87,13 +87,13 @@ class DuelLog:
         return slice(first * self._agents, last * self._agents)
 
     def state(self) -> dict[str, Array]:
-        """Return everything as arrays, for :meth:`restore`."""
+        """Return everything as arrays of their own, for :meth:`restore`."""
         span = self._span(0, self._kept)
         return {
             "position": np.array([self._start, self.counted]),
-            "differences": self._differences[:, span],
-            "preferences": self._preferences[span],
-            "regrets": self._regrets[: self._kept],
+            "differences": self._differences[:, span].copy(),
+            "preferences": self._preferences[span].copy(),
+            "regrets": self._regrets[: self._kept].copy(),
         }
 
     def restore(self, state: dict[str, Array]) -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-from fldb_flower.errors import FldbError
+from fldb_flower.algorithms import Algorithm
+from fldb_flower.arrays import Array
+from fldb_flower.errors import FederationError, FldbError
 from fldb_flower.history import History
 from fldb_flower.plots import describe
-from fldb_flower.results import PLOT, RunDirectory
+from fldb_flower.results import PLOT, RunDirectory, stop_requested
 from fldb_flower.settings import Settings
 
 _SECONDS_BETWEEN_LINES = 2.0
+_SECONDS_BETWEEN_LOOKS = 0.2  # for somebody's wish to stop
+_PATIENCE = 20  # a checkpoint is followed by this many times as long without one
+STOPPED = "stopped"
+
+
+class StoppedError(FldbError):
+    """The run was saved and stopped, as somebody asked."""
 
 
 class ProgressLines:
@@ -40,15 +49,149 @@ class ProgressLines:
         )
 
 
+class Resumable(Protocol):
+    """A federation that can be saved and put back, with all that its agents know."""
+
+    history: History
+
+    def state(self) -> dict[str, Array] | None:
+        """Return everything as arrays, for :meth:`restore`; None: ask again after a round.
+
+        Raises
+        ------
+        FederationError
+            A node cannot be reached.
+        """
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on from where :meth:`state` was taken, with identical numbers.
+
+        Raises
+        ------
+        FederationError
+            There are not the nodes that there were.
+        """
+
+
+class Keeper:
+    """Saves a run after some of its rounds, and puts it back to where it was saved last.
+
+    What is saved was all true at one time, after one round: the algorithm, the history and
+    every agent. So a run that goes on does what it would have done without a break.
+
+    Parameters
+    ----------
+    directory : RunDirectory
+        Where it is saved.
+    settings : Settings
+        Settings of the run.
+    say : callable
+        Prints one line to the user.
+
+    Attributes
+    ----------
+    iteration : int
+        The last iteration that is saved.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, settings: Settings, say: Callable[[str], None]
+    ) -> None:
+        self.iteration = 0
+        self._directory = directory
+        self._horizon = settings.horizon
+        self._every = settings.checkpoint_seconds
+        self._say = say
+        self._stopping = False
+        self._begin = time.monotonic()
+        self._look, self._due = self._begin, self._begin + self._every
+        if directory.saved is not None:
+            self.iteration = int(directory.saved.numbers["iteration"])
+            self._begin -= float(directory.saved.numbers["seconds"])
+            say(f"goes on after iteration {self.iteration} of {self._horizon}")
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, without its breaks."""
+        return time.monotonic() - self._begin
+
+    def follow(self, federation: Resumable, algorithm: Algorithm) -> Callable[[], None]:
+        """Put both back to where they were saved last; return what to call after each round.
+
+        Raises
+        ------
+        FederationError
+            There are not the nodes that there were.
+        """
+        saved, self._directory.saved = self._directory.saved, None  # it may be large
+        if saved is not None:
+            federation.history.restore(_part(saved.arrays, "history"))
+            algorithm.restore(_part(saved.arrays, "algorithm"))
+            federation.restore(_part(saved.arrays, "federation"))
+        return lambda: self._after_round(federation, algorithm)
+
+    def _after_round(self, federation: Resumable, algorithm: Algorithm) -> None:
+        now = time.monotonic()
+        if now < self._look:
+            return
+        self._look = now + min(self._every, _SECONDS_BETWEEN_LOOKS)
+        self._stopping = self._stopping or stop_requested(self._directory.path)
+        if not self._stopping and now < self._due:
+            return
+        try:
+            if not self._save(federation, algorithm):
+                self._look = now
+                return
+        except FederationError as reason:
+            self._say(f"not saved after iteration {federation.history.iteration}: {reason}")
+        if self._stopping:
+            raise StoppedError(f"{STOPPED}: {self._way_on()}")
+        took = time.monotonic() - now
+        self._due = now + took + max(self._every, _PATIENCE * took if self._every else 0.0)
+
+    def _save(self, federation: Resumable, algorithm: Algorithm) -> bool:
+        state = federation.state()
+        if state is None:
+            return False
+        parts = {
+            "history": federation.history.state(),
+            "algorithm": algorithm.state(),
+            "federation": state,
+        }
+        arrays = {
+            f"{part}.{name}": array
+            for part, named in parts.items()
+            for name, array in named.items()
+        }
+        iteration = federation.history.iteration
+        self._directory.save({"iteration": iteration, "seconds": self.seconds}, arrays)
+        self.iteration = iteration
+        return True
+
+    def _way_on(self) -> str:
+        if not self.iteration:
+            return "nothing was saved, and resume=true begins anew"
+        return f"resume=true goes on after iteration {self.iteration} of {self._horizon}"
+
+
+def _part(arrays: Mapping[str, Array], part: str) -> dict[str, Array]:
+    prefix = f"{part}."
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
+
+
 def conduct(
     settings: Settings,
     directory: RunDirectory,
     *,
     engine: str,
-    run: Callable[[History], Any],
+    run: Callable[[History, Keeper], Any],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run, write the results and say where they are.
+    """Run, write the results, say where they are and close the directory.
 
     Parameters
     ----------
@@ -59,7 +202,7 @@ def conduct(
     engine : str
         Name of the engine, for the summary.
     run : callable
-        Runs the algorithm, recording into the history it is given.
+        Runs the algorithm, recording into the history it is given, saved by the keeper.
     say : callable
         Prints one line to the user.
 
@@ -67,15 +210,22 @@ def conduct(
     -------
     dict
         What ``summary.json`` holds.
+
+    Raises
+    ------
+    StoppedError
+        Somebody asked the run to stop.
     """
-    begin = time.monotonic()
     history = History(settings.horizon, on_progress=ProgressLines(say))
+    keeper = Keeper(directory, settings, say)
     try:
-        run(history)
+        run(history, keeper)
+        summary = directory.finish(history, engine=engine, runtime_seconds=keeper.seconds)
     except FldbError:
         directory.abandon()
         raise
-    summary = directory.finish(history, engine=engine, runtime_seconds=time.monotonic() - begin)
+    finally:
+        directory.close()
     say(
         f"{describe(settings)} | final regret {summary['final_regret']:.2f} per agent,"
         f" {summary['exchanges']} exchanges, {_size(summary['uploaded_bytes'])} up,"

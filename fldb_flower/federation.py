@@ -59,6 +59,9 @@ class Broadcast(NamedTuple):
         Statistics over the duels not yet acknowledged, or over all duels so far.
     hessian, loss : bool
         Whether to return the Hessian and the loss as well.
+    robust : bool
+        Whether the gradient will do as what most nodes agree on (the setting ``robust``), not
+        exactly the sum. For the server alone: it does not travel.
     """
 
     play: Play | None
@@ -66,6 +69,7 @@ class Broadcast(NamedTuple):
     scope: Scope = "fresh"
     hessian: bool = False
     loss: bool = False
+    robust: bool = False
 
 
 class Regrets(NamedTuple):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,17 +23,22 @@ class Participation:
         Nodes asked, and nodes whose upload was used.
     rejected : tuple of str
         One line for each node that failed or whose upload was refused.
+    absent : tuple of str
+        Every node asked whose upload was not used, also those that did not reply.
     """
 
     iteration: int
     asked: int
     replied: int
     rejected: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
 
 @dataclass
 class History:
-    """Counts of one run of ``horizon`` iterations.
+    """Counts of one run of ``horizon`` iterations, in memory that does not grow.
+
+    Only ``participation`` has an entry for each exchange.
 
     Attributes
     ----------
@@ -55,8 +62,9 @@ class History:
 
     def __post_init__(self) -> None:
         self.iteration = 0  # the last iteration played
-        self._trips: list[tuple[int, int]] = []  # (last iteration played, exchanges by then)
-        self._regrets: list[tuple[int, int, ArrayLike]] = []  # as add_regrets was told
+        self._exchanges = np.zeros(self.horizon + 1, dtype=np.int64)  # by the last trip at each
+        self._regret = np.zeros(self.horizon)  # of each iteration, summed over the agents
+        self._agents = np.zeros(self.horizon)  # how many those are
         self._learned = False
 
     def count_exchange(self, play: tuple[int, int] | None, *, learns: bool) -> None:
@@ -65,7 +73,8 @@ class History:
             self.iteration = play[1]
         self.exchanges += learns
         self._learned = learns
-        self._trips.append((self.iteration, self.exchanges))
+        if self.iteration <= self.horizon:  # devices have no horizon
+            self._exchanges[self.iteration] = self.exchanges
 
     def count_bytes(self, uploaded: int, downloaded: int) -> None:
         """Count the payload of one trip, over all its messages."""
@@ -74,7 +83,10 @@ class History:
 
     def add_regrets(self, first: int, agents: int, sums: ArrayLike) -> None:
         """Add the regret of iterations from ``first`` on, summed over ``agents`` agents."""
-        self._regrets.append((first, agents, sums))
+        rows = np.asarray(sums)
+        place = slice(first - 1, first - 1 + len(rows))
+        self._regret[place] += rows
+        self._agents[place] += agents
 
     def counts(self) -> dict[str, int]:
         """Return how much was exchanged so far."""
@@ -90,6 +102,41 @@ class History:
         self.uploaded_bytes = counts["uploaded_bytes"]
         self.downloaded_bytes = counts["downloaded_bytes"]
 
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return everything so far as arrays of their own, for :meth:`restore`."""
+        rows = self.participation
+        lines = {
+            place: (row.rejected, row.absent)
+            for place, row in enumerate(rows)
+            if row.rejected or row.absent
+        }
+        counts = [self.iteration, self.rounds, *self.counts().values()]
+        return {
+            "counts": np.array(counts),
+            "exchanges": self._exchanges[: self.iteration + 1].copy(),
+            "regret": self._regret[: self.iteration].copy(),
+            "agents": self._agents[: self.iteration].copy(),
+            "participation": np.array(
+                [(row.iteration, row.asked, row.replied) for row in rows], dtype=np.int64
+            ).reshape(-1, 3),
+            "lines": np.frombuffer(json.dumps(lines).encode(), dtype=np.uint8),
+        }
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from where :meth:`state` was taken."""
+        self.iteration, self.rounds, *counts = (int(number) for number in state["counts"])
+        self.restore_counts(dict(zip(self.counts(), counts, strict=True)))
+        for array, saved in (
+            (self._exchanges, state["exchanges"]),
+            (self._regret, state["regret"]),
+            (self._agents, state["agents"]),
+        ):
+            array[: len(saved)], array[len(saved) :] = saved, 0
+        lines, self.participation = json.loads(state["lines"].tobytes()), []
+        for place, (iteration, asked, replied) in enumerate(state["participation"].tolist()):
+            rejected, absent = map(tuple, lines.get(str(place), ((), ())))
+            self.participation.append(Participation(iteration, asked, replied, rejected, absent))
+
     def report(self) -> None:
         """Count the round of the upload just counted, and tell whoever shows progress."""
         self.rounds += self._learned
@@ -99,21 +146,13 @@ class History:
     @property
     def exchanges_by_iteration(self) -> NDArray[np.int64]:
         """Exchanges completed by the end of each iteration, (horizon,)."""
-        counts = np.zeros(self.horizon + 1, dtype=np.int64)
-        for iteration, exchanges in self._trips:
-            counts[iteration] = exchanges
-        return np.maximum.accumulate(counts)[1:]
+        by_then: NDArray[np.int64] = np.maximum.accumulate(self._exchanges)[1:]
+        return by_then
 
     @property
     def cumulative_regret(self) -> NDArray[np.float64]:
         """Cumulative regret after each iteration, averaged over the agents heard of."""
-        regret = np.zeros(self.horizon)
-        agents = np.zeros(self.horizon)
-        for first, number, sums in self._regrets:
-            rows = np.asarray(sums)
-            regret[first - 1 : first - 1 + len(rows)] += rows
-            agents[first - 1 : first - 1 + len(rows)] += number
-        return np.cumsum(regret / np.maximum(agents, 1))
+        return np.cumsum(self._regret / np.maximum(self._agents, 1))
 
     @property
     def regret(self) -> float:

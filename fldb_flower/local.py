@@ -128,11 +128,11 @@ class LocalEstimates:
         return gradient, hessian
 
     def state(self) -> dict[str, FloatArray]:
-        """Return everything as arrays, for :meth:`restore`."""
+        """Return everything as arrays of their own, for :meth:`restore`."""
         return {
-            "theta": self.theta,
-            "differences": self._differences[..., : self._count],
-            "preferences": self._preferences[:, : self._count],
+            "theta": self.theta.copy(),
+            "differences": self._differences[..., : self._count].copy(),
+            "preferences": self._preferences[:, : self._count].copy(),
         }
 
     def restore(self, state: dict[str, FloatArray]) -> None:

@@ -27,7 +27,6 @@ from fldb_flower.federation import Broadcast, Play, Regrets, Upload
 Vector = NDArray[np.float64]
 
 _NUMBER_BYTES = 8
-_PSD_TOLERANCE = 1e-9
 
 
 class Ask(NamedTuple):
@@ -279,20 +278,6 @@ def _regrets(answer: Answer) -> Regrets:
     if not all(0.0 <= number < math.inf for number in answer.regret):
         raise UploadError("a regret that is negative or not finite")
     return Regrets(answer.regret_first, answer.agents, np.array(answer.regret))
-
-
-def indefinite(uploads: Sequence[Upload]) -> list[str]:
-    """Name, for each upload, a matrix that is not positive semi-definite; "" if all are."""
-    names = ["W_new"] + (["Hessian"] if uploads and uploads[0].hessian is not None else [])
-    matrices = np.array(
-        [[u.information] if u.hessian is None else [u.information, u.hessian] for u in uploads]
-    )
-    lowest = np.linalg.eigvalsh(matrices)[..., 0]  # (uploads, matrices)
-    allowed = -_PSD_TOLERANCE * np.abs(np.trace(matrices, axis1=-2, axis2=-1))
-    return [
-        next((name for name, is_bad in zip(names, row, strict=True) if is_bad), "")
-        for row in lowest < allowed
-    ]
 
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:

@@ -35,7 +35,7 @@ class Policy(Protocol):
         """See the iteration's duels of the whole block: (agents, d) and (agents,)."""
 
     def state(self) -> dict[str, Array]:
-        """Return what must outlive the process, as arrays."""
+        """Return what must outlive the process, as arrays that do not change any more."""
 
     def restore(self, state: dict[str, Array]) -> None:
         """Take back what :meth:`state` returned."""
@@ -68,6 +68,7 @@ class Synchronized:
 
     def restore(self, state: dict[str, Array]) -> None:
         """Take back the estimate."""
+        self._selector.forget()
         self._play = Play(0, 0, state["theta_sync"], state["information"])
 
 
@@ -98,10 +99,11 @@ class Alone:
 
     def state(self) -> dict[str, Array]:
         """Return the estimates, the duels behind them, and the information."""
-        return {"information": self._information, **self._estimates.state()}
+        return {"information": self._information.copy(), **self._estimates.state()}
 
     def restore(self, state: dict[str, Array]) -> None:
         """Take them back."""
+        self._selector.forget()
         self._estimates.restore(state)
         self._information = np.array(state["information"])
         self._whitener = whiten(self._information)
@@ -133,7 +135,8 @@ class Uniform:
         return {}
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Nothing to take back."""
+        """Forget the pairs drawn last: the streams may be elsewhere now."""
+        self._pairs = (0, self._pairs[1])
 
 
 _TABLE: dict[str, Callable[[Settings, AgentStreams], Policy]] = {"ldb": Alone, "random": Uniform}

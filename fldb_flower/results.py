@@ -2,45 +2,92 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fldb_flower.errors import OutputError
-from fldb_flower.files import replace_file
+from fldb_flower.arrays import Array
+from fldb_flower.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from fldb_flower.errors import FldbError, OutputError
+from fldb_flower.files import lock_folder, partial_of, replace_file
 from fldb_flower.history import History
-from fldb_flower.settings import Settings, to_nested
+from fldb_flower.settings import Settings, from_nested, hydra_entries, to_nested
 
 CONFIG, REGRET, PLOT, SUMMARY = "config.yaml", "regret.csv", "regret.png", "summary.json"
-PARTICIPATION = "participation.csv"
+PARTICIPATION, CHECKPOINT, STOP = "participation.csv", "checkpoint.bin", "stop"
+_FORMAT = 1  # of what a run's checkpoint holds
+_HOW_IT_IS_KEPT = ("resume", "checkpoint_seconds")
+_MAY_CHANGE = (  # between two parts of one run: no result depends on it
+    *_HOW_IT_IS_KEPT, "node_wait", "reply_timeout", "max_message_mb",
+    "engine.num_cpus", "engine.num_gpus",
+)  # fmt: skip
 
 
 class RunDirectory:
-    """Where one run's results go.
+    """Where one run's results go; one process at a time has it.
 
-    ``config.yaml`` is written on construction and claims the directory; ``summary.json`` is
-    written last, and without it the run is not finished.
+    ``config.yaml`` is written on construction and claims the directory; ``checkpoint.bin`` is
+    what an unfinished run goes on from; ``summary.json`` is written last, and without it the run
+    is not finished. A file ``stop`` asks the run to save itself and end.
 
     Parameters
     ----------
     path : Path
-        Created if missing; must not hold a run.
+        Created if missing; must not hold a run, or with ``resume`` none but this one.
     settings : Settings
         Settings of the run.
 
+    Attributes
+    ----------
+    saved : Checkpoint or None
+        What there is to go on from.
+
     Raises
     ------
+    CheckpointError
+        The checkpoint is damaged, or of a run with other settings; nothing was touched.
     OutputError
-        The directory cannot be written, or it holds a run already.
+        The directory cannot be written, is in use, or holds a run already.
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path = path.expanduser()
+        self.saved: Checkpoint | None = None
         self._settings = settings
-        if settings.resume and not (self.path / SUMMARY).exists():
-            self.abandon()  # what an interrupted run left
-        self._claim()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_folder(self.path)
+        except BlockingIOError:
+            raise OutputError(f"{self.path} is in use by another run: wait for its end") from None
+        except OSError as error:
+            raise OutputError(f"cannot write to {self.path}: {error.strerror}") from None
+        try:
+            if settings.resume and not (self.path / SUMMARY).exists():
+                self.saved = load_checkpoint(self.path / CHECKPOINT, identity(settings))
+                self.abandon()  # what a run left that saved nothing
+            self._claim()
+        except FldbError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process have the directory."""
+        os.close(self._lock)
+
+    def save(self, numbers: dict[str, Any], arrays: Mapping[str, Array]) -> None:
+        """Write a checkpoint durably, in place of the one before.
+
+        Raises
+        ------
+        OutputError
+            It cannot be written; the one before is as it was.
+        """
+        checkpoint = Checkpoint(identity(self._settings), numbers, arrays)
+        save_checkpoint(self.path / CHECKPOINT, checkpoint)
 
     def finish(self, history: History, *, engine: str, runtime_seconds: float) -> dict[str, Any]:
         """Write the results, ``summary.json`` last and atomically, and return the summary.
@@ -61,24 +108,33 @@ class RunDirectory:
             replace_file(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
         except OSError as error:
             raise OutputError(f"cannot write results to {self.path}: {error.strerror}") from None
+        discard_checkpoint(self.path)
         return summary
 
     def abandon(self) -> None:
-        """Give the directory up after a failure: the next run may have it."""
-        for name in (CONFIG, REGRET):
-            (self.path / name).unlink(missing_ok=True)
+        """Give the directory up after a failure: the next run may have it.
+
+        If anything was saved, that is the same run with ``resume``.
+        """
+        if not (self.path / CHECKPOINT).exists():
+            _remove(self.path, CONFIG, REGRET)
 
     def _claim(self) -> None:
         text = _config_yaml(self._settings)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if any((self.path / name).exists() for name in (REGRET, SUMMARY)):
+            if self.saved is not None:
+                replace_file(self.path / CONFIG, text.encode())
+                return
+            if any((self.path / name).exists() for name in (REGRET, SUMMARY, CHECKPOINT)):
                 raise FileExistsError
             with (self.path / CONFIG).open("x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
+            unfinished = (self.path / CHECKPOINT).exists() and not (self.path / SUMMARY).exists()
             raise OutputError(
-                f"{self.path} already holds a run: name another directory, or remove this one"
+                f"{self.path} holds an unfinished run: resume=true goes on with it"
+                if unfinished
+                else f"{self.path} already holds a run: name another directory, or remove this one"
             ) from None
         except OSError as error:
             raise OutputError(f"cannot write to {self.path}: {error.strerror}") from None
@@ -116,20 +172,73 @@ def is_finished(path: Path, settings: Settings) -> bool:
     """
     if not (path / SUMMARY).exists():
         return False
-    try:
-        same = (path / CONFIG).read_text(encoding="utf-8") == _config_yaml(settings)
-    except OSError as error:
-        raise OutputError(f"cannot read {path / CONFIG}: {error.strerror}") from None
-    if not same:
+    if _identity_there(path / CONFIG) != identity(settings):
         raise OutputError(f"{path} holds a run of other settings: resume needs the same ones")
     return True
+
+
+def _identity_there(config: Path) -> str:
+    """Return what makes the run of a ``config.yaml`` the one it is; "" if that cannot be said."""
+    import yaml  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - as OmegaConf below
+
+    try:
+        values = yaml.safe_load(config.read_text(encoding="utf-8"))
+        return identity(from_nested(values, str(config))) if isinstance(values, dict) else ""
+    except OSError as error:
+        raise OutputError(f"cannot read {config}: {error.strerror}") from None
+    except (FldbError, ValueError, yaml.YAMLError):
+        return ""
+
+
+def identity(settings: Settings) -> str:
+    """Return what makes a run the one it is, a line for each setting that must not change."""
+    # Vectorized has no nodes, and how many Flower's run has is not known to its server.
+    nodes = () if settings.engine.name == "inprocess" else ("engine.num_nodes",)
+    ignored = (*_MAY_CHANGE, *nodes)
+    lines = [
+        f"{entry.dotted}={entry.value(settings)!r}\n"
+        for entry in hydra_entries()
+        if entry.dotted not in ignored
+    ]
+    return f"run, format {_FORMAT}\n" + "".join(lines)
+
+
+def request_stop(path: Path) -> None:
+    """Ask the run in a directory, on whatever machine it is, to save itself and end.
+
+    Raises
+    ------
+    OSError
+        The directory cannot be written.
+    """
+    (path / STOP).touch()
+
+
+def stop_requested(path: Path) -> bool:
+    """Whether somebody asked the run in a directory to stop; asks once."""
+    if not (path / STOP).exists():
+        return False
+    _remove(path, STOP)
+    return True
+
+
+def discard_checkpoint(path: Path) -> None:
+    """Remove what a finished run need not go on from."""
+    _remove(path, CHECKPOINT, partial_of(path / CHECKPOINT).name, STOP)
+
+
+def _remove(path: Path, *names: str) -> None:
+    for name in names:
+        with contextlib.suppress(OSError):
+            (path / name).unlink()
 
 
 def _config_yaml(settings: Settings) -> str:
     from omegaconf import OmegaConf  # noqa: PLC0415 - agents import this module's package
 
     values = to_nested(settings)
-    del values["resume"]  # how a run was started is not what it is
+    for name in _HOW_IT_IS_KEPT:  # which is not what the run is
+        del values[name]
     return OmegaConf.to_yaml(OmegaConf.create(values))
 
 
@@ -160,6 +269,7 @@ def _participation_csv(history: History) -> str:
             "iteration": row.iteration,
             "asked": row.asked,
             "replied": row.replied,
+            "absent": "; ".join(row.absent),
             "rejected": "; ".join(row.rejected),
         }
         for row in history.participation

@@ -1,6 +1,8 @@
 """Flower's entry point on the server."""
 
+import json
 import sys
+from dataclasses import replace
 from logging import ERROR, INFO, getLogger
 from pathlib import Path
 
@@ -10,8 +12,8 @@ from flwr.serverapp import Grid, ServerApp
 from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.experiment import conduct
 from fldb_flower.history import History
-from fldb_flower.results import RunDirectory, default_directory
-from fldb_flower.settings import Settings, from_flat
+from fldb_flower.results import RunDirectory, default_directory, is_finished
+from fldb_flower.settings import Settings, from_flat, from_nested
 from strategies import make_strategy
 from strategies.device_results import DeviceDirectory
 from strategies.device_server import DeviceServer
@@ -40,14 +42,26 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _run_experiment(settings: Settings, grid: Grid, context: Context) -> None:
-    directory = RunDirectory(_output_directory(settings.output_dir), settings)
+    path = _output_directory(settings.output_dir)
+    settings = _with_engine(settings, context)
+    if settings.resume and is_finished(path, settings):
+        _say(f"{path}: finished already")
+        return
     conduct(
         settings,
-        directory,
+        RunDirectory(path, settings),
         engine=str(context.node_config.get("engine", "flower")),
-        run=lambda history: make_strategy(settings, history).start(grid),
+        run=lambda history, keeper: make_strategy(settings, history).start(grid, keeper),
         say=_say,
     )
+
+
+def _with_engine(settings: Settings, context: Context) -> Settings:
+    """Add what Flower's run config cannot hold: which engine runs this, and its faults."""
+    whole = context.node_config.get("settings")
+    if whole is None:
+        return replace(settings, engine=replace(settings.engine, name="flower"))
+    return replace(from_nested(json.loads(str(whole)), "the engine"), mode=settings.mode)
 
 
 def _serve_devices(settings: Settings, grid: Grid) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 
 
-def _generator(seed: int, *key: int | str) -> np.random.Generator:
+def keyed_generator(seed: int, *key: int | str) -> np.random.Generator:
     """Return the generator of one key; SFC64 is NumPy's fastest for normal draws."""
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in key]
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed, spawn_key=words)))
@@ -25,7 +25,7 @@ def _generator(seed: int, *key: int | str) -> np.random.Generator:
 
 def shared_generator(seed: int, name: str) -> np.random.Generator:
     """Return a generator for what all agents have in common, such as the true theta."""
-    return _generator(seed, 0, name)
+    return keyed_generator(seed, 0, name)
 
 
 class AgentStreams:
@@ -50,7 +50,7 @@ class AgentStreams:
     def _stream(self, name: str) -> list[np.random.Generator]:
         if name not in self._generators:
             self._generators[name] = [
-                _generator(self._seed, 1, agent, name) for agent in self.agents
+                keyed_generator(self._seed, 1, agent, name) for agent in self.agents
             ]
         return self._generators[name]
 

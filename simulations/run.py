@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import hydra
@@ -19,8 +24,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 import conf
 from fldb_flower.errors import FldbError, SettingsError
-from fldb_flower.experiment import conduct
-from fldb_flower.results import RunDirectory, is_finished
+from fldb_flower.experiment import StoppedError, conduct
+from fldb_flower.results import (
+    RunDirectory,
+    discard_checkpoint,
+    is_finished,
+    request_stop,
+    stop_requested,
+)
 from fldb_flower.settings import (
     Settings,
     defaults_nested,
@@ -31,6 +42,7 @@ from fldb_flower.settings import (
 
 _LOG = logging.getLogger("fldb_flower")
 _CONF = Path(conf.__path__[0])
+_SIGNALLED = 128  # exit status: this and the signal's number
 _FAILURES: list[str] = []  # of this process's jobs, said already
 
 
@@ -39,11 +51,14 @@ def run(settings: Settings, directory: Path) -> None:
 
     Raises
     ------
+    StoppedError
+        Somebody asked the run to stop, and it was saved.
     FldbError
         Something the user can put right.
     """
     engine = settings.engine.name
     if settings.resume and is_finished(directory, settings):
+        discard_checkpoint(directory)  # left if the run was killed at its very end
         _LOG.info("%s: finished already", directory)
     elif engine == "vectorized":
         from simulations.engines import vectorized  # noqa: PLC0415 - engines import only their own
@@ -52,7 +67,7 @@ def run(settings: Settings, directory: Path) -> None:
             settings,
             RunDirectory(directory, settings),
             engine=engine,
-            run=lambda history: vectorized.run(settings, history),
+            run=lambda history, keeper: vectorized.run(settings, history, keeper),
             say=_LOG.info,
         )
     else:
@@ -65,13 +80,53 @@ def run(settings: Settings, directory: Path) -> None:
 @hydra.main(version_base="1.3", config_path=str(_CONF), config_name="config")
 def _job(config: DictConfig) -> None:
     values: Any = OmegaConf.to_container(config, resolve=True)
+    directory = Path(HydraConfig.get().runtime.output_dir)
     try:
         settings = from_nested(values, "the command line or conf/")
-        run(settings, Path(HydraConfig.get().runtime.output_dir))
+        with _stopping_on_signals(directory):
+            run(settings, directory)
     except FldbError as error:  # the other jobs of a sweep go on
         overrides = " ".join(HydraConfig.get().overrides.task)
         _FAILURES.append(f"{error}" if not _is_sweep() else f"job {overrides}: {error}")
         print(f"error: {_FAILURES[-1]}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _stopping_on_signals(directory: Path) -> Iterator[None]:
+    """Let a run save itself and end on the first SIGTERM or SIGINT, and end at once on another.
+
+    Raises
+    ------
+    SystemExit
+        With 128 + the signal's number, once a signal came: no other job of a sweep begins.
+    """
+    if threading.current_thread() is not threading.main_thread():  # Python's rule for handlers
+        yield
+        return
+    came: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        try:
+            request_stop(directory)
+        except OSError as error:
+            print(f"stopped: cannot write to {directory}: {error.strerror}", file=sys.stderr)
+            sys.exit(_SIGNALLED + number)
+        if len(came) > 1:
+            sys.exit(_SIGNALLED + number)
+
+    stop_requested(directory)  # by a signal to a run that was killed then
+    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    except StoppedError as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(_SIGNALLED + (came[0] if came else signal.SIGTERM))
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    if came:  # in its last round
+        sys.exit(_SIGNALLED + came[0])
 
 
 def _is_sweep() -> bool:

@@ -49,6 +49,7 @@ class Devices(Members):
 
     def __init__(self, settings: Settings) -> None:
         self._dimension = settings.dimension
+        self._max_mb = settings.max_message_mb
         chosen = settings.devices.first_duels
         self._first_duels = 2 * settings.dimension if chosen == AUTO else int(chosen)
         self.counted: dict[str, int] = {}
@@ -68,7 +69,7 @@ class Devices(Members):
     ) -> Contribution | None:
         """Return a device's upload; None if the device was not known to be at this node."""
         try:
-            vector, numbers, content = read_reply(reply)
+            vector, numbers, content = read_reply(reply, self._max_mb, len(DeviceAnswer._fields))
             answer = DeviceAnswer.from_numbers(numbers)
             device = content["device"]["id"]
         except (KeyError, TypeError, ValueError) as error:

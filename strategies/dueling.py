@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from logging import INFO, WARNING, getLogger
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fldb_flower.algorithms import Algorithm
+from fldb_flower.algorithms import Algorithm, run_rounds
 from fldb_flower.arrays import Array
+from fldb_flower.environments import max_difference
 from fldb_flower.errors import FederationError, RoundAbandonedError
-from fldb_flower.federation import Broadcast, Federation, Upload, total
+from fldb_flower.federation import Broadcast, Federation, Play, Upload, total
 from fldb_flower.history import History, Participation
-from fldb_flower.messages import Ask, UploadError, encode_broadcast, indefinite, traffic
+from fldb_flower.messages import Ask, UploadError, encode_broadcast, traffic
+from fldb_flower.plausible import implausible
 from fldb_flower.records import pack_vector
+from fldb_flower.robust import combine
 from fldb_flower.schedules import Round
 from fldb_flower.settings import Settings
+from fldb_flower.streams import keyed_generator
 from strategies.members import Contribution, Members
-from strategies.transport import poll_seconds, send_and_receive
+from strategies.simulated import SimulatedNodes
+from strategies.transport import Patience, send_and_receive
+
+if TYPE_CHECKING:
+    from fldb_flower.experiment import Keeper
 
 _LOG = getLogger("flwr")
+_LONGEST_REASON = 300
 
 
 class DuelingStrategy(Federation, Strategy):
@@ -36,7 +46,8 @@ class DuelingStrategy(Federation, Strategy):
     Parameters
     ----------
     settings : Settings
-        ``quorum``, ``node_wait`` and ``reply_timeout`` bound the waiting.
+        ``fraction_train`` says how many nodes are asked; ``quorum``, ``node_wait`` and
+        ``reply_timeout`` bound the waiting.
     history : History
         Where exchanges, bytes, regret and participation are recorded.
     members : Members
@@ -52,18 +63,32 @@ class DuelingStrategy(Federation, Strategy):
         self.members = members
         self.algorithm = self.ALGORITHM(settings)
         self._grid: Grid | None = None
+        self._max_difference = max_difference(settings)
         self._broadcast = Broadcast(None, None)
         self._trips = 0
         self._nodes: list[int] = []  # nodes to ask in this trip
+        self._sent: dict[str, int] = {}  # message of this trip -> node
         self._connected: frozenset[int] = frozenset()
         self._answered: dict[int, Contribution] = {}  # by node
         self._rejected: dict[int, str] = {}  # node -> why its reply was not used
         self._greeted: set[int] = set()  # nodes that said who they are, and must be asked again
+        self._absent: list[int] = []  # nodes of the last trip without a usable reply
+        self._gone: set[int] = set()  # nodes that a round, begun anew, does without
+        self._closing = False  # whether every node must be heard of, as far as patience goes
 
-    def start(self, grid: Grid) -> Array:  # type: ignore[override]
+    def start(  # type: ignore[override]
+        self, grid: Grid, keeper: Keeper | None = None
+    ) -> Array:
         """Wait for nodes, then run the algorithm to the horizon.
 
         Unlike Flower's own loop, the number of exchanges is the algorithm's to choose.
+
+        Parameters
+        ----------
+        grid : Grid
+            Carries the messages.
+        keeper : Keeper, optional
+            Saves the run on the way, and knows where it was saved last.
 
         Raises
         ------
@@ -78,13 +103,63 @@ class DuelingStrategy(Federation, Strategy):
                 f' with --federation-config "num-supernodes={agents}" or fewer'
             )
         self.summary()
-        for turn in self.algorithm.rounds():
-            while not self.try_round(turn):
-                pass
+        if keeper is None:
+            run_rounds(self, self.algorithm, attempt=self.try_round)
+        else:
+            after_round = keeper.follow(self, self.algorithm)
+            run_rounds(self, self.algorithm, after_round, self.try_round)
+        if self.members.behind(self.look()):
+            self._hear_of_all()
         return self.algorithm.theta_sync
+
+    def _hear_of_all(self) -> None:
+        """Ask for the regret of nodes that were absent, or not asked, at the end.
+
+        They play to the horizon with the estimate that they have, and tell of it if ``node_wait``
+        allows. Nothing is learned from that.
+        """
+        last, algorithm = self.settings.horizon, self.algorithm
+        self._closing = True
+        play = Play(last + 1, last, algorithm.theta_sync, algorithm.information)
+        self.exchange(Broadcast(play, None))
+        self.acknowledge()
+
+    def state(self) -> dict[str, Array]:
+        """Return what the nodes know, and what is known of them.
+
+        Raises
+        ------
+        FederationError
+            A node did not answer.
+        """
+        known = self._simulated_nodes().state(self._grid_now(), self.look())
+        return {"trips": np.array(self._trips), **known}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Take back what :meth:`state` returned, at whatever nodes have those partitions now.
+
+        Raises
+        ------
+        FederationError
+            There are not as many nodes as there were.
+        """
+        self._trips = int(state["trips"])
+        nodes, grid = self._simulated_nodes(), self._grid_now()
+        self.wait_for_nodes(grid, at_least=len(state["known"]))
+        nodes.restore(grid, self._connected, state)
+
+    def _simulated_nodes(self) -> SimulatedNodes:
+        assert isinstance(self.members, SimulatedNodes), "devices keep their own state"
+        return self.members
+
+    def _grid_now(self) -> Grid:
+        assert self._grid is not None, "call connect(grid) first"
+        return self._grid
 
     def try_round(self, turn: Round) -> bool:
         """Play and learn from one round; return False if it has to be begun anew.
+
+        Then it does without the nodes that were lost on the way, so no round begins for ever.
 
         Raises
         ------
@@ -94,8 +169,12 @@ class DuelingStrategy(Federation, Strategy):
         try:
             self.algorithm.round(self, turn)
         except RoundAbandonedError as reason:
+            self._gone.update(self._absent)
+            if len(self._connected - self._gone) < self.settings.quorum * len(self._connected):
+                raise
             _LOG.log(WARNING, "round %d begins anew: %s", turn.number, reason)
             return False
+        self._gone.clear()
         return True
 
     def connect(self, grid: Grid) -> None:
@@ -123,8 +202,7 @@ class DuelingStrategy(Federation, Strategy):
 
     def look(self) -> frozenset[int]:
         """Return the nodes that are connected now."""
-        assert self._grid is not None, "call connect(grid) first"
-        self._connected = frozenset(self._grid.get_node_ids())
+        self._connected = frozenset(self._grid_now().get_node_ids())
         return self._connected
 
     def summary(self) -> None:
@@ -160,7 +238,10 @@ class DuelingStrategy(Federation, Strategy):
         """Check the replies and keep the usable uploads for :meth:`exchange` to sum."""
         fresh: dict[int, Contribution] = {}
         for reply in replies:
-            node = reply.metadata.src_node_id
+            # By the message it answers: where a node is unavailable, Flower itself replies.
+            node = self._sent.get(reply.metadata.reply_to_message_id)
+            if node is None or node in self._answered:
+                continue  # to an earlier exchange, or once more
             if reply.has_error():
                 self._rejected[node] = _last_line(reply.error.reason or "")
                 continue
@@ -174,10 +255,11 @@ class DuelingStrategy(Federation, Strategy):
             else:
                 fresh.setdefault(node, contribution)
         if fresh and self._broadcast.theta_hat is not None:
-            reasons = indefinite([each.upload for each in fresh.values()])
-            for node, bad in zip(list(fresh), reasons, strict=True):
-                if bad:
-                    self._rejected[node] = f"{bad} is not positive semi-definite"
+            uploads = [each.upload for each in fresh.values()]
+            reasons = implausible(uploads, self._broadcast, self._max_difference)
+            for node, reason in zip(list(fresh), reasons, strict=True):
+                if reason:
+                    self._rejected[node] = reason
                     del fresh[node]
         for node in fresh:
             self._rejected.pop(node, None)
@@ -197,39 +279,60 @@ class DuelingStrategy(Federation, Strategy):
         return None
 
     def _trip(self, broadcast: Broadcast) -> Upload:
-        """Ask every node; or, about the same duels again, those that told of them.
+        """Ask a share of the nodes; or, about the same duels again, those that told of them.
 
         The point of a round's further exchanges is to see one loss at several points: all
         nodes must answer, or the round begins anew without those that are gone.
         """
         again = broadcast.play is None
-        asked = sorted(self._answered) if again else sorted(self.look())
-        self._broadcast = broadcast
         self._trips += 1
-        self._answered, self._rejected = {}, {}
+        asked = self._whom(broadcast)
+        self._broadcast = broadcast
+        self._answered, self._rejected, self._sent = {}, {}, {}
         vector, ask = encode_broadcast(broadcast)
         arrays, config = pack_vector(vector), ConfigRecord({"ask": list(ask)})
-        enough = len(asked) if again else self.settings.quorum * len(asked)
-        deadline = time.monotonic() + self.settings.node_wait
+        least = len(asked) if again else self.settings.quorum * len(asked)
+        enough = len(asked) if self._closing else least
+        patience = Patience(self._grid, self.settings.node_wait)
         while True:
             self._ask([node for node in asked if node not in self._answered], arrays, config)
             if self._greeted:
                 self._ask(sorted(self._greeted), arrays, config)
-            if len(self._answered) >= enough:
+            if len(self._answered) >= enough or not patience.wait():
                 break
-            if time.monotonic() > deadline:
-                raise self._too_few(asked, again=again)
-            time.sleep(poll_seconds(self._grid))
+        self._absent = [node for node in asked if node not in self._answered]
+        if len(self._answered) < least:
+            raise self._too_few(asked, again=again)
         self._record(broadcast, asked)
         if broadcast.theta_hat is not None:
             self.members.expect_enough(self._answered)
-        return total([each.upload for each in self.contributions()])
+        uploads = [each.upload for each in self.contributions()]
+        return combine(uploads, self.settings.robust) if broadcast.robust else total(uploads)
+
+    def _whom(self, broadcast: Broadcast) -> list[int]:
+        """Return the nodes to ask, in partition order as far as partitions are known.
+
+        A round's share of them (``fraction_train``) is drawn by their places in that order from
+        a stream keyed by (seed, "participation", trip): once every node has told its partition,
+        the share does not depend on node ids, which Flower draws anew in each run. Where only
+        the regret is asked for, all nodes are.
+        """
+        if broadcast.play is None:
+            return sorted(self._answered, key=self.members.place)
+        self.wait_for_nodes(self._grid_now(), at_least=1)
+        nodes = sorted(self._connected - self._gone or self._connected, key=self.members.place)
+        count = max(1, round(self.settings.fraction_train * len(nodes)))
+        if broadcast.theta_hat is None or count == len(nodes):
+            return nodes
+        generator = keyed_generator(self.settings.seed, "participation", self._trips)
+        return [nodes[place] for place in sorted(generator.permutation(len(nodes))[:count])]
 
     def _ask(self, nodes: list[int], arrays: ArrayRecord, config: ConfigRecord) -> None:
         assert self._grid is not None
         self._nodes, self._greeted = nodes, set()
-        messages = self.configure_train(self._trips, arrays, config, self._grid)
-        replies = send_and_receive(self._grid, list(messages), self.settings.reply_timeout)
+        messages = list(self.configure_train(self._trips, arrays, config, self._grid))
+        replies = send_and_receive(self._grid, messages, self.settings.reply_timeout)
+        self._sent |= {each.metadata.message_id: each.metadata.dst_node_id for each in messages}
         self.aggregate_train(self._trips, replies)
 
     def _confirm(self) -> None:
@@ -244,23 +347,38 @@ class DuelingStrategy(Federation, Strategy):
             self.history.count_bytes(
                 *traffic(broadcast, self.settings.dimension, len(self._answered))
             )
-        rejected = tuple(f"node {node}: {why}" for node, why in sorted(self._rejected.items()))
+        rejected = tuple(self._reasons())
         for line in rejected:
             _LOG.log(WARNING, "not counted in this round: %s", line)
         play = broadcast.play
         iteration = self.history.iteration if play is None else play.last
         self.history.participation.append(
-            Participation(iteration, len(asked), len(self._answered), rejected)
+            Participation(
+                iteration,
+                len(asked),
+                len(self._answered),
+                rejected,
+                tuple(self.members.name(node) for node in self._absent),
+            )
         )
 
+    def _reasons(self) -> Iterator[str]:
+        for node in sorted(self._rejected, key=self.members.place):
+            yield f"{self.members.name(node)}: {_one_line(self._rejected[node])}"
+
     def _too_few(self, asked: list[int], *, again: bool) -> FederationError:
-        reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self._rejected.items()))
+        reasons = "; ".join(self._reasons())
         text = (
             f"{len(self._answered)} of {len(asked)} nodes answered usably in exchange"
             f" {self._trips}, quorum={self.settings.quorum:g}:"
             f" {reasons or 'the others did not reply'}"
         )
         return RoundAbandonedError(text) if again else FederationError(text)
+
+
+def _one_line(text: str) -> str:
+    """Keep what a node had a say in from filling a log, or looking like more lines of it."""
+    return "".join(c if c.isprintable() else " " for c in text[:_LONGEST_REASON])
 
 
 def _last_line(text: str) -> str:

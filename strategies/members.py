@@ -50,6 +50,18 @@ class Members(ABC):
             The reply must not be counted.
         """
 
+    def name(self, node: int) -> str:
+        """Return what a node is called in logs and results."""
+        return f"node {node}"
+
+    def place(self, node: int) -> tuple[int, int]:
+        """Return what nodes are sorted by."""
+        return (0, node)
+
+    def behind(self, nodes: Collection[int]) -> bool:
+        """Whether iterations were played, somewhere, of which a node has yet to tell."""
+        return False
+
     def expect_enough(self, contributions: Mapping[int, Contribution]) -> None:  # noqa: B027
         """Raise RoundAbandonedError if there is not enough to learn a round from."""
 
@@ -63,13 +75,25 @@ def with_acknowledgement(arrays: ArrayRecord, ask: Ask, **others: Any) -> Record
     return RecordDict({"arrays": arrays, "config": ConfigRecord({"ask": list(ask), **others})})
 
 
-def read_reply(reply: Message) -> tuple[Vector, list[float], Any]:
+def read_reply(reply: Message, max_mb: float, most: int) -> tuple[Vector, list[float], Any]:
     """Return a reply's vector, its numbers, and all of its content.
+
+    Parameters
+    ----------
+    reply : Message
+        From anyone.
+    max_mb : float
+        ``max_message_mb``.
+    most : int
+        Numbers that an answer has at most.
 
     Raises
     ------
     KeyError, TypeError, ValueError
-        It does not hold them.
+        It does not hold them, or too many.
     """
     content: Any = reply.content
-    return unpack_vector(content["arrays"]), list(content["numbers"]["answer"]), content
+    answer = content["numbers"]["answer"]
+    if len(answer) > most:
+        raise ValueError(f"{len(answer)} numbers, more than {most}")
+    return unpack_vector(content["arrays"], max_mb), [float(each) for each in answer], content

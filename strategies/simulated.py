@@ -3,15 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, Message, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
 
 from fldb_flower.agents import agents_of_node
+from fldb_flower.arrays import Array
+from fldb_flower.errors import FederationError
 from fldb_flower.federation import Broadcast, Upload
 from fldb_flower.history import History
 from fldb_flower.messages import Answer, Ask, UploadError, decode_upload
 from fldb_flower.settings import Settings
 from strategies.members import Contribution, Members, read_reply, with_acknowledgement
+from strategies.transport import poll_for_replies
+
+_MIB = 2**20
+
+
+class NodeState(NamedTuple):
+    """What a node tells of itself for a checkpoint.
+
+    Attributes
+    ----------
+    node : int
+        Its id, which is another one in another run.
+    partition, partitions : int
+        Which of how many blocks of agents it hosts.
+    agents : bytes
+        What its agents know.
+    """
+
+    node: int
+    partition: int
+    partitions: int
+    agents: bytes
+
+    @classmethod
+    def from_reply(cls, reply: Message, max_mb: float) -> NodeState:
+        """Read a node's reply.
+
+        Raises
+        ------
+        FederationError
+            It is something else, or too large.
+        """
+        content, node = reply.content, reply.metadata.src_node_id
+        try:
+            record: Any = content["agents"]
+            state = cls(node, record["partition"], record["partitions"], record["arrays"])
+        except (KeyError, TypeError) as error:
+            raise FederationError(f"node {node} told no state: {error!r}") from None
+        if len(state.agents) > max_mb * _MIB:
+            raise FederationError(
+                f"node {node}: a state of {len(state.agents) / _MIB:.3g} MiB is more than"
+                f" max-message-mb={max_mb:g}"
+            )
+        return state
 
 
 class SimulatedNodes(Members):
@@ -29,7 +78,9 @@ class SimulatedNodes(Members):
         self._settings = settings
         self._history = history
         self._counted: dict[int, int] = {}  # node -> last iteration whose duels are counted
-        self._partitions: dict[int, int] = {}  # partition -> node
+        self._nodes: dict[int, int] = {}  # partition -> node
+        self._partitions: dict[int, int] = {}  # node -> partition
+        self._exchange = 0  # number of the exchange, which an upload must be an answer to
         self._contents: tuple[ArrayRecord | None, dict[int, RecordDict]] = (None, {})
 
     def content(self, node: int, arrays: ArrayRecord, ask: Ask, *, again: bool) -> RecordDict:
@@ -37,32 +88,42 @@ class SimulatedNodes(Members):
         counted = self._counted.get(node, 0)
         if self._contents[0] is not arrays:
             self._contents = (arrays, {})
+            self._exchange += 1
         contents = self._contents[1]
         if counted not in contents:
-            contents[counted] = with_acknowledgement(arrays, ask._replace(counted=counted))
+            ask = ask._replace(counted=counted)
+            contents[counted] = with_acknowledgement(arrays, ask, exchange=self._exchange)
         return contents[counted]
 
     def check(
         self, node: int, reply: Message, broadcast: Broadcast, connected: Collection[int]
     ) -> Contribution:
         """Return the upload of a node's block of agents."""
+        most = len(Answer._fields) + self._settings.horizon
         try:
-            vector, numbers, _ = read_reply(reply)
-            answer = Answer.from_numbers(numbers)
+            vector, numbers, content = read_reply(reply, self._settings.max_message_mb, most)
+            answer, exchange = Answer.from_numbers(numbers), content["numbers"]["exchange"]
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError(f"not an upload: {error!r}") from None
-        settings = self._settings
-        upload = decode_upload(vector, answer, broadcast, settings.dimension)
+        agents = self._agents(node, answer)
+        if exchange != self._exchange:
+            raise UploadError(f"an answer to exchange {exchange} instead of {self._exchange}")
+        upload = decode_upload(vector, answer, broadcast, self._settings.dimension)
+        self._check_counts(node, upload, agents, broadcast)
+        self._nodes[answer.partition_id] = node
+        return Contribution(answer.partition_id, upload, None)
+
+    def _agents(self, node: int, answer: Answer) -> int:
+        """Return how many agents a node hosts, and remember which partition it says it is."""
         partition = answer.partition_id
-        if self._partitions.get(partition, node) != node:
+        if self._nodes.get(partition, node) != node:
             raise UploadError(f"partition-id={partition} is another node's")
         try:
-            agents = len(agents_of_node(partition, answer.num_partitions, settings.num_agents))
+            block = agents_of_node(partition, answer.num_partitions, self._settings.num_agents)
         except ValueError as error:
             raise UploadError(str(error)) from None
-        self._check_counts(node, upload, agents, broadcast)
-        self._partitions[partition] = node
-        return Contribution(partition, upload, None)
+        self._partitions[node] = partition
+        return len(block)
 
     def _check_counts(self, node: int, upload: Upload, agents: int, broadcast: Broadcast) -> None:
         play, counted = broadcast.play, self._counted.get(node, 0)
@@ -75,6 +136,84 @@ class SimulatedNodes(Members):
         rows = (regrets.first, len(regrets.sums), regrets.agents)
         if rows != (counted + 1, played - counted, agents):
             raise UploadError(f"regret of other iterations or agents than asked for: {rows}")
+
+    def name(self, node: int) -> str:
+        """Return the partition, the same in every run, once the node has told it."""
+        partition = self._partitions.get(node)
+        return super().name(node) if partition is None else f"partition {partition}"
+
+    def place(self, node: int) -> tuple[int, int]:
+        """Sort by partition, and nodes that have not told theirs after the others."""
+        partition = self._partitions.get(node)
+        return (1, node) if partition is None else (0, partition)
+
+    def behind(self, nodes: Collection[int]) -> bool:
+        """Whether a node's duels are not all counted."""
+        return any(self._counted.get(node, 0) < self._history.iteration for node in nodes)
+
+    def state(self, grid: Grid, nodes: Collection[int]) -> dict[str, Array]:
+        """Return what every node knows, and how far it is counted, by partition.
+
+        Raises
+        ------
+        FederationError
+            A node did not answer: nothing less than all of them is a state.
+        """
+        told = self._states(grid, dict.fromkeys(nodes, b""))
+        used = set(self._nodes.values())
+        known = [
+            (each.node in self._partitions, each.node in used, self._counted.get(each.node, 0))
+            for each in told
+        ]
+        agents = {
+            f"agents.{place}": np.frombuffer(each.agents, np.uint8)
+            for place, each in enumerate(told)
+        }
+        return {"exchange": np.array(self._exchange), "known": np.array(known), **agents}
+
+    def restore(self, grid: Grid, nodes: Collection[int], state: Mapping[str, Array]) -> None:
+        """Give the nodes back what those of their partitions knew.
+
+        Raises
+        ------
+        FederationError
+            There are not as many nodes as there were, or one did not answer.
+        """
+        told, known = self._states(grid, dict.fromkeys(nodes, b"")), state["known"].tolist()
+        if len(told) != len(known):
+            raise FederationError(
+                f"the run was saved with {len(known)} nodes and goes on with as many only:"
+                f" {len(told)} are here"
+            )
+        self._states(
+            grid, {each.node: state[f"agents.{each.partition}"].tobytes() for each in told}
+        )
+        self._exchange = int(state["exchange"])
+        for each, (has_told, was_used, counted) in zip(told, known, strict=True):
+            if has_told:
+                self._partitions[each.node] = each.partition
+            if was_used:
+                self._nodes[each.partition] = each.node
+                self._counted[each.node] = counted
+
+    def _states(self, grid: Grid, states: Mapping[int, bytes]) -> list[NodeState]:
+        """Give every node a state, or ask for its own (b""); return theirs by partition."""
+        messages = [
+            Message(
+                RecordDict({"agents": ConfigRecord({"arrays": state})}), node, "train",
+                group_id="state",
+            )
+            for node, state in states.items()
+        ]  # fmt: skip
+        told = []
+        for reply in poll_for_replies(grid, messages, self._settings.reply_timeout):
+            if reply.has_error():
+                raise FederationError(f"node {reply.metadata.src_node_id}: {reply.error.reason}")
+            told.append(NodeState.from_reply(reply, self._settings.max_message_mb))
+        partitions = max((each.partitions for each in told), default=len(states))
+        if sorted(each.partition for each in told) != list(range(partitions)):
+            raise FederationError(f"{len(told)} of {partitions} nodes told what they know")
+        return sorted(told, key=lambda each: each.partition)
 
     def confirm(self, contributions: Mapping[int, Contribution]) -> None:
         """Count the nodes' duels up to the last iteration played."""

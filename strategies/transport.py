@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 
@@ -11,11 +12,39 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 _IN_MEMORY_SECONDS = 0.01  # Flower's in-memory grid sleeps 0.1 s
 _NETWORK_SECONDS = 0.2  # and its network grid 3 s
+_TRIES = 100  # in process, where a node that failed so often always will
 
 
 def poll_seconds(grid: Grid | None) -> float:
-    """Return how long to wait between two looks for replies."""
-    return _NETWORK_SECONDS if isinstance(grid, HttpGrid) else _IN_MEMORY_SECONDS
+    """Return how long to wait between two looks for replies; a grid may say it itself."""
+    if isinstance(grid, HttpGrid):
+        return _NETWORK_SECONDS
+    return float(getattr(grid, "poll_seconds", _IN_MEMORY_SECONDS))
+
+
+class Patience:
+    """How long to go on asking nodes that do not answer.
+
+    Parameters
+    ----------
+    grid : Grid
+        What carries the messages. Where it has nothing to wait for, tries are counted as well.
+    seconds : float
+        At most.
+    """
+
+    def __init__(self, grid: Grid | None, seconds: float) -> None:
+        self._pause = poll_seconds(grid)
+        self._tries = _TRIES if self._pause == 0 else sys.maxsize
+        self._deadline = time.monotonic() + seconds
+
+    def wait(self) -> bool:
+        """Wait a moment before another try; return False, at once, if there is to be none."""
+        self._tries -= 1
+        if self._tries <= 0 or time.monotonic() > self._deadline:
+            return False
+        time.sleep(self._pause)
+        return True
 
 
 def send_and_receive(grid: Grid, messages: list[Message], timeout: float) -> Iterable[Message]:

@@ -6,6 +6,8 @@ and a line in the table.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fldb_flower.algorithms.alone import Alone
 from fldb_flower.algorithms.base import Algorithm, Online
 from fldb_flower.algorithms.gd import FLDBGD
@@ -13,6 +15,7 @@ from fldb_flower.algorithms.ogd import FLDBOGD
 from fldb_flower.algorithms.ons import FLDBONS
 from fldb_flower.arrays import Array
 from fldb_flower.federation import Federation
+from fldb_flower.schedules import Round
 from fldb_flower.settings import Settings
 
 _TABLE: dict[str, type[Algorithm]] = {
@@ -30,10 +33,38 @@ def make_algorithm(settings: Settings) -> Algorithm:
 
 
 def run_algorithm(federation: Federation, settings: Settings) -> Array:
-    """Run the algorithm to the horizon; return its final theta_sync, (d,)."""
-    algorithm = make_algorithm(settings)
+    """Run the settings' algorithm to the horizon; return its final theta_sync, (d,)."""
+    return run_rounds(federation, make_algorithm(settings))
+
+
+def run_rounds(
+    federation: Federation,
+    algorithm: Algorithm,
+    after_round: Callable[[], None] = lambda: None,
+    attempt: Callable[[Round], bool] | None = None,
+) -> Array:
+    """Run the rounds that are left, to the horizon; return the final theta_sync, (d,).
+
+    Parameters
+    ----------
+    federation : Federation
+        Its history knows which rounds were played already.
+    algorithm : Algorithm
+        As those rounds left it.
+    after_round : callable
+        Called after each round, when all that the agents sent is counted.
+    attempt : callable, optional
+        Plays and learns from a round, or returns False if it has to be begun anew.
+    """
     for turn in algorithm.rounds():
-        algorithm.round(federation, turn)
+        if turn.last <= federation.history.iteration:
+            continue
+        if attempt is None:
+            algorithm.round(federation, turn)
+        else:
+            while not attempt(turn):
+                pass
+        after_round()
     return algorithm.theta_sync
 
 
@@ -46,4 +77,5 @@ __all__ = [
     "Online",
     "make_algorithm",
     "run_algorithm",
+    "run_rounds",
 ]

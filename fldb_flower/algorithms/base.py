@@ -102,7 +102,7 @@ class Online(Algorithm):
             upload = minimum.upload
         else:
             upload = federation.exchange(
-                Broadcast(self.play(turn), self.theta_hat, hessian=self.HESSIAN)
+                Broadcast(self.play(turn), self.theta_hat, hessian=self.HESSIAN, robust=True)
             )
             self.step(upload, turn)
         self.information = self.information + upload.information

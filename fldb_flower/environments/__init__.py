@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from fldb_flower.environments.base import Contexts, Environment
 from fldb_flower.environments.movielens import MovieLens
+from fldb_flower.environments.sentences import Sentences
 from fldb_flower.environments.synthetic import Synthetic
-from fldb_flower.settings import Settings
+from fldb_flower.settings import AUTO, Settings
 
 _TABLE: dict[str, Callable[[Settings, range], Environment]] = {
     "synthetic": Synthetic,
     "movielens": MovieLens,
+    "sentences": Sentences,
 }
 
 
@@ -20,4 +23,16 @@ def make_environment(settings: Settings, agents: range) -> Environment:
     return _TABLE[settings.environment.name](settings, agents)
 
 
-__all__ = ["Contexts", "Environment", "make_environment"]
+def max_difference(settings: Settings) -> float:
+    """Return L, which no difference of two arms exceeds: the setting, or what ``auto`` derives.
+
+    An environment may say it, as a static method of this name over settings, which needs no data.
+    Infinite where it does not, and for devices.
+    """
+    if settings.max_difference != AUTO:
+        return float(settings.max_difference)
+    known = getattr(_TABLE[settings.environment.name], "max_difference", None)
+    return math.inf if known is None or settings.mode == "devices" else float(known(settings))
+
+
+__all__ = ["Contexts", "Environment", "make_environment", "max_difference"]

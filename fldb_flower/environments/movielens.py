@@ -72,6 +72,11 @@ class MovieLens:
         items = streams.permutations("items", iterations, MOVIELENS_ITEMS, self._num_arms)
         return Contexts(self.features[items], self.feedback[users[..., None], items])
 
+    @staticmethod
+    def max_difference(settings: Settings) -> float:  # noqa: ARG004 - as others have it
+        """Return 2: no item's features are longer than 1."""
+        return 2.0
+
 
 def like_matrix(
     users: IntArray, items: IntArray, liked: NDArray[np.bool_], size: int

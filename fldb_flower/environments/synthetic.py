@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from fldb_flower.environments.base import Contexts
 from fldb_flower.settings import Settings
 from fldb_flower.streams import AgentStreams, shared_generator
+
+_EXCEEDED = 1e-9  # how probably a run draws a longer difference than max_difference says
 
 
 class Synthetic:
@@ -38,3 +42,16 @@ class Synthetic:
         else:
             rewards = features.reshape(len(features), -1, self._shape[1]) @ self._thetas[:, :, None]
         return Contexts(features, rewards.reshape(features.shape[:-1]))
+
+    @staticmethod
+    def max_difference(settings: Settings) -> float:
+        r"""Return L, which some difference of a run exceeds with probability below 1e-9.
+
+        A difference is N(0, 2 I): half its squared length is chi-squared with d degrees of
+        freedom, above ``d + 2 sqrt(d x) + 2 x`` with probability at most ``exp(-x)`` (Laurent and
+        Massart 2000, Lemma 1). An iteration has fewer than ``N K^2 / 2`` pairs of arms, so by the
+        union bound ``x = log(N T K^2 / 1e-9)`` is enough.
+        """
+        pairs = settings.num_agents * settings.horizon * settings.num_arms**2
+        d, x = settings.dimension, math.log(pairs / _EXCEEDED)
+        return math.sqrt(2.0 * (d + 2.0 * math.sqrt(d * x) + 2.0 * x))

@@ -107,6 +107,10 @@ class Selector:
         noise = None if self._noise is None else self._noise[agents]
         return self._rule.select(features, theta, whitener, self._width, noise)
 
+    def forget(self) -> None:
+        """Forget the noise drawn last: the streams may be elsewhere now."""
+        self._t = 0
+
     def _prepare(self, t: int, num_agents: int) -> None:
         settings = self._settings
         self._t = t

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import conf
 from fldb_flower.errors import FederationError
+from fldb_flower.experiment import STOPPED, StoppedError
 from fldb_flower.results import SUMMARY, default_directory
 from fldb_flower.settings import Settings, to_flat
 
@@ -31,6 +32,8 @@ def run(settings: Settings, output_dir: str | None = None) -> None:
 
     Raises
     ------
+    StoppedError
+        Somebody asked the run to stop, and it was saved.
     FederationError
         The run ended without a result; Flower itself exits with 0 then.
     """
@@ -52,9 +55,13 @@ def run(settings: Settings, output_dir: str | None = None) -> None:
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us: the run has yet to save itself
             )
     if not (directory / SUMMARY).exists():
-        raise FederationError(f"flwr run left no {SUMMARY}: {_reason(done.stdout, settings)}")
+        reason = _reason(done.stdout, settings)
+        if reason.startswith(STOPPED):
+            raise StoppedError(reason)
+        raise FederationError(f"flwr run left no {SUMMARY}: {reason}")
     print(*_last_words(done.stdout), sep="\n")
 
 
@@ -88,7 +95,9 @@ def _superlink(home: Path, environment: Mapping[str, str]) -> Iterator[None]:
     command += ["--host", "127.0.0.1", "--port", str(api)]
     command += ["--control-api-address", f"127.0.0.1:{control}"]
     with (home / "superlink.log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
         try:
             _wait_for(api, process, home / "superlink.log")
             yield

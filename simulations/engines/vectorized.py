@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from fldb_flower.agents import AgentGroup, one_blas_thread
-from fldb_flower.algorithms import run_algorithm
+from fldb_flower.algorithms import make_algorithm, run_rounds
+from fldb_flower.arrays import Array
+from fldb_flower.errors import SettingsError
+from fldb_flower.experiment import Keeper
 from fldb_flower.federation import Broadcast, Federation, Upload
 from fldb_flower.history import History
 from fldb_flower.messages import traffic
 from fldb_flower.settings import Settings
+
+_LONG_ITERATIONS = ("fldb_gd", "ldb")  # all duels, in each: positions of streams cost nothing there
 
 
 class DirectFederation(Federation):
@@ -19,7 +28,8 @@ class DirectFederation(Federation):
     def __init__(self, settings: Settings, history: History) -> None:
         super().__init__(history)
         self._settings = settings
-        self._group = AgentGroup(settings, range(settings.num_agents))
+        resumable = settings.checkpoint_seconds == 0 or settings.algorithm in _LONG_ITERATIONS
+        self._group = AgentGroup(settings, range(settings.num_agents), resumable=resumable)
         self._counted = 0
 
     def _trip(self, broadcast: Broadcast) -> Upload:
@@ -31,8 +41,34 @@ class DirectFederation(Federation):
     def _confirm(self) -> None:
         self._counted = self.history.iteration
 
+    def state(self) -> dict[str, Array] | None:
+        """Return the agents' state; None if the next block must be drawn first."""
+        if not self._group.can_save():
+            return None
+        return {"counted": np.array(self._counted), **self._group.state()}
 
-def run(settings: Settings, history: History) -> None:
-    """Run the settings' algorithm over all agents in this process."""
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Take back what :meth:`state` returned."""
+        self._counted = int(state["counted"])
+        self._group.restore(dict(state))
+
+
+def run(settings: Settings, history: History, keeper: Keeper | None = None) -> Array:
+    """Run the settings' algorithm over all agents in this process; return its theta_sync.
+
+    Raises
+    ------
+    SettingsError
+        Something is asked for that needs nodes.
+    """
+    for name, neutral in (("robust", "none"), ("fraction_train", 1.0)):
+        if (value := getattr(settings, name)) != neutral:
+            raise SettingsError(
+                f"{name}={value}: needs engine=inprocess or engine=flower: the vectorized engine"
+                " has no nodes"
+            )
+    federation, algorithm = DirectFederation(settings, history), make_algorithm(settings)
     with one_blas_thread(settings.dimension):
-        run_algorithm(DirectFederation(settings, history), settings)
+        if keeper is None:
+            return run_rounds(federation, algorithm)
+        return run_rounds(federation, algorithm, keeper.follow(federation, algorithm))

@@ -1,0 +1,97 @@
+#!/bin/sh
+# Answers duels of a device from a shell, through its preference service. Needs curl, nothing else.
+#
+#   answer.sh URL TOKEN_FILE ARMS [COUNT [COMMAND]]
+#   answer.sh http://127.0.0.1:8377 /var/lib/fldb/duels.db.token drinks.txt
+#
+# ARMS        a line an arm: its key (letters, digits, . _ -), then its numbers: tea 0.1 0.9
+# COUNT       how many duels; 0, the default, goes on for ever
+# COMMAND     is given two keys and prints first, second or tie; without one, you are asked
+#
+# Prints "NUMBER ID" for each answer that is on the device's disk. An answer that got no reply is
+# sent again until it has one: the service knows a duel by its id and counts it once.
+set -eu
+
+if [ $# -lt 3 ]; then
+  echo "usage: answer.sh URL TOKEN_FILE ARMS [COUNT [COMMAND]]" >&2
+  exit 2
+fi
+url=$1 arms=$3 count=${4:-0} command=${5:-ask}
+token=$(cat "$2")
+case $token in
+  '' | *[!A-Za-z0-9._~+/=-]*)
+    echo "answer.sh: $2 holds no token" >&2
+    exit 1
+    ;;
+esac
+reply=$(mktemp)
+trap 'rm -f "$reply"' EXIT
+trap 'exit 1' INT TERM
+
+# call PATH BODY: POST, again and again until the service replies. Its reply is in $reply.
+call() {
+  while :; do
+    # The token goes through a pipe: what is on the command line, everybody can read.
+    status=$(printf 'header = "Authorization: Bearer %s"\n' "$token" \
+      | curl --config - --silent --output "$reply" --write-out '%{http_code}' --max-time 60 \
+        --header 'Content-Type: application/json' --data "$2" "$url$1") || status=000
+    case $status in
+      200) return 0 ;;
+      000 | 5??) sleep 1 ;; # not there, or its disk is busy
+      *)
+        echo "answer.sh: $1: $status $(cat "$reply")" >&2
+        return 1
+        ;;
+    esac
+  done
+}
+
+# field NAME: the value of a text or a number in $reply.
+field() {
+  sed -n 's/.*"'"$1"'": *"\{0,1\}\([^",}]*\).*/\1/p' "$reply"
+}
+
+ask() {
+  printf '1) %s   2) %s   0) I cannot say: ' "$1" "$2" >&2
+  read -r choice <&3
+  case $choice in
+    1) echo first ;;
+    2) echo second ;;
+    0) echo tie ;;
+    *) ask "$1" "$2" ;;
+  esac
+}
+exec 3<&0 # the terminal
+
+# Up to eight arms, drawn at random, as {"features": [[...], ...], "keys": ["...", ...]}.
+offer() {
+  awk -v seed="$(od -An -N4 -tu4 /dev/urandom)" '
+    BEGIN { srand(seed) }
+    NF > 1 { line[++n] = $0 }
+    END {
+      for (i = 1; i <= n && i <= 8; i++) {
+        j = i + int(rand() * (n - i + 1)); swap = line[i]; line[i] = line[j]; line[j] = swap
+        m = split(line[i], word, " ")
+        keys = keys (i > 1 ? "," : "") "\"" word[1] "\""
+        row = word[2]
+        for (k = 3; k <= m; k++) row = row "," word[k]
+        features = features (i > 1 ? "," : "") "[" row "]"
+      }
+      printf "{\"features\":[%s],\"keys\":[%s]}", features, keys
+    }' "$arms"
+}
+
+done=0
+while [ "$count" -eq 0 ] || [ "$done" -lt "$count" ]; do
+  call /duels "$(offer)"
+  id=$(field id) one=$(field first_key) other=$(field second_key)
+  # The first arm is the favourite: show the two in random order, or habits become preferences.
+  if [ "$(($(od -An -N1 -tu1 /dev/urandom) % 2))" -eq 0 ]; then
+    preferred=$("$command" "$one" "$other")
+  else
+    preferred=$("$command" "$other" "$one" | sed 's/first/2/; s/second/first/; s/2/second/')
+  fi
+  call "/duels/$id/answer" "{\"preferred\":\"$preferred\"}"
+  echo "$(field number) $id"
+  done=$((done + 1))
+done

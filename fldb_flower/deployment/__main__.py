@@ -1,0 +1,60 @@
+"""`python -m fldb_flower.deployment`: keys and certificates for a federation of devices."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fldb_flower.deployment import credentials
+from fldb_flower.deployment.parser import Parser
+from fldb_flower.errors import FldbError
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m fldb_flower.deployment", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    create = commands.add_parser(
+        "credentials",
+        help="a CA, the server's certificate and the devices' keys, from nothing",
+        description=f"Make a CA (valid {credentials.CA_DAYS} days), the server's certificate"
+        f" ({credentials.SERVER_DAYS} days) and devices' keys (no end). Nothing is overwritten.",
+    )
+    create.add_argument(
+        "--host", action="append", required=True, metavar="NAME",
+        help="name or IP address under which devices reach the server; may be repeated",
+    )  # fmt: skip
+    create.add_argument("--devices", type=int, default=3, metavar="N", help="keys (%(default)s)")
+    add = commands.add_parser("add-devices", help="keys of more devices")
+    add.add_argument("--devices", type=int, default=1, metavar="N", help="keys (%(default)s)")
+    renew = commands.add_parser(
+        "renew",
+        help="a new server certificate: same CA, same key; nothing changes for devices",
+    )
+    renew.add_argument(
+        "--host", action="append", default=[], metavar="NAME", help="(those it was made for)"
+    )
+    for command in (create, add, renew):
+        command.add_argument("folder", type=Path, metavar="DIR", help="where the files are")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point: exit status 1, with one line on stderr, for a mistake of the user's."""
+    arguments = _arguments(argv)
+    try:
+        if arguments.command == "credentials":
+            made = credentials.create(arguments.folder, arguments.host, arguments.devices)
+        elif arguments.command == "add-devices":
+            made = credentials.add_devices(arguments.folder, arguments.devices)
+        else:
+            made = [credentials.renew(arguments.folder, arguments.host)]
+    except FldbError as error:
+        sys.exit(f"error: {error}")
+    for path in made:
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

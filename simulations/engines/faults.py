@@ -1,0 +1,165 @@
+"""A Grid on which things go wrong by chance, as ``dropout`` and ``faults`` say."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from fldb_flower.messages import Answer
+from fldb_flower.records import unpack_vector
+from fldb_flower.settings import FaultSettings, Settings
+from fldb_flower.streams import keyed_generator
+from simulations.engines.grid import InProcessGrid, failure
+
+UNHEARD, LOST = "unheard", "lost"
+"""The two ways in which a message is lost: the broadcast, or the reply to it."""
+
+
+class FaultyGrid(InProcessGrid):
+    """An :class:`InProcessGrid` whose messages are lost, late, repeated, reordered or wrong.
+
+    Nothing is waited for: what is lost or late is absent from the replies, and what is late
+    arrives beside the replies to some later exchange.
+
+    What befalls a node is drawn from a stream of its own, keyed by (seed, "faults", partition,
+    exchange): neither the agents' draws nor another node's faults depend on it, and a run that
+    goes on from a checkpoint meets the same faults.
+
+    Parameters
+    ----------
+    settings : Settings
+        ``dropout`` and ``faults``; ``engine.num_nodes`` and ``seed``.
+    run_config : dict
+        Flower's run config, as every node gets it.
+    """
+
+    def __init__(self, settings: Settings, run_config: dict[str, Any]) -> None:
+        super().__init__(settings.engine.num_nodes, run_config)
+        self._seed, self._dimension = settings.seed, settings.dimension
+        chances = dataclasses.asdict(settings.faults)
+        faulty = chances.pop("nodes") or len(self.contexts)
+        self._reorder = chances.pop("reorder")
+        self._chances = {LOST: settings.dropout, **chances}
+        self._faulty = dict(zip(self.contexts, range(faulty), strict=False))  # node -> partition
+        self._streams: dict[int | str, np.random.Generator] = {}  # of this exchange
+        self._exchange = ""
+        self._late: list[Message] = []
+        self._previous: dict[int, RecordDict] = {}  # node -> what it answered last
+
+    def draw(self, message: Message) -> set[str]:
+        """Draw what goes wrong with a message: settings of ``faults``, UNHEARD or LOST."""
+        partition = self._faulty.get(message.metadata.dst_node_id)
+        if partition is None:
+            return set()
+        luck = self._stream(partition).random(len(self._chances))
+        faults = {
+            name
+            for number, (name, chance) in zip(luck, self._chances.items(), strict=True)
+            if number < chance
+        }
+        if LOST in faults and luck[0] < self._chances[LOST] / 2:
+            return {UNHEARD}
+        return faults
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Deliver the messages; return the replies that arrive, to these or earlier ones."""
+        waiting, self._late = self._late, []
+        messages = list(messages)
+        if messages and messages[0].metadata.group_id != self._exchange:
+            self._exchange, self._streams = messages[0].metadata.group_id, {}
+        replies, stream = list(super().send_and_receive(messages)), self._stream("order")
+        for reply in waiting:
+            arrives = stream.random() < 0.5
+            (replies if arrives else self._late).append(reply)
+        if stream.random() < self._reorder:
+            replies = [replies[place] for place in stream.permutation(len(replies))]
+        return replies
+
+    def _stream(self, name: int | str) -> np.random.Generator:
+        if name not in self._streams:
+            self._streams[name] = keyed_generator(self._seed, "faults", name, self._exchange)
+        return self._streams[name]
+
+    def replies(self, message: Message) -> list[Message]:
+        """Return the replies that arrive in time."""
+        if "config" not in message.content:  # about a checkpoint, which is no exchange
+            return super().replies(message)
+        node, faults = message.metadata.dst_node_id, self.draw(message)
+        if UNHEARD in faults:
+            return []
+        if "crash" in faults:
+            replies = [self._crash(message)]
+        else:
+            previous = self._previous.get(node) if "past" in faults else None
+            count = 2 if "duplicate" in faults else 1
+            replies = [self._answer(message, faults, previous) for _ in range(count)]
+        if LOST in faults:
+            return []
+        if "late" in faults:
+            self._late += replies
+            return []
+        return replies
+
+    def _crash(self, message: Message) -> Message:
+        """Raise at the very end: the node played, and then Flower rolls its state back."""
+        context = self.contexts[message.metadata.dst_node_id]
+        before = dict(context.state)
+        self.deliver(message)
+        context.state = RecordDict(before)
+        return failure(message, "a client that raises (faults.crash)")
+
+    def _answer(self, message: Message, faults: set[str], previous: RecordDict | None) -> Message:
+        reply = self.deliver(message)
+        if reply.has_error():
+            return reply
+        self._previous[message.metadata.dst_node_id] = reply.content
+        content: Any = reply.content if previous is None else previous
+        arrays, numbers = content["arrays"], content["numbers"]
+        poisons = [poison for name, poison in _POISONS.items() if name in faults]
+        if poisons:
+            vector: NDArray[Any] = unpack_vector(arrays)
+            with np.errstate(over="ignore"):
+                for poison in poisons:
+                    vector = poison(vector, self._dimension)
+            arrays = ArrayRecord([vector])
+        if "future" in faults:
+            numbers = MetricRecord({**numbers, "answer": _later(numbers["answer"])})
+        return Message(RecordDict({"arrays": arrays, "numbers": numbers}), reply_to=message)
+
+
+def any_fault(settings: Settings) -> bool:
+    """Whether the settings ask for anything to go wrong."""
+    return settings.dropout > 0 or settings.faults != FaultSettings()
+
+
+def _with(vector: NDArray[Any], place: int, number: float) -> NDArray[Any]:
+    """Return the vector with one number changed, if it has that place."""
+    changed = vector.copy()
+    changed[place : place + 1] = number
+    return changed
+
+
+_POISONS: dict[str, Callable[[NDArray[Any], int], NDArray[Any]]] = {
+    "nan": lambda vector, _d: _with(vector, 0, np.nan),
+    "huge": lambda vector, _d: _with(vector, 0, 1e300),
+    "indefinite": lambda vector, d: _with(vector, d, -1.0),  # of W_new, where squares are summed
+    "scaled": lambda vector, _d: 10.0 * vector,
+    "flipped": lambda vector, d: np.concatenate([-vector[:d], vector[d:]]),
+    "shape": lambda vector, _d: np.append(vector, 0.0),
+    "dtype": lambda vector, _d: vector.astype(np.float32),
+}
+"""What a fault makes of an upload's vector: gradient (d), then the triangles of matrices."""
+
+
+def _later(numbers: list[float]) -> list[float]:
+    """Claim one iteration more than was played."""
+    answer = Answer.from_numbers(numbers)
+    more = answer._replace(num_duels=answer.num_duels + answer.agents, regret=[*answer.regret, 0.0])
+    return more.to_numbers()

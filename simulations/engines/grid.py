@@ -1,0 +1,118 @@
+"""A Flower Grid whose nodes are in this process: real messages, no processes, no waiting."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fldb_flower import client_app
+from fldb_flower.errors import FldbError
+
+SERVER_NODE = 1
+_FIRST_NODE = 1001
+_APP_RAISED = 2  # Flower's code for a ClientApp that raised
+_RUN_IDS = itertools.count(1)
+
+
+class InProcessGrid(Grid):
+    """A Grid whose nodes are called one after the other when messages are pushed.
+
+    Parameters
+    ----------
+    num_nodes : int
+        Number of nodes; node ids are 1001, 1002, ... in partition order.
+    run_config : dict
+        Flower's run config, as every node gets it.
+    """
+
+    poll_seconds = 0.0  # a reply that is not there at once never comes
+
+    def __init__(self, num_nodes: int, run_config: dict[str, Any]) -> None:
+        self._run = Run.create_empty(next(_RUN_IDS))
+        # Private to Flower: outside its engine nothing else names the sender of a message.
+        TaskIdentity.run_id = self._run.run_id
+        TaskIdentity.task_id = 0
+        TaskIdentity.node_id = SERVER_NODE
+        self.contexts = {
+            _FIRST_NODE + partition: Context(
+                run_id=self._run.run_id,
+                node_id=_FIRST_NODE + partition,
+                node_config={"partition-id": partition, "num-partitions": num_nodes},
+                state=RecordDict(),
+                run_config=run_config,
+            )
+            for partition in range(num_nodes)
+        }
+        self._message_ids = itertools.count(1)
+        self._replies: dict[str, list[Message]] = {}
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes' ids."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Deliver the messages and keep the replies."""
+        ids = []
+        for message in messages:
+            message_id = str(next(self._message_ids))
+            message.metadata.__dict__["_message_id"] = message_id  # private, as in Flower's grids
+            self._replies[message_id] = self.replies(message)
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to these messages."""
+        return [reply for key in message_ids for reply in self._replies.pop(key, ())]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Deliver the messages and return the replies."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def replies(self, message: Message) -> list[Message]:
+        """Return the replies to one message: one, where nothing goes wrong."""
+        return [self.deliver(message)]
+
+    def deliver(self, message: Message) -> Message:
+        """Let the ClientApp of the addressed node answer, as a SuperNode does."""
+        context = self.contexts[message.metadata.dst_node_id]
+        before = dict(context.state)
+        try:
+            return client_app.app(message, context)
+        except FldbError:
+            raise
+        except Exception as error:  # as in Flower, any failure is the node's reply
+            context.state = RecordDict(before)
+            return failure(message, f"{type(error).__name__}: {error}")
+
+
+def failure(message: Message, reason: str) -> Message:
+    """Return what Flower replies for a ClientApp that raised."""
+    return Message(Error(_APP_RAISED, reason), reply_to=message)

@@ -1,0 +1,556 @@
+"""Whatever goes wrong with messages: each duel counts once, and a wrong upload not at all."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import nested
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from fldb_flower import theory
+from fldb_flower.agents import AgentGroup
+from fldb_flower.errors import FederationError
+from fldb_flower.history import History
+from fldb_flower.messages import Ask
+from fldb_flower.schedules import Round
+from fldb_flower.settings import from_nested, to_flat
+from simulations.engines import vectorized
+from simulations.engines.faults import LOST, UNHEARD, FaultyGrid
+from simulations.engines.grid import InProcessGrid
+from simulations.run import run
+from strategies import make_strategy, transport
+from strategies.simulated import SimulatedNodes
+
+SMALL = {"num_agents": 7, "horizon": 12, "num_arms": 4, "dimension": 3, "tau": 3, "quorum": 0.3}
+TRANSPORT = ("late", "duplicate", "reorder", "crash")
+REJECTED = {
+    "nan": "not finite",
+    "huge": "too large to square",
+    "shape": "shape",
+    "dtype": "dtype float32 instead of float64",
+    "indefinite": "W_new is not positive semi-definite",
+    "past": "an answer to exchange",
+    "future": "duels instead of",
+}
+EVERY = ("dropout", *TRANSPORT, *REJECTED)  # that leaves the sums over counted duels right
+
+
+def chance(kind, probability):
+    return {kind if kind == "dropout" else f"faults__{kind}": probability}
+
+
+def settings(nodes=3, engine="inprocess", **values):
+    where = {"engine__name": engine, "engine__num_nodes": nodes}
+    return from_nested(nested(**{**SMALL, **where, **values}), "a test")
+
+
+class Witness:
+    """Writes down each duel as it is played, and whose iterations are counted in which round."""
+
+    def __init__(self, chosen):
+        self.settings = chosen
+        self.duels = {}  # (first agent of a block, iteration) -> differences, preferences
+        self.covered = {}  # first agent of a block -> last iteration counted
+        self.rounds = []  # (last iteration, differences, preferences), of those learned from
+
+    def __enter__(self):
+        self.patches = pytest.MonkeyPatch()
+        play, confirm = AgentGroup._play_iteration, SimulatedNodes.confirm
+
+        def playing(group, t):
+            block = group.agents.start
+            assert t > self.covered.get(block, 0), "a counted iteration is played again"
+            play(group, t)
+            differences, preferences = group._log.fresh()
+            latest = slice(-len(group.agents), None)
+            self.duels[block, t] = differences[latest].copy(), preferences[latest].copy()
+
+        def confirming(members, contributions):
+            self.count([each.upload for each in contributions.values()])
+            confirm(members, contributions)
+
+        self.patches.setattr(AgentGroup, "_play_iteration", playing)
+        self.patches.setattr(SimulatedNodes, "confirm", confirming)
+        return self
+
+    def __exit__(self, *_):
+        self.patches.undo()
+
+    def run(self, grid=None):
+        """Run FLDB-OGD or FLDB-ONS over the grid; return the strategy."""
+        history = History(self.settings.horizon)
+        self.strategy = make_strategy(self.settings, history)
+        if grid is None:
+            grid = FaultyGrid(self.settings, to_flat(self.settings))
+        self.strategy.start(grid)
+        return self.strategy
+
+    def count(self, uploads):
+        agents = {node: block for block, node in self.blocks()}
+        learns, parts, last = self.strategy._broadcast.theta_hat is not None, [], 0
+        for node, contribution in self.strategy._answered.items():
+            block = agents[node]
+            (regrets,) = contribution.upload.regrets
+            first, last = regrets.first, regrets.first + len(regrets.sums) - 1
+            assert first == self.covered.get(block, 0) + 1
+            parts += [self.duels[block, t] for t in range(first, last + 1)]
+            self.covered[block] = last
+        assert len(uploads) == len(agents.keys() & self.strategy._answered.keys())
+        if learns:
+            self.rounds.append((last, *(np.concatenate(rows) for rows in zip(*parts, strict=True))))
+
+    def blocks(self):
+        """Yield the first agent of each node's block: the first ones have one agent more."""
+        agents, nodes = self.settings.num_agents, self.settings.engine.num_nodes
+        sizes = [agents // nodes + (place < agents % nodes) for place in range(nodes)]
+        yield from zip(np.cumsum([0, *sizes[:-1]]).tolist(), range(1001, 1001 + nodes), strict=True)
+
+    def information(self):
+        differences = np.concatenate([x for _, x, _ in self.rounds])
+        return np.eye(self.settings.dimension) / self.settings.horizon + differences.T @ differences
+
+    def theta_sync(self):
+        """Recompute the estimate from the duels that were counted, with formulas of its own."""
+        replay = {"fldb_ons": self._ons, "fldb_ogd": self._ogd}[self.settings.algorithm]
+        return replay(*self.rounds)
+
+    def _ons(self, first, *others):
+        theta = minimiser(*first[1:], 1.0)
+        curvature = np.eye(len(theta)) + derivatives(theta, *first[1:])[1]
+        for _, x, y in others:
+            gradient, hessian = derivatives(theta, x, y)
+            curvature = curvature + hessian
+            theta = theta - np.linalg.inv(curvature) @ gradient
+        return theta
+
+    def _ogd(self, first, *others):
+        hats = [minimiser(*first[1:], 1.0 / self.settings.horizon)]
+        if self.settings.tau == 1:
+            hats *= 2  # round 1 is t = 1: its gradient vanishes
+        for last, x, y in others:
+            hat = hats[-1] - derivatives(hats[-1], x, y)[0] / (self.settings.alpha * last)
+            way, radius = hat - hats[0], theory.projection_radius(self.settings)
+            hats.append(hats[0] + way * min(1.0, radius / max(np.linalg.norm(way), 1e-300)))
+        return np.mean(hats, axis=0)
+
+    def expect_all_right(self):
+        algorithm = self.strategy.algorithm
+        np.testing.assert_allclose(algorithm.information, self.information(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(algorithm.theta_sync, self.theta_sync(), rtol=1e-9, atol=1e-9)
+
+
+def derivatives(theta, x, y):
+    p = 1 / (1 + np.exp(-x @ theta))
+    return x.T @ (p - y), (x * (p * (1 - p))[:, None]).T @ x
+
+
+def minimiser(x, y, ridge):
+    """Newton's method; while it is far away, steps that raise the loss are halved."""
+
+    def loss(theta):
+        return np.logaddexp(0, x @ theta).sum() - y @ x @ theta + ridge / 2 * theta @ theta
+
+    theta = np.zeros(x.shape[1])
+    for _ in range(60):
+        gradient, hessian = derivatives(theta, x, y)
+        gradient, hessian = gradient + ridge * theta, hessian + ridge * np.eye(len(theta))
+        step = np.linalg.solve(hessian, gradient)
+        while gradient @ step > 1e-8 and loss(theta - step) > loss(theta):
+            step = step / 2
+        theta = theta - step
+    return theta
+
+
+# --- each fault by itself -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
+def test_counted_duels_count_once_whatever_goes_wrong(kind, algorithm):
+    absent = 0
+    for seed in range(3):
+        chosen = settings(algorithm=algorithm, seed=seed, **chance(kind, 0.3))
+        with Witness(chosen) as witness:
+            strategy = witness.run()
+        witness.expect_all_right()
+        # Every agent's regret of every iteration was heard of in the end, once.
+        np.testing.assert_array_equal(strategy.history._agents, SMALL["num_agents"])
+        absent += sum(row.asked - row.replied for row in strategy.history.participation)
+    assert (absent > 0) == (kind not in ("duplicate", "reorder"))
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_where_every_node_must_answer_faults_change_nothing(kind):
+    """With quorum=1 all is asked for again until it is there."""
+    for algorithm in ("fldb_ogd", "fldb_ons", "fldb_gd"):
+        clean = settings(algorithm=algorithm, engine="vectorized")
+        history = History(clean.horizon)
+        vectorized.run(clean, history)
+        with Witness(settings(algorithm=algorithm, quorum=1.0, **chance(kind, 0.3))) as witness:
+            strategy = witness.run()
+        assert strategy.history.exchanges == history.exchanges
+        np.testing.assert_allclose(
+            strategy.history.cumulative_regret, history.cumulative_regret, rtol=1e-9
+        )
+
+
+@pytest.mark.parametrize("algorithm", ["ldb", "random"])
+def test_agents_that_do_not_collaborate_do_not_notice(algorithm):
+    faults = {"dropout": 0.3, "faults__late": 0.2, "faults__crash": 0.2}
+    histories = []
+    for values in ({}, faults):
+        chosen = settings(algorithm=algorithm, **values)
+        history = History(chosen.horizon)
+        make_strategy(chosen, history).start(FaultyGrid(chosen, to_flat(chosen)))
+        histories.append(history)
+    clean, faulty = histories
+    np.testing.assert_array_equal(faulty._agents, SMALL["num_agents"])
+    np.testing.assert_allclose(faulty.cumulative_regret, clean.cumulative_regret, rtol=1e-12)
+
+
+def test_faults_leave_the_agents_draws_alone():
+    """The arms and answers that an agent would see are the same; only estimates differ."""
+    played = []
+    for values in ({}, {"faults__duplicate": 0.5, "faults__reorder": 1.0}):
+        with Witness(settings(algorithm="fldb_ons", **values)) as witness:
+            witness.run()
+        played.append(witness.duels)
+    assert played[0].keys() == played[1].keys()
+    for key, (differences, preferences) in played[0].items():
+        np.testing.assert_array_equal(differences, played[1][key][0])
+        np.testing.assert_array_equal(preferences, played[1][key][1])
+
+
+# --- any schedule ---------------------------------------------------------------------------
+
+
+class ScheduledGrid(FaultyGrid):
+    """Messages meet the scheduled faults, one after the other; at the horizon perhaps none."""
+
+    def __init__(self, chosen, schedule, *, calm_end):
+        super().__init__(chosen, to_flat(chosen))
+        self.schedule = iter(schedule)
+        self.calm_from = chosen.horizon if calm_end else chosen.horizon + 1
+
+    def draw(self, message):
+        ask = Ask(*message.content["config"]["ask"])
+        return set() if ask.last >= self.calm_from else next(self.schedule, set())
+
+
+MISHAPS = [
+    set(),
+    {UNHEARD},
+    {LOST},
+    {"late"},
+    {"duplicate"},
+    {"crash"},
+    {"duplicate", "late"},
+    {"crash", LOST},
+]
+
+
+@hypothesis_settings(deadline=None, derandomize=True, max_examples=240)
+@given(
+    algorithm=st.sampled_from(["fldb_ogd", "fldb_ons"]),
+    agents=st.integers(2, 5),
+    nodes=st.integers(1, 4),
+    tau=st.integers(1, 3),
+    rounds=st.integers(1, 4),
+    quorum=st.sampled_from([0.01, 0.5, 1.0]),
+    share=st.sampled_from([0.5, 1.0]),
+    reorder=st.sampled_from([0.0, 0.7]),
+    schedule=st.lists(st.sampled_from(MISHAPS), max_size=60),
+    calm_end=st.booleans(),
+)
+def test_any_schedule_counts_duels_once(
+    *, algorithm, agents, nodes, tau, rounds, quorum, share, reorder, schedule, calm_end
+):
+    """Lost, late, repeated and reordered messages, and clients that raise, in any order."""
+    chosen = settings(
+        min(nodes, agents), algorithm=algorithm, num_agents=agents, horizon=tau * rounds, tau=tau,
+        dimension=2, num_arms=3, quorum=quorum, fraction_train=share, faults__reorder=reorder,
+    )  # fmt: skip
+    with Witness(chosen) as witness:
+        strategy = witness.run(ScheduledGrid(chosen, schedule, calm_end=calm_end))
+    witness.expect_all_right()
+    np.testing.assert_array_equal(strategy.history._agents, agents)
+    if calm_end and share == 1.0 and rounds * tau > 1:
+        assert sum(len(y) for _, _, y in witness.rounds) == agents * tau * rounds
+
+
+# --- wrong uploads --------------------------------------------------------------------------
+
+
+class OneKindGrid(FaultyGrid):
+    """Some nodes' messages meet a fault of one kind, the same messages whatever the kind."""
+
+    def __init__(self, chosen, kind):
+        super().__init__(chosen, to_flat(chosen))
+        self.kind = kind
+
+    def draw(self, message):
+        partition = self._faulty[message.metadata.dst_node_id]
+        ask = Ask(*message.content["config"]["ask"])
+        # The first message has no past.
+        bad = partition < 2 and ask.last > 1 and self._stream(partition).random() < 0.5
+        return {self.kind} if bad else set()
+
+
+@pytest.mark.parametrize("kind", REJECTED)
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
+def test_a_wrong_upload_is_no_more_than_a_lost_one(kind, algorithm):
+    chosen, seen = settings(4, algorithm=algorithm, tau=1, horizon=15), []
+    for name in (LOST, kind):
+        with Witness(chosen) as witness:
+            seen.append(witness.run(OneKindGrid(chosen, name)))
+        witness.expect_all_right()
+    lost, rejected = seen
+    for name in lost.algorithm.STATE:
+        np.testing.assert_allclose(
+            getattr(rejected.algorithm, name), getattr(lost.algorithm, name), rtol=1e-9
+        )
+    np.testing.assert_allclose(
+        rejected.history.cumulative_regret, lost.history.cumulative_regret, rtol=1e-9
+    )
+    lines = list(itertools.chain(*(row.rejected for row in rejected.history.participation)))
+    assert lines
+    assert all(line.startswith(("partition 0: ", "partition 1: ")) for line in lines)
+    assert all(REJECTED[kind] in line for line in lines)
+    assert not any(row.rejected for row in lost.history.participation)
+
+
+@pytest.mark.parametrize("kind", [*REJECTED, "crash", "dropout", "late"])
+def test_participation_names_who_was_absent_and_why(tmp_path, kind):
+    run(settings(4, quorum=0.5, faults__nodes=1, **chance(kind, 1.0)), tmp_path)
+    table = pd.read_csv(tmp_path / "participation.csv", keep_default_na=False)
+    assert list(table.columns) == ["iteration", "asked", "replied", "absent", "rejected"]
+    first = {"iteration": 1, "asked": 4, "replied": 3}
+    known = kind in REJECTED and kind != "past"  # which partition the node is
+    if kind == "past":  # the first upload has no past; all others were asked for another time
+        first["replied"] = 4
+    assert dict(table.iloc[0][list(first)]) == first
+    learned = table[(table.asked == 4) & (table.iteration > 1)].iloc[:-1]
+    assert len(learned) == 4
+    assert set(learned.replied) == {3}
+    name = "partition 0" if known or kind == "past" else "node 1001"
+    assert set(learned.absent) == {name}
+    if kind in REJECTED:
+        assert all(text.startswith(f"{name}: ") for text in learned.rejected)
+        assert all(REJECTED[kind] in text for text in learned.rejected)
+    elif kind == "crash":
+        assert set(learned.rejected) == {f"{name}: a client that raises (faults.crash)"}
+    else:
+        assert set(learned.rejected) == {""}
+
+
+def regrets(seeds, nodes, algorithm, **values):
+    """Return the final regret for each seed; there are as many agents as nodes."""
+    found = []
+    for seed in range(seeds):
+        chosen = settings(
+            nodes, algorithm=algorithm, seed=seed, num_agents=nodes, num_arms=10, dimension=5,
+            tau=5, **values,
+        )  # fmt: skip
+        history = History(chosen.horizon)
+        if chosen.engine.name == "vectorized":
+            vectorized.run(chosen, history)
+        else:
+            make_strategy(chosen, history).start(FaultyGrid(chosen, to_flat(chosen)))
+        found.append(history.regret)
+    return np.array(found)
+
+
+@pytest.fixture(scope="module")
+def one_is_silent():
+    return regrets(5, 100, "fldb_ons", horizon=20, quorum=0.9, dropout=1.0, faults__nodes=1)
+
+
+@pytest.mark.parametrize("kind", [*REJECTED, "scaled", "flipped", "late", "crash"])
+def test_one_wrong_client_of_100_is_as_good_as_silent(one_is_silent, kind):
+    got = regrets(5, 100, "fldb_ons", horizon=20, quorum=0.9, faults__nodes=1, **chance(kind, 1.0))
+    error = one_is_silent.std(ddof=1) / np.sqrt(5)
+    assert abs(got.mean() - one_is_silent.mean()) <= 2 * error
+
+
+# --- learning with absent nodes -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
+def test_learning_with_absent_nodes(algorithm):
+    run_of = {"horizon": 200, "quorum": 0.5}
+    clean = regrets(10, 20, algorithm, engine="vectorized", **run_of).mean()
+    assert regrets(10, 20, algorithm, dropout=0.1, **run_of).mean() <= 1.2 * clean
+    random = regrets(3, 20, "random", engine="vectorized", **run_of).mean()
+    assert regrets(3, 20, algorithm, dropout=0.3, **run_of).mean() < random / 2
+
+
+class Rehearsed(FaultyGrid):
+    """What befalls a message is computed by a function of partition, ask and try."""
+
+    def __init__(self, chosen, fault):
+        super().__init__(chosen, to_flat(chosen))
+        self.fault = fault
+
+    def draw(self, message):
+        partition = self._faulty[message.metadata.dst_node_id]
+        return self.fault(partition, Ask(*message.content["config"]["ask"]))
+
+
+def dies_in_the_first_solve(partition, ask):
+    """Node 0 is there for the first exchange of t = 1, and never again."""
+    return {"crash"} if partition == 0 and ask.first != 1 else set()
+
+
+def fails_in_solves(partition, ask):
+    """Node 0 answers what is played, and nothing that is asked again."""
+    return {"crash"} if partition == 0 and ask.last == 0 else set()
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons", "fldb_gd"])
+@pytest.mark.parametrize("fault", [dies_in_the_first_solve, fails_in_solves])
+def test_a_round_begins_anew_without_a_node_that_crashes_for_ever(algorithm, fault):
+    chosen = settings(4, algorithm=algorithm, quorum=0.5)
+    with Witness(chosen) as witness:
+        strategy = witness.run(Rehearsed(chosen, fault))
+    if algorithm != "fldb_gd":
+        witness.expect_all_right()
+    first, *others = strategy.history.participation
+    assert (first.asked, first.replied) == (4, 4)
+    assert any(row.asked == row.replied == 3 for row in others)  # of t = 1, begun anew
+    if fault is dies_in_the_first_solve:
+        assert {row.absent for row in others if row.asked == 4} == {("partition 0",)}
+
+
+def test_without_a_quorum_a_crash_for_ever_ends_the_run():
+    chosen = settings(4, quorum=1.0)
+    with pytest.raises(FederationError, match=r"3 of 4 .*partition 0: a client that raises"):
+        make_strategy(chosen, History(chosen.horizon)).start(
+            Rehearsed(chosen, dies_in_the_first_solve)
+        )
+
+
+def test_nothing_is_waited_for_in_process(monkeypatch):
+    slept = []
+    monkeypatch.setattr(transport.time, "sleep", slept.append)
+    chosen = settings(dropout=0.3, quorum=1.0)
+    make_strategy(chosen, History(chosen.horizon)).start(FaultyGrid(chosen, to_flat(chosen)))
+    assert slept
+    assert set(slept) == {0.0}
+
+
+def test_the_first_usable_reply_counts_and_what_comes_after_it_is_not_named():
+    chosen, tries = settings(2, quorum=1.0), {0: 0, 1: 0}
+
+    def fault(partition, ask):
+        tries[partition] += 1
+        if partition == 0:
+            return {"late", "nan"} if tries[0] == 1 else set()
+        return {LOST} if tries[1] < 12 else set()  # meanwhile, node 0's first reply arrives
+
+    strategy = make_strategy(chosen, History(chosen.horizon))
+    strategy.start(grid := Rehearsed(chosen, fault))
+    assert not grid._late
+    assert not any(row.rejected for row in strategy.history.participation)
+
+
+def test_a_client_that_raises_keeps_the_state_it_had():
+    chosen = settings(1)
+    grid, history = FaultyGrid(chosen, to_flat(chosen)), History(chosen.horizon)
+    strategy, states = make_strategy(chosen, history), []
+
+    def once(_message, faults=iter([{"crash"}, {"crash"}])):  # noqa: B008 - drawn once
+        states.append(dict(grid.contexts[1001].state))
+        return next(faults, set())
+
+    grid.draw = once
+    strategy.start(grid)
+    assert states[0] == states[1] == states[2] == {}
+    assert states[3] != {}
+
+
+# --- a share of the nodes -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
+@pytest.mark.parametrize(("share", "asked"), [(0.01, 1), (0.4, 2), (0.5, 2), (0.8, 4)])
+def test_a_share_of_the_nodes_is_asked_and_all_duels_wait_for_their_turn(algorithm, share, asked):
+    chosen = settings(5, algorithm=algorithm, fraction_train=share, quorum=1.0, horizon=24, tau=2)
+    with Witness(chosen) as witness:
+        strategy = witness.run()
+    witness.expect_all_right()
+    np.testing.assert_array_equal(strategy.history._agents, SMALL["num_agents"])
+    *rounds, last = strategy.history.participation
+    assert {row.asked for row in rounds} == {asked}
+    assert (last.asked, last.replied, last.iteration) == (5, 5, 24)
+    assert len(witness.covered) == 5  # each had its turn
+
+
+def test_the_share_is_drawn_by_partition_whatever_the_node_ids():
+    chosen = settings(6, fraction_train=0.5, num_agents=6)
+    drawn = []
+    for shift in (0, 3):
+        strategy = make_strategy(chosen, History(chosen.horizon))
+        grid = InProcessGrid(6, to_flat(chosen))
+        strategy.connect(grid)
+        ids = list(grid.contexts)
+        strategy.members._partitions = {node: (place + shift) % 6 for place, node in enumerate(ids)}
+        broadcast, sets = strategy._broadcast._replace(theta_hat=np.zeros(3)), []
+        for strategy._trips in range(1, 9):
+            nodes = strategy._whom(broadcast._replace(play=strategy.algorithm.play(Round(1, 1, 1))))
+            sets.append([strategy.members._partitions[node] for node in nodes])
+        drawn.append(sets)
+    assert drawn[0] == drawn[1]
+    assert len({tuple(each) for each in drawn[0]}) > 3
+    assert all(sorted(each) == each and len(each) == 3 for each in drawn[0])
+
+
+# --- from the command line ------------------------------------------------------------------
+
+MESS = {
+    "dropout": 0.1, "faults__late": 0.1, "faults__duplicate": 0.1, "faults__reorder": 0.5,
+    "faults__crash": 0.1, "faults__nan": 0.05, "faults__past": 0.05, "faults__future": 0.05,
+}  # fmt: skip
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("other", 1)):
+        run(settings(algorithm="fldb_ons", seed=seed, **MESS), tmp_path / name)
+    first, second, other = (
+        [(tmp_path / name / file).read_bytes() for file in ("regret.csv", "participation.csv")]
+        for name in ("a", "b", "other")
+    )
+    assert first == second
+    assert first[1] != other[1]
+
+
+def test_a_checkpoint_after_every_round_changes_nothing(tmp_path):
+    for seconds in (0.0, 30.0):
+        run(settings(checkpoint_seconds=seconds, **MESS), tmp_path / str(seconds))
+    first, second = (
+        [(tmp_path / name / file).read_bytes() for file in ("regret.csv", "participation.csv")]
+        for name in ("0.0", "30.0")
+    )
+    assert first == second
+
+
+def test_a_sweep_over_dropout(tmp_path):
+    command = "-m simulations.run -m engine=inprocess dropout=0,0.1,0.3 quorum=0.5 num_agents=20"
+    command += f" engine.num_nodes=10 horizon=30 num_arms=4 hydra.sweep.dir={tmp_path}"
+    subprocess.run([sys.executable, *command.split()], check=True, capture_output=True)
+    table = pd.read_csv(tmp_path / "sweep.csv")
+    assert list(table.dropout) == [0.0, 0.1, 0.3]
+    assert table.final_regret.notna().all()
+    shares = []
+    for job in table.job:
+        part = pd.read_csv(tmp_path / str(job) / "participation.csv", keep_default_na=False)
+        rows = part[part.asked == 10]
+        shares.append((rows.replied / rows.asked).mean())
+        missing = rows.absent.str.count("partition|node")
+        assert list(missing) == list(rows.asked - rows.replied)
+    assert shares[0] == 1.0
+    assert shares[0] > shares[1] > shares[2]

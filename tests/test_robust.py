@@ -1,0 +1,269 @@
+"""Combining uploads robustly: against NumPy and SciPy, over real messages, and what it is worth."""
+
+import numpy as np
+import pytest
+from conftest import nested
+from flwr.app import ArrayRecord
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fldb_flower import preference
+from fldb_flower.algorithms import run_algorithm
+from fldb_flower.environments import max_difference
+from fldb_flower.errors import SettingsError
+from fldb_flower.federation import Upload, total
+from fldb_flower.history import History
+from fldb_flower.plausible import implausible
+from fldb_flower.robust import combine, trimmed_mean
+from fldb_flower.settings import from_nested, to_flat
+from simulations.engines import inprocess, vectorized
+from simulations.engines.vectorized import DirectFederation
+from strategies import make_strategy
+
+property_test = settings(deadline=None, derandomize=True, max_examples=100)
+
+
+def upload(gradient, duels=1, hessian=True):
+    gradient = np.asarray(gradient, dtype=float)
+    matrix = np.eye(gradient.size) * duels
+    return Upload(duels, gradient, matrix, matrix / 4 if hessian else None, None, ())
+
+
+# --- the mean of what is left --------------------------------------------------------------
+
+
+@property_test
+@given(k=st.integers(1, 60), d=st.integers(1, 4), seed=st.integers(0, 10**6))
+def test_with_equal_weights_it_is_the_median_and_scipys_trimmed_mean(k, d, seed):
+    values = np.random.default_rng(seed).standard_normal((k, d))
+    weights = np.full(k, 3.0)
+    median = combine([upload(row) for row in values], "median").gradient / k
+    np.testing.assert_allclose(median, np.median(values, axis=0), rtol=1e-9, atol=1e-12)
+    if k % 10 == 0:  # SciPy cuts whole values only
+        expected = stats.trim_mean(values, 0.1, axis=0)
+        np.testing.assert_allclose(trimmed_mean(values, weights, 0.1), expected, rtol=1e-9)
+    np.testing.assert_allclose(trimmed_mean(values, weights, 0.0), values.mean(axis=0), rtol=1e-9)
+
+
+@property_test
+@given(
+    weights=st.lists(st.integers(1, 6), min_size=1, max_size=12),
+    cut=st.sampled_from([0.0, 0.1, 0.25, 0.4]),
+    seed=st.integers(0, 10**6),
+)
+def test_a_weight_is_that_many_equal_values(weights, cut, seed):
+    """Each value as often as 20 times its weight: then cuts fall between values."""
+    values = np.random.default_rng(seed).standard_normal((len(weights), 2))
+    repeated = np.sort(np.repeat(values, 20 * np.array(weights), axis=0), axis=0)
+    out = round(cut * len(repeated))
+    expected = repeated[out : len(repeated) - out].mean(axis=0)
+    found = trimmed_mean(values, np.array(weights, dtype=float), cut)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_by_hand():
+    gradients = [[1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [7.0], [8.0], [9.0], [1000.0]]
+    uploads = [upload(gradient) for gradient in gradients]
+    assert combine(uploads, "none").gradient == [1045.0]
+    assert combine(uploads, "trimmed").gradient == [10 * (2 + 3 + 4 + 5 + 6 + 7 + 8 + 9) / 8]
+    assert combine(uploads, "median").gradient == [10 * 5.5]
+    assert combine(uploads[:9], "median").gradient == [9 * 5.0]
+
+
+@pytest.mark.parametrize("how", ["none", "trimmed", "median"])
+def test_all_else_is_summed(how):
+    uploads = [upload([1.0, 2.0], 3), upload([0.0, 0.0], 0), upload([-50.0, 2.0], 5)]
+    whole, combined = total(uploads), combine(uploads, how)
+    assert combined.num_duels == 8
+    np.testing.assert_array_equal(combined.information, whole.information)
+    np.testing.assert_array_equal(combined.hessian, whole.hessian)
+    assert combine([upload([1.0], hessian=False)] * 2, how).hessian is None
+
+
+@pytest.mark.parametrize("how", ["none", "trimmed", "median"])
+def test_nodes_without_duels_have_no_say(how):
+    told = [upload([1.0, 4.0], 2), upload([3.0, -2.0], 2), upload([2.0, 0.0], 2)]
+    silent = [upload([0.0, 0.0], 0)] * 9
+    np.testing.assert_allclose(combine(told + silent, how).gradient, combine(told, how).gradient)
+    np.testing.assert_array_equal(combine(silent, how).gradient, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("how", ["trimmed", "median"])
+@pytest.mark.parametrize("claim", [5, 10**3, 10**12])
+@pytest.mark.parametrize("gradient", [-1.0, 1.0])
+def test_claiming_many_duels_buys_nothing(how, claim, gradient):
+    """One of 21 nodes: it holds at most 2 / 21 of the weight, less than what is cut off."""
+    rng = np.random.default_rng(1)
+    honest = [upload(row, 4) for row in 4 * rng.uniform(-1, 1, (20, 3))]
+    liar = upload(np.full(3, gradient * claim), claim)
+    gradients = np.array([each.gradient for each in honest]) / 4
+    total_weight = 4 * 21
+    found = combine([*honest, liar], how).gradient / total_weight
+    assert (gradients.min(axis=0) <= found).all()
+    assert (found <= gradients.max(axis=0)).all()
+    small = combine([*honest, upload(np.full(3, gradient * 4), 4)], how).gradient / total_weight
+    np.testing.assert_allclose(found, small)
+
+
+@property_test
+@given(seed=st.integers(0, 10**6), liars=st.integers(0, 4))
+def test_what_is_combined_lies_among_what_honest_nodes_say(seed, liars):
+    """Up to 10 % (trimmed) and under a half (median) of nodes cannot leave the honest range."""
+    rng = np.random.default_rng(seed)
+    nodes = 40
+    honest = rng.standard_normal((nodes, 2))
+    lies = 1e6 * rng.standard_normal((liars, 2))
+    for how, lies_now in (("trimmed", lies), ("median", np.repeat(lies, 9, axis=0))):
+        rows = [*honest, *lies_now]
+        found = combine([upload(row) for row in rows], how).gradient / len(rows)
+        assert (honest.min(axis=0) <= found).all()
+        assert (found <= honest.max(axis=0)).all()
+
+
+# --- over messages -------------------------------------------------------------------------
+
+
+def chosen(**values):
+    small = {"num_agents": 11, "horizon": 12, "num_arms": 4, "dimension": 3, "tau": 1}
+    return from_nested(nested(**{**small, **values}), "a test")
+
+
+class LyingGrid(inprocess.InProcessGrid):
+    """The first nodes send what ``lie`` makes of their vectors."""
+
+    def __init__(self, num_nodes, run_config, liars, lie):
+        super().__init__(num_nodes, run_config)
+        self.liars, self.lie = list(self.contexts)[:liars], lie
+        self.sent = {}
+
+    def deliver(self, message):
+        reply = super().deliver(message)
+        node = message.metadata.dst_node_id
+        (vector,) = reply.content["arrays"].to_numpy_ndarrays()
+        if node in self.liars and vector.size:
+            reply.content["arrays"] = ArrayRecord([self.lie(vector.copy())])
+        return reply
+
+
+def over(settings, liars=0, lie=None):
+    history = History(settings.horizon)
+    grid = LyingGrid(11, to_flat(settings), liars, lie)
+    return make_strategy(settings, history).start(grid), history
+
+
+def turned(vector):
+    vector[:3] *= -1
+    return vector
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_ogd"])
+@pytest.mark.parametrize("how", ["trimmed", "median"])
+def test_over_flower_it_is_the_same_as_by_agent(algorithm, how):
+    """Against uploads of each agent, made here from the group's duels."""
+    settings = chosen(algorithm=algorithm, robust=how, engine__name="inprocess")
+    theta, history = over(settings)
+    by_agent = History(settings.horizon)
+    expected = run_algorithm(PerAgent(settings, by_agent), settings)
+    np.testing.assert_allclose(theta, expected, rtol=1e-9)
+    np.testing.assert_allclose(history.cumulative_regret, by_agent.cumulative_regret, rtol=1e-9)
+    plain, _ = over(chosen(algorithm=algorithm, engine__name="inprocess"))
+    assert not np.allclose(theta, plain)
+
+
+def test_the_first_minimiser_is_of_the_exact_sum(monkeypatch):
+    """Robust exchanges about the same duels need not be of any one loss: Newton could go astray."""
+    settings = chosen(algorithm="fldb_ons", robust="median", horizon=1, engine__name="inprocess")
+    theta, _ = over(settings)
+    plain, _ = over(chosen(algorithm="fldb_ons", horizon=1, engine__name="inprocess"))
+    np.testing.assert_array_equal(theta, plain)
+
+
+def test_an_implausible_node_is_left_out_and_named():
+    settings = chosen(algorithm="fldb_ons", quorum=0.5, node_wait=0.01, engine__name="inprocess")
+    _, history = over(settings, 2, lambda vector: np.append(50 * vector[:3], vector[3:]))
+    rejected = [line for row in history.participation for line in row.rejected]
+    assert rejected
+    assert all("gradient is longer than" in line for line in rejected)
+    assert {row.replied for row in history.participation if row.rejected} == {9}
+
+
+@pytest.mark.parametrize("values", [{"robust": "median"}, {"fraction_train": 0.5}])
+def test_the_vectorized_engine_says_that_it_has_no_nodes(values):
+    settings = chosen(algorithm="fldb_ons", **values)
+    with pytest.raises(SettingsError, match="needs engine=inprocess or engine=flower") as refused:
+        vectorized.run(settings, History(settings.horizon))
+    assert "\n" not in str(refused.value)
+
+
+# --- what it is worth ----------------------------------------------------------------------
+
+
+class PerAgent(DirectFederation):
+    """All agents as arrays, but an upload of each; the first ones lie, within what is plausible."""
+
+    def __init__(self, settings, history, liars=0, lie="turned"):
+        super().__init__(settings, history)
+        self.liars, self.lie = liars, lie
+        self.longest = max_difference(settings)
+
+    def _trip(self, broadcast):
+        whole = super()._trip(broadcast)
+        if broadcast.theta_hat is None:
+            return whole
+        agents, d = self._settings.num_agents, self._settings.dimension
+        x, y = (np.array(each) for each in self._group._log.fresh())
+        x, y = x.reshape(-1, agents, d), y.reshape(-1, agents)
+        if self.lie == "turned":
+            y[:, : self.liars] = 1 - y[:, : self.liars]
+        else:  # the longest arm there may be, along the true theta, and it lost
+            theta = self._group._environment.theta
+            x[:, : self.liars] = self.longest * theta / np.linalg.norm(theta)
+            y[:, : self.liars] = 0.0
+        uploads = []
+        for agent in range(agents):
+            mine, answers = x[:, agent], y[:, agent]
+            gradient, hessian = preference.derivatives(broadcast.theta_hat, mine, answers)
+            hessian = hessian if broadcast.hessian else None
+            information = preference.information(mine)
+            uploads.append(Upload(len(mine), gradient, information, hessian, None, ()))
+        assert not any(implausible(uploads, broadcast, self.longest))
+        robust = self._settings.robust if broadcast.robust else "none"
+        return combine(uploads, robust)._replace(regrets=whole.regrets)
+
+
+def regrets(seeds=8, liars=0, lie="loud", **values):
+    found = []
+    for seed in range(seeds):
+        settings = chosen(
+            algorithm="fldb_ons", num_agents=30, dimension=4, horizon=100, seed=seed, **values
+        )
+        history = History(settings.horizon)
+        run_algorithm(PerAgent(settings, history, liars, lie), settings)
+        found.append(history.regret)
+    return np.array(found)
+
+
+def surely_below(left, right):
+    """Paired by seed: by more than three standard errors."""
+    differences = right - left
+    return differences.mean() > 3 * differences.std(ddof=1) / len(differences) ** 0.5
+
+
+@pytest.mark.parametrize("how", ["trimmed", "median"])
+def test_one_loud_liar_of_thirty_does_less_harm(how):
+    """And without liars, a robust combination of ten duels each costs next to nothing."""
+    honest, lied_to = regrets(tau=10), regrets(liars=1, tau=10)
+    robust, robust_lied_to = regrets(tau=10, robust=how), regrets(liars=1, tau=10, robust=how)
+    assert surely_below(honest, lied_to)
+    assert surely_below(robust_lied_to, lied_to)
+    assert robust_lied_to.mean() < 0.5 * lied_to.mean()
+    assert robust.mean() < 1.25 * honest.mean()
+
+
+def test_of_single_duels_the_median_is_biased_and_the_trimmed_mean_is_not():
+    """What the docstring's table says of its price, at a smaller size."""
+    honest, median = regrets(), regrets(robust="median")
+    trimmed = regrets(robust="trimmed")
+    assert surely_below(honest, median)
+    assert trimmed.mean() < 1.25 * honest.mean()
