@@ -22,9 +22,9 @@ q <= \|theta\| L, and with it \|g\| <= n L mu(q) and trace(H) <= n L^2 / 4; with
 **What passes.** Whatever W_new and g are within these bounds are those of some n duels, if
 residuals may be as large as mu(q): take X and r with W_new = X^T X and g = X^T r, r in the range
 of X, and turn both by an orthogonal Q that makes the entries of Q r equal. (L then bounds their
-root mean square length.) So a liar moves FLDB-OGD exactly as far as n such duels might. FLDB-ONS, with A >= lambda_0 I + H, moves by
-\|A^-1 g\|_A <= mu(q) sqrt(n / mu'(z_max)), as with n real duels. That includes answers turned
-round: what n people could have said cannot be told from a lie.
+root mean square length.) So a liar moves FLDB-OGD exactly as far as n such duels might. FLDB-ONS,
+with A >= lambda_0 I + H, moves by \|A^-1 g\|_A <= mu(q) sqrt(n / mu'(z_max)), as with n real
+duels. Answers turned round pass, of course: they are what n people could have said.
 
 **Rounding.** With D^2 the diagonal of W_new, all of it is checked for D^-1 W_new D^-1, D^-1 g and
 D^-1 H D^-1, so that units of features do not matter. An entry of these is a sum of n

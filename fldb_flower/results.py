@@ -108,7 +108,7 @@ class RunDirectory:
             replace_file(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
         except OSError as error:
             raise OutputError(f"cannot write results to {self.path}: {error.strerror}") from None
-        discard_checkpoint(self.path)
+        _discard_checkpoint(self.path)
         return summary
 
     def abandon(self) -> None:
@@ -165,6 +165,8 @@ class RunDirectory:
 def is_finished(path: Path, settings: Settings) -> bool:
     """Whether a directory holds the finished run of just these settings.
 
+    What a kill at the very end left of its checkpoint is removed.
+
     Raises
     ------
     OutputError
@@ -174,6 +176,7 @@ def is_finished(path: Path, settings: Settings) -> bool:
         return False
     if _identity_there(path / CONFIG) != identity(settings):
         raise OutputError(f"{path} holds a run of other settings: resume needs the same ones")
+    _discard_checkpoint(path)
     return True
 
 
@@ -222,7 +225,7 @@ def stop_requested(path: Path) -> bool:
     return True
 
 
-def discard_checkpoint(path: Path) -> None:
+def _discard_checkpoint(path: Path) -> None:
     """Remove what a finished run need not go on from."""
     _remove(path, CHECKPOINT, partial_of(path / CHECKPOINT).name, STOP)
 

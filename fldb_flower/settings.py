@@ -20,7 +20,7 @@ from fldb_flower.errors import SettingsError
 MODES = ("simulation", "devices")
 ALGORITHMS = ("fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random")
 ONLINE_ALGORITHMS = ("fldb_ogd", "fldb_ons")
-ENVIRONMENTS = ("synthetic", "movielens", "sentences")
+ENVIRONMENTS = ("synthetic", "movielens")
 ROBUST = ("none", "trimmed", "median")
 ENGINES = ("vectorized", "inprocess", "flower")
 SCHEDULES = ("periodic", "geometric")
@@ -29,7 +29,6 @@ SOLVERS = ("newton", "lbfgs", "gd")
 
 MOVIELENS_ITEMS = 200  # items with most ratings, and users with most ratings
 MOVIELENS_DIMENSIONS = 20  # users whose ratings make the features
-TEXT_DIMENSIONS = 384  # of the embedding of a sentence
 
 AUTO = "auto"
 """A number that the software derives; the setting's help says how."""
@@ -86,14 +85,11 @@ class EnvironmentSettings:
     name: str = setting("synthetic", "Where arms and preferences come from.", choices=ENVIRONMENTS)
     sigma: float = setting(
         0.0,
-        "Heterogeneity (synthetic; sentences, rescaled): theta_i = theta + N(0, sigma^2 I) for"
-        " agent i.",
+        "Heterogeneity (synthetic): theta_i = theta + N(0, sigma^2 I) for agent i.",
         minimum=0,
     )
     path: str = setting(
-        "",
-        "movielens: the ratings, a file, a folder or the downloaded zip; sentences: a text file"
-        " with a sentence a line, empty for our own.",
+        "", "MovieLens ratings (movielens): a file, a folder or the downloaded zip."
     )
 
 
@@ -558,11 +554,6 @@ def _check_together(settings: Settings, source: str) -> None:
         )
     if settings.environment.name == "movielens":
         _check_movielens(settings, source)
-    if settings.environment.name == "sentences" and settings.dimension > TEXT_DIMENSIONS:
-        raise SettingsError(
-            f"dimension={settings.dimension} (from {source}): must be at most {TEXT_DIMENSIONS}"
-            " for sentences, whose embeddings have that many dimensions"
-        )
 
 
 def _check_movielens(settings: Settings, source: str) -> None:

@@ -25,13 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 import conf
 from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.experiment import StoppedError, conduct
-from fldb_flower.results import (
-    RunDirectory,
-    discard_checkpoint,
-    is_finished,
-    request_stop,
-    stop_requested,
-)
+from fldb_flower.results import RunDirectory, is_finished, request_stop, stop_requested
 from fldb_flower.settings import (
     Settings,
     defaults_nested,
@@ -58,7 +52,6 @@ def run(settings: Settings, directory: Path) -> None:
     """
     engine = settings.engine.name
     if settings.resume and is_finished(directory, settings):
-        discard_checkpoint(directory)  # left if the run was killed at its very end
         _LOG.info("%s: finished already", directory)
     elif engine == "vectorized":
         from simulations.engines import vectorized  # noqa: PLC0415 - engines import only their own
@@ -120,12 +113,13 @@ def _stopping_on_signals(directory: Path) -> Iterator[None]:
     try:
         yield
     except StoppedError as stopped:
-        print(stopped, file=sys.stderr)
+        print(f"{stopped}, in {directory}", file=sys.stderr)
         sys.exit(_SIGNALLED + (came[0] if came else signal.SIGTERM))
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
     if came:  # in its last round
+        stop_requested(directory)
         sys.exit(_SIGNALLED + came[0])
 
 

@@ -331,9 +331,14 @@ class DuelingStrategy(Federation, Strategy):
         assert self._grid is not None
         self._nodes, self._greeted = nodes, set()
         messages = list(self.configure_train(self._trips, arrays, config, self._grid))
-        replies = send_and_receive(self._grid, messages, self.settings.reply_timeout)
+        timeout = self.settings.reply_timeout
+        replies = send_and_receive(self._grid, messages, timeout, earlier=self._unanswered())
         self._sent |= {each.metadata.message_id: each.metadata.dst_node_id for each in messages}
         self.aggregate_train(self._trips, replies)
+
+    def _unanswered(self) -> dict[str, int]:
+        """Return the messages of this exchange to nodes that have not answered usably."""
+        return {key: node for key, node in self._sent.items() if node not in self._answered}
 
     def _confirm(self) -> None:
         self.members.confirm(self._answered)

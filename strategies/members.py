@@ -12,6 +12,8 @@ from fldb_flower.federation import Broadcast, Upload
 from fldb_flower.messages import Ask, Vector
 from fldb_flower.records import unpack_vector
 
+_LARGEST = 2.0**53  # whole numbers are exact up to here, and fit in what Flower sends
+
 
 class Contribution(NamedTuple):
     """A reply that can be counted.
@@ -90,10 +92,13 @@ def read_reply(reply: Message, max_mb: float, most: int) -> tuple[Vector, list[f
     Raises
     ------
     KeyError, TypeError, ValueError
-        It does not hold them, or too many.
+        It does not hold them, or too many, or one that no count can be.
     """
     content: Any = reply.content
     answer = content["numbers"]["answer"]
     if len(answer) > most:
         raise ValueError(f"{len(answer)} numbers, more than {most}")
-    return unpack_vector(content["arrays"], max_mb), [float(each) for each in answer], content
+    numbers = [float(each) for each in answer]
+    if any(abs(each) > _LARGEST for each in numbers):
+        raise ValueError(f"a number beyond {_LARGEST:.0f}")
+    return unpack_vector(content["arrays"], max_mb), numbers, content

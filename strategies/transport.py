@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -47,25 +47,38 @@ class Patience:
         return True
 
 
-def send_and_receive(grid: Grid, messages: list[Message], timeout: float) -> Iterable[Message]:
-    """Send messages and return the replies that arrive within ``timeout`` seconds."""
+def send_and_receive(
+    grid: Grid, messages: list[Message], timeout: float, earlier: Mapping[str, int] | None = None
+) -> Iterable[Message]:
+    """Send messages and return the replies that arrive within ``timeout`` seconds.
+
+    Over a network, replies to ``earlier`` messages of the same exchange (and the nodes they went
+    to) are looked for as well: a node slower than the timeout would else be asked again and again,
+    and never heard.
+    """
     if isinstance(grid, HttpGrid):
-        return poll_for_replies(grid, messages, timeout)
+        return poll_for_replies(grid, messages, timeout, earlier)
     if hasattr(grid, "pull_interval"):
         grid.pull_interval = _IN_MEMORY_SECONDS
     return grid.send_and_receive(messages, timeout=timeout)
 
 
-def poll_for_replies(grid: Grid, messages: list[Message], timeout: float) -> list[Message]:
-    """Send messages and look for replies several times a second."""
-    waiting = {key for key in grid.push_messages(messages) if key}  # None: not accepted
+def poll_for_replies(
+    grid: Grid, messages: list[Message], timeout: float, earlier: Mapping[str, int] | None = None
+) -> list[Message]:
+    """Send messages and look for replies several times a second, until each node has replied."""
+    sent = zip(grid.push_messages(messages), messages, strict=False)
+    waiting = {key: message.metadata.dst_node_id for key, message in sent if key}  # None: refused
+    nodes = set(waiting.values())
+    waiting |= earlier or {}
     deadline = time.monotonic() + timeout
     replies: list[Message] = []
-    while waiting:
-        arrived = list(grid.pull_messages(waiting))
+    while nodes:
+        arrived = list(grid.pull_messages(set(waiting)))
         replies += arrived
-        waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
-        if not waiting or time.monotonic() > deadline:
+        # By the message: where a node is unavailable, Flower itself replies in its place.
+        nodes -= {waiting.pop(reply.metadata.reply_to_message_id, None) for reply in arrived}
+        if not nodes or time.monotonic() > deadline:
             break
         time.sleep(_NETWORK_SECONDS)
     return replies

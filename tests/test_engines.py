@@ -217,7 +217,7 @@ def test_with_a_quorum_a_bad_reply_counts_in_a_later_round(name):
     assert len(missed) == 1
     assert len(missed[0].rejected) == (0 if name == "lost" else 1)
     # Every agent's regret of every iteration arrived in the end, once.
-    np.testing.assert_array_equal(history._agents, SMALL["num_agents"])
+    np.testing.assert_array_equal(history.state()["agents"], SMALL["num_agents"])
 
 
 def test_a_missed_quorum_ends_the_run_with_the_reasons():

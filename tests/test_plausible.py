@@ -190,7 +190,7 @@ def test_a_gradient_outside_of_the_duels_directions_is_refused(longest):
     x = np.array([[1.0, 0, 0], [0, 1.0, 0]])
     upload, broadcast = summed(THETA, x, np.array([1.0, 0.0]))
     for size in (1.0, 1e-2, 1e-3):
-        lie = upload._replace(gradient=upload.gradient + [0, 0, size])
+        lie = upload._replace(gradient=upload.gradient + np.array([0, 0, size]))
         (said,) = implausible([lie], broadcast, longest)
         assert said.startswith("gradient is longer than 2 duels of this W_new allow")
 

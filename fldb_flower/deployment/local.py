@@ -11,6 +11,7 @@ import csv
 import http.client
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -32,10 +33,14 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _REGISTERED = r"registered successfully|already in use"
 _CONNECTED = r"SuperNode ID: "
+_REFUSED = "[code: 2004]"
+_HEARTBEAT_SECONDS = 60.0
+_AGAIN_SECONDS = 3.0
 _STARTED = r"Successfully started run"
 _ASK_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
 _LAST_LINES = 12
+_PORTS = range(20_000, 32_000)
 
 
 class UnreachableError(FederationError):
@@ -247,8 +252,28 @@ class Device(Part):
         return json.loads(text)
 
     def wait_until_connected(self) -> None:
-        """Wait until the SuperLink has let the SuperNode in."""
-        self.wait_for(_CONNECTED, "connected")
+        """Wait until the SuperLink lets the SuperNode in; start it again while it does not.
+
+        The SuperLink takes a SuperNode that was killed for alive until it misses its
+        heartbeats, for up to a minute, and refuses another one with the same key until then.
+
+        Raises
+        ------
+        FederationError
+            The SuperNode ended for another reason, or time is over.
+        """
+        deadline = time.monotonic() + _START_SECONDS + _HEARTBEAT_SECONDS
+        while True:
+            try:
+                self.wait_for(_CONNECTED, "connected")
+            except FederationError:
+                if _REFUSED not in self.said() or time.monotonic() > deadline:
+                    raise
+            else:
+                return
+            self.kill()
+            time.sleep(_AGAIN_SECONDS)
+            self.start()
 
     def wait_for_service(self) -> None:
         """Wait until the service answers."""
@@ -320,7 +345,7 @@ class LocalFederation:
     def start(self) -> None:
         """Start the services and the SuperLink, tell it the devices' keys, start the SuperNodes.
 
-        The services answer when this returns; the SuperNodes connect in the seconds after it.
+        When this returns, the services answer and the SuperNodes are connected.
 
         Raises
         ------
@@ -335,6 +360,7 @@ class LocalFederation:
             device.start()
         for device in self.devices:
             device.wait_for_service()
+            device.wait_until_connected()
 
     def start_superlink(self) -> None:
         """Start the SuperLink, and wait until it answers."""
@@ -421,10 +447,11 @@ class LocalFederation:
     # --- stopping ------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Stop everything; nothing that was started here is left."""
-        for part in self.parts:
+        """Stop everything, the SuperLink last: SuperNodes take their leave of it."""
+        *others, superlink = self.parts
+        for part in others:
             part.terminate()
-        for part in self.parts:
+        for part in (*others, superlink):
             part.stop()
 
     def __enter__(self) -> LocalFederation:
@@ -469,11 +496,16 @@ def _toml(value: object) -> str:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as server:
-        server.bind((HOST, 0))
-        port: int = server.getsockname()[1]
-    return port
+    """Return a port of this machine that nobody listens on.
+
+    It is below those that the system gives to connections: one of them could take it before we
+    do, and who asks for a port in vain until somebody listens there could meet himself.
+    """
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as server, contextlib.suppress(OSError):
+            server.bind((HOST, port))
+            return port
+    raise FederationError(f"no port of {_PORTS.start} to {_PORTS.stop} is free")
 
 
 def is_open(port: int) -> bool:

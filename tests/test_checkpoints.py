@@ -1,0 +1,190 @@
+"""The file of a checkpoint: there whole or not at all, and never taken for what it is not."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from fldb_flower.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from fldb_flower.errors import CheckpointError, FldbError, OutputError
+from fldb_flower.files import lock_folder, replace_file
+
+HERE = "a=1\nb=2\n"
+SAVED = Checkpoint(
+    HERE,
+    {"iteration": 7, "names": ["ä", ""]},
+    {"x": np.arange(6.0).reshape(2, 3), "words": np.array([2**63], np.uint64), "none": np.empty(0)},
+)
+
+
+def saved(folder):
+    path = folder / "checkpoint.bin"
+    save_checkpoint(path, SAVED)
+    return path
+
+
+def refused(path, identity=HERE):
+    """Return the one line that a checkpoint is refused with; the folder stays as it is."""
+    before = {each.name: each.read_bytes() for each in path.parent.iterdir()}
+    with pytest.raises(FldbError) as caught:
+        load_checkpoint(path, identity)
+    assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == before
+    (line,) = str(caught.value).splitlines()
+    assert str(path) in line
+    return line
+
+
+def test_what_was_saved_is_read_back(tmp_path):
+    got = load_checkpoint(saved(tmp_path), HERE)
+    assert (got.identity, got.numbers) == (SAVED.identity, SAVED.numbers)
+    assert got.arrays.keys() == SAVED.arrays.keys()
+    for name, array in SAVED.arrays.items():
+        np.testing.assert_array_equal(got.arrays[name], array, strict=True)
+    assert [each.name for each in tmp_path.iterdir()] == ["checkpoint.bin"]
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=8).filter(lambda name: name != "meta"),
+        arrays_of.arrays(
+            st.sampled_from([np.float64, np.int64, np.uint64, np.uint8, np.bool_]),
+            arrays_of.array_shapes(min_dims=0, min_side=0),
+        ),
+        max_size=4,
+    )
+)
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_arrays_are_read_back(tmp_path, arrays):
+    save_checkpoint(tmp_path / "c", Checkpoint("", {}, arrays))
+    got = load_checkpoint(tmp_path / "c", "").arrays
+    assert got.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(got[name], array, strict=True)
+
+
+def test_no_checkpoint_is_none(tmp_path):
+    assert load_checkpoint(tmp_path / "checkpoint.bin", HERE) is None
+
+
+def test_every_truncation_is_refused(tmp_path):
+    path = saved(tmp_path)
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        assert "move it away to begin anew" in refused(path)
+
+
+def test_every_flipped_bit_is_refused(tmp_path):
+    path = saved(tmp_path)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        refused(path)
+
+
+@given(st.binary(max_size=200), st.booleans())
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_random_bytes_are_refused(tmp_path, data, pretends):
+    (tmp_path / "c").write_bytes((b"FLDBcp01" if pretends else b"") + data)
+    refused(tmp_path / "c")
+
+
+def test_bytes_after_the_end_are_refused(tmp_path):
+    path = saved(tmp_path)
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert "damaged" in refused(path)
+
+
+def test_another_run_is_named_by_its_first_other_setting(tmp_path):
+    path = saved(tmp_path)
+    assert "'b=2' there, 'b=3' here" in refused(path, "a=1\nb=3\n")
+    assert "another run" in refused(path, "a=1\n")
+
+
+def test_a_folder_in_its_place_is_refused(tmp_path):
+    (tmp_path / "checkpoint.bin").mkdir()
+    with pytest.raises(OutputError, match="cannot read the checkpoint"):
+        load_checkpoint(tmp_path / "checkpoint.bin", HERE)
+
+
+@pytest.mark.parametrize("fails", ["write", "fsync"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_fails_leaves_the_checkpoint_before(tmp_path, monkeypatch, fails, number):
+    path = saved(tmp_path)
+    whole = path.read_bytes()
+
+    def failing(*_arguments):
+        raise OSError(number, os.strerror(number))
+
+    if fails == "fsync":
+        monkeypatch.setattr(os, "fsync", failing)
+    else:
+        monkeypatch.setattr("pathlib.Path.open", failing)
+    with pytest.raises(OutputError, match=os.strerror(number)):
+        save_checkpoint(path, SAVED._replace(numbers={"iteration": 8}))
+    monkeypatch.undo()
+    assert path.read_bytes() == whole
+    assert [each.name for each in tmp_path.iterdir()] == ["checkpoint.bin"]
+
+
+def test_what_a_crash_left_half_written_is_ignored_and_replaced(tmp_path):
+    path = saved(tmp_path)
+    (tmp_path / "checkpoint.bin.part").write_bytes(b"FLDB")
+    assert load_checkpoint(path, HERE).numbers == SAVED.numbers
+    save_checkpoint(path, SAVED._replace(numbers={}))
+    assert load_checkpoint(path, HERE).numbers == {}
+    assert [each.name for each in tmp_path.iterdir()] == ["checkpoint.bin"]
+
+
+def test_a_file_is_replaced_in_one_step(tmp_path, monkeypatch):
+    """At every moment a reader sees one content or the other."""
+    path = tmp_path / "file"
+    replace_file(path, b"old")
+    seen = []
+    fsync = os.fsync
+
+    def looking(descriptor):
+        seen.append(path.read_bytes())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", looking)
+    replace_file(path, b"new")
+    assert seen == [b"old", b"new"]  # the file before its name, then the name
+
+
+def test_a_folder_is_one_users_at_a_time(tmp_path):
+    first = lock_folder(tmp_path)
+    with pytest.raises(BlockingIOError):
+        lock_folder(tmp_path)
+    os.close(first)
+    os.close(lock_folder(tmp_path))
+
+
+def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
+    def unsupported(*_arguments):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    os.close(lock_folder(tmp_path))
+
+
+def test_a_checkpoint_without_settings_is_refused(tmp_path):
+    """Its SHA-256 is right, but nothing of this version wrote it."""
+    import hashlib
+
+    from fldb_flower.messages import pack_arrays
+
+    for body in (pack_arrays({}), pack_arrays({"meta": np.frombuffer(b"[]", np.uint8)}), b"{}"):
+        (tmp_path / "c").write_bytes(b"FLDBcp01" + hashlib.sha256(body).digest() + body)
+        with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
+            load_checkpoint(tmp_path / "c", HERE)

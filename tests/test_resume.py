@@ -1,0 +1,584 @@
+"""A run that was interrupted and goes on is the run that was not: the same bytes."""
+
+import itertools
+import json
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import nested
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from test_run import ROOT, call
+
+from fldb_flower import experiment
+from fldb_flower.checkpoints import load_checkpoint
+from fldb_flower.errors import CheckpointError, FederationError, OutputError
+from fldb_flower.experiment import Keeper, StoppedError
+from fldb_flower.results import RunDirectory, identity, request_stop
+from fldb_flower.settings import from_nested
+from simulations.run import run
+
+SMALL = {
+    "num_agents": 7,
+    "horizon": 70,  # more than a block of 64 iterations
+    "num_arms": 4,
+    "dimension": 3,
+    "tau": 3,
+    "checkpoint_seconds": 0.0,
+    "engine__num_nodes": 3,
+}
+RESULTS = ("config.yaml", "regret.csv", "participation.csv")
+
+
+class KilledError(BaseException):
+    """As if the process were gone."""
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """A picture takes longer than the run it shows."""
+    monkeypatch.setattr("fldb_flower.plots.plot_regret", lambda path, *_: path.touch())
+
+
+def settings(**values):
+    return from_nested(nested(**{**SMALL, **values}), "a test")
+
+
+def results(path):
+    """Return what a finished run left, but for how long it took."""
+    summary = json.loads((path / "summary.json").read_text())
+    del summary["runtime_seconds"]
+    files = {name: (path / name).read_bytes() for name in RESULTS if (path / name).exists()}
+    left = {each.name for each in path.iterdir()}
+    assert left <= {*RESULTS, "regret.png", "summary.json", ".hydra", "run.log"}, left
+    return summary, files
+
+
+def kill_at(path, chosen, checkpoint, *, before=False):
+    """Run until the checkpoint of that number was, or was just not, written; False if it ended."""
+    written = 0
+    save = RunDirectory.save
+
+    def saving(self, numbers, arrays):
+        nonlocal written
+        written += 1
+        if before and written == checkpoint:
+            raise KilledError
+        save(self, numbers, arrays)
+        if written == checkpoint:
+            raise KilledError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunDirectory, "save", saving)
+        try:
+            run(chosen, path)
+        except KilledError:
+            assert not (path / "summary.json").exists()
+            return True
+    return False
+
+
+def saved_iteration(path):
+    there = from_nested(yaml.safe_load((path / "config.yaml").read_text()), "a test")
+    return load_checkpoint(path / "checkpoint.bin", identity(there)).numbers["iteration"]
+
+
+ALGORITHMS = {
+    "fldb_ogd": {},
+    "fldb_ogd around the current point": {
+        "algorithm": "fldb_ogd", "projection_center": "current", "projection_radius": 0.01,
+        "alpha": 1.0,
+    },
+    "fldb_ons": {"algorithm": "fldb_ons"},
+    "fldb_ons geometric": {"algorithm": "fldb_ons", "schedule__name": "geometric"},
+    "fldb_gd newton": {"algorithm": "fldb_gd"},
+    "fldb_gd lbfgs": {"algorithm": "fldb_gd", "solver": "lbfgs"},
+    "fldb_gd gd": {"algorithm": "fldb_gd", "solver": "gd", "gd_steps": 4},
+    "ldb": {"algorithm": "ldb"},
+    "random": {"algorithm": "random"},
+    "maxinp": {"selection": "maxinp"},
+    "colstim": {"selection": "colstim"},
+    "maxpairucb": {"selection": "maxpairucb"},
+    "thompson": {"selection": "thompson"},
+    "ldb thompson": {"algorithm": "ldb", "selection": "thompson"},
+    "different agents": {"environment__sigma": 0.7},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_run_killed_after_any_round_goes_on_to_the_same_bytes(tmp_path, engine, algorithm):
+    if "lbfgs" in algorithm:
+        pytest.importorskip("torch")
+    values = {**ALGORITHMS[algorithm], "engine__name": engine}
+    if engine == "inprocess" and "fldb_gd" in algorithm:
+        values["horizon"] = 12
+    run(settings(**values), tmp_path / "whole")
+    for number in (1, 2, 9, 23, 24):  # after t = 1, ..., 66 and 69: two blocks; 70 ends the run
+        cut = tmp_path / str(number)
+        if kill_at(cut, settings(**values), number):
+            assert (cut / "checkpoint.bin").exists()
+            run(settings(**values, resume=True), cut)
+        assert results(cut) == results(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_a_run_killed_after_its_last_round_only_writes_its_results(tmp_path, engine):
+    run(settings(engine__name=engine), tmp_path / "whole")
+    rounds = 1 + 70 // 3 + 1  # t = 1, every third, and the last iteration
+    assert kill_at(tmp_path / "cut", settings(engine__name=engine), rounds)
+    assert saved_iteration(tmp_path / "cut") == 70
+    run(settings(engine__name=engine, resume=True), tmp_path / "cut")
+    assert results(tmp_path / "cut") == results(tmp_path / "whole")
+
+
+WORLDS = st.fixed_dictionaries(
+    {
+        "algorithm": st.sampled_from(["fldb_ogd", "fldb_ons", "fldb_gd", "ldb", "random"]),
+        "selection": st.sampled_from(["ucb", "maxinp", "colstim", "maxpairucb", "thompson"]),
+        "schedule__name": st.sampled_from(["periodic", "geometric"]),
+        "engine__name": st.sampled_from(["vectorized", "vectorized", "inprocess"]),
+        "engine__num_nodes": st.integers(1, 4),
+        "environment__sigma": st.sampled_from([0.0, 0.5]),
+        "num_agents": st.integers(4, 9),
+        "horizon": st.integers(1, 40),
+        "tau": st.integers(1, 9),
+        "num_arms": st.integers(2, 5),
+        "dimension": st.integers(1, 4),
+        "seed": st.integers(0, 99),
+    }
+)
+
+
+@given(WORLDS, st.lists(st.tuples(st.integers(1, 15), st.booleans()), min_size=1, max_size=3))
+@examples(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_interruptions_in_a_row(monkeypatch, world, kills):
+    """Blocks of 8 iterations, so that runs are short and cross many."""
+    monkeypatch.setattr("fldb_flower.agents._LOOKAHEAD_ITERATIONS", 8)
+    if world["algorithm"] == "fldb_gd" and world["engine__name"] == "inprocess":
+        world = {**world, "horizon": min(world["horizon"], 10)}
+    with tempfile.TemporaryDirectory() as folder:
+        whole, cut = Path(folder, "whole"), Path(folder, "cut")
+        run(settings(**world), whole)
+        resume = False
+        for number, before in kills:
+            if not (cut / "summary.json").exists():
+                kill_at(cut, settings(**world, resume=resume), number, before=before)
+            resume = True
+        run(settings(**world, resume=True), cut)
+        assert results(cut) == results(whole)
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_checkpoints_by_the_clock_differ_in_nothing_but_their_number(tmp_path, monkeypatch, engine):
+    """Without checkpoint_seconds=0 the streams' positions are only known for some blocks."""
+    monkeypatch.setattr(experiment, "_PATIENCE", 0)
+    monkeypatch.setattr("fldb_flower.agents._LOOKAHEAD_ITERATIONS", 8)
+    run(settings(engine__name=engine), tmp_path / "whole")
+    often = {"engine__name": engine, "checkpoint_seconds": 1e-9}
+    for number in (1, 2, 3, 5, 8):
+        cut = tmp_path / str(number)
+        assert kill_at(cut, settings(**often), number)
+        run(settings(**often, resume=True), cut)
+        assert results(cut) == results(tmp_path / "whole")
+
+
+def test_movielens_goes_on_too(tmp_path, ratings):
+    world = {"environment__name": "movielens", "environment__path": str(ratings())}
+    run(settings(**world), tmp_path / "whole")
+    assert kill_at(tmp_path / "cut", settings(**world), 5)
+    run(settings(**world, resume=True), tmp_path / "cut")
+    assert results(tmp_path / "cut") == results(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"dropout": 0.3, "quorum": 0.3},
+        {"faults__crash": 0.2, "faults__late": 0.2, "quorum": 0.3},
+        {"faults__duplicate": 0.5, "faults__reorder": 0.5, "faults__nan": 0.1, "quorum": 0.3},
+        {"fraction_train": 0.5},
+        {"robust": "median", "faults__nan": 0.2, "quorum": 0.3},
+    ],
+    ids=str,
+)
+def test_what_befalls_messages_befalls_them_after_a_break_as_well(tmp_path, faults):
+    values = {"engine__name": "inprocess", "engine__num_nodes": 5, "horizon": 40, **faults}
+    run(settings(**values), tmp_path / "whole")
+    for number in (1, 4, 9):
+        cut = tmp_path / str(number)
+        assert kill_at(cut, settings(**values), number)
+        run(settings(**values, resume=True), cut)
+        assert results(cut) == results(tmp_path / "whole")
+
+
+def test_faults_do_not_depend_on_when_checkpoints_are_made(tmp_path):
+    values = {"engine__name": "inprocess", "dropout": 0.3, "quorum": 0.3, "horizon": 40}
+    run(settings(**values), tmp_path / "often")
+    run(settings(**values, checkpoint_seconds=1e6), tmp_path / "never")
+    assert results(tmp_path / "often") == results(tmp_path / "never")
+
+
+# --- stopping -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_a_run_that_is_asked_to_stop_saves_itself_whenever_checkpoints_are_due(
+    tmp_path, monkeypatch, engine
+):
+    values = {"engine__name": engine, "checkpoint_seconds": 1e6}
+    run(settings(**values), tmp_path / "whole")
+    monkeypatch.setattr(experiment, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    (tmp_path / "cut").mkdir()
+    request_stop(tmp_path / "cut")
+    with pytest.raises(StoppedError, match="goes on after iteration 1 of 70"):
+        run(settings(**values), tmp_path / "cut")
+    assert {each.name for each in (tmp_path / "cut").iterdir()} == {"config.yaml", "checkpoint.bin"}
+    run(settings(**values, resume=True), tmp_path / "cut")
+    assert results(tmp_path / "cut") == results(tmp_path / "whole")
+
+
+def test_a_checkpoint_that_takes_long_is_made_less_often(tmp_path, monkeypatch):
+    """Each takes 1 s of a clock that else moves 0.1 s a round: then none for 20 s."""
+    now = 0.0
+    monkeypatch.setattr(experiment.time, "monotonic", lambda: now)
+    chosen = settings(checkpoint_seconds=0.5)
+    directory = RunDirectory(tmp_path / "run", chosen)
+    saved = []
+
+    class Federation:
+        history = experiment.History(70)
+
+        def state(self):
+            nonlocal now
+            now += 1.0
+            saved.append(now)
+            return {}
+
+    class Algorithm:
+        def state(self):
+            return {}
+
+    after_round = Keeper(directory, chosen, print).follow(Federation(), Algorithm())
+    for _ in range(500):
+        now += 0.1
+        after_round()
+    directory.close()
+    gaps = [later - earlier for earlier, later in itertools.pairwise(saved)]
+    assert len(saved) == 3
+    assert all(gap == pytest.approx(21, abs=0.4) for gap in gaps)
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "simulations.run", *arguments],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + 60
+    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+LONG = ("num_agents=40", "tau=2", "checkpoint_seconds=0")
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_signals_at_random_moments(tmp_path, engine):
+    """Every signal that a run gets, and then once more in the middle of going on."""
+    chance = random.Random(engine)
+    horizon = {"vectorized": 1500, "inprocess": 400}[engine]
+    long = (*LONG, f"engine={engine}", f"horizon={horizon}")
+    assert call(*long, f"hydra.run.dir={tmp_path / 'whole'}").returncode == 0
+    cut, came = tmp_path / "cut", []
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+        process = start(*long, f"hydra.run.dir={cut}", "resume=true")
+        wait_for(cut / "checkpoint.bin", process)
+        if came:
+            time.sleep(chance.uniform(1.5, 3.0))
+        before = saved_iteration(cut) if (cut / "checkpoint.bin").exists() else 0
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+        came.append(process.returncode)
+        if process.returncode == 0:  # it had ended
+            break
+        assert not (cut / "summary.json").exists()
+        assert saved_iteration(cut) >= before
+        if number == signal.SIGKILL or process.returncode == -number:
+            continue  # or before it could handle any signal
+        assert process.returncode == 128 + number
+        said = error.strip().splitlines()  # Flower says more than one line
+        there = saved_iteration(cut)
+        assert said[-1].startswith(f"stopped: resume=true goes on after iteration {there} of ")
+        assert len(said) == 1 or engine == "inprocess"
+    done = call(*long, f"hydra.run.dir={cut}", "resume=true")
+    assert done.returncode == 0, done.stderr
+    assert results(cut) == results(tmp_path / "whole")
+
+
+def test_a_sweep_that_is_stopped_begins_no_other_job_and_goes_on(tmp_path):
+    jobs = ("-m", "seed=0,1,2", *LONG, "horizon=500")
+    assert call(*jobs, f"hydra.sweep.dir={tmp_path / 'whole'}").returncode == 0
+    cut = tmp_path / "cut"
+    process = start(*jobs, f"hydra.sweep.dir={cut}")
+    wait_for(cut / "1" / "checkpoint.bin", process)
+    process.terminate()
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, out + error
+    assert not (cut / "2").exists()
+    done = call(*jobs, f"hydra.sweep.dir={cut}", "resume=true")
+    assert done.returncode == 0, done.stderr
+    assert f"{cut}/0: finished already" in done.stdout
+    assert "goes on after iteration" in done.stdout
+    for job in "012":
+        assert results(cut / job) == results(tmp_path / "whole" / job)
+    curves = [(tmp_path / name / "curves.csv").read_bytes() for name in ("whole", "cut")]
+    assert curves[0] == curves[1]
+
+
+# --- what is not gone on from -------------------------------------------------------------
+
+
+@pytest.fixture
+def cut(tmp_path):
+    assert kill_at(tmp_path / "cut", settings(), 5)
+    return tmp_path / "cut"
+
+
+def content(path):
+    return {each.name: each.read_bytes() for each in path.iterdir()}
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_damage_is_refused_and_left_as_it_is(tmp_path, engine):
+    cut, chosen = tmp_path / "cut", settings(engine__name=engine)
+    assert kill_at(cut, chosen, 5)
+    whole = (cut / "checkpoint.bin").read_bytes()
+    chance = random.Random(5)
+    for _ in range(100):
+        size = chance.randrange(len(whole))
+        flipped = bytearray(whole)
+        flipped[size] ^= 1 << chance.randrange(8)
+        for damaged in (whole[:size], bytes(flipped), chance.randbytes(size)):
+            (cut / "checkpoint.bin").write_bytes(damaged)
+            before = content(cut)
+            with pytest.raises(CheckpointError) as caught:
+                RunDirectory(cut, settings(engine__name=engine, resume=True))
+            assert "\n" not in str(caught.value)
+            assert content(cut) == before
+    with pytest.raises(CheckpointError):
+        run(settings(engine__name=engine, resume=True), cut)
+    assert content(cut) == before
+    (cut / "checkpoint.bin").write_bytes(whole)  # a backup of it
+    run(settings(engine__name=engine), tmp_path / "whole")
+    run(settings(engine__name=engine, resume=True), cut)
+    assert results(cut) == results(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"seed": 1}, "'seed=0' there, 'seed=1' here"),
+        ({"horizon": 71}, "'horizon=70' there, 'horizon=71' here"),
+        ({"engine__name": "inprocess"}, "engine.name='vectorized' there"),
+        ({"lambda_": 0.5}, "lambda='auto' there, 'lambda=0.5' here"),
+    ],
+)
+def test_another_run_is_refused_and_left_as_it_is(cut, other, reason):
+    before = content(cut)
+    with pytest.raises(CheckpointError, match="is of another run") as caught:
+        run(settings(**{**other, "resume": True}), cut)
+    assert reason in str(caught.value).replace('"', "'").replace("''", "'")
+    assert content(cut) == before
+
+
+def test_how_a_run_is_kept_may_change(cut, tmp_path):
+    run(settings(), tmp_path / "whole")
+    others = {"checkpoint_seconds": 5.0, "node_wait": 3.0, "reply_timeout": 7.0}
+    run(settings(**others, max_message_mb=9.0, engine__num_nodes=2, resume=True), cut)
+    got, expected = results(cut), results(tmp_path / "whole")
+    assert got[0] == expected[0]
+    assert got[1]["regret.csv"] == expected[1]["regret.csv"]
+
+
+def test_an_unfinished_run_is_not_begun_anew_by_mistake(cut):
+    before = content(cut)
+    with pytest.raises(OutputError, match="unfinished run: resume=true goes on with it"):
+        run(settings(), cut)
+    assert content(cut) == before
+
+
+def test_without_a_checkpoint_a_run_begins_anew(tmp_path):
+    run(settings(), tmp_path / "whole")
+    assert kill_at(tmp_path / "cut", settings(), 1, before=True)
+    assert {each.name for each in (tmp_path / "cut").iterdir()} == {"config.yaml"}
+    run(settings(resume=True), tmp_path / "cut")
+    assert results(tmp_path / "cut") == results(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_a_finished_run_is_known_by_its_settings_whatever_its_engine(tmp_path, engine):
+    run(settings(engine__name=engine), tmp_path)
+    (tmp_path / "checkpoint.bin").write_bytes(b"left by a kill between the last two steps")
+    before = results_without_checkpoint(tmp_path)
+    run(settings(engine__name=engine, resume=True, checkpoint_seconds=9.0), tmp_path)
+    assert results(tmp_path) == before
+    with pytest.raises(OutputError, match="holds a run of other settings"):
+        run(settings(engine__name=engine, resume=True, tau=4), tmp_path)
+
+
+def results_without_checkpoint(path):
+    kept = path / "checkpoint.bin"
+    data = kept.read_bytes()
+    kept.unlink()
+    try:
+        return results(path)
+    finally:
+        kept.write_bytes(data)
+
+
+def test_a_directory_is_one_runs_at_a_time(cut):
+    directory = RunDirectory(cut, settings(resume=True))
+    before = content(cut)
+    with pytest.raises(OutputError, match="in use by another run"):
+        run(settings(resume=True), cut)
+    assert content(cut) == before
+    directory.close()
+
+
+def test_another_number_of_nodes_is_refused(tmp_path):
+    """Of `flwr run`, whose server learns only then how many there are."""
+    from simulations.engines.grid import InProcessGrid
+    from strategies import make_strategy
+
+    chosen = settings(engine__name="inprocess", algorithm="fldb_ons")
+    history = experiment.History(70)
+    flat = {"num-agents": 7, "num-arms": 4, "dimension": 3, "horizon": 70, "tau": 3}
+    strategy = make_strategy(chosen, history)
+    grid = InProcessGrid(3, {**flat, "algorithm": "fldb_ons"})
+    strategy.start(grid)
+    state = strategy.state()
+    for nodes, reason in ((2, "2 nodes connected within"), (4, "saved with 3 nodes")):
+        other = make_strategy(settings(node_wait=0.2), experiment.History(70))
+        other.connect(InProcessGrid(nodes, flat))
+        with pytest.raises(FederationError, match=reason):
+            other.restore(state)
+
+
+def test_a_node_that_is_gone_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    """Nothing less than all nodes is a state; the run itself goes on, as its quorum allows."""
+    from simulations.engines.grid import InProcessGrid
+
+    whole = settings(engine__name="inprocess", quorum=0.5)
+    deliver, gone = InProcessGrid.deliver, []
+
+    def delivering(self, message):
+        if "agents" in message.content and gone and message.metadata.dst_node_id == 1002:
+            raise RuntimeError("gone")
+        return deliver(self, message)
+
+    def replies(self, message):
+        try:
+            return [self.deliver(message)]
+        except RuntimeError as error:
+            from simulations.engines.grid import failure
+
+            return [failure(message, str(error))]
+
+    save = RunDirectory.save
+
+    def saving(self, numbers, arrays):
+        save(self, numbers, arrays)
+        if numbers["iteration"] == 30:
+            gone.append(True)
+        assert numbers["iteration"] <= 30
+
+    said = []
+    monkeypatch.setattr(InProcessGrid, "deliver", delivering)
+    monkeypatch.setattr(InProcessGrid, "replies", replies)
+    monkeypatch.setattr(RunDirectory, "save", saving)
+    monkeypatch.setattr("fldb_flower.server_app._say", said.append)
+    run(whole, tmp_path / "run")
+    assert "not saved after iteration 33: node 1002: gone" in said
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+# --- disks --------------------------------------------------------------------------------
+
+
+def test_a_full_disk_ends_in_one_line_and_leaves_the_checkpoint_before(tmp_path):
+    """A limit on the size of files; FLDB-GD keeps its duels, so its checkpoints grow."""
+    growing = ("algorithm=fldb_gd", "num_agents=20", "horizon=120", "checkpoint_seconds=0")
+    assert call(*growing, f"hydra.run.dir={tmp_path / 'whole'}").returncode == 0
+    cut = tmp_path / "cut"
+    done = subprocess.run(
+        [sys.executable, "-m", "simulations.run", *growing, f"hydra.run.dir={cut}"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: cannot write the checkpoint {cut}/checkpoint.bin: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert 0 < saved_iteration(cut) < 120
+    assert not list(cut.glob("*.part"))
+    assert not (cut / "summary.json").exists()
+    done = call(*growing, f"hydra.run.dir={cut}", "resume=true")
+    assert done.returncode == 0, done.stderr
+    assert results(cut) == results(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["regret.csv", "summary.json"])
+def test_results_that_cannot_be_written_leave_the_checkpoint(tmp_path, monkeypatch, name):
+    run(settings(), tmp_path / "whole")
+    replace = Path.replace
+
+    def failing(self, target):
+        if Path(target).name == name:
+            raise OSError(30, "Read-only file system")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+    with pytest.raises(OutputError, match="Read-only file system"):
+        run(settings(), tmp_path / "cut")
+    monkeypatch.undo()
+    assert (tmp_path / "cut" / "checkpoint.bin").exists()
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    run(settings(resume=True), tmp_path / "cut")
+    assert results(tmp_path / "cut") == results(tmp_path / "whole")
+
+
+# --- Flower -------------------------------------------------------------------------------
+
+
+@pytest.mark.xdist_group("flower")
+def test_flower_goes_on_to_the_same_bytes(tmp_path):
+    """A real `flwr run` is stopped by SIGTERM, and goes on at nodes with other ids."""
+    flower = (
+        "engine=flower", "num_agents=9", "horizon=160", "num_arms=4", "dimension=3", "tau=2",
+        "selection=thompson", "checkpoint_seconds=0.3",
+    )  # fmt: skip
+    assert call(*flower, f"hydra.run.dir={tmp_path / 'whole'}").returncode == 0
+    cut = tmp_path / "cut"
+    process = start(*flower, f"hydra.run.dir={cut}")
+    wait_for(cut / "checkpoint.bin", process)
+    process.terminate()
+    out, error = process.communicate(timeout=90)
+    assert process.returncode == 128 + signal.SIGTERM, out + error
+    assert error.startswith("stopped: resume=true goes on after iteration "), error
+    assert 0 < saved_iteration(cut) < 160
+    done = call(*flower, f"hydra.run.dir={cut}", "resume=true")
+    assert done.returncode == 0, done.stderr
+    assert results(cut) == results(tmp_path / "whole")

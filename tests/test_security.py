@@ -1,0 +1,413 @@
+"""What docs/security.md says: what uploads give away, and that no message breaks its reader."""
+
+import contextlib
+import io
+import itertools
+import math
+import pickle
+import tracemalloc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from clients.device import MIN_DUELS_PER_UPLOAD, DeviceAgent
+from clients.store import DuelStore
+from fldb_flower import preference
+from fldb_flower.federation import Broadcast, Play
+from fldb_flower.history import History
+from fldb_flower.messages import UploadError, decode_statistics, encode_broadcast
+from fldb_flower.records import pack_vector, unpack_vector
+from fldb_flower.settings import from_flat, from_nested
+from strategies.devices import Devices
+from strategies.simulated import SimulatedNodes
+
+property_test = settings(deadline=None, derandomize=True, max_examples=200)
+
+
+# --- what uploads give away ----------------------------------------------------------------
+
+
+class Asked:
+    """A device with answers in its store, and a server that asks it whatever it likes."""
+
+    def __init__(self, folder, x, y, *, min_duels=MIN_DUELS_PER_UPLOAD):
+        self.store = DuelStore(folder / "duels.db")
+        for difference in x:
+            self.store.propose(difference, math.nan, expire_after=60.0)
+        rows = self.store._connection.execute("SELECT id FROM proposals ORDER BY rowid").fetchall()
+        self.store.record((row[0], answer) for row, answer in zip(rows, y, strict=True))
+        self.dimension = x.shape[1]
+        chosen = {"mode": "devices", "algorithm": "fldb_ons", "dimension": self.dimension}
+        self.agent = DeviceAgent(self.store, from_flat(chosen, "a test"), min_duels=min_duels)
+        self.exchanges = 0
+
+    def __call__(self, theta, upto=-1):
+        broadcast = Broadcast(None, np.asarray(theta, dtype=float), hessian=True)
+        vector, ask = encode_broadcast(broadcast)
+        config = {"ask": list(ask), "device": self.store.device_id, "upto": upto, "duels": 0}
+        (answer,), duels, _ = self.agent.fit([vector], config)
+        self.exchanges += 1
+        return decode_statistics(answer, duels, broadcast, self.dimension)
+
+
+def some_duels(n, d, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((n, d)), rng.integers(0, 2, n).astype(float)
+
+
+def preferred(x, y):
+    """Preferred minus other arm, in an order of their own: all there is to know of the duels."""
+    rows = x * (2 * y - 1)[:, None]
+    return rows[np.lexsort(rows.T)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_upload_of_one_duel_is_that_duel(tmp_path, seed):
+    x, y = some_duels(1, 4, seed)
+    theta = np.random.default_rng(100 + seed).standard_normal(4)
+    upload = Asked(tmp_path, x, y, min_duels=1)(theta)
+    values, vectors = np.linalg.eigh(upload.information)  # phi phi^T
+    phi = vectors[:, -1] * math.sqrt(values[-1])
+    residual = upload.gradient @ phi / (phi @ phi)  # mu - y, whose sign is the answer's
+    np.testing.assert_allclose(preferred(phi[None], np.array([residual < 0])), preferred(x, y))
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("n", "d"), [(5, 5), (3, 5), (8, 8)])
+def test_with_a_hessian_up_to_d_duels_can_be_read_from_one_upload(tmp_path, n, d, seed):
+    """With the default min-duels-per-upload, 5, and d = 5: all five, and every answer.
+
+    With W = X^T X and U = X W^(-1/2), of orthonormal rows: W^(-1/2) H W^(-1/2) = U^T diag(c) U.
+    So U's rows are eigenvectors, up to their signs, and X = U W^(1/2).
+    """
+    x, y = some_duels(n, d, seed)
+    theta = 0.5 * np.random.default_rng(100 + seed).standard_normal(d)
+    upload = Asked(tmp_path, x, y, min_duels=n)(theta)
+    assert upload.num_duels == n
+    values, vectors = np.linalg.eigh(upload.information)
+    values, vectors = values[d - n :], vectors[:, d - n :]  # W's range
+    root = vectors * np.sqrt(values)
+    inverse = vectors / np.sqrt(values)
+    _, u = np.linalg.eigh(inverse.T @ upload.hessian @ inverse)
+    phi = u.T @ root.T
+    residuals = np.linalg.lstsq(phi.T, upload.gradient, rcond=None)[0]
+    np.testing.assert_allclose(
+        preferred(phi, (residuals < 0).astype(float)), preferred(x, y), atol=1e-6
+    )
+
+
+def statistics(theta, x, y):
+    gradient, hessian = preference.derivatives(theta, x, y)
+    upper = np.triu_indices(x.shape[1])
+    return np.concatenate([gradient, preference.information(x)[upper], hessian[upper]])
+
+
+def test_five_duels_in_three_dimensions_are_not_unique_without_a_hessian():
+    """FLDB-OGD: turn X about the plane of logits and residuals, and nothing sent changes."""
+    (x, y), theta = some_duels(5, 3), np.array([0.4, -0.2, 0.7])
+    fixed, _ = np.linalg.qr(np.stack([x @ theta, 1 / (1 + np.exp(-x @ theta)) - y], axis=1))
+    rest = np.linalg.svd(fixed.T)[2][2:].T  # the other three of five directions
+    turn, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((3, 3)))
+    other = (fixed @ fixed.T + rest @ turn @ rest.T) @ x
+    sent = 3 + 6
+    np.testing.assert_allclose(
+        statistics(theta, other, y)[:sent], statistics(theta, x, y)[:sent], atol=1e-12
+    )
+    assert np.abs(preferred(other, y) - preferred(x, y)).max() > 0.1
+
+
+def test_six_duels_in_three_dimensions_are_not_unique_with_one():
+    """18 unknown numbers, 15 equations: from the true duels, walk along their solutions."""
+    (x, y), theta = some_duels(6, 3), np.array([0.4, -0.2, 0.7])
+    sent = statistics(theta, x, y)
+
+    def equations(flat):
+        return statistics(theta, flat.reshape(6, 3), y) - sent
+
+    def slope(flat, step=1e-6):
+        columns = [equations(flat + step * e) - equations(flat - step * e) for e in np.eye(18)]
+        return np.stack(columns, axis=1) / (2 * step)
+
+    other = x.ravel()
+    for _ in range(40):
+        other = other + 0.02 * np.linalg.svd(slope(other))[2][-1]
+        for _ in range(4):
+            other = other - np.linalg.lstsq(slope(other), equations(other), rcond=None)[0]
+    np.testing.assert_allclose(equations(other), 0.0, atol=1e-10)
+    assert np.abs(preferred(other.reshape(6, 3), y) - preferred(x, y)).max() > 0.05
+
+
+def test_a_server_that_asks_at_many_points_gets_every_duel(tmp_path):
+    """At points far out, each gradient tells on which sides of the duels' planes theta is.
+
+    On a line of such points the gradient jumps by phi where phi . theta changes its sign.
+    ``min-duels-per-upload`` is kept to, and the duels are more than d.
+    """
+    x, y = some_duels(7, 3, seed=3)
+    device = Asked(tmp_path, x, y, min_duels=7)
+    origin, direction = np.random.default_rng(5).standard_normal((2, 3))
+
+    def gradient(s):
+        return device(1e12 * (origin + s * direction)).gradient
+
+    jumps = []
+
+    def search(left, right, before, after):
+        if np.abs(after - before).max() < 1e-9:
+            return
+        if right - left < 1e-3:
+            jumps.append(after - before)
+            return
+        middle = (left + right) / 2
+        between = gradient(middle)
+        search(left, middle, before, between)
+        search(middle, right, between, after)
+
+    search(-50.0, 50.0, gradient(-50.0), gradient(50.0))
+    found = np.array(jumps)
+    assert found.shape == (7, 3)
+    assert device.exchanges < 150
+    upload = device(np.zeros(3))  # now the answers: 2^7 candidates
+    guesses = (np.array(guess) for guess in itertools.product([0.0, 1.0], repeat=7))
+    best = min(guesses, key=lambda g: np.abs((0.5 - g) @ found - upload.gradient).max())
+    np.testing.assert_allclose(preferred(found, best), preferred(x, y), atol=1e-6)
+
+
+def test_uploads_and_their_differences_cover_enough_answers(tmp_path):
+    """Whatever a server says was counted, or asks up to: each cut is 5 answers from the last."""
+    x, y = some_duels(4, 3)
+    device = Asked(tmp_path, x, y)
+    assert device(np.zeros(3)).num_duels == 0
+    for upto in (1, 2, 3, 4):
+        with pytest.raises(Exception, match="no upload ever ended at answer"):
+            device(np.zeros(3), upto=upto)
+
+
+# --- no message breaks its reader ----------------------------------------------------------
+
+
+def npy(array, **options):
+    buffer = io.BytesIO()
+    np.save(buffer, array, **options)
+    return buffer.getvalue()
+
+
+def npy_header(text, data=b"", version=b"\x01\x00"):
+    body = text.encode("latin-1") if isinstance(text, str) else text
+    size = len(body).to_bytes(2 if version == b"\x01\x00" else 4, "little")
+    return b"\x93NUMPY" + version + size + body + data
+
+
+def header(descr="'<f8'", order="False", shape="(3,)"):
+    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}\n"
+
+
+HOSTILE = {
+    "more than there is": npy_header(header(shape="(1000000000000,)"), b"\0" * 24),
+    "less than there is": npy_header(header(shape="(2,)"), b"\0" * 24),
+    "product overflows": npy_header(header(shape="(4294967296, 4294967296)"), b""),
+    "too long a length": npy_header(header(shape=f"(0, {10**30})"), b""),
+    "negative": npy_header(header(shape="(-3,)"), b"\0" * 24),
+    "negative twice": npy_header(header(shape="(-1, -3)"), b"\0" * 24),
+    "no number": npy_header(header(shape="(3.0,)"), b"\0" * 24),
+    "an expression": npy_header(header(shape="(1+2,)"), b"\0" * 24),
+    "code": npy_header(header(shape="(__import__('os').abort(),)"), b"\0" * 24),
+    "65 axes": npy_header(header(shape="(" + "1, " * 65 + ")"), b"\0" * 8),
+    "Fortran order": npy(np.asfortranarray(np.ones((2, 3)))),
+    "Fortran order said": npy_header(header(order="True"), b"\0" * 24),
+    "objects": npy(np.array([{}, 1], dtype=object), allow_pickle=True),
+    "objects said": npy_header(header(descr="'|O'"), b"\0" * 24),
+    "structured": npy(np.zeros(3, dtype=[("a", "<f8"), ("b", "<i4")])),
+    "sub-array": npy_header(header(descr="'(2,)<f8'"), b"\0" * 48),
+    "texts": npy(np.array(["a", "bc"])),
+    "bytes": npy(np.array([b"a", b"bc"])),
+    "dates": npy(np.zeros(3, "datetime64[s]")),
+    "void": npy(np.zeros(3, "V8")),
+    "float of 3 bytes": npy_header(header(descr="'<f3'"), b"\0" * 9),
+    "not ASCII": npy_header(header(descr="'<f\xb2'"), b"\0" * 24),
+    "nested deeply": npy_header("(" * 60_000 + ")" * 5000, b"\0" * 24),
+    "long": npy_header(header().rstrip() + " " * 60_000 + "x\n", b"\0" * 24),
+    "version 2": npy_header(header(), b"\0" * 24, version=b"\x02\x00"),
+    "version 3": npy_header(header(), b"\0" * 24, version=b"\x03\x00"),
+    "header longer than the file": b"\x93NUMPY\x01\x00\xff\xff" + header().encode(),
+    "twice": npy(np.zeros(3)) * 2,
+    "pickle": pickle.dumps(np.zeros(3)),
+    "archive": b"PK\x03\x04" + b"\0" * 200,
+    "empty": b"",
+    "7 bytes more": npy(np.zeros(3)) + b"\0" * 7,
+}
+
+
+def record_of(data, shape=(3,)):
+    return ArrayRecord({"0": Array("float64", shape, "numpy.ndarray", data)})
+
+
+def peak_of(function, *arguments):
+    tracemalloc.start()
+    try:
+        function(*arguments)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak
+
+
+def read(record, max_mb=math.inf):
+    """Read it, or be refused in one line: then None."""
+    try:
+        return unpack_vector(record, max_mb)
+    except ValueError as error:
+        refusal = error
+    assert type(refusal) is ValueError
+    assert "\n" not in str(refusal)
+    assert len(str(refusal)) < 300
+    return None
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_array_is_refused_in_one_line(name, monkeypatch):
+    monkeypatch.setattr(pickle, "loads", lambda *_: pytest.fail("unpickled"))
+    monkeypatch.setattr(pickle, "load", lambda *_: pytest.fail("unpickled"))
+    assert read(record_of(HOSTILE[name])) is None
+    peak = peak_of(read, record_of(HOSTILE[name]))
+    assert peak < 2 * len(HOSTILE[name]) + 2**16
+
+
+@property_test
+@given(data=st.binary(max_size=600), shape=st.lists(st.integers(-3, 10**12), max_size=3))
+@example(npy(np.zeros(0)), [0])
+def test_arbitrary_bytes_are_refused_or_read(data, shape):
+    record = record_of(data, tuple(shape))
+    read(record)
+    assert peak_of(read, record) < 2 * len(data) + 2**16
+
+
+@property_test
+@given(
+    kind=st.sampled_from(["<f8", "<f4", ">i2", "|b1", "<c16"]),
+    shape=st.lists(st.integers(0, 4), max_size=3),
+    changes=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4),
+    cut=st.integers(0, 40),
+)
+def test_a_changed_record_is_refused_or_is_what_numpy_reads(kind, shape, changes, cut):
+    """Where it is read at all, it is as NumPy's own reader has it."""
+    data = bytearray(npy(np.arange(math.prod(shape)).reshape(shape).astype(kind)))
+    for place, byte in changes:
+        if place < len(data):
+            data[place] = byte
+    whole = bytes(data[: len(data) - cut])
+    found = read(record_of(whole))
+    assert peak_of(read, record_of(whole)) < 2 * len(whole) + 2**16
+    if not changes and not cut:
+        assert found is not None
+    if found is not None:
+        expected = np.load(io.BytesIO(whole), allow_pickle=False)
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_what_is_read_is_not_copied():
+    vector = np.zeros(10**6)
+    record = pack_vector(vector)
+    assert peak_of(unpack_vector, record) < 2**16
+    other = record_of(npy(vector.reshape(1000, 1000)))
+    assert peak_of(unpack_vector, other) < 2**16
+    assert not unpack_vector(record).flags.writeable
+
+
+def test_what_is_larger_than_the_limit_is_not_read():
+    record = pack_vector(np.zeros(2**17))  # 1 MiB and a header
+    assert read(record, 1.0) is None
+    with pytest.raises(ValueError, match=r"1 MiB are more than max-message-mb=0\.5"):
+        unpack_vector(record, 0.5)
+    assert read(record, 1.001).size == 2**17
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ArrayRecord({}),
+        ArrayRecord([np.zeros(2), np.zeros(2)]),
+        ConfigRecord({"0": "text"}),
+        MetricRecord({"0": 1.0}),
+        None,
+        b"bytes",
+    ],
+)
+def test_what_is_no_record_of_one_array_is_refused(record):
+    assert read(record) is None
+
+
+def members():
+    simulation = from_nested({"num_agents": 4, "dimension": 2, "horizon": 6}, "a test")
+    nodes = SimulatedNodes(simulation, History(6))
+    chosen = {"mode": "devices", "algorithm": "fldb_ons", "dimension": 2}
+    devices = Devices(from_flat(chosen, "a test"))
+    devices._devices[7] = "0" * 32
+    return nodes, devices
+
+
+json_values = st.one_of(
+    st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5), st.binary(max_size=5)
+)
+config_values = (
+    json_values
+    | st.lists(st.integers(-9, 9) | st.floats(), max_size=9)
+    | st.lists(st.text(max_size=3), max_size=9)
+)
+
+
+def as_record(values):
+    try:
+        return ConfigRecord(values)
+    except (TypeError, ValueError):
+        return MetricRecord({})
+
+
+@pytest.mark.parametrize("count", [2.0**54, 1e300, math.inf])
+def test_a_claim_of_too_many_duels_does_not_reach_the_books(count):
+    """It would be sent back in each broadcast, as a whole number of at most 64 bits."""
+    _, devices = members()
+    content = {
+        "arrays": pack_vector(np.zeros(8)),
+        "numbers": MetricRecord({"answer": [count, 0.0, count, 0.0, 0.0]}),
+        "device": ConfigRecord({"id": "0" * 32}),
+    }
+    broadcast = Broadcast(Play(1, 1, np.zeros(2), np.eye(2)), np.zeros(2), hessian=True)
+    with pytest.raises(UploadError, match="a number beyond 9007199254740992"):
+        devices.check(7, SimpleNamespace(content=RecordDict(content)), broadcast, [7])
+
+
+@property_test
+@given(
+    arrays=st.sampled_from(["vector", "numbers", "none", "hostile"]),
+    numbers=st.dictionaries(st.sampled_from(["answer", "exchange", "x"]), config_values),
+    device=st.dictionaries(st.sampled_from(["id", "x"]), config_values),
+    size=st.sampled_from([0, 5, 8]),
+)
+@example("vector", {"answer": ["1", "0", "1", "4", "1", "a"], "exchange": 0}, {"id": "0" * 32}, 5)
+@example("vector", {"answer": [1.0] * 10**6, "exchange": 0}, {"id": "0" * 32}, 5)
+@example("numbers", {"answer": [0.0] * 5, "exchange": 0}, {"id": "0" * 32}, 8)
+@example("vector", {"answer": 5.0}, {"id": ["0" * 32]}, 5)
+def test_whatever_a_node_replies_is_an_upload_or_an_upload_error(arrays, numbers, device, size):
+    content = RecordDict(
+        {
+            "numbers": as_record(numbers),
+            "device": as_record(device),
+            **{
+                "vector": {"arrays": pack_vector(np.zeros(size))},
+                "numbers": {"arrays": MetricRecord({"0": 1.0})},
+                "hostile": {"arrays": record_of(HOSTILE["code"])},
+                "none": {},
+            }[arrays],
+        }
+    )
+    reply = SimpleNamespace(content=content)
+    play = Play(1, 1, np.zeros(2), np.eye(2))
+    for known in members():
+        with contextlib.suppress(UploadError):
+            known.check(7, reply, Broadcast(play, np.zeros(2), hessian=True), [7])
