@@ -31,7 +31,7 @@ BAD = {
     "environment.sgima=1": "did you mean environment.sigma?",
     "tau=0": "tau=0 (from the command line or conf/): must be at least 1",
     "tau=1.5": "must be a whole number, at least 1",
-    "num_arms=1": "must be at least 2 (a duel needs two arms)",
+    "num_arms=1": "must be at least 2 and at most 100000 (a duel needs two arms)",
     "lambda=-1": "must be above 0",
     "alpha=0": "must be above 0",
     "num_agents=many": "must be a whole number",
