@@ -71,7 +71,7 @@ class Part:
     def start(self) -> None:
         """Start the process; the log goes on."""
         for folder in (self.home, self.log.parent):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a service's log has its token
         with self.log.open("ab") as log:
             self._begin = log.tell()
             self._process = subprocess.Popen(
