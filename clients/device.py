@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -15,10 +15,9 @@ from flwr.client import NumPyClient
 
 from clients.preference_agent import SELECTION_SETTINGS
 from clients.store import DuelStore, Synchronization
-from fldb_flower import preference
 from fldb_flower.devices import DeviceAnswer
 from fldb_flower.errors import DataError, SettingsError
-from fldb_flower.federation import Broadcast, Play, Upload
+from fldb_flower.federation import Broadcast, Play, Upload, statistics
 from fldb_flower.messages import (
     Ask,
     Vector,
@@ -29,8 +28,33 @@ from fldb_flower.messages import (
 from fldb_flower.records import pack_vector, unpack_vector
 from fldb_flower.settings import Settings, from_flat
 
-MIN_DUELS_PER_UPLOAD = 5
-"""Answers that an upload covers at least, unless the device's owner says otherwise."""
+MIN_DUELS_PER_FEATURE = 3
+"""An upload covers at least 3 d answers, unless the device's owner says otherwise.
+
+Up to d of them could be read out of one upload with a Hessian, and d + 2 would leave as many
+equations as unknowns: see ``docs/security.md``.
+"""
+
+MAX_QUESTIONS = 60
+"""Different estimates at which a server may ask about the same answers.
+
+A first round needs about six, and six more each time that it has to begin anew.
+"""
+
+
+class Limits(NamedTuple):
+    """What the device's owner lets out.
+
+    Attributes
+    ----------
+    min_duels : int
+        ``min-duels-per-upload``: answers are held back until there are as many new ones.
+    max_questions : int
+        ``max-questions``: different estimates at which gradients of one answer are given.
+    """
+
+    min_duels: int
+    max_questions: int = MAX_QUESTIONS
 
 
 class DeviceAgent(NumPyClient):
@@ -42,14 +66,31 @@ class DeviceAgent(NumPyClient):
         The device's duels.
     settings : Settings
         Settings of the run.
-    min_duels : int
-        ``min_duels_per_upload``: answers are held back until there are as many new ones.
+    limits : Limits
+        What the device's owner lets out.
+
+    Raises
+    ------
+    SettingsError
+        The run is about features of another dimension than the device's, or takes fewer
+        answers than the device sends at least.
     """
 
-    def __init__(self, store: DuelStore, settings: Settings, *, min_duels: int) -> None:
+    def __init__(self, store: DuelStore, settings: Settings, limits: Limits) -> None:
+        known, most = store.dimension, settings.devices.max_duels
+        if known not in (None, settings.dimension):
+            raise SettingsError(
+                f"dimension={settings.dimension} (from the server's run): this device's duels have"
+                f" {known} features"
+            )
+        if limits.min_duels > most:
+            raise SettingsError(
+                f"min-duels-per-upload={limits.min_duels} (from --node-config, or 3 * dimension):"
+                f" must be at most {most}, the server's devices-max-duels"
+            )
         self._store = store
         self._settings = settings
-        self._min_duels = min_duels
+        self._limits = limits
 
     def fit(
         self, parameters: list[Vector], config: dict[str, Any]
@@ -84,22 +125,18 @@ class DeviceAgent(NumPyClient):
     def _statistics(
         self, broadcast: Broadcast, start: int, upto: int
     ) -> tuple[DeviceAnswer, Upload]:
-        theta = broadcast.theta_hat
-        if theta is None:
-            nothing = np.zeros(0)
-            return DeviceAnswer(0, start, start, 0, 0), Upload(0, nothing, nothing, None, None, ())
-        end = upto if upto >= 0 else self._store.cut(start, self._min_duels)
+        if broadcast.theta_hat is None:
+            nothing = np.zeros((0, self._settings.dimension))
+            upload = statistics(broadcast, nothing, np.zeros(0), nothing)
+            return DeviceAnswer(0, start, start, 0, 0), upload
+        end = upto
+        if upto < 0:
+            most = self._settings.devices.max_duels
+            end = self._store.cut(start, self._limits.min_duels, most)
+        self._store.admit(start, end, broadcast.theta_hat, self._limits.max_questions)
         duels = self._store.evidence(start, end)
         differences = duels.differences.reshape(-1, self._settings.dimension)
-        gradient, hessian = preference.derivatives(theta, differences, duels.preferences)
-        upload = Upload(
-            num_duels=len(differences),
-            gradient=gradient,
-            information=preference.information(differences),
-            hessian=hessian if broadcast.hessian else None,
-            loss=None,
-            regrets=(),
-        )
+        upload = statistics(broadcast, differences, duels.preferences, differences)
         decided = np.isfinite(duels.predicted) & (duels.preferences != 0.5)
         agreed = (duels.predicted > 0.5) == (duels.preferences > 0.5)
         return DeviceAnswer(
@@ -131,9 +168,12 @@ def train(message: Message, context: Context) -> Message:
     """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function."""
     settings = from_flat(context.run_config, "Flower's run config")
     content: Any = message.content
-    min_duels = _min_duels(context)
+    limits = Limits(
+        _count(context, "min-duels-per-upload", MIN_DUELS_PER_FEATURE * settings.dimension),
+        _count(context, "max-questions", MAX_QUESTIONS),
+    )
     with DuelStore(_store_path(context)) as store:
-        agent = DeviceAgent(store, settings, min_duels=min_duels)
+        agent = DeviceAgent(store, settings, limits)
         parameters = [unpack_vector(content["arrays"], settings.max_message_mb)]
         arrays, _, numbers = agent.fit(parameters, dict(content["config"]))
         reply = RecordDict(
@@ -158,11 +198,10 @@ def _store_path(context: Context) -> Path:
     return Path(path)
 
 
-def _min_duels(context: Context) -> int:
-    number = context.node_config.get("min-duels-per-upload", MIN_DUELS_PER_UPLOAD)
+def _count(context: Context, name: str, default: int) -> int:
+    number = context.node_config.get(name, default)
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise SettingsError(
-            f"min-duels-per-upload={number!r} (from --node-config): must be a whole number, at"
-            " least 1"
+            f"{name}={number!r} (from --node-config): must be a whole number, at least 1"
         )
     return number

@@ -18,7 +18,7 @@ from fldb_flower import preference, theory
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.messages import Vector, unpack_symmetric
 from fldb_flower.selection import RULES, norms, rewards, whiten
-from fldb_flower.settings import Settings
+from fldb_flower.settings import MAX_DIMENSION, Settings
 from fldb_flower.streams import AgentStreams
 
 PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
@@ -31,8 +31,8 @@ EXPIRE_AFTER = 7 * 24 * 3600.0
 SELECTION_SETTINGS = ("selection", "kappa_mu", "delta", "beta_scale", "lambda_")
 """Settings of the server's run that a device selects with."""
 
-_LONGEST = 1e100  # of features: their squares must be finite
-_MAX_DIMENSION = 4096
+LONGEST = 1e100
+"""Of a feature: sums of squares stay finite."""
 
 
 @dataclass(frozen=True)
@@ -285,9 +285,9 @@ def _checked(features: ArrayLike) -> NDArray[np.float64]:
         raise DataError(f"features of shape {arms.shape}: must be (K, d), a row for each arm")
     if len(arms) < 2:
         raise DataError(f"{len(arms)} arm: a duel needs at least two")
-    if arms.shape[1] > _MAX_DIMENSION:
-        raise DataError(f"{arms.shape[1]} features an arm: at most {_MAX_DIMENSION} are possible")
-    wrong = ~(np.abs(arms) <= _LONGEST)  # NaN too
+    if arms.shape[1] > MAX_DIMENSION:
+        raise DataError(f"{arms.shape[1]} features an arm: at most {MAX_DIMENSION} are possible")
+    wrong = ~(np.abs(arms) <= LONGEST)  # NaN too
     if wrong.any():
         arm, place = np.argwhere(wrong)[0]
         raise DataError(f"feature {place} of arm {arm} is {arms[arm, place]}: must be finite")

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import dataclasses
 import functools
-import hashlib
 import ipaddress
 import itertools
 import json
@@ -35,7 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -54,17 +52,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clients.preference_agent import EXPIRE_AFTER, Duel, PreferenceAgent
+from clients.preference_agent import EXPIRE_AFTER, LONGEST, Duel, PreferenceAgent
 from clients.store import ConflictingAnswerError, DuelExpiredError, Proposal, UnknownDuelError
+from fldb_flower.commands import Parser, bounded, one_line
 from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError
+from fldb_flower.pages import digest
 
 PORT = 8377
 MAX_BODY = 32 * 2**20
 """Bytes of a request's body."""
 MAX_ARMS, MAX_FEATURES, MAX_ANSWERS = 10_000, 2048, 10_000
 MAX_KEY, MAX_TEXT = 1000, 10_000
-MAX_SIZE = 1e100
-"""Of a feature: sums of squares stay finite."""
 
 _ASSETS = "/static-offline-docs"  # where fastapi-offline serves what /docs consists of
 _PUBLIC = {"/", "/health", "/docs", "/openapi.json"}
@@ -82,7 +80,6 @@ _STATUS = {
 }
 _GRACE = 40  # seconds that a stop waits for replies: longer than SQLite waits for a lock
 _T = TypeVar("_T")
-_N = TypeVar("_N", int, float)
 
 
 # ---- What travels -------------------------------------------------------------------------
@@ -104,7 +101,7 @@ Image = Annotated[
         " shown, to whom and when.",
     ),
 ]
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-MAX_SIZE, le=MAX_SIZE)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-LONGEST, le=LONGEST)]
 Features = Annotated[list[Number], Field(min_length=1, max_length=MAX_FEATURES, fail_fast=True)]
 Preferred = Annotated[
     Literal["first", "second", "tie"], Field(description="Who won: `first`, `second` or `tie`.")
@@ -492,7 +489,7 @@ async def _on_bug(_request: Request, _error: Exception) -> JSONResponse:
 
 
 def _problem(status: int, detail: object, **headers: str) -> JSONResponse:
-    return JSONResponse({"detail": _line(detail)}, status, headers)
+    return JSONResponse({"detail": one_line(detail)}, status, headers)
 
 
 def _status_of(error: Exception) -> int:
@@ -501,7 +498,7 @@ def _status_of(error: Exception) -> int:
 
 def _result(result: int | FldbError) -> Result:
     if isinstance(result, FldbError):
-        return Result(status=_status_of(result), detail=_line(result))
+        return Result(status=_status_of(result), detail=one_line(result))
     return Result(number=result)
 
 
@@ -548,15 +545,11 @@ def _page() -> tuple[str, str]:
     text = (folder / "index.html").read_text("utf-8")
     for name, part in parts.items():
         text = text.replace(f"{{{{{name}}}}}", part)
-    script, style = (f"'sha256-{_digest(parts[name])}'" for name in ("js", "css"))
+    script, style = (f"'{digest(parts[name])}'" for name in ("js", "css"))
     return text, (
         f"{_NOTHING}; script-src {script}; style-src {style}; connect-src 'self';"
         " img-src data: https:"  # what applications may name: see Image
     )
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 # ---- Who may ask, and how much ------------------------------------------------------------
@@ -648,7 +641,7 @@ def read_token(path: Path) -> str:
             _make_token(path)
         token = path.read_text("utf-8").strip()
         if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
-            print(_line(f"warning: others may read {path}: chmod 600"), file=sys.stderr)
+            print(one_line(f"warning: others may read {path}: chmod 600"), file=sys.stderr)
     except UnicodeDecodeError:
         token = ""
     except OSError as error:
@@ -708,43 +701,25 @@ def read_arms(path: Path) -> list[Arm]:
     return arms
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, like all others here."""
-
-    def error(self, message: str) -> NoReturn:
-        sys.exit(f"error: {message}")
-
-
-def _number(kind: type[_N], least: float, most: float) -> Callable[[str], _N]:
-    def number(text: str) -> _N:
-        value = kind(text)
-        if not least <= value <= most:
-            raise ValueError
-        return value
-
-    number.__name__ = f"number from {least:g} to {most:g}"  # argparse says so in its error
-    return number
-
-
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="python -m clients.service", description=__doc__.split("\n\n")[0])
+    parser = Parser(prog="python -m clients.service", description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("--store", metavar="FILE", type=Path, required=True, help="the device's duels")
     add("--host", default="127.0.0.1", help="where to listen (%(default)s)")
-    add("--port", type=_number(int, 0, 65535), default=PORT, help="0: any free one (%(default)s)")
+    add("--port", type=bounded(int, 0, 65535), default=PORT, help="0: any free one (%(default)s)")
     add("--token-file", metavar="FILE", type=Path, help="(STORE.token); made if missing")
     add("--arms", metavar="FILE", type=Path, help="JSON: [{key, features, text?, image?}, ...]")
     add(
         "--choices",
         metavar="K",
-        type=_number(int, 2, MAX_ARMS),
+        type=bounded(int, 2, MAX_ARMS),
         default=10,
         help="of --arms (%(default)s)",
     )
     add(
         "--expire-after",
         metavar="SECONDS",
-        type=_number(float, 1, 1e9),
+        type=bounded(float, 1, 1e9),
         default=EXPIRE_AFTER,
         help="within which a duel has to be answered (%(default).0f)",
     )
@@ -830,12 +805,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         serve(arguments)
     except FldbError as error:
-        sys.exit(f"error: {_line(error)}")
-
-
-def _line(text: object) -> str:
-    """Return text that stays on one line of a terminal, and does nothing else there."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+        sys.exit(f"error: {one_line(error)}")
 
 
 if __name__ == "__main__":

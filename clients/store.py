@@ -8,6 +8,7 @@ was acknowledged for is ever taken back, and answers stay until :meth:`DuelStore
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -54,6 +55,11 @@ CREATE TABLE answers (
 CREATE TABLE cuts (              -- where uploads began and ended: answers up to `position`
     position INTEGER PRIMARY KEY
 );
+CREATE TABLE questions (         -- where the server asked for gradients of answers, once each
+    cut INTEGER NOT NULL,        -- of the answers from the cut before up to this one
+    point BLOB NOT NULL,         -- SHA-256 of theta_hat
+    PRIMARY KEY (cut, point)
+) WITHOUT ROWID;
 CREATE TABLE synchronized (      -- what the last broadcast brought
     received REAL NOT NULL,
     round INTEGER NOT NULL,
@@ -322,7 +328,7 @@ class DuelStore:
         row = self._one("SELECT seq FROM sqlite_sequence WHERE name = 'answers'", missing=(0,))
         return int(row[0])
 
-    def cut(self, start: int, at_least: int) -> int:
+    def cut(self, start: int, at_least: int, at_most: int = _MAX_ANSWERS) -> int:
         """Return where an upload that begins after answer ``start`` ends, for good.
 
         Uploads begin and end only at cuts, and cuts are at least ``at_least`` answers apart:
@@ -335,11 +341,14 @@ class DuelStore:
             Where the upload begins: 0 or an earlier cut.
         at_least : int
             Answers between two cuts, at least 1.
+        at_most : int
+            Answers that the upload may cover; what is beyond them is for a later one.
 
         Raises
         ------
         DataError
-            ``start`` is no cut of this store.
+            ``start`` is no cut of this store, or the next one is more than ``at_most`` answers
+            away.
         """
         with self._writing():
             last = self._last()
@@ -348,12 +357,22 @@ class DuelStore:
             if start > last:
                 self._catch_up(start)
                 return start
+            end = min(last, start + at_most)
             cut = int(self._one("SELECT coalesce(max(position), 0) FROM cuts")[0])
-            if last - cut >= max(at_least, 1):
-                self._connection.execute("INSERT INTO cuts VALUES (?)", (last,))
-                cut = last
+            if end - cut >= max(at_least, 1):
+                self._connection.execute("INSERT INTO cuts VALUES (?)", (end,))
+                cut = end
             self._expect_cut(start)  # or nothing was cut: the transaction is rolled back
-            return cut
+            if cut <= end:
+                return cut
+            within = "SELECT max(position) FROM cuts WHERE position > ? AND position <= ?"
+            found = self._one(within, start, end)[0]
+            if found is None:
+                raise DataError(
+                    f"{self.path}: the answers after {start} are uploaded together or not at all,"
+                    f" and are more than the {at_most} that the server takes (devices-max-duels)"
+                )
+            return int(found)
 
     def _catch_up(self, counted: int) -> None:
         """Let new answers be numbered from ``counted`` on: this is an old backup of the store.
@@ -364,6 +383,46 @@ class DuelStore:
         rows.execute("DELETE FROM sqlite_sequence WHERE name = 'answers'")
         rows.execute("INSERT INTO sqlite_sequence VALUES ('answers', ?)", (counted,))
         rows.execute("INSERT INTO cuts VALUES (?)", (counted,))
+
+    def admit(self, start: int, end: int, theta: Vector, at_most: int) -> None:
+        """Note that gradients at ``theta`` are about to be given of the answers between two cuts.
+
+        Each point is another equation about the same answers. Asking again at one that was
+        asked at before, as a server does that lost a reply, is free.
+
+        Parameters
+        ----------
+        start, end : int
+            The answers after ``start`` up to ``end``.
+        theta : ndarray
+            theta_hat, (d,).
+        at_most : int
+            Different points at which the server may ask about an answer.
+
+        Raises
+        ------
+        DataError
+            It asked at so many others before.
+        """
+        point = hashlib.sha256(theta.tobytes()).digest()
+        with self._writing():
+            self._connection.execute(
+                "INSERT OR IGNORE INTO questions SELECT position, ? FROM cuts"
+                " WHERE position > ? AND position <= ?",
+                (point, start, end),
+            )
+            most = self._one(
+                "SELECT coalesce(max(points), 0) FROM (SELECT count(*) AS points FROM questions"
+                " WHERE cut > ? AND cut <= ? GROUP BY cut)",
+                start,
+                end,
+            )[0]
+            if most > at_most:  # which rolls the new ones back
+                raise DataError(
+                    f"{self.path}: the server has asked about the same answers at {at_most}"
+                    " different estimates, and many more would tell it the answers one by one:"
+                    " refused; their owner can allow more (max-questions in --node-config)"
+                )
 
     def evidence(self, start: int, end: int) -> Evidence:
         """Return the answers after ``start`` up to ``end``, both 0 or cuts.

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from fldb_flower import preference
 from fldb_flower.arrays import Array
+from fldb_flower.checkpoints import join_parts, part_of
 from fldb_flower.duels import DuelLog
 from fldb_flower.environments import Contexts, make_environment
 from fldb_flower.errors import DataError
-from fldb_flower.federation import Broadcast, Play, Regrets, Upload
+from fldb_flower.federation import Broadcast, Play, Regrets, Upload, statistics
 from fldb_flower.policies import make_policy
 from fldb_flower.settings import Settings
 from fldb_flower.streams import AgentStreams
@@ -124,25 +124,8 @@ class AgentGroup:
         log = self._log
         fresh, answers = log.fresh()
         regrets = (Regrets(log.counted + 1, len(self.agents), log.fresh_regrets()),)
-        d = fresh.shape[1]
-        if broadcast.theta_hat is None:
-            return Upload(0, np.zeros(d), np.zeros((d, d)), None, None, regrets)
         differences, preferences = log.all() if broadcast.scope == "all" else (fresh, answers)
-        theta, hessian = broadcast.theta_hat, None
-        if broadcast.hessian:
-            gradient, hessian = preference.derivatives(theta, differences, preferences)
-        else:
-            gradient = preference.gradient(theta, differences, preferences)
-        return Upload(
-            num_duels=len(preferences),
-            gradient=gradient,
-            information=preference.information(fresh),
-            hessian=hessian,
-            loss=float(preference.loss(theta, differences, preferences))
-            if broadcast.loss
-            else None,
-            regrets=regrets,
-        )
+        return statistics(broadcast, differences, preferences, fresh)._replace(regrets=regrets)
 
     def _bad_features(self, features: Array, start: int, t: int) -> DataError:
         agent, arm = np.argwhere(~np.isfinite(features).all(axis=-1))[0]
@@ -165,24 +148,14 @@ class AgentGroup:
             "streams": self._block.before,
             "draws": self._policy_streams.state(),
         }
-        flat = {
-            f"{part}.{name}": array
-            for part, arrays in parts.items()
-            for name, array in arrays.items()
-        }
-        return {"block": np.array([self._block.first, self._block.last]), **flat}
+        return {"block": np.array([self._block.first, self._block.last]), **join_parts(parts)}
 
     def restore(self, state: dict[str, Array]) -> None:
         """Go on from where :meth:`state` was taken, with identical numbers."""
-
-        def part(prefix: str) -> dict[str, Array]:
-            names = (name for name in state if name.startswith(prefix))
-            return {name.removeprefix(prefix): state[name] for name in names}
-
-        self._log.restore(part("log."))
-        self._policy.restore(part("policy."))
-        self._policy_streams.restore(part("draws."))
-        before = part("streams.")
+        self._log.restore(part_of(state, "log"))
+        self._policy.restore(part_of(state, "policy"))
+        self._policy_streams.restore(part_of(state, "draws"))
+        before = part_of(state, "streams")
         self._streams.restore(before)
         first, last = (int(number) for number in state["block"])
         self._block = self._draw_from(before, first) if last else _Block.empty()

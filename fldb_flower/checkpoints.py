@@ -101,6 +101,20 @@ def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
     return Checkpoint(identity, numbers, arrays)
 
 
+def join_parts(parts: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of several parts under one roof: ``"part.name"``."""
+    return {
+        f"{part}.{name}": array for part, arrays in parts.items() for name, array in arrays.items()
+    }
+
+
+def part_of(arrays: Mapping[str, NDArray[Any]], part: str) -> dict[str, NDArray[Any]]:
+    """Return one of the parts that :func:`join_parts` joined."""
+    prefix = f"{part}."
+    names = (name for name in arrays if name.startswith(prefix))
+    return {name.removeprefix(prefix): arrays[name] for name in names}
+
+
 def _difference(theirs: str, ours: str) -> str:
     """Name the first line in which two settings differ."""
     pairs = zip(theirs.splitlines(), ours.splitlines(), strict=False)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from fldb_flower.algorithms import Algorithm
 from fldb_flower.arrays import Array
+from fldb_flower.checkpoints import join_parts, part_of
 from fldb_flower.errors import FederationError, FldbError
 from fldb_flower.history import History
 from fldb_flower.plots import describe
@@ -125,9 +126,9 @@ class Keeper:
         """
         saved, self._directory.saved = self._directory.saved, None  # it may be large
         if saved is not None:
-            federation.history.restore(_part(saved.arrays, "history"))
-            algorithm.restore(_part(saved.arrays, "algorithm"))
-            federation.restore(_part(saved.arrays, "federation"))
+            federation.history.restore(part_of(saved.arrays, "history"))
+            algorithm.restore(part_of(saved.arrays, "algorithm"))
+            federation.restore(part_of(saved.arrays, "federation"))
         return lambda: self._after_round(federation, algorithm)
 
     def _after_round(self, federation: Resumable, algorithm: Algorithm) -> None:
@@ -158,13 +159,8 @@ class Keeper:
             "algorithm": algorithm.state(),
             "federation": state,
         }
-        arrays = {
-            f"{part}.{name}": array
-            for part, named in parts.items()
-            for name, array in named.items()
-        }
         iteration = federation.history.iteration
-        self._directory.save({"iteration": iteration, "seconds": self.seconds}, arrays)
+        self._directory.save({"iteration": iteration, "seconds": self.seconds}, join_parts(parts))
         self.iteration = iteration
         return True
 
@@ -172,15 +168,6 @@ class Keeper:
         if not self.iteration:
             return "nothing was saved, and resume=true begins anew"
         return f"resume=true goes on after iteration {self.iteration} of {self._horizon}"
-
-
-def _part(arrays: Mapping[str, Array], part: str) -> dict[str, Array]:
-    prefix = f"{part}."
-    return {
-        name.removeprefix(prefix): array
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
 
 
 def conduct(

@@ -1,7 +1,7 @@
 """The one primitive: ``federation.exchange(broadcast) -> upload``.
 
-An exchange is one trip server -> agents -> server. An algorithm is an ordinary function
-that calls it in a loop; what carries the trip (a call, Flower messages in one process, Ray,
+An exchange is one trip server -> agents -> server. An algorithm calls it, once a round or more
+often; what carries the trip (a call, Flower messages in one process, Ray,
 devices) is a subclass of :class:`Federation` and unknown to the algorithm.
 """
 
@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+import numpy as np
+
+from fldb_flower import preference
 from fldb_flower.arrays import Array
 from fldb_flower.history import History
 from fldb_flower.selection import whiten
@@ -115,6 +118,34 @@ class Upload(NamedTuple):
     hessian: Array | None
     loss: float | None
     regrets: tuple[Regrets, ...]
+
+
+def statistics(
+    broadcast: Broadcast, differences: Array, preferences: Array, fresh: Array
+) -> Upload:
+    """Sum what a broadcast asks for over duels (Algorithm 1, lines 7 to 11).
+
+    Parameters
+    ----------
+    broadcast : Broadcast
+        Says where, and what. Without ``theta_hat`` no duel is looked at.
+    differences, preferences : Array
+        Of the duels in the broadcast's scope, (n, d) and (n,).
+    fresh : Array
+        Differences of the duels not yet acknowledged, (m, d): W_new is theirs.
+    """
+    theta, d = broadcast.theta_hat, fresh.shape[1]
+    if theta is None:
+        return Upload(0, np.zeros(d), np.zeros((d, d)), None, None, ())
+    hessian = loss = None
+    if broadcast.hessian:
+        gradient, hessian = preference.derivatives(theta, differences, preferences)
+    else:
+        gradient = preference.gradient(theta, differences, preferences)
+    if broadcast.loss:
+        loss = float(preference.loss(theta, differences, preferences))
+    information = preference.information(fresh)
+    return Upload(len(preferences), gradient, information, hessian, loss, ())
 
 
 def total(uploads: Sequence[Upload]) -> Upload:

@@ -27,6 +27,8 @@ SCHEDULES = ("periodic", "geometric")
 SELECTIONS = ("ucb", "maxinp", "colstim", "maxpairucb", "thompson")
 SOLVERS = ("newton", "lbfgs", "gd")
 
+MAX_DIMENSION = 4096  # W is (d, d): 128 MiB then
+
 MOVIELENS_ITEMS = 200  # items with most ratings, and users with most ratings
 MOVIELENS_DIMENSIONS = 20  # users whose ratings make the features
 
@@ -166,6 +168,9 @@ class DevicesSettings:
         minimum=1,
         auto=True,
     )
+    max_duels: int = setting(
+        10_000, "Duels of one device that count in one round; more wait for the next.", minimum=1
+    )
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,9 @@ class Settings:
         maximum=100_000,
         why="a duel needs two arms",
     )
-    dimension: int = setting(5, "d, the number of features of an arm.", minimum=1, maximum=4096)
+    dimension: int = setting(
+        5, "d, the number of features of an arm.", minimum=1, maximum=MAX_DIMENSION
+    )
     tau: int = setting(
         5,
         "Communication period: iterations between two exchanges. The paper's is 1.",
@@ -285,6 +292,11 @@ class Settings:
     output_dir: str = setting(
         "", "Absolute folder of the results (Flower); empty: a new one under ~/fldb-runs."
     )
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether anything is to go wrong by chance."""
+        return self.dropout > 0 or self.faults != FaultSettings()
 
     @property
     def ridge(self) -> float:
@@ -535,8 +547,7 @@ def _check_together(settings: Settings, source: str) -> None:
             f"engine.num_nodes={nodes} (from {source}): must be at most num_agents={agents},"
             " because each node hosts at least one agent"
         )
-    faulty = settings.dropout > 0 or settings.faults != FaultSettings()
-    if faulty and settings.engine.name != "inprocess":
+    if settings.is_faulty and settings.engine.name != "inprocess":
         raise SettingsError(
             f"dropout and faults (from {source}): need engine=inprocess, not"
             f" engine={settings.engine.name}"

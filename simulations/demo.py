@@ -15,15 +15,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fldb_flower.commands import Parser, bounded
 from fldb_flower.deployment.local import Device, LocalFederation, Part
-from fldb_flower.deployment.parser import Parser
 from fldb_flower.errors import FederationError, FldbError, OutputError
 
 FEATURES = ("hot", "sweet", "bitter", "sour", "creamy", "fizzy")
@@ -225,27 +225,16 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _above(least: float, kind: Callable[[str], float]) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        value = kind(text)
-        if not least <= value < np.inf:
-            raise ValueError
-        return value
-
-    number.__name__ = f"number of at least {least:g}"  # argparse says so in its error
-    return number
-
-
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m simulations.demo", description=__doc__.split("\n\n")[1])
     add = parser.add_argument
-    add("--devices", type=_above(1, int), default=3, metavar="N", help="(%(default)s)")
-    add("--people", type=_above(0, int), default=2, metavar="N", help="simulated (%(default)s)")
+    add("--devices", type=bounded(int, 1), default=3, metavar="N", help="(%(default)s)")
+    add("--people", type=bounded(int, 0), default=2, metavar="N", help="simulated (%(default)s)")
     until = parser.add_mutually_exclusive_group()
-    until.add_argument("--rounds", type=_above(1, int), metavar="N", help="(until Ctrl-C)")
-    until.add_argument("--minutes", type=_above(0.01, float), metavar="N", help="(until Ctrl-C)")
+    until.add_argument("--rounds", type=bounded(int, 1), metavar="N", help="(until Ctrl-C)")
+    until.add_argument("--minutes", type=bounded(float, 0.01), metavar="N", help="(until Ctrl-C)")
     add("--dir", type=Path, help="keeps everything; later goes on from there (one that is deleted)")
-    add("--seed", type=_above(0, int), default=0, help="of what people like (%(default)s)")
+    add("--seed", type=bounded(int, 0), default=0, help="of what people like (%(default)s)")
     arguments = parser.parse_args(argv)
     if arguments.people > arguments.devices:
         parser.error(f"--people {arguments.people}: must be at most --devices {arguments.devices}")

@@ -34,13 +34,14 @@ from clients import device
 from clients.store import DuelStore
 from fldb_flower.federation import Broadcast, Play
 from fldb_flower.messages import encode_broadcast
-from fldb_flower.settings import Settings
+from fldb_flower.settings import from_flat
 import numpy as np
 d = 5
 play = Play(2, 2, np.zeros(d), np.eye(d))
 vector, ask = encode_broadcast(Broadcast(play, np.zeros(d), hessian=True))
 with DuelStore(sys.argv[1]) as store:
-    agent = device.DeviceAgent(store, Settings(dimension=d), min_duels=1)
+    settings = from_flat({"dimension": d, "devices-max-duels": 10**6}, "the benchmark")
+    agent = device.DeviceAgent(store, settings, device.Limits(min_duels=1))
     config = {"ask": list(ask), "device": store.device_id, "upto": -1, "duels": 0}
     agent.fit([vector], config)
 print(time.perf_counter() - begin)

@@ -7,9 +7,7 @@ folder. Its parts lie in ``report_page/``; the runs travel in it as one block of
 from __future__ import annotations
 
 import argparse
-import base64
 import datetime
-import hashlib
 import json
 import math
 import os
@@ -19,13 +17,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 
+from fldb_flower.commands import Parser, one_line
 from fldb_flower.errors import DataError, FldbError, OutputError
+from fldb_flower.pages import digest
 from simulations.runs import (
     Run,
     Unfinished,
@@ -68,8 +68,8 @@ def build(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path) -
     parts = {
         "style": style,
         "script": script,
-        "style_hash": _digest(style),
-        "script_hash": _digest(script),
+        "style_hash": digest(style),
+        "script_hash": digest(script),
         "data": _embeddable(payload(runs, unfinished, folder)),
     }
     # One pass: what is put in is not searched for further places.
@@ -143,11 +143,6 @@ def write(path: Path, text: str) -> None:
         raise OutputError(
             f"cannot write {path}: {error.strerror}; name another file with --output"
         ) from None
-
-
-def _digest(text: str) -> str:
-    """Return what a Content-Security-Policy calls the text by: nothing else may run."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _embeddable(value: Any) -> str:
@@ -281,20 +276,8 @@ def _relative(path: Path, folder: Path) -> str:
     return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
 
 
-def _line(text: object) -> str:
-    """Return text that stays on one line of a terminal, and does nothing else there."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, like all others here."""
-
-    def error(self, message: str) -> NoReturn:
-        sys.exit(f"error: {message}")
-
-
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m simulations.report",
         description="Make one self-contained page about the runs below some folders.",
     )
@@ -343,10 +326,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         made = report(arguments.folders, arguments.output)
     except FldbError as error:
-        sys.exit(f"error: {_line(error)}")
+        sys.exit(f"error: {one_line(error)}")
     for item in made["unfinished"]:
-        print(_line(f"skipped {item.path}: {item.reason}"), file=sys.stderr)
-    print(_line(f"report: {made['path']} ({made['runs']} runs)"))
+        print(one_line(f"skipped {item.path}: {item.reason}"), file=sys.stderr)
+    print(one_line(f"report: {made['path']} ({made['runs']} runs)"))
 
 
 if __name__ == "__main__":

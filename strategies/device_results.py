@@ -27,7 +27,8 @@ _ROUND_COLUMNS = (
 _UPLOAD_COLUMNS = "round,device,start,end\n"
 _MAY_CHANGE = (  # between two runs of one federation
     "output-dir", "resume", "quorum", "node-wait", "reply-timeout", "devices-rounds",
-    "devices-round-seconds", "devices-at-least", "num-agents", "num-arms", "seed", "tau",
+    "devices-round-seconds", "devices-at-least", "devices-first-duels", "devices-max-duels",
+    "max-message-mb", "checkpoint-seconds", "num-agents", "num-arms", "seed", "tau",
     "schedule", "schedule-ratio", "environment", "environment-sigma", "environment-path",
     "solver", "gd-steps", "gd-step-size",
 )  # fmt: skip

@@ -51,6 +51,7 @@ class Devices(Members):
         self._dimension = settings.dimension
         self._max_mb = settings.max_message_mb
         chosen = settings.devices.first_duels
+        self._max_duels = settings.devices.max_duels
         self._first_duels = 2 * settings.dimension if chosen == AUTO else int(chosen)
         self.counted: dict[str, int] = {}
         self.duels = 0
@@ -104,6 +105,8 @@ class Devices(Members):
             raise UploadError(f"answers {span} instead of those after {start}")
         if broadcast.theta_hat is not None and answer.num_duels != answer.end - answer.start:
             raise UploadError(f"{answer.num_duels} duels in answers {span}")
+        if answer.num_duels > self._max_duels:
+            raise UploadError(f"{answer.num_duels} duels, more than {self._max_duels} in a round")
         if broadcast.play is None and answer != self._asked[node]:
             raise UploadError(f"other answers than before: {span}")
         if not answer.agreed <= answer.predicted <= answer.num_duels:

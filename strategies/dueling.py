@@ -103,11 +103,8 @@ class DuelingStrategy(Federation, Strategy):
                 f' with --federation-config "num-supernodes={agents}" or fewer'
             )
         self.summary()
-        if keeper is None:
-            run_rounds(self, self.algorithm, attempt=self.try_round)
-        else:
-            after_round = keeper.follow(self, self.algorithm)
-            run_rounds(self, self.algorithm, after_round, self.try_round)
+        after_round = None if keeper is None else keeper.follow(self, self.algorithm)
+        run_rounds(self, self.algorithm, after_round, self.try_round)
         if self.members.behind(self.look()):
             self._hear_of_all()
         return self.algorithm.theta_sync

@@ -33,18 +33,16 @@ from clients.store import DuelStore
 from fldb_flower.deployment import __main__ as deployment
 from fldb_flower.deployment import credentials
 from fldb_flower.deployment.local import (
-    HOST,
     Device,
     LocalFederation,
     Part,
     UnreachableError,
     environment,
-    free_port,
-    tool,
 )
 from fldb_flower.devices import DeviceAnswer
 from fldb_flower.errors import FederationError
 from fldb_flower.messages import unpack_symmetric
+from fldb_flower.processes import HOST, free_port, tool
 from strategies.devices import short_name
 
 pytestmark = pytest.mark.xdist_group("deployment")  # one federation at a time

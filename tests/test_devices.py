@@ -55,6 +55,7 @@ class Devicegrid(InProcessGrid):
             self.contexts[node].node_config.clear()
             self.contexts[node].node_config["store-path"] = str(path)
             self.contexts[node].node_config["min-duels-per-upload"] = min_duels
+            self.contexts[node].node_config["max-questions"] = 10_000  # after so many faults
         self.fault = lambda _node: "none"
         self.sent = 0
 
@@ -479,6 +480,11 @@ def test_a_checkpoint_that_cannot_be_written_counts_nothing(tmp_path, monkeypatc
         ({}, "has no store-path"),
         ({"store-path": "duels.db"}, "store-path='duels.db'.*must be absolute"),
         ({"store-path": "/d.db", "min-duels-per-upload": 0}, "min-duels-per-upload=0.*at least 1"),
+        ({"store-path": "/d.db", "max-questions": "9"}, "max-questions='9'.*at least 1"),
+        (
+            {"store-path": "/d.db", "min-duels-per-upload": 10_001},
+            "min-duels-per-upload=10001 .*at most 10000, the server's devices-max-duels",
+        ),
     ],
 )
 def test_a_node_that_was_started_wrongly_is_told_what_to_pass(tmp_path, node_config, words):
@@ -489,6 +495,48 @@ def test_a_node_that_was_started_wrongly_is_told_what_to_pass(tmp_path, node_con
     server = federation.server()
     with pytest.raises(SettingsError, match=words):
         server.serve(federation.grid)
+
+
+def test_a_run_about_other_features_is_refused(tmp_path):
+    federation = Federation(tmp_path, devices=1)
+    federation.answer(0, 6)
+    federation.config["dimension"] = D + 1
+    federation.grid = Devicegrid(federation.stores, federation.config)
+    with pytest.raises(SettingsError, match=rf"dimension={D + 1} .*duels have {D} features"):
+        federation.server().serve(federation.grid)
+
+
+def test_what_an_owner_did_not_choose(tmp_path):
+    """3 d answers an upload at least: one fewer is held back."""
+    federation = Federation(tmp_path, devices=2)
+    for context in federation.grid.contexts.values():
+        del context.node_config["min-duels-per-upload"]
+    federation.answer(0, 3 * D)
+    federation.answer(1, 3 * D - 1)
+    federation.serve()
+    (upload,) = federation.uploads()
+    assert upload == (1, short_name(federation.agents[0].store.device_id), 0, 3 * D)
+
+
+def test_a_device_with_much_to_say_says_it_in_several_rounds(tmp_path):
+    federation = Federation(tmp_path, devices=2, **{"devices-max-duels": 8})
+    federation.answer(0, 20)
+    federation.answer(1, 3)
+    for _ in range(3):
+        server = federation.serve()
+    spans = [(number, start, end) for number, _, start, end in federation.uploads()]
+    assert sorted(spans) == [(1, 0, 3), (1, 0, 8), (2, 8, 16), (3, 16, 20)]
+    federation.expect_central(server)
+
+
+def test_a_device_that_claims_more_than_counts_is_not_counted(tmp_path):
+    federation = Federation(tmp_path, devices=2)
+    for device in range(2):
+        federation.answer(device, 6)
+    federation.config = {**federation.config, "devices-max-duels": 5}  # devices know 10,000
+    federation.serve_until("none")
+    assert federation.uploads() == []
+    assert any("6 duels, more than 5 in a round" in line for line in federation.lines)
 
 
 def test_algorithms_that_need_every_device_are_refused():

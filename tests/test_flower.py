@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,18 +15,13 @@ import pytest
 from conftest import nested
 
 from fldb_flower.errors import FederationError
+from fldb_flower.processes import free_port
 from fldb_flower.settings import from_nested
 from simulations.run import run
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.xdist_group("flower")  # one Ray at a time
 SMALL = {"num_agents": 100, "horizon": 12, "num_arms": 4, "dimension": 3, "tau": 3}
-
-
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
 
 
 def processes(file, wanted):

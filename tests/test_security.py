@@ -14,9 +14,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clients.device import MIN_DUELS_PER_UPLOAD, DeviceAgent
+from clients.device import DeviceAgent, Limits
 from clients.store import DuelStore
 from fldb_flower import preference
+from fldb_flower.errors import DataError
 from fldb_flower.federation import Broadcast, Play
 from fldb_flower.history import History
 from fldb_flower.messages import UploadError, decode_statistics, encode_broadcast
@@ -34,20 +35,22 @@ property_test = settings(deadline=None, derandomize=True, max_examples=200)
 class Asked:
     """A device with answers in its store, and a server that asks it whatever it likes."""
 
-    def __init__(self, folder, x, y, *, min_duels=MIN_DUELS_PER_UPLOAD):
+    def __init__(self, folder, x, y, **limits):
         self.store = DuelStore(folder / "duels.db")
-        for difference in x:
-            self.store.propose(difference, math.nan, expire_after=60.0)
-        rows = self.store._connection.execute("SELECT id FROM proposals ORDER BY rowid").fetchall()
-        self.store.record((row[0], answer) for row, answer in zip(rows, y, strict=True))
+        self.add(x, y)
         self.dimension = x.shape[1]
         chosen = {"mode": "devices", "algorithm": "fldb_ons", "dimension": self.dimension}
-        self.agent = DeviceAgent(self.store, from_flat(chosen, "a test"), min_duels=min_duels)
+        self.agent = DeviceAgent(self.store, from_flat(chosen, "a test"), Limits(**limits))
         self.exchanges = 0
 
-    def __call__(self, theta, upto=-1):
+    def add(self, x, y):
+        proposals = [self.store.propose(each, math.nan, expire_after=60.0) for each in x]
+        self.store.record((each.id, answer) for each, answer in zip(proposals, y, strict=True))
+
+    def __call__(self, theta, upto=-1, counted=0):
         broadcast = Broadcast(None, np.asarray(theta, dtype=float), hessian=True)
         vector, ask = encode_broadcast(broadcast)
+        ask = ask._replace(counted=counted)
         config = {"ask": list(ask), "device": self.store.device_id, "upto": upto, "duels": 0}
         (answer,), duels, _ = self.agent.fit([vector], config)
         self.exchanges += 1
@@ -79,7 +82,7 @@ def test_an_upload_of_one_duel_is_that_duel(tmp_path, seed):
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize(("n", "d"), [(5, 5), (3, 5), (8, 8)])
 def test_with_a_hessian_up_to_d_duels_can_be_read_from_one_upload(tmp_path, n, d, seed):
-    """With the default min-duels-per-upload, 5, and d = 5: all five, and every answer.
+    """Why min-duels-per-upload is 3 d by default.
 
     With W = X^T X and U = X W^(-1/2), of orthonormal rows: W^(-1/2) H W^(-1/2) = U^T diag(c) U.
     So U's rows are eigenvectors, up to their signs, and X = U W^(1/2).
@@ -145,10 +148,11 @@ def test_a_server_that_asks_at_many_points_gets_every_duel(tmp_path):
     """At points far out, each gradient tells on which sides of the duels' planes theta is.
 
     On a line of such points the gradient jumps by phi where phi . theta changes its sign.
-    ``min-duels-per-upload`` is kept to, and the duels are more than d.
+    ``min-duels-per-upload`` is kept to, and the duels are more than d: this is what
+    ``max-questions`` is for.
     """
     x, y = some_duels(7, 3, seed=3)
-    device = Asked(tmp_path, x, y, min_duels=7)
+    device = Asked(tmp_path, x, y, min_duels=7, max_questions=150)
     origin, direction = np.random.default_rng(5).standard_normal((2, 3))
 
     def gradient(s):
@@ -177,10 +181,42 @@ def test_a_server_that_asks_at_many_points_gets_every_duel(tmp_path):
     np.testing.assert_allclose(preferred(found, best), preferred(x, y), atol=1e-6)
 
 
+def test_a_server_gets_gradients_at_few_points_only(tmp_path):
+    """Asked again at a point it knows, a device answers; at a fourth one it does not."""
+    x, y = some_duels(9, 3)
+    device = Asked(tmp_path, x, y, min_duels=9, max_questions=3)
+    points = np.random.default_rng(1).standard_normal((4, 3))
+    first = [device(point) for point in points[:3]]
+    for point, before in zip(points[:3], first, strict=True):
+        np.testing.assert_array_equal(device(point).gradient, before.gradient)
+    with pytest.raises(DataError, match=r"at 3 different estimates.*max-questions"):
+        device(points[3])
+    np.testing.assert_array_equal(device(points[0]).gradient, first[0].gradient)
+
+
+def test_questions_are_counted_for_each_answer(tmp_path):
+    """However a server cuts its questions: an answer is in uploads at three points, not more."""
+    x, y = some_duels(4, 3)
+    device = Asked(tmp_path, x, y, min_duels=4, max_questions=3)
+    points = np.random.default_rng(1).standard_normal((9, 3))
+    device(points[0], upto=device(points[0]).num_duels)
+    device(points[1])
+    device.add(*some_duels(4, 3, seed=1))
+    assert device(points[2]).num_duels == 8  # the third point for the first four answers
+    with pytest.raises(DataError, match="at 3 different"):
+        device(points[3])
+    with pytest.raises(DataError, match="at 3 different"):
+        device(points[3], upto=4)
+    for point in points[4:6]:
+        assert device(point, counted=4).num_duels == 4
+    with pytest.raises(DataError, match="at 3 different"):
+        device(points[6], counted=4)
+
+
 def test_uploads_and_their_differences_cover_enough_answers(tmp_path):
     """Whatever a server says was counted, or asks up to: each cut is 5 answers from the last."""
     x, y = some_duels(4, 3)
-    device = Asked(tmp_path, x, y)
+    device = Asked(tmp_path, x, y, min_duels=5)
     assert device(np.zeros(3)).num_duels == 0
     for upto in (1, 2, 3, 4):
         with pytest.raises(Exception, match="no upload ever ended at answer"):

@@ -149,7 +149,7 @@ def test_flowers_run_config_declares_exactly_the_settings():
 def test_every_setting_reaches_hydra_or_flower():
     hydra, flower = ({entry.dotted for entry in some()} for some in (hydra_entries, flower_entries))
     assert hydra | flower == set(ALL)
-    devices = {"rounds", "round_seconds", "at_least", "first_duels"}
+    devices = {"rounds", "round_seconds", "at_least", "first_duels", "max_duels"}
     only_flower = {"output_dir", "mode", *(f"devices.{name}" for name in devices)}
     assert set(ALL) - hydra == only_flower
     only_hydra = {"engine", "dropout", "faults"}
@@ -222,6 +222,7 @@ LIMITS = {
     "devices.round_seconds": ([-0.1], [0, 60], "at least 0"),
     "devices.at_least": ([0], [1], "at least 1"),
     "devices.first_duels": ([0], [1, "auto"], "at least 1"),
+    "devices.max_duels": ([0], [1], "at least 1"),
     "engine.num_nodes": ([0], [1], "at least 1"),
     "engine.num_cpus": ([0], [1], "at least 1"),
     "engine.num_gpus": ([-0.5], [0, 0.25], "at least 0"),

@@ -701,6 +701,22 @@ def test_uploads_by_hand(store):
     assert store.evidence(9, 9).differences.shape == (0, 2)
 
 
+def test_an_upload_covers_no_more_than_the_server_takes(store):
+    answer(store, 10)
+    assert store.cut(0, 2, at_most=4) == 4
+    assert store.cut(4, 2, at_most=4) == 8
+    assert store.cut(8, 2, at_most=4) == 10
+    # The server lost all it knew, and begins again: at the cuts there are.
+    assert store.cut(0, 2, at_most=9) == 8
+    assert store.cut(0, 2, at_most=4) == 4
+    assert store.cut(0, 2) == 10
+    answer(store, 5)
+    assert store.cut(8, 1, at_most=2) == 10
+    with pytest.raises(DataError, match=r"after 0 .* more than the 3 .*devices-max-duels"):
+        store.cut(0, 2, at_most=3)
+    assert store.cut(10, 2, at_most=5) == 15
+
+
 @pytest.mark.parametrize("start", [1, 3, 6, -1])
 def test_a_start_that_is_no_cut_is_refused(store, start):
     answer(store, 4)

@@ -40,7 +40,7 @@ def run_algorithm(federation: Federation, settings: Settings) -> Array:
 def run_rounds(
     federation: Federation,
     algorithm: Algorithm,
-    after_round: Callable[[], None] = lambda: None,
+    after_round: Callable[[], None] | None = None,
     attempt: Callable[[Round], bool] | None = None,
 ) -> Array:
     """Run the rounds that are left, to the horizon; return the final theta_sync, (d,).
@@ -51,7 +51,7 @@ def run_rounds(
         Its history knows which rounds were played already.
     algorithm : Algorithm
         As those rounds left it.
-    after_round : callable
+    after_round : callable, optional
         Called after each round, when all that the agents sent is counted.
     attempt : callable, optional
         Plays and learns from a round, or returns False if it has to be begun anew.
@@ -64,7 +64,8 @@ def run_rounds(
         else:
             while not attempt(turn):
                 pass
-        after_round()
+        if after_round is not None:
+            after_round()
     return algorithm.theta_sync
 
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fldb_flower.commands import Parser
 from fldb_flower.deployment import credentials
-from fldb_flower.deployment.parser import Parser
 from fldb_flower.errors import FldbError
 
 

@@ -11,11 +11,8 @@ import csv
 import http.client
 import json
 import os
-import random
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,9 +22,9 @@ from typing import Any
 
 from fldb_flower.deployment import credentials
 from fldb_flower.errors import FederationError
+from fldb_flower.processes import HOST, free_port, is_open, toml, tool
 
 PROJECT = Path(__file__).parents[2]
-HOST = "127.0.0.1"
 _LINK = "local"  # what flwr's configuration calls the SuperLink
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
@@ -40,7 +37,6 @@ _STARTED = r"Successfully started run"
 _ASK_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
 _LAST_LINES = 12
-_PORTS = range(20_000, 32_000)
 
 
 class UnreachableError(FederationError):
@@ -473,45 +469,6 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": os.environ.get("FLWR_TELEMETRY_ENABLED", "0"),
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; 1 by default
     }
-
-
-def tool(name: str) -> str:
-    """Return the command of this Python's environment, activated or not."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise FederationError(f"{name} is not installed beside {sys.executable}")
-    return found
-
-
-def toml(values: Mapping[str, object]) -> str:
-    """Spell settings as ``--run-config`` and ``--node-config`` take them."""
-    return " ".join(f"{key}={_toml(value)}" for key, value in values.items())
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value) if isinstance(value, int | float) else json.dumps(str(value))
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on.
-
-    It is below those that the system gives to connections: one of them could take it before we
-    do, and who asks for a port in vain until somebody listens there could meet himself.
-    """
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-        with socket.socket() as server, contextlib.suppress(OSError):
-            server.bind((HOST, port))
-            return port
-    raise FederationError(f"no port of {_PORTS.start} to {_PORTS.stop} is free")
-
-
-def is_open(port: int) -> bool:
-    """Whether somebody listens on a port of this machine."""
-    with socket.socket() as client:
-        return client.connect_ex((HOST, port)) == 0
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fldb_flower.messages import Answer
 from fldb_flower.records import unpack_vector
-from fldb_flower.settings import FaultSettings, Settings
+from fldb_flower.settings import Settings
 from fldb_flower.streams import keyed_generator
 from simulations.engines.grid import InProcessGrid, failure
 
@@ -132,11 +132,6 @@ class FaultyGrid(InProcessGrid):
         if "future" in faults:
             numbers = MetricRecord({**numbers, "answer": _later(numbers["answer"])})
         return Message(RecordDict({"arrays": arrays, "numbers": numbers}), reply_to=message)
-
-
-def any_fault(settings: Settings) -> bool:
-    """Whether the settings ask for anything to go wrong."""
-    return settings.dropout > 0 or settings.faults != FaultSettings()
 
 
 def _with(vector: NDArray[Any], place: int, number: float) -> NDArray[Any]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import conf
 from fldb_flower.errors import FederationError
 from fldb_flower.experiment import STOPPED, StoppedError
+from fldb_flower.processes import HOST, free_port, is_open, toml, tool
 from fldb_flower.results import SUMMARY, default_directory
 from fldb_flower.settings import Settings, to_flat
 
@@ -72,28 +70,21 @@ def _command(settings: Settings, directory: Path) -> list[str]:
         f"num-supernodes={engine.num_nodes} client-resources-num-cpus={engine.num_cpus}"
         f" client-resources-num-gpus={engine.num_gpus}"
     )
-    pairs = " ".join(f"{key}={_toml(value)}" for key, value in values.items())
-    start = [_tool("flwr"), "run", str(_PROJECT), "job", "--stream"]
-    return [*start, "--federation-config", resources, "--run-config", pairs]
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value) if isinstance(value, int | float) else f"'{value}'"
+    start = [tool("flwr"), "run", str(_PROJECT), "job", "--stream"]
+    return [*start, "--federation-config", resources, "--run-config", toml(values)]
 
 
 @contextmanager
 def _superlink(home: Path, environment: Mapping[str, str]) -> Iterator[None]:
     """Start a SuperLink for simulations, and stop it by its process id."""
-    api, control = _free_port(), _free_port()
-    address = f"127.0.0.1:{api}"
+    api, control = free_port(), free_port()
+    address = f"{HOST}:{api}"
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "job"\n\n[superlink.job]\naddress = "{address}"\ninsecure = true\n'
     )
-    command = [_tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
-    command += ["--host", "127.0.0.1", "--port", str(api)]
-    command += ["--control-api-address", f"127.0.0.1:{control}"]
+    command = [tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
+    command += ["--host", HOST, "--port", str(api)]
+    command += ["--control-api-address", f"{HOST}:{control}"]
     with (home / "superlink.log").open("w") as log:
         process = subprocess.Popen(
             command, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -116,27 +107,10 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
         if process.poll() is not None:
             lines = log.read_text().strip().splitlines() or ["nothing was said"]
             raise FederationError(f"flower-superlink ended at once: {lines[-1]}")
-        with closing(socket.socket()) as client:
-            if client.connect_ex(("127.0.0.1", port)) == 0:
-                return
+        if is_open(port):
+            return
         time.sleep(0.1)
     raise FederationError(f"flower-superlink did not open its port within {_START_SECONDS} s")
-
-
-def _tool(name: str) -> str:
-    """Return the command of this Python's environment, activated or not."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise FederationError(f"{name} is not installed beside {sys.executable}")
-    return found
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as server:
-        server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-    return port
 
 
 def _reason(output: str, settings: Settings) -> str:

@@ -9,7 +9,7 @@ from flwr.app import Context, RecordDict
 
 from fldb_flower import server_app
 from fldb_flower.settings import Settings, to_flat, to_nested
-from simulations.engines.faults import FaultyGrid, any_fault
+from simulations.engines.faults import FaultyGrid
 from simulations.engines.grid import SERVER_NODE, InProcessGrid
 
 __all__ = ["InProcessGrid", "run"]
@@ -18,7 +18,7 @@ __all__ = ["InProcessGrid", "run"]
 def run(settings: Settings, output_dir: str) -> None:
     """Run the real ServerApp over nodes in this process; it writes the results."""
     run_config = {**to_flat(settings), "output-dir": output_dir}
-    if any_fault(settings):
+    if settings.is_faulty:
         grid: InProcessGrid = FaultyGrid(settings, run_config)
     else:
         grid = InProcessGrid(settings.engine.num_nodes, run_config)

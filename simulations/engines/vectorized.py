@@ -69,6 +69,5 @@ def run(settings: Settings, history: History, keeper: Keeper | None = None) -> A
             )
     federation, algorithm = DirectFederation(settings, history), make_algorithm(settings)
     with one_blas_thread(settings.dimension):
-        if keeper is None:
-            return run_rounds(federation, algorithm)
-        return run_rounds(federation, algorithm, keeper.follow(federation, algorithm))
+        after_round = None if keeper is None else keeper.follow(federation, algorithm)
+        return run_rounds(federation, algorithm, after_round)
