@@ -266,6 +266,27 @@ def test_newton_gives_up_after_200_exchanges(answers):
     assert len(asked.points) == MAX_EXCHANGES == 200
 
 
+class Fickle(Asked):
+    """Answers that are a little wrong, differently each time: they belong to no loss."""
+
+    rng = np.random.default_rng(8)
+
+    def at(self, theta):
+        upload = super().at(theta)
+        return upload._replace(gradient=upload.gradient + 1e-3 * self.rng.standard_normal(D))
+
+
+def test_newton_goes_on_from_the_closest_point_where_that_will_do(caplog):
+    asked = Fickle(*random_duels(7))
+    found = far_start(asked, np.zeros(D), 0.1, at_most=30, or_closest=True)
+    assert len(asked.points) == 30
+    assert "within 30 exchanges" in caplog.text
+    exact = scikit_learn_minimiser(asked.differences, asked.preferences, 0.1)
+    np.testing.assert_allclose(found.theta, exact, atol=1e-2)
+    with pytest.raises(ConvergenceError, match="within 30 exchanges"):
+        far_start(asked, np.zeros(D), 0.1, at_most=30)
+
+
 def test_lbfgs_says_so_where_there_is_no_minimum():
     pytest.importorskip("torch", reason="solver=lbfgs needs the torch extra")
     asked = Bottomless(None, None)

@@ -980,7 +980,7 @@ def test_processes_at_once(path):
     count = 2 * (34 + 33 * 2 + 33 * 3)  # 100 rounds of 1, 2, 3, 1, ... duels, twice
     assert sorted(line[0] for line in lines) == list(range(1, count + 1))
     turns = [line[1] for line in sorted(lines)]
-    assert sum(a != b for a, b in itertools.pairwise(turns)) > 5  # they did compete
+    assert sum(a != b for a, b in itertools.pairwise(turns)) > 1  # they did compete
     cuts = [0, *(position for (position,) in rows(path, "SELECT position FROM cuts ORDER BY 1"))]
     assert len(cuts) > 10
     assert all(b - a >= 7 for a, b in itertools.pairwise(cuts))

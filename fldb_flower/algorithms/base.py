@@ -14,6 +14,8 @@ from fldb_flower.federation import Broadcast, Federation, Play, Upload
 from fldb_flower.schedules import Round
 from fldb_flower.settings import Settings
 
+_FIRST_EXCHANGES = 50  # to find the start by: six are usual, and any start is good enough
+
 
 class Algorithm(ABC):
     """What the Central Server knows, and how a round changes it.
@@ -128,4 +130,6 @@ class Online(Algorithm):
             start,
             theta,
             self.first_ridge,
+            at_most=_FIRST_EXCHANGES,
+            or_closest=True,
         )

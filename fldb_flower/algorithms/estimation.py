@@ -7,6 +7,7 @@ The objective is ``sum of the duels' losses + ridge/2 ||theta||^2`` (paper, Eq. 
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ features of order 1 it is a gradient norm of 1e-10 per duel.
 """
 
 MAX_EXCHANGES = 200
+_LOG = logging.getLogger(__name__)
 _SUFFICIENT = 0.5  # a step is too long if it ends uphill with over half the slope it began with
 _SHORTEST_CUT = 0.1
 _LOST = 0.5  # a start whose step is cut to less than this is given up for theta = 0
@@ -45,7 +47,14 @@ class Minimum:
 
 
 def newton(
-    evaluate: Evaluate, start: Upload, theta: Array, ridge: float, *, settled: float = 0.0
+    evaluate: Evaluate,
+    start: Upload,
+    theta: Array,
+    ridge: float,
+    *,
+    settled: float = 0.0,
+    at_most: int = MAX_EXCHANGES,
+    or_closest: bool = False,
 ) -> Minimum:
     r"""Minimise by damped Newton steps; uploads carry the Hessian.
 
@@ -69,15 +78,21 @@ def newton(
     settled : float
         Decrement per duel below which a step is trusted without an exchange to verify it:
         Newton squares the error.
+    at_most : int
+        Exchanges to give up after.
+    or_closest : bool
+        Whether to warn then, and return the point with the smallest decrement, where others
+        would get the error. Uploads of nodes that lie, or fail, need not belong to any loss.
 
     Raises
     ------
     ConvergenceError
-        The gradient did not become small enough within 200 exchanges.
+        The gradient did not become small enough.
     """
     xp = namespace(theta)
     upload, exchanges = start, 0
     warm = bool(xp.any(theta != 0))
+    closest = math.inf, Minimum(theta, upload)
     while True:
         gradient = upload.gradient + ridge * theta
         curvature = upload.hessian + ridge * xp.eye(theta.shape[0], dtype=theta.dtype)
@@ -88,10 +103,16 @@ def newton(
             return Minimum(theta, upload)
         if decrement <= settled:
             return Minimum(theta + step, upload)
+        if decrement < closest[0]:
+            closest = decrement, Minimum(theta, upload)
         length = 1.0
         while True:
-            if exchanges == MAX_EXCHANGES:
-                raise _not_found(_norm(gradient), upload)
+            if exchanges == at_most:
+                error = _not_found(_norm(gradient), upload, at_most)
+                if not or_closest:
+                    raise error
+                _LOG.warning("%s; going on from the closest point", error)
+                return closest[1]
             exchanges += 1
             trial = theta + length * step
             answer = evaluate(trial)
@@ -176,8 +197,8 @@ def _norm(vector: Array) -> float:
     return math.sqrt(float(vector @ vector))
 
 
-def _not_found(gradient: float, upload: Upload) -> ConvergenceError:
+def _not_found(gradient: float, upload: Upload, exchanges: int = MAX_EXCHANGES) -> ConvergenceError:
     per_duel = gradient / max(upload.num_duels, 1)
     return ConvergenceError(
-        f"no minimiser within {MAX_EXCHANGES} exchanges: gradient norm {per_duel:.1e} per duel"
+        f"no minimiser within {exchanges} exchanges: gradient norm {per_duel:.1e} per duel"
     )

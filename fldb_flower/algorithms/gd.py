@@ -30,7 +30,7 @@ class FLDBGD(Algorithm):
     Raises
     ------
     ConvergenceError
-        A minimiser was not found.
+        ``solver=lbfgs`` did not find a minimiser. (``newton`` goes on from the closest point.)
     SettingsError
         ``solver=lbfgs`` without PyTorch.
     """
@@ -61,7 +61,7 @@ class FLDBGD(Algorithm):
     def _minimum(self, evaluate: Evaluate, start: Upload, information: Array) -> Array:
         theta, ridge = self.theta_sync, self.settings.ridge
         if self.settings.solver == "newton":
-            return newton(evaluate, start, theta, ridge, settled=_SETTLED).theta
+            return newton(evaluate, start, theta, ridge, settled=_SETTLED, or_closest=True).theta
         if self.settings.solver == "lbfgs":
             return lbfgs(evaluate, start, theta, ridge)
         step_size = self.settings.gd_step_size

@@ -29,11 +29,6 @@ class FLDBOGD(Online):
     ``step`` is the iteration t that ends the round (``step_index=iteration``) or t_c
     (``round``). With tau = 1, round 1 is t = 1 itself: the gradient vanishes at its
     minimiser, and theta_hat^(2) = theta_hat^(1).
-
-    Raises
-    ------
-    ConvergenceError
-        The first minimiser was not found.
     """
 
     STATE = (*Online.STATE, "initial")

@@ -37,11 +37,6 @@ class FLDBONS(Online):
     FLDB-GD's with lambda_0 = 1 and 1.08 times with 0.6, for features of order 1: lambda_0 is in
     their units, so scale them. With lambda_0 below 0.5 and fewer than ten agents,
     separable first duels can put the start so far out that H vanishes and steps explode.
-
-    Raises
-    ------
-    ConvergenceError
-        The first minimiser was not found.
     """
 
     HESSIAN = True
