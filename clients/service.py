@@ -54,8 +54,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clients.preference_agent import EXPIRE_AFTER, LONGEST, Duel, PreferenceAgent
 from clients.store import ConflictingAnswerError, DuelExpiredError, Proposal, UnknownDuelError
-from fldb_flower.commands import Parser, bounded, one_line
-from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError
+from fldb_flower.commands import Parser, bounded
+from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError, one_line
 from fldb_flower.pages import digest
 
 PORT = 8377

@@ -31,8 +31,3 @@ def bounded(kind: type[_N], least: float, most: float = math.inf) -> Callable[[s
     limits = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
     convert.__name__ = f"number {limits}"  # argparse says so in its error
     return convert
-
-
-def one_line(text: object) -> str:
-    """Return text that stays on one line of a terminal, and does nothing else there."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))

@@ -1,6 +1,11 @@
 """Errors that are a user's to mend: one line each, shown without a stack trace."""
 
 
+def one_line(text: object) -> str:
+    """Return text that stays on one line of a terminal, and does nothing else there."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
 class FldbError(Exception):
     """Something the user can put right; the message is one line that says how."""
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
-from fldb_flower.errors import SettingsError
+from fldb_flower.errors import SettingsError, one_line
 
 MODES = ("simulation", "devices")
 ALGORITHMS = ("fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random")
@@ -515,7 +515,7 @@ def _build(known: Mapping[str, Entry], values: Mapping[str, Any], source: str) -
     for key in values:
         if key not in known:
             hint = suggestion(key, tuple(known)) or "; the README lists the settings"
-            raise SettingsError(f"{key} (from {source}): there is no such setting{hint}")
+            raise SettingsError(f"{one_line(key)} (from {source}): there is no such setting{hint}")
     checked = {
         entry.path: entry.check(values[key], key, source)
         for key, entry in known.items()

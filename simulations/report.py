@@ -23,8 +23,8 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from fldb_flower.commands import Parser, one_line
-from fldb_flower.errors import DataError, FldbError, OutputError
+from fldb_flower.commands import Parser
+from fldb_flower.errors import DataError, FldbError, OutputError, one_line
 from fldb_flower.pages import digest
 from simulations.runs import (
     Run,

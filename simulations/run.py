@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import conf
-from fldb_flower.errors import FldbError, SettingsError
+from fldb_flower.errors import FldbError, SettingsError, one_line
 from fldb_flower.experiment import StoppedError, conduct
 from fldb_flower.results import RunDirectory, is_finished, request_stop, stop_requested
 from fldb_flower.settings import (
@@ -160,21 +160,30 @@ def check_overrides(overrides: list[str]) -> None:
             reason = str(error).splitlines()[0]
             raise SettingsError(f"{text!r} (from the command line): {reason}") from None
         key = override.key_or_group
-        if override.is_sweep_override() and not list(override.sweep_string_iterator()):
+        swept = override.is_sweep_override()
+        values = list(override.sweep_string_iterator()) if swept else [override.value()]
+        if not values:
             raise SettingsError(f"{text} (from the command line): an empty sweep has no job to run")
-        if override.is_add() or override.is_delete() or key.startswith(("hydra.", "hydra/")):
+        changes = override.is_delete() or (override.is_add() and key not in groups)
+        if key.startswith("hydra."):
             continue
+        if key.startswith("hydra/") or (changes and key):
+            if all(isinstance(value, str) or value is None for value in values):
+                continue  # groups of Hydra's, or of the user's own (--config-dir)
+            raise SettingsError(
+                f"{text!r} (from the command line): must name a file of the group {one_line(key)}"
+            )
         if key not in known:
             raise SettingsError(
-                f"{key} (from the command line): there is no such setting"
+                f"{one_line(key)} (from the command line): there is no such setting"
                 f"{suggestion(key, tuple(known)) or '; --help lists them'}"
             )
         choices = groups.get(key, [])
-        value = override.value()
-        if choices and isinstance(value, str) and value not in choices:
+        wrong = [value for value in values if value not in choices]
+        if choices and wrong:
             raise SettingsError(
-                f"{key}={value} (from the command line): must be one of {', '.join(choices)}"
-                f"{suggestion(value, tuple(choices))}"
+                f"{key}={one_line(wrong[0])} (from the command line): must be one of"
+                f" {', '.join(choices)}{suggestion(str(wrong[0]), tuple(choices))}"
             )
 
 

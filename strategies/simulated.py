@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -80,6 +81,7 @@ class SimulatedNodes(Members):
         self._counted: dict[int, int] = {}  # node -> last iteration whose duels are counted
         self._nodes: dict[int, int] = {}  # partition -> node
         self._partitions: dict[int, int] = {}  # node -> partition
+        self._told: dict[int, int] = {}  # node -> how many partitions it says there are
         self._exchange = 0  # number of the exchange, which an upload must be an answer to
         self._contents: tuple[ArrayRecord | None, dict[int, RecordDict]] = (None, {})
 
@@ -105,7 +107,7 @@ class SimulatedNodes(Members):
             answer, exchange = Answer.from_numbers(numbers), content["numbers"]["exchange"]
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError(f"not an upload: {error!r}") from None
-        agents = self._agents(node, answer)
+        agents = self._agents(node, answer, len(connected))
         if exchange != self._exchange:
             raise UploadError(f"an answer to exchange {exchange} instead of {self._exchange}")
         upload = decode_upload(vector, answer, broadcast, self._settings.dimension)
@@ -113,13 +115,19 @@ class SimulatedNodes(Members):
         self._nodes[answer.partition_id] = node
         return Contribution(answer.partition_id, upload, None)
 
-    def _agents(self, node: int, answer: Answer) -> int:
+    def _agents(self, node: int, answer: Answer, connected: int) -> int:
         """Return how many agents a node hosts, and remember which partition it says it is."""
-        partition = answer.partition_id
+        partition, partitions = answer.partition_id, answer.num_partitions
+        if partitions < connected:
+            raise UploadError(f"num-partitions={partitions}, but {connected} nodes are connected")
+        self._told[node] = partitions
+        usual = Counter(self._told.values()).most_common(1)[0][0]
+        if partitions != usual:
+            raise UploadError(f"num-partitions={partitions}, but other nodes say {usual}")
         if self._nodes.get(partition, node) != node:
             raise UploadError(f"partition-id={partition} is another node's")
         try:
-            block = agents_of_node(partition, answer.num_partitions, self._settings.num_agents)
+            block = agents_of_node(partition, partitions, self._settings.num_agents)
         except ValueError as error:
             raise UploadError(str(error)) from None
         self._partitions[node] = partition

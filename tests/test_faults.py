@@ -560,3 +560,23 @@ def test_a_sweep_over_dropout(tmp_path):
         assert list(missing) == list(rows.asked - rows.replied)
     assert shares[0] == 1.0
     assert shares[0] > shares[1] > shares[2]
+
+
+@pytest.mark.parametrize(
+    ("partition", "says", "reason"),
+    [
+        (4, 7, "num-partitions=7, but other nodes say 5"),
+        (0, 1, "num-partitions=1, but 5 nodes"),  # that it hosts all agents
+        (0, 7, "num-partitions=7, but other nodes say 5"),  # before any other node replies
+    ],
+)
+def test_who_says_otherwise_how_many_nodes_there_are_is_not_counted(partition, says, reason):
+    chosen = settings(5)
+    grid = InProcessGrid(5, to_flat(chosen))
+    list(grid.contexts.values())[partition].node_config["num-partitions"] = says
+    history = History(chosen.horizon)
+    make_strategy(chosen, history).start(grid)
+    last = history.participation[-1]
+    (absent,) = last.absent
+    assert absent in {f"partition {partition}", f"node {list(grid.contexts)[partition]}"}
+    assert reason in last.rejected[0]

@@ -1,0 +1,234 @@
+"""Malformed input of every kind that a user can give, as that user gives it.
+
+Each example ends as it should or in one line that is ours: never in another exception, never with
+a summary of a run that did not take place. Messages are in ``test_security.py``, and damaged
+ratings and checkpoints also in ``test_movielens.py`` and ``test_checkpoints.py``.
+"""
+
+import contextlib
+import io
+import json
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, RecordDict
+from hydra.core.global_hydra import GlobalHydra
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from clients import service
+from fldb_flower import server_app
+from fldb_flower.checkpoints import load_checkpoint
+from fldb_flower.errors import CheckpointError, DataError, FldbError
+from fldb_flower.settings import flower_entries, from_nested, hydra_entries
+from simulations import run as command
+from simulations.engines.grid import InProcessGrid
+
+fuzz = settings(deadline=None, derandomize=True, max_examples=200)
+slow_fuzz = settings(deadline=None, derandomize=True, max_examples=100)
+
+SMALL = {"num_agents": 2, "horizon": 2, "num_arms": 3, "dimension": 2}
+ODD = "[]{}()=,:;'\"$~!@#%&*?\\/|<>. _-+\n\t\0éaefinorux0"  # no digit but 0: nothing gets large
+words = st.text(ODD, max_size=12)
+values = st.one_of(
+    words,
+    st.booleans(),
+    st.floats(allow_nan=True, allow_infinity=True).filter(lambda x: not 1 < x < 1e300),
+    st.integers(max_value=2),
+    st.sampled_from(["null", "${seed}", "${oc.env:HOME}", "???", "1e400", "-0", "0x0", "inf"]),
+)
+
+
+def one_line(text):
+    assert text
+    assert text.isprintable(), text
+    assert "Traceback" not in text
+    return True
+
+
+@contextlib.contextmanager
+def folder():
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
+
+
+def expect_complete_or_absent(path, complete):
+    """A summary is there if, and only if, the run took place."""
+    found = list(path.rglob("summary.json"))
+    assert len(found) == complete, found
+    for each in found:
+        assert json.loads(each.read_text())["final_regret"] >= 0
+
+
+# --- Flower's run configs ------------------------------------------------------------------
+
+FLOWER_KEYS = [entry.kebab for entry in flower_entries() if entry.kebab != "output-dir"]
+LARGE = {"node-wait", "reply-timeout", "checkpoint-seconds", "gd-steps"}  # slow, not wrong
+
+
+class Said(logging.Handler):
+    def __init__(self):
+        super().__init__(logging.ERROR)
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+@fuzz
+@given(
+    st.dictionaries(
+        st.one_of(st.sampled_from([k for k in FLOWER_KEYS if k not in LARGE]), words),
+        values,
+        min_size=1,
+        max_size=2,
+    )
+)
+def test_run_configs(changes):
+    with folder() as path:
+        base = {name.replace("_", "-"): value for name, value in SMALL.items()}
+        config = {**base, "node-wait": 0.1, **changes, "output-dir": str(path / "run")}
+        grid = InProcessGrid(2, config)
+        context = Context(grid.run.run_id, 0, {}, RecordDict(), config)
+        said, log, complete = Said(), logging.getLogger("flwr"), True
+        log.addHandler(said)
+        limit = getattr(sys, "tracebacklimit", 1000)
+        try:
+            server_app.main(grid, context)
+        except FldbError:
+            (line,) = said.lines
+            assert one_line(line)
+            complete = False
+        finally:
+            sys.tracebacklimit = limit
+            log.removeHandler(said)
+        expect_complete_or_absent(path, complete)
+
+
+# --- the command line of simulations.run ---------------------------------------------------
+
+KEYS = [entry.dotted for entry in hydra_entries()] + ["algorithm", "environment", "engine"]
+SLOW = {"node_wait", "reply_timeout", "checkpoint_seconds", "gd_steps"}
+
+
+def call(arguments):
+    """Call the command as a shell does; return its exit status, stdout and stderr."""
+    out, error, status = io.StringIO(), io.StringIO(), 0
+    GlobalHydra.instance().clear()
+    command._FAILURES.clear()
+    before, sys.argv = sys.argv, ["simulations.run", *arguments]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            command.main()
+    except SystemExit as leaving:
+        status = leaving.code
+        if isinstance(status, str):
+            error.write(status)
+            status = 1
+    finally:
+        sys.argv = before
+        GlobalHydra.instance().clear()
+        for handler in list(logging.getLogger().handlers):  # Hydra's
+            if isinstance(handler, logging.FileHandler):
+                logging.getLogger().removeHandler(handler)
+                handler.close()
+    return status or 0, out.getvalue(), error.getvalue()
+
+
+@slow_fuzz
+@given(
+    st.one_of(
+        st.tuples(st.sampled_from([k for k in KEYS if k not in SLOW]), st.just("="), values),
+        st.tuples(words, st.just("="), words),
+        st.tuples(st.sampled_from(["+", "~", "++", "hydra.", "hydra/"]), words, st.just("=0")),
+        st.tuples(words.filter(lambda word: not word.startswith("-"))),
+    )
+)
+def test_overrides(parts):
+    override = "".join(map(str, parts))
+    if "\0" in override:
+        return  # no process can be given it
+    with folder() as path:
+        where = f"hydra.run.dir={path / 'run'}"
+        sizes = [f"{name}={value}" for name, value in SMALL.items()]
+        status, out, error = call([*sizes, "engine=vectorized", override, where])
+        if status:
+            assert out == ""
+            assert one_line(error.strip("\n")), error
+            assert error.startswith("error: ")
+        expect_complete_or_absent(path, not status)
+
+
+# --- HTTP ----------------------------------------------------------------------------------
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=8,
+)
+known = st.sampled_from(["features", "keys", "contents", "preferred", "id", "answers"])
+bodies = st.one_of(
+    st.binary(max_size=60),
+    json_values.map(lambda value: json.dumps(value).encode()),
+    st.dictionaries(known, json_values, max_size=3).map(lambda value: json.dumps(value).encode()),
+    st.lists(st.lists(st.floats(width=16), max_size=3), max_size=4).map(
+        lambda rows: json.dumps({"features": rows}).encode()
+    ),
+)
+PATHS = ["/duels", "/answers", "/duels/x/answer", "/duels/%00/answer", "/duels/é/answer"]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    app = service.create_app(tmp_path_factory.mktemp("service") / "duels.db", "t")
+    headers = {"Authorization": "Bearer t"}
+    with TestClient(app, base_url="http://127.0.0.1:8377", headers=headers) as client:
+        yield client  # which raises what the service does not catch
+
+
+@settings(fuzz, max_examples=300)
+@given(path=st.sampled_from(PATHS), body=bodies, kind=st.sampled_from(["application/json", "x"]))
+def test_http_bodies(client, path, body, kind):
+    reply = client.post(path, content=body, headers={"Content-Type": kind})
+    assert reply.status_code < 500
+    if reply.status_code != 200:
+        assert one_line(reply.json()["detail"])
+
+
+# --- files ---------------------------------------------------------------------------------
+
+
+@fuzz
+@given(st.binary(max_size=300))
+def test_ratings_that_are_any_bytes(content):
+    with folder() as path:
+        for name in ("u.data", "ratings.dat", "ratings.csv", "ml.zip"):
+            (path / name).write_bytes(content)
+            world = {"name": "movielens", "path": str(path / name)}
+            chosen = from_nested({**SMALL, "environment": world}, "a test")
+            with pytest.raises(DataError) as error:
+                command.run(chosen, path / "run")
+            assert one_line(str(error.value))
+        expect_complete_or_absent(path, complete=False)
+
+
+@fuzz
+@given(st.binary(max_size=300), st.booleans())
+def test_checkpoints_that_are_any_bytes(content, begins_well):
+    with folder() as path:
+        file = path / "checkpoint.bin"
+        file.write_bytes((b"FLDBcp01" if begins_well else b"") + content)
+        before = file.read_bytes()
+        with pytest.raises(CheckpointError) as error:
+            load_checkpoint(file, "")
+        assert one_line(str(error.value))
+        assert file.read_bytes() == before
+        with pytest.raises(FldbError) as error:
+            command.run(from_nested({**SMALL, "resume": True}, "a test"), path)
+        assert one_line(str(error.value))
+        assert file.read_bytes() == before
+        expect_complete_or_absent(path, complete=False)
