@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 
-from fldb_flower.agents import AgentGroup, agents_of_node, one_blas_thread
+from fldb_flower.agents import AgentGroup, agents_of_node, keep_freed_memory, one_blas_thread
 from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.federation import Broadcast
 from fldb_flower.messages import (
@@ -43,8 +43,9 @@ class SimulatedAgents(NumPyClient):
         self.max_message_mb = settings.max_message_mb
         self._dimension = settings.dimension
         agents = agents_of_node(partition_id, num_partitions, settings.num_agents)
+        keep_freed_memory()
         one_blas_thread(settings.dimension)  # for good: the process is Flower's
-        self.group = AgentGroup(settings, agents, resumable=True)
+        self.group = AgentGroup(settings, agents)
 
     def fit(
         self, parameters: list[Vector], config: dict[str, Any]

@@ -55,8 +55,8 @@ class Resumable(Protocol):
 
     history: History
 
-    def state(self) -> dict[str, Array] | None:
-        """Return everything as arrays, for :meth:`restore`; None: ask again after a round.
+    def state(self) -> dict[str, Array]:
+        """Return everything as arrays, for :meth:`restore`.
 
         Raises
         ------
@@ -140,9 +140,7 @@ class Keeper:
         if not self._stopping and now < self._due:
             return
         try:
-            if not self._save(federation, algorithm):
-                self._look = now
-                return
+            self._save(federation, algorithm)
         except FederationError as reason:
             self._say(f"not saved after iteration {federation.history.iteration}: {reason}")
         if self._stopping:
@@ -150,19 +148,15 @@ class Keeper:
         took = time.monotonic() - now
         self._due = now + took + max(self._every, _PATIENCE * took if self._every else 0.0)
 
-    def _save(self, federation: Resumable, algorithm: Algorithm) -> bool:
-        state = federation.state()
-        if state is None:
-            return False
+    def _save(self, federation: Resumable, algorithm: Algorithm) -> None:
         parts = {
             "history": federation.history.state(),
             "algorithm": algorithm.state(),
-            "federation": state,
+            "federation": federation.state(),
         }
         iteration = federation.history.iteration
         self._directory.save({"iteration": iteration, "seconds": self.seconds}, join_parts(parts))
         self.iteration = iteration
-        return True
 
     def _way_on(self) -> str:
         if not self.iteration:

@@ -25,10 +25,10 @@ class Policy(Protocol):
     def receive(self, play: Play) -> None:
         """Take in what the server broadcast."""
 
-    def select(self, t: int, agents: slice, features: Array) -> tuple[Array, Array]:
+    def select(self, t: int, features: Array) -> tuple[Array, Array]:
         """Return the two arms' numbers of iteration t, each (agents,).
 
-        ``agents`` says which rows of the block ``features`` (agents, arms, d) belong to.
+        Called once for each iteration, with ``features`` (agents, arms, d).
         """
 
     def learn(self, differences: Array, preferences: Array) -> None:
@@ -54,10 +54,10 @@ class Synchronized:
         """Keep the broadcast estimate."""
         self._play = play
 
-    def select(self, t: int, agents: slice, features: Array) -> tuple[Array, Array]:
+    def select(self, t: int, features: Array) -> tuple[Array, Array]:
         """Apply the selection rule."""
         theta, whitener = self._play.theta_sync, self._play.whitener
-        return self._selector.select(t, agents, features, theta, whitener, self._num_agents)
+        return self._selector.select(t, features, theta, whitener, self._num_agents)
 
     def learn(self, differences: Array, preferences: Array) -> None:
         """Nothing: the server learns."""
@@ -68,7 +68,6 @@ class Synchronized:
 
     def restore(self, state: dict[str, Array]) -> None:
         """Take back the estimate."""
-        self._selector.forget()
         self._play = Play(0, 0, state["theta_sync"], state["information"])
 
 
@@ -86,10 +85,10 @@ class Alone:
     def receive(self, play: Play) -> None:
         """Nothing: no estimate arrives."""
 
-    def select(self, t: int, agents: slice, features: Array) -> tuple[Array, Array]:
+    def select(self, t: int, features: Array) -> tuple[Array, Array]:
         """Apply the selection rule, agent by agent."""
-        theta, whitener = self._estimates.theta[agents], self._whitener[agents]
-        return self._selector.select(t, agents, features, theta, whitener, num_agents=1)
+        theta, whitener = self._estimates.theta, self._whitener
+        return self._selector.select(t, features, theta, whitener, num_agents=1)
 
     def learn(self, differences: Array, preferences: Array) -> None:
         """Add a duel to each agent's estimate and information."""
@@ -103,7 +102,6 @@ class Alone:
 
     def restore(self, state: dict[str, Array]) -> None:
         """Take them back."""
-        self._selector.forget()
         self._estimates.restore(state)
         self._information = np.array(state["information"])
         self._whitener = whiten(self._information)
@@ -115,16 +113,13 @@ class Uniform:
     def __init__(self, settings: Settings, streams: AgentStreams) -> None:
         self._streams = streams
         self._num_arms = settings.num_arms
-        self._pairs = (0, np.empty((0, 2), dtype=np.int64))
 
     def receive(self, play: Play) -> None:
         """Nothing: no estimate is used."""
 
-    def select(self, t: int, agents: slice, features: Array) -> tuple[Array, Array]:
+    def select(self, t: int, features: Array) -> tuple[Array, Array]:
         """Draw a pair."""
-        if self._pairs[0] != t:
-            self._pairs = (t, self._streams.permutations("pairs", 1, self._num_arms, 2)[:, 0])
-        pairs = self._pairs[1][agents]
+        pairs = self._streams.permutations("pairs", 1, self._num_arms, 2)[:, 0]
         return pairs[:, 0], pairs[:, 1]
 
     def learn(self, differences: Array, preferences: Array) -> None:
@@ -135,8 +130,7 @@ class Uniform:
         return {}
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Forget the pairs drawn last: the streams may be elsewhere now."""
-        self._pairs = (0, self._pairs[1])
+        """Nothing."""
 
 
 _TABLE: dict[str, Callable[[Settings, AgentStreams], Policy]] = {"ldb": Alone, "random": Uniform}

@@ -1,20 +1,27 @@
-"""Random streams that belong to an agent.
+"""Random streams that belong to agents.
 
-Every draw comes from a stream keyed by (seed, agent, name), never from global state, so
+Every draw comes from a stream keyed by (seed, agents, name), never from global state, so
 that a result does not depend on the engine, on the number of nodes, on the order of
 replies or on how many iterations are drawn at once.
+
+Thirty-two consecutive agents, a *cohort*, share a stream, which gives each its own numbers in
+turn: with a generator for every agent, making and calling them costs more than all else in a
+large run. A block that holds part of a cohort draws all its numbers and keeps its part.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+
+COHORT = 32
+"""Consecutive agents that share a stream."""
 
 
 def keyed_generator(seed: int, *key: int | str) -> np.random.Generator:
@@ -45,28 +52,35 @@ class AgentStreams:
     def __init__(self, seed: int, agents: range) -> None:
         self.agents = agents
         self._seed = seed
+        self._cohorts = range(agents.start // COHORT, -(-agents.stop // COHORT))
         self._generators: dict[str, list[np.random.Generator]] = {}
 
     def _stream(self, name: str) -> list[np.random.Generator]:
         if name not in self._generators:
             self._generators[name] = [
-                keyed_generator(self._seed, 1, agent, name) for agent in self.agents
+                keyed_generator(self._seed, 1, cohort, name) for cohort in self._cohorts
             ]
         return self._generators[name]
 
     def standard_normal(self, name: str, iterations: int, *shape: int) -> FloatArray:
         """Draw N(0, 1); shape (agents, iterations, *shape)."""
-        numbers = np.empty((len(self.agents), iterations, *shape))
-        for generator, row in zip(self._stream(name), numbers, strict=True):
-            generator.standard_normal(out=row)
-        return numbers
+        return self._draw(np.random.Generator.standard_normal, name, iterations, shape)
 
     def random(self, name: str, iterations: int, *shape: int) -> FloatArray:
         """Draw uniformly from [0, 1); shape (agents, iterations, *shape)."""
-        numbers = np.empty((len(self.agents), iterations, *shape))
-        for generator, row in zip(self._stream(name), numbers, strict=True):
-            generator.random(out=row)
-        return numbers
+        return self._draw(np.random.Generator.random, name, iterations, shape)
+
+    def _draw(
+        self, fill: Callable[..., Any], name: str, iterations: int, shape: tuple[int, ...]
+    ) -> FloatArray:
+        """Fill iteration by iteration, and in each cohort by cohort."""
+        skipped = self.agents.start - self._cohorts.start * COHORT  # of the first cohort
+        numbers = np.empty((iterations, len(self._cohorts), COHORT, *shape))
+        for place, generator in enumerate(self._stream(name)):
+            for row in numbers:
+                fill(generator, out=row[place])
+        by_agent = numbers.reshape(iterations, -1, *shape)
+        return by_agent[:, skipped : skipped + len(self.agents)].swapaxes(0, 1)
 
     def logistic(self, name: str, iterations: int) -> FloatArray:
         """Draw from the standard logistic distribution; shape (agents, iterations).
@@ -91,7 +105,7 @@ class AgentStreams:
         return ranks
 
     def state(self) -> dict[str, NDArray[np.uint64]]:
-        """Return each stream's position: name -> (agents, 4) words of SFC64."""
+        """Return each stream's position: name -> (cohorts, 4) words of SFC64."""
         return {
             name: np.stack([_words(generator.bit_generator.state) for generator in generators])
             for name, generators in self._generators.items()
@@ -101,7 +115,7 @@ class AgentStreams:
         """Go back to the positions that :meth:`state` returned."""
         self._generators = {}
         for name, rows in state.items():
-            generators = [np.random.Generator(np.random.SFC64(0)) for _ in self.agents]
+            generators = [np.random.Generator(np.random.SFC64(0)) for _ in self._cohorts]
             for generator, words in zip(generators, rows, strict=True):
                 position: Any = generator.bit_generator.state
                 position["state"]["state"] = words

@@ -110,7 +110,7 @@ def assert_upload(upload, duels, theta_hat, played):
 
 def log_of(group):
     """Differences and preferences not yet counted, iteration by iteration, agent by agent."""
-    return group._log.fresh()
+    return group.blocks[0].log.fresh()
 
 
 @pytest.mark.parametrize(
@@ -337,15 +337,14 @@ def test_without_theta_hat_only_regret_is_reported():
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "ldb", "random"])
 @pytest.mark.parametrize("selection", ["ucb", "thompson", "colstim"])
-@pytest.mark.parametrize("lookahead", [64, 3])
+@pytest.mark.parametrize("agents", [range(1, N), range(20, 100)], ids=["a block", "four blocks"])
 def test_saved_and_restored_midway_is_the_uninterrupted_run(
-    algorithm, selection, lookahead, monkeypatch
+    algorithm, selection, agents, monkeypatch
 ):
-    monkeypatch.setattr(agents_module, "_LOOKAHEAD_ITERATIONS", lookahead)
-    chosen = small(algorithm=algorithm, selection=selection)
+    monkeypatch.setattr(agents_module, "_BLOCK_NUMBERS", 1)
+    chosen = small(algorithm=algorithm, selection=selection, num_agents=100)
     scope = "all" if algorithm == "fldb_gd" else "fresh"
-    uninterrupted = AgentGroup(chosen, range(1, N))
-    resumed = AgentGroup(chosen, range(1, N), resumable=True)
+    uninterrupted, resumed = AgentGroup(chosen, agents), AgentGroup(chosen, agents)
     counted = 0
     spans = [(1, 1), (2, 4), (6, 6), (7, 7)]  # the broadcast of 5 is lost
     for (first, last), (theta, information) in zip(spans, estimates(4), strict=True):
@@ -353,15 +352,15 @@ def test_saved_and_restored_midway_is_the_uninterrupted_run(
         same(resumed.answer(broadcast, counted), uninterrupted.answer(broadcast, counted))
         # As between two messages of a node: through bytes, into a new process.
         saved = unpack_arrays(pack_arrays(resumed.state()))
-        resumed = AgentGroup(chosen, range(1, N), resumable=True)
+        resumed = AgentGroup(chosen, agents)
         resumed.restore(saved)
         counted = first  # the last duels of a round are acknowledged late
 
 
 def test_a_new_group_can_be_saved_before_it_played():
     chosen = small()
-    saved = unpack_arrays(pack_arrays(AgentGroup(chosen, range(N), resumable=True).state()))
-    resumed = AgentGroup(chosen, range(N), resumable=True)
+    saved = unpack_arrays(pack_arrays(AgentGroup(chosen, range(N)).state()))
+    resumed = AgentGroup(chosen, range(N))
     resumed.restore(saved)
     play = Play(1, 3, *next(estimates(1)))
     upload = resumed.answer(Broadcast(play, play.theta_sync), 0)
@@ -370,15 +369,17 @@ def test_a_new_group_can_be_saved_before_it_played():
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "ldb", "random"])
 @pytest.mark.parametrize("selection", ["ucb", "colstim", "thompson"])
-def test_neither_chunks_nor_lookahead_change_the_numbers(algorithm, selection, monkeypatch):
-    chosen = small(algorithm=algorithm, selection=selection, num_agents=7)
+def test_neither_blocks_nor_threads_change_the_numbers(algorithm, selection, monkeypatch):
+    chosen = small(algorithm=algorithm, selection=selection, num_agents=140)
     ((theta, information),) = estimates(1)
     broadcast = Broadcast(Play(1, T, theta, information), theta, hessian=True)
-    expected = AgentGroup(chosen, range(7)).answer(broadcast, 0)
-    for numbers, lookahead in ((2 * K * D, 64), (1, 64), (2**16, 2)):
-        monkeypatch.setattr(agents_module, "_CHUNK_NUMBERS", numbers)
-        monkeypatch.setattr(agents_module, "_LOOKAHEAD_ITERATIONS", lookahead)
-        upload = AgentGroup(chosen, range(7)).answer(broadcast, 0)
+    expected = AgentGroup(chosen, range(140)).answer(broadcast, 0)
+    for numbers, threads, blocks in ((1, 1, 5), (1, 3, 5), (64 * K * D, 9, 3), (2**16, 2, 1)):
+        monkeypatch.setattr(agents_module, "_BLOCK_NUMBERS", numbers)
+        group = AgentGroup(chosen, range(140), threads=threads)
+        assert len(group.blocks) == blocks
+        upload = group.answer(broadcast, 0)
+        assert [(each.first, each.agents) for each in upload.regrets] == [(1, 140)]
         for name in ("gradient", "information", "hessian"):
             np.testing.assert_allclose(
                 getattr(upload, name), getattr(expected, name), rtol=1e-12, err_msg=name
@@ -445,14 +446,17 @@ def test_a_bad_feature_names_agent_arm_and_iteration(bad, algorithm, monkeypatch
     class Broken:
         """Agent 6 sees a bad number as arm 2 of iteration 3."""
 
+        drawn = 0
+
         def contexts(self, streams, iterations):
             features = streams.standard_normal("arms", iterations, K, D)
-            features[2, 2, 2, 1] = bad
+            if self.drawn <= 2 < self.drawn + iterations:
+                features[2, 2 - self.drawn, 2, 1] = bad
+            self.drawn += iterations
             return Contexts(features, features.sum(axis=-1, where=np.isfinite(features)))
 
     chosen = small(algorithm=algorithm, num_agents=9)
     monkeypatch.setattr(agents_module, "make_environment", lambda *_: Broken())
-    monkeypatch.setattr(agents_module, "_CHUNK_NUMBERS", 2 * K * D)  # agent 6 starts a chunk
     group = AgentGroup(chosen, range(4, 9))
     play = Play(1, 2, *next(estimates(1)))
     group.answer(Broadcast(play, None), 0)

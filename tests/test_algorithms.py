@@ -375,7 +375,7 @@ class Recorded(DirectFederation):
 
     def duels(self):
         """All duels that the agents still have: differences and preferences."""
-        return self._group._log.all()
+        return self._group.blocks[0].log.all()
 
 
 def recorded_run(settings):
@@ -405,7 +405,7 @@ def test_the_first_estimate_is_the_minimiser_of_the_first_duels(algorithm, ridge
     group = AgentGroup(settings, range(num_agents))
     # t = 1 is played with theta_sync = 0 and W_0 = (lambda / kappa_mu) I, lambda = 1 / T.
     group.answer(Broadcast(Play(1, 1, np.zeros(3), np.eye(3) / 50), None), 0)
-    expected = scikit_learn_minimiser(*group._log.fresh(), ridge)
+    expected = scikit_learn_minimiser(*group.blocks[0].log.fresh(), ridge)
     federation = recorded_run(settings)
     rounds = [broadcast for broadcast, _ in federation.trips if broadcast.play is not None]
     np.testing.assert_allclose(rounds[1].theta_hat, expected, rtol=1e-6, atol=1e-8)
@@ -512,7 +512,7 @@ def assert_clearly_below(lower, higher):
 
 def test_collaborating_beats_playing_alone_beats_chance():
     kinds = ["fldb_gd", "fldb_ogd", "ldb", "random"]
-    found = [regrets(algorithm=kind, num_agents=50) for kind in kinds]
+    found = [regrets(range(12), algorithm=kind, num_agents=50) for kind in kinds]
     for lower, higher in itertools.pairwise(found):
         assert_clearly_below(lower, higher)
 

@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fldb_flower import theory
-from fldb_flower.agents import AgentGroup
+from fldb_flower.agents import AgentBlock
 from fldb_flower.errors import FederationError
 from fldb_flower.history import History
 from fldb_flower.messages import Ask
@@ -60,13 +60,13 @@ class Witness:
 
     def __enter__(self):
         self.patches = pytest.MonkeyPatch()
-        play, confirm = AgentGroup._play_iteration, SimulatedNodes.confirm
+        play, confirm = AgentBlock.play_iteration, SimulatedNodes.confirm
 
         def playing(group, t):
             block = group.agents.start
             assert t > self.covered.get(block, 0), "a counted iteration is played again"
             play(group, t)
-            differences, preferences = group._log.fresh()
+            differences, preferences = group.log.fresh()
             latest = slice(-len(group.agents), None)
             self.duels[block, t] = differences[latest].copy(), preferences[latest].copy()
 
@@ -74,7 +74,7 @@ class Witness:
             self.count([each.upload for each in contributions.values()])
             confirm(members, contributions)
 
-        self.patches.setattr(AgentGroup, "_play_iteration", playing)
+        self.patches.setattr(AgentBlock, "play_iteration", playing)
         self.patches.setattr(SimulatedNodes, "confirm", confirming)
         return self
 

@@ -169,7 +169,6 @@ WORLDS = st.fixed_dictionaries(
 )
 def test_interruptions_in_a_row(monkeypatch, world, kills):
     """Blocks of 8 iterations, so that runs are short and cross many."""
-    monkeypatch.setattr("fldb_flower.agents._LOOKAHEAD_ITERATIONS", 8)
     if world["algorithm"] == "fldb_gd" and world["engine__name"] == "inprocess":
         world = {**world, "horizon": min(world["horizon"], 10)}
     with tempfile.TemporaryDirectory() as folder:
@@ -186,9 +185,7 @@ def test_interruptions_in_a_row(monkeypatch, world, kills):
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 def test_checkpoints_by_the_clock_differ_in_nothing_but_their_number(tmp_path, monkeypatch, engine):
-    """Without checkpoint_seconds=0 the streams' positions are only known for some blocks."""
     monkeypatch.setattr(experiment, "_PATIENCE", 0)
-    monkeypatch.setattr("fldb_flower.agents._LOOKAHEAD_ITERATIONS", 8)
     run(settings(engine__name=engine), tmp_path / "whole")
     often = {"engine__name": engine, "checkpoint_seconds": 1e-9}
     for number in (1, 2, 3, 5, 8):
@@ -245,7 +242,7 @@ def test_faults_do_not_depend_on_when_checkpoints_are_made(tmp_path):
 )  # fmt: skip
 def test_a_group_goes_back_to_a_state_that_no_longer_changes(values):
     """Played on from the state, put back, and played on again: the same regret twice."""
-    group = AgentGroup(settings(**values), range(5), resumable=True)
+    group = AgentGroup(settings(**values), range(5))
 
     def play(first, last):
         return group.answer(Broadcast(Play(first, last, np.zeros(3), np.eye(3)), None), first - 1)
@@ -258,17 +255,6 @@ def test_a_group_goes_back_to_a_state_that_no_longer_changes(values):
         np.testing.assert_array_equal(state[name], array, err_msg=name)
     group.restore(state)
     np.testing.assert_array_equal(play(4, 4).regrets[0].sums, once)
-
-
-def test_where_streams_stand_is_known_once_it_was_asked_for(monkeypatch):
-    monkeypatch.setattr("fldb_flower.agents._LOOKAHEAD_ITERATIONS", 4)
-    group = AgentGroup(settings(), range(5))
-    known = []
-    for t in range(1, 21):
-        group.answer(Broadcast(Play(t, t, np.zeros(3), np.eye(3)), None), t - 1)
-        if t != 10:  # asked at 5, known from 9 on; asked at 13 again
-            known.append((t, group.can_save()))
-    assert [t for t, it_is in known if it_is] == [1, 2, 3, 4, 9, 11, 12, 17, 18, 19, 20]
 
 
 def test_a_history_goes_on_as_it_was():

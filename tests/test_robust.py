@@ -212,12 +212,12 @@ class PerAgent(DirectFederation):
         if broadcast.theta_hat is None:
             return whole
         agents, d = self._settings.num_agents, self._settings.dimension
-        x, y = (np.array(each) for each in self._group._log.fresh())
+        x, y = (np.array(each) for each in self._group.blocks[0].log.fresh())
         x, y = x.reshape(-1, agents, d), y.reshape(-1, agents)
         if self.lie == "turned":
             y[:, : self.liars] = 1 - y[:, : self.liars]
         else:  # the longest arm there may be, along the true theta, and it lost
-            theta = self._group._environment.theta
+            theta = self._group.blocks[0]._environment.theta
             x[:, : self.liars] = self.longest * theta / np.linalg.norm(theta)
             y[:, : self.liars] = 0.0
         uploads = []

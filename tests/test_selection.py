@@ -426,8 +426,8 @@ def features_of(iterations):
     return np.random.default_rng(9).normal(size=(iterations, 10, K, D))
 
 
-def select_all(name, blocks, chunks, *, own=False, iterations=4):
-    """Select for 10 agents, divided into blocks and those into chunks."""
+def select_all(name, blocks, *, own=False, iterations=4):
+    """Select for 10 agents, divided into blocks."""
     settings = make_settings(name)
     case = make_case("ucb", 1, own=own, agents=10)
     whitener = whiten(case.information)
@@ -437,29 +437,21 @@ def select_all(name, blocks, chunks, *, own=False, iterations=4):
         selector = Selector(settings, AgentStreams(settings.seed, block))
         rows = []
         for t in range(1, iterations + 1):
-            pairs = []
-            for chunk in chunks:
-                agents = np.array(block)[chunk]
-                if len(agents):
-                    theta = case.theta[agents] if own else case.theta
-                    root = whitener[agents] if own else whitener
-                    features = contexts[t - 1, agents]
-                    pairs.append(selector.select(t, chunk, features, theta, root, 10))
-            rows.append(np.concatenate(pairs, axis=1))
+            agents = np.array(block)
+            theta = case.theta[agents] if own else case.theta
+            root = whitener[agents] if own else whitener
+            rows.append(selector.select(t, contexts[t - 1, agents], theta, root, 10))
         chosen.append(np.stack(rows))
     return np.concatenate(chosen, axis=2)
 
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", RULES)
-def test_blocks_and_chunks_do_not_matter(name, own):
-    whole = select_all(name, [range(10)], [slice(0, 10)], own=own)
-    two = select_all(name, [range(4), range(4, 10)], [slice(0, 10)], own=own)
-    chunked = select_all(
-        name, [range(10)], [slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12)], own=own
-    )
-    single = select_all(name, [range(i, i + 1) for i in range(10)], [slice(0, 10)], own=own)
-    for other in (two, chunked, single):
+def test_blocks_do_not_matter(name, own):
+    whole = select_all(name, [range(10)], own=own)
+    two = select_all(name, [range(4), range(4, 10)], own=own)
+    single = select_all(name, [range(i, i + 1) for i in range(10)], own=own)
+    for other in (two, single):
         np.testing.assert_array_equal(other, whole)
 
 
@@ -476,9 +468,7 @@ def test_selector_passes_the_width_of_theory(name):
         )
         if t == 1:
             selector = Selector(settings, AgentStreams(settings.seed, range(10)))
-        chosen = selector.select(
-            t, slice(0, 10), case.features, case.theta, whiten(case.information), 7
-        )
+        chosen = selector.select(t, case.features, case.theta, whiten(case.information), 7)
         np.testing.assert_array_equal(chosen, right)
 
 
@@ -490,9 +480,7 @@ def test_noise_changes_with_the_iteration_and_the_seed(name):
     for seed in (0, 1):
         selector = Selector(make_settings(name), AgentStreams(seed, range(10)))
         for t in range(1, 21):
-            pair = selector.select(
-                t, slice(0, 10), features[t - 1], case.theta, whiten(case.information), 10
-            )
+            pair = selector.select(t, features[t - 1], case.theta, whiten(case.information), 10)
             chosen.append(np.stack(pair).tobytes())
     assert len(set(chosen)) > 30
 
@@ -502,7 +490,7 @@ def test_deterministic_rules_draw_nothing(name):
     streams = AgentStreams(0, range(10))
     case = make_case(name, 1, own=False)
     Selector(make_settings(name), streams).select(
-        1, slice(0, N), case.features, case.theta, whiten(case.information), 10
+        1, case.features, case.theta, whiten(case.information), 10
     )
     assert streams.state() == {}
 
@@ -514,5 +502,5 @@ def test_the_synchronized_policy_uses_the_rule_of_the_settings(name):
     selector = Selector(settings, AgentStreams(settings.seed, range(10)))
     whitener = whiten(np.eye(D) * settings.ridge / settings.kappa_mu)
     for t, features in enumerate(features_of(3), start=1):
-        right = selector.select(t, slice(0, 10), features, np.zeros(D), whitener, 10)
-        np.testing.assert_array_equal(policy.select(t, slice(0, 10), features), right)
+        right = selector.select(t, features, np.zeros(D), whitener, 10)
+        np.testing.assert_array_equal(policy.select(t, features), right)

@@ -69,31 +69,19 @@ class Selector:
         self._settings = settings
         self._streams = streams
         self._rule = RULES[settings.selection]
-        self._t = 0
-        self._width = 0.0
-        self._noise: Array | None = None
 
-    def select(  # noqa: PLR0917
-        self,
-        t: int,
-        agents: slice,
-        features: Array,
-        theta: Array,
-        whitener: Array,
-        num_agents: int,
+    def select(
+        self, t: int, features: Array, theta: Array, whitener: Array, num_agents: int
     ) -> Pair:
         """Return the two arms' numbers of iteration t, each (agents,).
 
         Parameters
         ----------
         t : int
-            Iteration, from 1. Noise is drawn for the whole block when t changes, so a block
-            may be selected for in chunks.
-        agents : slice
-            Rows of the block that ``features`` (agents, arms, d) belong to.
+            Iteration, from 1; each once, in order: the noise comes from streams.
         features, theta, whitener : Array
-            See :mod:`~fldb_flower.selection.rules`; one theta and whitener for each agent
-            are those of the same rows.
+            See :mod:`~fldb_flower.selection.rules`: (agents, arms, d), and one theta and
+            whitener for all agents of the block or for each.
         num_agents : int
             Agents whose duels are in W: N, or 1 for agents that learn alone.
 
@@ -102,18 +90,9 @@ class Selector:
         FloatingPointError
             A feature, theta or W is NaN or infinite.
         """
-        if self._t != t:
-            self._prepare(t, num_agents)
-        noise = None if self._noise is None else self._noise[agents]
-        return self._rule.select(features, theta, whitener, self._width, noise)
-
-    def forget(self) -> None:
-        """Forget the noise drawn last: the streams may be elsewhere now."""
-        self._t = 0
-
-    def _prepare(self, t: int, num_agents: int) -> None:
-        settings = self._settings
-        self._t = t
-        self._width = theory.width(t, num_agents, settings)
-        if self._rule.noise is not None:
-            self._noise = self._rule.noise(self._streams, settings.num_arms, settings.dimension)
+        rule, settings = self._rule, self._settings
+        noise = None
+        if rule.noise is not None:
+            noise = rule.noise(self._streams, settings.num_arms, settings.dimension)
+        width = theory.width(t, num_agents, settings)
+        return rule.select(features, theta, whitener, width, noise)

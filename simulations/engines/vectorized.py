@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import numpy as np
 
-from fldb_flower.agents import AgentGroup, one_blas_thread
+from fldb_flower.agents import AgentGroup, keep_freed_memory, one_blas_thread
 from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.arrays import Array
 from fldb_flower.errors import SettingsError
@@ -15,8 +16,6 @@ from fldb_flower.federation import Broadcast, Federation, Upload
 from fldb_flower.history import History
 from fldb_flower.messages import traffic
 from fldb_flower.settings import Settings
-
-_LONG_ITERATIONS = ("fldb_gd", "ldb")  # all duels, in each: positions of streams cost nothing there
 
 
 class DirectFederation(Federation):
@@ -28,8 +27,8 @@ class DirectFederation(Federation):
     def __init__(self, settings: Settings, history: History) -> None:
         super().__init__(history)
         self._settings = settings
-        resumable = settings.checkpoint_seconds == 0 or settings.algorithm in _LONG_ITERATIONS
-        self._group = AgentGroup(settings, range(settings.num_agents), resumable=resumable)
+        threads = len(os.sched_getaffinity(0))
+        self._group = AgentGroup(settings, range(settings.num_agents), threads=threads)
         self._counted = 0
 
     def _trip(self, broadcast: Broadcast) -> Upload:
@@ -41,10 +40,8 @@ class DirectFederation(Federation):
     def _confirm(self) -> None:
         self._counted = self.history.iteration
 
-    def state(self) -> dict[str, Array] | None:
-        """Return the agents' state; None if the next block must be drawn first."""
-        if not self._group.can_save():
-            return None
+    def state(self) -> dict[str, Array]:
+        """Return the agents' state."""
         return {"counted": np.array(self._counted), **self._group.state()}
 
     def restore(self, state: Mapping[str, Array]) -> None:
@@ -68,6 +65,7 @@ def run(settings: Settings, history: History, keeper: Keeper | None = None) -> A
                 " has no nodes"
             )
     federation, algorithm = DirectFederation(settings, history), make_algorithm(settings)
+    keep_freed_memory()
     with one_blas_thread(settings.dimension):
         after_round = None if keeper is None else keeper.follow(federation, algorithm)
         return run_rounds(federation, algorithm, after_round)
