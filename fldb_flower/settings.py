@@ -20,7 +20,7 @@ from fldb_flower.errors import SettingsError, one_line
 MODES = ("simulation", "devices")
 ALGORITHMS = ("fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random")
 ONLINE_ALGORITHMS = ("fldb_ogd", "fldb_ons")
-ENVIRONMENTS = ("synthetic", "movielens")
+ENVIRONMENTS = ("synthetic", "movielens", "sentences")
 ROBUST = ("none", "trimmed", "median")
 ENGINES = ("vectorized", "inprocess", "flower")
 SCHEDULES = ("periodic", "geometric")
@@ -28,6 +28,8 @@ SELECTIONS = ("ucb", "maxinp", "colstim", "maxpairucb", "thompson")
 SOLVERS = ("newton", "lbfgs", "gd")
 
 MAX_DIMENSION = 4096  # W is (d, d): 128 MiB then
+
+EMBEDDING_DIMENSIONS = 384  # of sentences
 
 MOVIELENS_ITEMS = 200  # items with most ratings, and users with most ratings
 MOVIELENS_DIMENSIONS = 20  # users whose ratings make the features
@@ -87,11 +89,14 @@ class EnvironmentSettings:
     name: str = setting("synthetic", "Where arms and preferences come from.", choices=ENVIRONMENTS)
     sigma: float = setting(
         0.0,
-        "Heterogeneity (synthetic): theta_i = theta + N(0, sigma^2 I) for agent i.",
+        "Heterogeneity (synthetic; sentences, rescaled): theta_i = theta + N(0, sigma^2 I) for"
+        " agent i.",
         minimum=0,
     )
     path: str = setting(
-        "", "MovieLens ratings (movielens): a file, a folder or the downloaded zip."
+        "",
+        "movielens: the ratings, a file, a folder or the downloaded zip; sentences: a text file"
+        " with a sentence a line, empty for our own.",
     )
 
 
@@ -562,6 +567,11 @@ def _check_together(settings: Settings, source: str) -> None:
             f"algorithm={settings.algorithm!r} (from {source}): must be one of"
             f" {', '.join(ONLINE_ALGORITHMS)} with mode=devices: the others need every device, or"
             " no server, in every round"
+        )
+    if settings.environment.name == "sentences" and settings.dimension > EMBEDDING_DIMENSIONS:
+        raise SettingsError(
+            f"dimension={settings.dimension} (from {source}): must be at most"
+            f" {EMBEDDING_DIMENSIONS} for sentences, whose embeddings have that many"
         )
     if settings.environment.name == "movielens":
         _check_movielens(settings, source)

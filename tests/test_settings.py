@@ -424,6 +424,8 @@ def valid(some):
 
 
 def together(values):
+    if values.get("environment.name") == "sentences":
+        values["dimension"] = values["dimension"] % 384 + 1
     if values.get("environment.name") == "movielens":
         values["dimension"] = values["dimension"] % 20 + 1
         values["num_arms"] = values["num_arms"] % 199 + 2

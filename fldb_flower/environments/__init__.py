@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 from fldb_flower.environments.base import Contexts, Environment
 from fldb_flower.environments.movielens import MovieLens
+from fldb_flower.environments.sentences import Sentences
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.settings import AUTO, Settings
 
 _TABLE: dict[str, Callable[[Settings, range], Environment]] = {
     "synthetic": Synthetic,
     "movielens": MovieLens,
+    "sentences": Sentences,
 }
 
 

