@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -30,8 +29,8 @@ class AgentGroup:
     """Some of the N agents, contiguous, played as arrays (agents, arms, d).
 
     They are played in blocks that fit a processor's cache, so that memory grows by what agents
-    remember and not by what they see, and several processors can each play a block. A group of
-    one agent or of all gives each agent the same numbers.
+    remember and not by what they see. A group of one agent or of all gives each agent the same
+    numbers.
 
     Parameters
     ----------
@@ -39,15 +38,11 @@ class AgentGroup:
         Settings of the run.
     agents : range
         Numbers of the agents in this group.
-    threads : int
-        Blocks played at once; results do not depend on it.
     """
 
-    def __init__(self, settings: Settings, agents: range, *, threads: int = 1) -> None:
+    def __init__(self, settings: Settings, agents: range) -> None:
         self.agents = agents
-        self.blocks = [AgentBlock(settings, block) for block in _blocks(settings, agents)]
-        workers = min(threads, len(self.blocks))
-        self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
+        self.blocks = [AgentBlock(settings, block) for block in blocks_of(settings, agents)]
 
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
         """Play what the broadcast asks for and return the statistics.
@@ -59,19 +54,7 @@ class AgentGroup:
         counted : int
             Acknowledgement: the last iteration whose duels the server has counted.
         """
-        if self._pool is None:
-            uploads = [block.answer(broadcast, counted) for block in self.blocks]
-        else:
-            play = broadcast.play
-            if play is not None and play.information is not None:
-                _ = play.whitener  # computed once, here
-            uploads = list(
-                self._pool.map(lambda block: block.answer(broadcast, counted), self.blocks)
-            )
-        upload = total(uploads)
-        sums = np.sum([block.regrets[0].sums for block in uploads], axis=0)
-        first = upload.regrets[0].first
-        return upload._replace(regrets=(Regrets(first, len(self.agents), sums),))
+        return total_of_blocks([block.answer(broadcast, counted) for block in self.blocks])
 
     def state(self) -> dict[str, Array]:
         """Return what must outlive the process, as arrays; see :meth:`restore`."""
@@ -83,7 +66,15 @@ class AgentGroup:
             block.restore(part_of(state, str(place)))
 
 
-def _blocks(settings: Settings, agents: range) -> Iterator[range]:
+def total_of_blocks(uploads: Sequence[Upload]) -> Upload:
+    """Sum the uploads of blocks that played the same iterations, and their regrets too."""
+    parts = [upload.regrets[0] for upload in uploads]
+    sums = np.sum([part.sums for part in parts], axis=0)
+    regrets = Regrets(parts[0].first, sum(part.agents for part in parts), sums)
+    return total(uploads)._replace(regrets=(regrets,))
+
+
+def blocks_of(settings: Settings, agents: range) -> Iterator[range]:
     """Cut a group of agents where cohorts end, into blocks of about as many features."""
     size = max(1, _BLOCK_NUMBERS // (settings.num_arms * settings.dimension * COHORT)) * COHORT
     start = agents.start

@@ -369,14 +369,14 @@ def test_a_new_group_can_be_saved_before_it_played():
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "ldb", "random"])
 @pytest.mark.parametrize("selection", ["ucb", "colstim", "thompson"])
-def test_neither_blocks_nor_threads_change_the_numbers(algorithm, selection, monkeypatch):
+def test_blocks_do_not_change_the_numbers(algorithm, selection, monkeypatch):
     chosen = small(algorithm=algorithm, selection=selection, num_agents=140)
     ((theta, information),) = estimates(1)
     broadcast = Broadcast(Play(1, T, theta, information), theta, hessian=True)
     expected = AgentGroup(chosen, range(140)).answer(broadcast, 0)
-    for numbers, threads, blocks in ((1, 1, 5), (1, 3, 5), (64 * K * D, 9, 3), (2**16, 2, 1)):
+    for numbers, blocks in ((1, 5), (64 * K * D, 3), (2**16, 1)):
         monkeypatch.setattr(agents_module, "_BLOCK_NUMBERS", numbers)
-        group = AgentGroup(chosen, range(140), threads=threads)
+        group = AgentGroup(chosen, range(140))
         assert len(group.blocks) == blocks
         upload = group.answer(broadcast, 0)
         assert [(each.first, each.agents) for each in upload.regrets] == [(1, 140)]

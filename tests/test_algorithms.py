@@ -375,7 +375,7 @@ class Recorded(DirectFederation):
 
     def duels(self):
         """All duels that the agents still have: differences and preferences."""
-        return self._group.blocks[0].log.all()
+        return self._agents.groups[0].blocks[0].log.all()
 
 
 def recorded_run(settings):

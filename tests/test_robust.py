@@ -212,12 +212,12 @@ class PerAgent(DirectFederation):
         if broadcast.theta_hat is None:
             return whole
         agents, d = self._settings.num_agents, self._settings.dimension
-        x, y = (np.array(each) for each in self._group.blocks[0].log.fresh())
+        x, y = (np.array(each) for each in self._agents.groups[0].blocks[0].log.fresh())
         x, y = x.reshape(-1, agents, d), y.reshape(-1, agents)
         if self.lie == "turned":
             y[:, : self.liars] = 1 - y[:, : self.liars]
         else:  # the longest arm there may be, along the true theta, and it lost
-            theta = self._group.blocks[0]._environment.theta
+            theta = self._agents.groups[0].blocks[0]._environment.theta
             x[:, : self.liars] = self.longest * theta / np.linalg.norm(theta)
             y[:, : self.liars] = 0.0
         uploads = []
@@ -263,7 +263,7 @@ def test_one_loud_liar_of_thirty_does_less_harm(how):
 
 def test_of_single_duels_the_median_is_biased_and_the_trimmed_mean_is_not():
     """What the docstring's table says of its price, at a smaller size."""
-    honest, median = regrets(), regrets(robust="median")
-    trimmed = regrets(robust="trimmed")
+    honest, median = regrets(24), regrets(24, robust="median")
+    trimmed = regrets(24, robust="trimmed")
     assert surely_below(honest, median)
     assert trimmed.mean() < 1.25 * honest.mean()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from contextlib import closing
 
 import numpy as np
 
-from fldb_flower.agents import AgentGroup, keep_freed_memory, one_blas_thread
+from fldb_flower.agents import keep_freed_memory, one_blas_thread
 from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.arrays import Array
 from fldb_flower.errors import SettingsError
@@ -16,6 +16,7 @@ from fldb_flower.federation import Broadcast, Federation, Upload
 from fldb_flower.history import History
 from fldb_flower.messages import traffic
 from fldb_flower.settings import Settings
+from simulations.engines.shards import Shards
 
 
 class DirectFederation(Federation):
@@ -27,27 +28,30 @@ class DirectFederation(Federation):
     def __init__(self, settings: Settings, history: History) -> None:
         super().__init__(history)
         self._settings = settings
-        threads = len(os.sched_getaffinity(0))
-        self._group = AgentGroup(settings, range(settings.num_agents), threads=threads)
+        self._agents = Shards(settings)
         self._counted = 0
 
     def _trip(self, broadcast: Broadcast) -> Upload:
         if broadcast.theta_hat is not None:
             settings = self._settings
             self.history.count_bytes(*traffic(broadcast, settings.dimension, settings.num_agents))
-        return self._group.answer(broadcast, self._counted)
+        return self._agents.answer(broadcast, self._counted)
 
     def _confirm(self) -> None:
         self._counted = self.history.iteration
 
     def state(self) -> dict[str, Array]:
         """Return the agents' state."""
-        return {"counted": np.array(self._counted), **self._group.state()}
+        return {"counted": np.array(self._counted), **self._agents.state()}
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Take back what :meth:`state` returned."""
         self._counted = int(state["counted"])
-        self._group.restore(dict(state))
+        self._agents.restore(dict(state))
+
+    def close(self) -> None:
+        """End the processes that play agents, if there are any."""
+        self._agents.close()
 
 
 def run(settings: Settings, history: History, keeper: Keeper | None = None) -> Array:
@@ -64,8 +68,11 @@ def run(settings: Settings, history: History, keeper: Keeper | None = None) -> A
                 f"{name}={value}: needs engine=inprocess or engine=flower: the vectorized engine"
                 " has no nodes"
             )
-    federation, algorithm = DirectFederation(settings, history), make_algorithm(settings)
+    algorithm = make_algorithm(settings)
     keep_freed_memory()
-    with one_blas_thread(settings.dimension):
+    with (
+        one_blas_thread(settings.dimension),
+        closing(DirectFederation(settings, history)) as federation,
+    ):
         after_round = None if keeper is None else keeper.follow(federation, algorithm)
         return run_rounds(federation, algorithm, after_round)

@@ -1,0 +1,148 @@
+"""All agents in several processes: the same bytes, and an end that is noticed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import nested
+
+from fldb_flower.agents import AgentGroup
+from fldb_flower.environments import Contexts
+from fldb_flower.errors import DataError, FederationError
+from fldb_flower.federation import Broadcast, Play
+from fldb_flower.settings import from_nested
+from simulations.engines import shards as module
+from simulations.engines.shards import Shards
+
+D = 3
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    """Blocks of 32 agents, two in a shard."""
+    monkeypatch.setattr("fldb_flower.agents._BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(module, "_BLOCKS", 2)
+
+
+def settings(agents=200, **values):
+    return from_nested(nested(num_agents=agents, num_arms=4, dimension=D, **values), "a test")
+
+
+def broadcast(first, last, seed=0):
+    rng = np.random.default_rng(seed)
+    theta, factor = rng.standard_normal(D), rng.standard_normal((D, D))
+    return Broadcast(Play(first, last, theta, factor @ factor.T + np.eye(D)), theta, hessian=True)
+
+
+def same(first, second):
+    for name in ("num_duels", "gradient", "information", "hessian"):
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
+    for one, other in zip(first.regrets, second.regrets, strict=True):
+        assert (one.first, one.agents) == (other.first, other.agents)
+        np.testing.assert_array_equal(one.sums, other.sums)
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_gd", "ldb", "random"])
+def test_results_do_not_depend_on_how_many_processes_there_are(algorithm):
+    chosen = settings(algorithm=algorithm, selection="thompson")
+    uploads = []
+    for processes in (1, 2, 3, 9):
+        shards = Shards(chosen, processes)
+        assert len(shards._shards) == 4
+        assert len(shards.groups) == (4 if processes == 1 else 0)
+        uploads.append([shards.answer(broadcast(1, 3), 0), shards.answer(broadcast(4, 5, 1), 3)])
+        shards.close()
+    for other in uploads[1:]:
+        for one, two in zip(uploads[0], other, strict=True):
+            same(one, two)
+    whole = AgentGroup(chosen, range(200)).answer(broadcast(1, 3), 0)
+    assert whole.num_duels == uploads[0][0].num_duels == 600
+    np.testing.assert_allclose(whole.gradient, uploads[0][0].gradient, rtol=1e-12)
+    np.testing.assert_allclose(whole.regrets[0].sums, uploads[0][0].regrets[0].sums, rtol=1e-12)
+
+
+def test_a_state_goes_into_another_number_of_processes():
+    chosen = settings()
+    states, uploads = [], []
+    for processes in (1, 3):
+        shards = Shards(chosen, processes)
+        shards.answer(broadcast(1, 3), 0)
+        states.append(shards.state())
+        uploads.append(shards.answer(broadcast(4, 6), 3))
+        shards.close()
+    assert states[0].keys() == states[1].keys()
+    for processes, state in zip((3, 1), states, strict=True):
+        shards = Shards(chosen, processes)
+        shards.restore(state)
+        uploads.append(shards.answer(broadcast(4, 6), 3))
+        shards.close()
+    for other in uploads[1:]:
+        same(uploads[0], other)
+
+
+def test_few_agents_are_one_shard():
+    shards = Shards(settings(agents=40), 8)
+    assert [len(group.agents) for group in shards.groups] == [40]
+
+
+def test_a_bad_feature_is_named_and_the_others_stay_in_step(monkeypatch):
+    class Broken:
+        """Agent 190 sees a bad number in iteration 2."""
+
+        def __init__(self, _settings, agents):
+            self.agents, self.t = agents, 0
+
+        def contexts(self, streams, iterations):
+            features = streams.standard_normal("arms", iterations, 4, D)
+            self.t += iterations
+            if self.t == 2 and 190 in self.agents:
+                features[190 - self.agents.start, -1, 1, 0] = np.nan
+            return Contexts(features, features.sum(axis=-1))
+
+    monkeypatch.setattr("fldb_flower.agents.make_environment", Broken)
+    shards = Shards(settings(), 2)
+    shards.answer(broadcast(1, 1), 0)
+    with pytest.raises(DataError, match="agent 190, arm 1, iteration 2: ") as error:
+        shards.answer(broadcast(2, 2), 1)
+    assert "play_iteration" in "".join(error.value.__notes__)  # where, for whoever looks for it
+    shards.close()
+
+
+def test_a_process_that_was_killed_is_said():
+    shards = Shards(settings(), 2)
+    shards.answer(broadcast(1, 1), 0)
+    os.kill(shards._workers[1]._process.pid, signal.SIGKILL)
+    with pytest.raises(FederationError, match=r"2 shards .* ended with status -9: out of memory"):
+        shards.answer(broadcast(2, 2), 1)
+    shards.close()
+    assert all(worker._process.exitcode is not None for worker in shards._workers)
+
+
+def test_processes_end_with_the_one_that_they_work_for():
+    """A child of ours forks workers and is killed: their pipes close, and they go."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        shards = Shards(settings(), 3)
+        shards.answer(broadcast(1, 1), 0)
+        os.write(writer, " ".join(str(w._process.pid) for w in shards._workers).encode())
+        signal.pause()
+    workers = [int(word) for word in os.read(reader, 100).split()]
+    assert len(workers) == 3
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    deadline = time.monotonic() + 20
+    while any(map(runs, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(runs, workers))
+
+
+def runs(pid):
+    """Whether a process runs: one that has ended, perhaps unnoticed, has no command line."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
