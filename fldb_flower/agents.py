@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from fldb_flower.arrays import Array
+from fldb_flower.arrays import Array, arrays_on, namespace, to_numpy
 from fldb_flower.checkpoints import join_parts, part_of
 from fldb_flower.duels import DuelLog
 from fldb_flower.environments import make_environment
@@ -19,10 +19,11 @@ from fldb_flower.errors import DataError
 from fldb_flower.federation import Broadcast, Play, Regrets, Upload, statistics, total
 from fldb_flower.policies import make_policy
 from fldb_flower.settings import Settings
-from fldb_flower.streams import COHORT, AgentStreams
+from fldb_flower.streams import COHORT, make_streams
 
 _MANY_DIMENSIONS = 128  # from here on, BLAS threads pay
 _BLOCK_NUMBERS = 2**16  # of features worked on at once: half a MiB, within the cache
+_GPU_BLOCK_NUMBERS = 2**24
 
 
 class AgentGroup:
@@ -76,7 +77,8 @@ def total_of_blocks(uploads: Sequence[Upload]) -> Upload:
 
 def blocks_of(settings: Settings, agents: range) -> Iterator[range]:
     """Cut a group of agents where cohorts end, into blocks of about as many features."""
-    size = max(1, _BLOCK_NUMBERS // (settings.num_arms * settings.dimension * COHORT)) * COHORT
+    numbers = _BLOCK_NUMBERS if settings.device in {"numpy", "cpu"} else _GPU_BLOCK_NUMBERS
+    size = max(1, numbers // (settings.num_arms * settings.dimension * COHORT)) * COHORT
     start = agents.start
     while start < agents.stop:
         stop = min(agents.stop, (start // size + 1) * size)
@@ -89,12 +91,18 @@ class AgentBlock:
 
     def __init__(self, settings: Settings, agents: range) -> None:
         self.agents = agents
-        self.log = DuelLog(len(agents), settings.dimension, keep=settings.algorithm == "fldb_gd")
+        self._arrays = arrays_on(settings.device)
+        self.log = DuelLog(
+            len(agents),
+            settings.dimension,
+            keep=settings.algorithm == "fldb_gd",
+            arrays=self._arrays,
+        )
         self._environment = make_environment(settings, agents)
-        self._streams = AgentStreams(settings.seed, agents)
-        self._policy = make_policy(settings, self._streams)
+        self._streams = make_streams(settings, agents)
+        self._policy = make_policy(settings, self._streams, self._arrays)
         # Where each agent's arms begin among all arms, one after the other.
-        self._places = np.arange(len(agents)) * settings.num_arms
+        self._places = self._arrays.arange(len(agents)) * settings.num_arms
 
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
         """Play what the broadcast asks for and return the statistics."""
@@ -114,19 +122,21 @@ class AgentBlock:
     def play_iteration(self, t: int) -> None:
         """Select, show and answer one pair for every agent (Algorithm 1, lines 3 to 6)."""
         contexts = self._environment.contexts(self._streams, 1)
-        features, rewards = contexts.features[:, 0], contexts.rewards[:, 0]
-        noise = self._streams.logistic("preferences", 1)[:, 0]
+        make, xp = self._arrays.make, self._arrays.xp
+        features, rewards = make(contexts.features[:, 0]), make(contexts.rewards[:, 0])
+        noise = make(self._streams.logistic("preferences", 1)[:, 0])
         try:
             first, second = self._policy.select(t, features)
         except FloatingPointError:
             raise self._bad_features(features, t) from None
         at_first, at_second = self._places + first, self._places + second
         differences, preferences = self.log.append()
-        arms = features.reshape(-1, features.shape[-1])
-        differences[:] = arms.take(at_first, axis=0) - arms.take(at_second, axis=0)
-        reward_first, reward_second = rewards.take(at_first), rewards.take(at_second)
+        arms, flat = features.reshape(-1, features.shape[-1]), rewards.reshape(-1)
+        differences[:] = xp.take(arms, at_first, axis=0) - xp.take(arms, at_second, axis=0)
+        reward_first, reward_second = xp.take(flat, at_first), xp.take(flat, at_second)
         preferences[:] = noise < reward_first - reward_second
-        self.log.add_regret(float((2.0 * _largest(rewards) - reward_first - reward_second).sum()))
+        regrets = 2.0 * _largest(rewards) - reward_first - reward_second
+        self.log.add_regret(float(xp.sum(regrets)))
         self._policy.learn(differences, preferences)
 
     def _statistics(self, broadcast: Broadcast) -> Upload:
@@ -135,10 +145,19 @@ class AgentBlock:
         fresh, answers = log.fresh()
         regrets = (Regrets(log.counted + 1, len(self.agents), log.fresh_regrets()),)
         differences, preferences = log.all() if broadcast.scope == "all" else (fresh, answers)
-        return statistics(broadcast, differences, preferences, fresh)._replace(regrets=regrets)
+        if broadcast.theta_hat is not None:
+            broadcast = broadcast._replace(theta_hat=self._arrays.make(broadcast.theta_hat))
+        upload = statistics(broadcast, differences, preferences, fresh)
+        hessian = upload.hessian
+        return upload._replace(
+            gradient=to_numpy(upload.gradient),
+            information=to_numpy(upload.information),
+            hessian=None if hessian is None else to_numpy(hessian),
+            regrets=regrets,
+        )
 
     def _bad_features(self, features: Array, t: int) -> DataError:
-        agent, arm = np.argwhere(~np.isfinite(features).all(axis=-1))[0]
+        agent, arm = np.argwhere(~np.isfinite(to_numpy(features)).all(axis=-1))[0]
         return DataError(
             f"agent {self.agents[int(agent)]}, arm {arm}, iteration {t}:"
             " a feature is not a finite number"
@@ -165,7 +184,8 @@ def _largest(rewards: Array) -> Array:
 
     A running maximum over the arms: along short rows ``max`` is ten times slower.
     """
-    return functools.reduce(np.maximum, (rewards[:, arm] for arm in range(rewards.shape[1])))
+    xp = namespace(rewards)
+    return functools.reduce(xp.maximum, (rewards[:, arm] for arm in range(rewards.shape[1])))
 
 
 _KEPT = 2**30  # bytes

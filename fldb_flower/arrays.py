@@ -6,11 +6,18 @@ kind. The standard has no static type for "an array of some library", hence
 :data:`Array`.
 """
 
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import array_api_compat
 import numpy as np
+from numpy.typing import NDArray
+
+from fldb_flower.errors import SettingsError
 
 Array: TypeAlias = Any
 """A NumPy array or a torch tensor of floats; docstrings give its shape."""
@@ -26,3 +33,99 @@ def namespace(array: Array) -> ModuleType:
         return np
     found: ModuleType = array_api_compat.array_namespace(array)
     return found
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Where arrays are made: in NumPy, or as torch tensors on a device.
+
+    Attributes
+    ----------
+    xp : module
+        The array API's functions.
+    options : dict
+        ``dtype`` (and ``device``) of real numbers; float64 wherever there is one.
+    """
+
+    xp: ModuleType = np
+    options: dict[str, Any] = field(default_factory=lambda: {"dtype": np.float64})
+
+    def make(self, numbers: Array) -> Array:
+        """Return numbers here: as they are, if they are here already."""
+        if self.xp is np or type(numbers) is not np.ndarray:
+            return numbers
+        if numbers.dtype != np.float64:  # places, truth values
+            return self.xp.asarray(numbers, device=self.options["device"])
+        return self.xp.asarray(numbers).to(**self.options)
+
+    def empty(self, *shape: int) -> Array:
+        """Return an array to fill in."""
+        return self.xp.empty(shape, **self.options)
+
+    def zeros(self, *shape: int) -> Array:
+        """Return zeros."""
+        return self.xp.zeros(shape, **self.options)
+
+    def eye(self, size: int) -> Array:
+        """Return the identity."""
+        return self.xp.eye(size, **self.options)
+
+    def arange(self, stop: int) -> Array:
+        """Return the places 0 .. stop - 1."""
+        return self.xp.arange(stop, dtype=self.xp.int64, device=self.options.get("device"))
+
+
+def copy(array: Array) -> Array:
+    """Return an array of its own."""
+    return array.copy() if type(array) is np.ndarray else array.clone()
+
+
+def to_numpy(array: Array) -> NDArray[Any]:
+    """Return an array as NumPy's, in main memory; float64 where it was single precision."""
+    if type(array) is np.ndarray:
+        return array
+    found: NDArray[Any] = array.cpu().numpy()
+    return found.astype(np.float64) if found.dtype == np.float32 else found
+
+
+def arrays_on(device: str) -> Arrays:
+    """Return where the setting ``device`` wants arrays.
+
+    Raises
+    ------
+    SettingsError
+        PyTorch is not installed, or sees no such device.
+    """
+    if device == "numpy":
+        return Arrays()
+    torch = import_torch(f"device={device}", "device=numpy")
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not available[device]:
+        raise SettingsError(
+            f"device={device}: PyTorch {torch.__version__} sees no such device in this process; use"
+            " device=numpy, or with Flower give each client a share of a GPU: engine.num_gpus=0.1,"
+            ' or flwr run --federation-config "client-resources-num-gpus=0.1"'
+        )
+    xp: ModuleType = importlib.import_module("array_api_compat.torch")
+    dtype = torch.float32 if device == "mps" else torch.float64  # mps has no double precision
+    return Arrays(xp, {"dtype": dtype, "device": torch.device(device)})
+
+
+def import_torch(what: str, instead: str) -> Any:
+    """Import PyTorch, or say what wanted it and what to do without.
+
+    Raises
+    ------
+    SettingsError
+        It is not installed.
+    """
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise SettingsError(
+            f"{what} needs PyTorch: pip install 'fldb-flower[torch]', or use {instead}"
+        ) from None

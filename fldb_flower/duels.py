@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fldb_flower.arrays import Array
+from fldb_flower.arrays import Array, Arrays, copy, namespace, to_numpy
 
 
 class DuelLog:
@@ -19,16 +19,21 @@ class DuelLog:
         Sizes of the arrays.
     keep : bool
         Whether counted duels stay (FLDB-GD's loss is over all of them) or are dropped.
+    arrays : Arrays, optional
+        Where they are kept.
     """
 
-    def __init__(self, agents: int, dimension: int, *, keep: bool) -> None:
+    def __init__(
+        self, agents: int, dimension: int, *, keep: bool, arrays: Arrays | None = None
+    ) -> None:
+        self._arrays = arrays or Arrays()
         self._agents = agents
         self._keep = keep
         self._start = 0  # iteration before the first one kept
         self._kept = 0  # iterations kept
         self.counted = 0  # the last iteration that the server has counted
-        self._differences = np.empty((dimension, agents))
-        self._preferences = np.empty(agents)
+        self._differences = self._arrays.empty(dimension, agents)
+        self._preferences = self._arrays.empty(agents)
         self._regrets = np.empty(1)  # one for each iteration, summed over agents
 
     @property
@@ -62,8 +67,8 @@ class DuelLog:
         left = self._kept - drop
         if left:
             old, new = self._span(drop, self._kept), self._span(0, left)
-            self._differences[:, new] = self._differences[:, old].copy()
-            self._preferences[new] = self._preferences[old].copy()
+            self._differences[:, new] = copy(self._differences[:, old])
+            self._preferences[new] = copy(self._preferences[old])
             self._regrets[:left] = self._regrets[drop : self._kept].copy()
         self._start, self._kept = self.counted, left
 
@@ -91,8 +96,8 @@ class DuelLog:
         span = self._span(0, self._kept)
         return {
             "position": np.array([self._start, self.counted]),
-            "differences": self._differences[:, span].copy(),
-            "preferences": self._preferences[span].copy(),
+            "differences": to_numpy(copy(self._differences[:, span])),
+            "preferences": to_numpy(copy(self._preferences[span])),
             "regrets": self._regrets[: self._kept].copy(),
         }
 
@@ -101,10 +106,10 @@ class DuelLog:
         self._start, self.counted = (int(number) for number in state["position"])
         self._kept = state["regrets"].size
         if self._kept:
-            self._differences = np.array(state["differences"])
-            self._preferences = np.array(state["preferences"])
+            self._differences = self._arrays.make(np.array(state["differences"]))
+            self._preferences = self._arrays.make(np.array(state["preferences"]))
             self._regrets = np.array(state["regrets"])
 
 
 def _doubled(array: Array) -> Array:
-    return np.concatenate([array, array], axis=-1)
+    return namespace(array).concat([array, array], axis=-1)

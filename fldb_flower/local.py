@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+import math
 
+import numpy as np
+
+from fldb_flower.arrays import Array, Arrays, copy, namespace, to_numpy
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.preference import logistic
-
-FloatArray = NDArray[np.float64]
 
 _SETTLED = 1e-13  # Newton decrement per duel: theta's error is about 1e-12 after such a step
 _SUFFICIENT = 0.5
@@ -31,17 +31,23 @@ class LocalEstimates:
         Sizes.
     ridge : float
         lambda, above 0.
+    arrays : Arrays, optional
+        What duels and estimates are.
     """
 
-    def __init__(self, agents: int, dimension: int, ridge: float) -> None:
+    def __init__(
+        self, agents: int, dimension: int, ridge: float, arrays: Arrays | None = None
+    ) -> None:
         self._ridge = ridge
-        self.theta = np.zeros((agents, dimension))
+        self._arrays = arrays or Arrays()
+        self._identity = self._arrays.eye(dimension)
+        self.theta = self._arrays.zeros(agents, dimension)
         self._count = 0
         # Each agent's duels are a matrix (d, duels), fast to weight and to multiply.
-        self._differences = np.empty((agents, dimension, 8))
-        self._preferences = np.empty((agents, 8))
+        self._differences = self._arrays.empty(agents, dimension, 8)
+        self._preferences = self._arrays.empty(agents, 8)
 
-    def add(self, differences: FloatArray, preferences: FloatArray) -> None:
+    def add(self, differences: Array, preferences: Array) -> None:
         """Add a duel of each agent, (agents, d) and (agents,), and find the new minimisers.
 
         Raises
@@ -50,21 +56,22 @@ class LocalEstimates:
             An agent's minimiser was not found within 200 Newton steps.
         """
         if self._count == self._preferences.shape[1]:
-            self._differences = np.concatenate([self._differences] * 2, axis=2)
-            self._preferences = np.concatenate([self._preferences] * 2, axis=1)
+            self._differences = self._arrays.xp.concat([self._differences] * 2, axis=2)
+            self._preferences = self._arrays.xp.concat([self._preferences] * 2, axis=1)
         self._differences[:, :, self._count] = differences
         self._preferences[:, self._count] = preferences
         self._count += 1
         self._minimise()
 
     def _minimise(self) -> None:
-        active = np.arange(len(self.theta))
-        theta = self.theta.copy()
-        warm: NDArray[np.bool_] = np.any(theta != 0, axis=1)
+        xp = self._arrays.xp
+        active = self._arrays.arange(len(self.theta))
+        theta = copy(self.theta)
+        warm = xp.any(theta != 0, axis=1)
         duels, answers = self._duels(active)
         gradient, hessian = self._derivatives(theta, duels, answers)
         for _ in range(_MAX_STEPS):
-            step = np.asarray(-np.linalg.solve(hessian, gradient[..., None])[..., 0], np.float64)
+            step = -xp.linalg.solve(hessian, gradient[..., None])[..., 0]
             decrement = -_dots(gradient, step)
             going = decrement > _SETTLED * self._count
             self.theta[active] = theta + step
@@ -81,70 +88,69 @@ class LocalEstimates:
 
     def _descend(  # noqa: PLR0917
         self,
-        theta: FloatArray,
-        step: FloatArray,
-        gradient: FloatArray,
-        warm: NDArray[np.bool_],
-        duels: FloatArray,
-        answers: FloatArray,
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        theta: Array,
+        step: Array,
+        gradient: Array,
+        warm: Array,
+        duels: Array,
+        answers: Array,
+    ) -> tuple[Array, Array, Array]:
         """Step from theta, less far where that ends uphill; return the point and derivatives.
 
         Agents lost far out, where the Hessian has vanished, go back to 0, once: ``warm``.
         """
         slope = _dots(gradient, step)  # below 0
-        length = np.ones(len(theta))
+        xp = self._arrays.xp
+        length = self._arrays.zeros(len(theta)) + 1.0
         for _ in range(_MAX_CUTS):
             trial = theta + length[:, None] * step
             end_gradient, hessian = self._derivatives(trial, duels, answers)
             end_slope = _dots(end_gradient, step)
-            long = end_slope > _SUFFICIENT * np.abs(slope)
+            long = end_slope > _SUFFICIENT * xp.abs(slope)
             if not long.any():
                 return trial, end_gradient, hessian
             # Cut where the straight line through both slopes crosses zero.
             crossing = slope[long] / (slope[long] - end_slope[long])
-            length[long] *= np.maximum(_SHORTEST_CUT, crossing)
+            length[long] *= xp.clip(crossing, _SHORTEST_CUT, None)
             lost = warm & (length < _LOST)
-            step[lost], slope[lost], length[lost] = -theta[lost], -np.inf, 1.0  # whatever its slope
+            step[lost], length[lost] = -theta[lost], 1.0
+            slope[lost] = -math.inf  # whatever it is
             warm &= ~lost
         raise ConvergenceError(
             f"no minimiser: a Newton step was too long even cut {_MAX_CUTS} times"
         )
 
-    def _duels(self, agents: NDArray[np.intp]) -> tuple[FloatArray, FloatArray]:
+    def _duels(self, agents: Array) -> tuple[Array, Array]:
         count = self._count
         if len(agents) == len(self.theta):
             return self._differences[..., :count], self._preferences[:, :count]
         return self._differences[agents, :, :count], self._preferences[agents, :count]
 
-    def _derivatives(
-        self, theta: FloatArray, duels: FloatArray, answers: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
+    def _derivatives(self, theta: Array, duels: Array, answers: Array) -> tuple[Array, Array]:
         """Gradients (agents, d) and Hessians (agents, d, d) of the agents' losses."""
         wins = logistic((theta[:, None, :] @ duels)[:, 0])  # (agents, duels)
         gradient = (duels @ (wins - answers)[..., None])[..., 0] + self._ridge * theta
         weighted = duels * (wins * (1.0 - wins))[:, None, :]
-        hessian = weighted @ duels.swapaxes(1, 2) + self._ridge * np.eye(theta.shape[1])
+        hessian = weighted @ duels.swapaxes(1, 2) + self._ridge * self._identity
         return gradient, hessian
 
-    def state(self) -> dict[str, FloatArray]:
+    def state(self) -> dict[str, Array]:
         """Return everything as arrays of their own, for :meth:`restore`."""
         return {
-            "theta": self.theta.copy(),
-            "differences": self._differences[..., : self._count].copy(),
-            "preferences": self._preferences[:, : self._count].copy(),
+            "theta": to_numpy(copy(self.theta)),
+            "differences": to_numpy(copy(self._differences[..., : self._count])),
+            "preferences": to_numpy(copy(self._preferences[:, : self._count])),
         }
 
-    def restore(self, state: dict[str, FloatArray]) -> None:
+    def restore(self, state: dict[str, Array]) -> None:
         """Take back what :meth:`state` returned."""
-        self.theta = np.array(state["theta"])
+        self.theta = self._arrays.make(np.array(state["theta"]))
         self._count = state["preferences"].shape[1]
         if self._count:
-            self._differences = np.array(state["differences"])
-            self._preferences = np.array(state["preferences"])
+            self._differences = self._arrays.make(np.array(state["differences"]))
+            self._preferences = self._arrays.make(np.array(state["preferences"]))
 
 
-def _dots(left: FloatArray, right: FloatArray) -> FloatArray:
+def _dots(left: Array, right: Array) -> Array:
     """Inner product of each agent's two vectors: (agents, d), (agents, d) -> (agents,)."""
-    dots: FloatArray = np.einsum("ij,ij->i", left, right)
-    return dots
+    return namespace(left).vecdot(left, right)

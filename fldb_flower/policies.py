@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fldb_flower.arrays import Array
+from fldb_flower.arrays import Array, Arrays, copy, to_numpy
 from fldb_flower.federation import Play
 from fldb_flower.local import LocalEstimates
 from fldb_flower.selection import Selector, whiten
@@ -44,20 +44,22 @@ class Policy(Protocol):
 class Synchronized:
     """Selects with theta_sync and W_sync of the last broadcast (Algorithm 1, lines 4 and 5)."""
 
-    def __init__(self, settings: Settings, streams: AgentStreams) -> None:
-        self._selector = Selector(settings, streams)
+    def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
+        self._selector = Selector(settings, streams, arrays)
         self._num_agents = settings.num_agents
+        self._arrays = arrays
         identity = np.eye(settings.dimension) * (settings.ridge / settings.kappa_mu)
-        self._play = Play(0, 0, np.zeros(settings.dimension), identity)
+        self.receive(Play(0, 0, np.zeros(settings.dimension), identity))
 
     def receive(self, play: Play) -> None:
         """Keep the broadcast estimate."""
         self._play = play
+        self._theta = self._arrays.make(play.theta_sync)
+        self._whitener = self._arrays.make(play.whitener)
 
     def select(self, t: int, features: Array) -> tuple[Array, Array]:
         """Apply the selection rule."""
-        theta, whitener = self._play.theta_sync, self._play.whitener
-        return self._selector.select(t, features, theta, whitener, self._num_agents)
+        return self._selector.select(t, features, self._theta, self._whitener, self._num_agents)
 
     def learn(self, differences: Array, preferences: Array) -> None:
         """Nothing: the server learns."""
@@ -68,18 +70,19 @@ class Synchronized:
 
     def restore(self, state: dict[str, Array]) -> None:
         """Take back the estimate."""
-        self._play = Play(0, 0, state["theta_sync"], state["information"])
+        self.receive(Play(0, 0, state["theta_sync"], state["information"]))
 
 
 class Alone:
     """LDB: each agent selects with its own theta_i and W_i, and learns from its own duels."""
 
-    def __init__(self, settings: Settings, streams: AgentStreams) -> None:
+    def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         agents, d = len(streams.agents), settings.dimension
-        self._selector = Selector(settings, streams)
-        self._estimates = LocalEstimates(agents, d, settings.ridge)
-        identity = np.eye(d) * (settings.ridge / settings.kappa_mu)
-        self._information = np.tile(identity, (agents, 1, 1))  # W_i
+        self._selector = Selector(settings, streams, arrays)
+        self._estimates = LocalEstimates(agents, d, settings.ridge, arrays)
+        identity = arrays.eye(d) * (settings.ridge / settings.kappa_mu)
+        self._arrays = arrays
+        self._information = arrays.zeros(agents, d, d) + identity  # W_i
         self._whitener = whiten(self._information)
 
     def receive(self, play: Play) -> None:
@@ -98,20 +101,21 @@ class Alone:
 
     def state(self) -> dict[str, Array]:
         """Return the estimates, the duels behind them, and the information."""
-        return {"information": self._information.copy(), **self._estimates.state()}
+        return {"information": to_numpy(copy(self._information)), **self._estimates.state()}
 
     def restore(self, state: dict[str, Array]) -> None:
         """Take them back."""
         self._estimates.restore(state)
-        self._information = np.array(state["information"])
+        self._information = self._arrays.make(np.array(state["information"]))
         self._whitener = whiten(self._information)
 
 
 class Uniform:
     """Draws each pair uniformly among the pairs of different arms."""
 
-    def __init__(self, settings: Settings, streams: AgentStreams) -> None:
+    def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         self._streams = streams
+        self._arrays = arrays
         self._num_arms = settings.num_arms
 
     def receive(self, play: Play) -> None:
@@ -119,7 +123,7 @@ class Uniform:
 
     def select(self, t: int, features: Array) -> tuple[Array, Array]:
         """Draw a pair."""
-        pairs = self._streams.permutations("pairs", 1, self._num_arms, 2)[:, 0]
+        pairs = self._arrays.make(self._streams.permutations("pairs", 1, self._num_arms, 2)[:, 0])
         return pairs[:, 0], pairs[:, 1]
 
     def learn(self, differences: Array, preferences: Array) -> None:
@@ -133,9 +137,12 @@ class Uniform:
         """Nothing."""
 
 
-_TABLE: dict[str, Callable[[Settings, AgentStreams], Policy]] = {"ldb": Alone, "random": Uniform}
+_TABLE: dict[str, Callable[[Settings, AgentStreams, Arrays], Policy]] = {
+    "ldb": Alone,
+    "random": Uniform,
+}
 
 
-def make_policy(settings: Settings, streams: AgentStreams) -> Policy:
-    """Return the policy that the settings' algorithm calls for."""
-    return _TABLE.get(settings.algorithm, Synchronized)(settings, streams)
+def make_policy(settings: Settings, streams: AgentStreams, arrays: Arrays | None = None) -> Policy:
+    """Return the policy that the settings' algorithm calls for, working on arrays of one kind."""
+    return _TABLE.get(settings.algorithm, Synchronized)(settings, streams, arrays or Arrays())

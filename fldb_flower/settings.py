@@ -25,6 +25,8 @@ ROBUST = ("none", "trimmed", "median")
 ENGINES = ("vectorized", "inprocess", "flower")
 SCHEDULES = ("periodic", "geometric")
 SELECTIONS = ("ucb", "maxinp", "colstim", "maxpairucb", "thompson")
+DEVICES = ("numpy", "cpu", "cuda", "mps")
+DRAWS = ("numpy", "torch")
 SOLVERS = ("newton", "lbfgs", "gd")
 
 MAX_DIMENSION = 4096  # W is (d, d): 128 MiB then
@@ -204,6 +206,16 @@ class Settings:
         minimum=1,
     )
     seed: int = setting(0, "Seed of every random stream.", minimum=0)
+    device: str = setting(
+        "numpy",
+        "Where agents' arrays are: numpy, or cpu, cuda or mps by PyTorch (the torch extra).",
+        choices=DEVICES,
+    )
+    rng: str = setting(
+        "numpy",
+        "Who draws: numpy, the same numbers wherever arrays are; torch, other ones on the device.",
+        choices=DRAWS,
+    )
     environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -567,6 +579,10 @@ def _check_together(settings: Settings, source: str) -> None:
             f"algorithm={settings.algorithm!r} (from {source}): must be one of"
             f" {', '.join(ONLINE_ALGORITHMS)} with mode=devices: the others need every device, or"
             " no server, in every round"
+        )
+    if settings.rng == "torch" and settings.device == "numpy":
+        raise SettingsError(
+            f"rng='torch' (from {source}): needs device=cpu, cuda or mps, not device=numpy"
         )
     if settings.environment.name == "sentences" and settings.dimension > EMBEDDING_DIMENSIONS:
         raise SettingsError(

@@ -424,6 +424,8 @@ def valid(some):
 
 
 def together(values):
+    if values.get("device", "numpy") == "numpy":
+        values["rng"] = "numpy"
     if values.get("environment.name") == "sentences":
         values["dimension"] = values["dimension"] % 384 + 1
     if values.get("environment.name") == "movielens":

@@ -6,17 +6,15 @@ The objective is ``sum of the duels' losses + ridge/2 ||theta||^2`` (paper, Eq. 
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from fldb_flower.arrays import Array, namespace
-from fldb_flower.errors import ConvergenceError, SettingsError
+from fldb_flower.arrays import Array, import_torch, namespace
+from fldb_flower.errors import ConvergenceError
 from fldb_flower.federation import Upload
 
 Evaluate = Callable[[Array], Upload]
@@ -152,7 +150,7 @@ def lbfgs(evaluate: Evaluate, start: Upload, theta: Array, ridge: float) -> Arra
     ConvergenceError
         The gradient norm per duel stayed above 1e-6.
     """
-    torch = _torch()
+    torch = import_torch("solver=lbfgs", "solver=newton")
     point = torch.tensor(np.asarray(theta), dtype=torch.float64, requires_grad=True)
     duels = max(start.num_duels, 1)
     optimizer = torch.optim.LBFGS(
@@ -182,15 +180,6 @@ def lbfgs(evaluate: Evaluate, start: Upload, theta: Array, ridge: float) -> Arra
         raise _not_found(best[0], start)
     found: Array = best[1]
     return found
-
-
-def _torch() -> Any:
-    try:
-        return importlib.import_module("torch")
-    except ImportError:
-        raise SettingsError(
-            "solver=lbfgs needs PyTorch: pip install 'fldb-flower[torch]', or use solver=newton"
-        ) from None
 
 
 def _norm(vector: Array) -> float:

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fldb_flower.arrays import namespace
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.ratings import ID_LIMIT, one_line_errors, ratings_file, read_ratings
 from fldb_flower.errors import DataError
 from fldb_flower.settings import MOVIELENS_DIMENSIONS, MOVIELENS_ITEMS, Settings
-from fldb_flower.streams import AgentStreams
+from fldb_flower.streams import AgentStreams, drawn
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -63,14 +64,17 @@ class MovieLens:
             status = file.stat()
             version = (status.st_mtime_ns, status.st_size)
             self.features, self.feedback = _processed(file, version, settings.dimension)
+        self._tables = [drawn(settings).make(each) for each in (self.features, self.feedback)]
         self._num_arms = settings.num_arms
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
         """Draw users and items; see :class:`~fldb_flower.environments.base.Environment`."""
         uniform = streams.random("user", iterations)
-        users = (uniform * len(self.feedback)).astype(np.int64)  # (agents, iterations)
+        xp = namespace(uniform)
+        users = xp.astype(uniform * len(self.feedback), xp.int64)  # (agents, iterations)
         items = streams.permutations("items", iterations, MOVIELENS_ITEMS, self._num_arms)
-        return Contexts(self.features[items], self.feedback[users[..., None], items])
+        features, feedback = self._tables
+        return Contexts(features[items], feedback[users[..., None], items])
 
     @staticmethod
     def max_difference(settings: Settings) -> float:  # noqa: ARG004 - as others have it

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fldb_flower.arrays import to_numpy
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.embeddings import embed
 from fldb_flower.errors import DataError
 from fldb_flower.settings import EMBEDDING_DIMENSIONS, Settings
-from fldb_flower.streams import AgentStreams
+from fldb_flower.streams import AgentStreams, drawn, make_streams
 
 FloatArray = NDArray[np.float64]
 
@@ -80,20 +81,23 @@ class Sentences:
         self.rewards = world.embeddings @ world.theta
         sigma = settings.environment.sigma
         if sigma > 0:
-            streams = AgentStreams(settings.seed, agents)
-            offsets = streams.standard_normal("theta", 1, EMBEDDING_DIMENSIONS)[:, 0]
+            streams = make_streams(settings, agents)
+            offsets = to_numpy(streams.standard_normal("theta", 1, EMBEDDING_DIMENSIONS)[:, 0])
             # Agent by agent, so that no number depends on the block.
             own = (world.embeddings @ offsets[:, :, None])[..., 0] / world.spread
             self.rewards = self.rewards + sigma * own
         self._num_arms = settings.num_arms
+        self._arrays = drawn(settings)
+        self._tables = [self._arrays.make(each) for each in (self.features, self.rewards)]
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
         """Draw sentences; see :class:`~fldb_flower.environments.base.Environment`."""
         arms = streams.permutations("sentences", iterations, len(self.sentences), self._num_arms)
-        if self.rewards.ndim == 1:
-            return Contexts(self.features[arms], self.rewards[arms])
-        agents = np.arange(len(self.rewards))[:, None, None]
-        return Contexts(self.features[arms], self.rewards[agents, arms])
+        features, rewards = self._tables
+        if rewards.ndim == 1:
+            return Contexts(features[arms], rewards[arms])
+        agents = self._arrays.arange(len(rewards))[:, None, None]
+        return Contexts(features[arms], rewards[agents, arms])
 
     @staticmethod
     def max_difference(settings: Settings) -> float:  # noqa: ARG004 - as others have it

@@ -6,7 +6,7 @@ import math
 
 from fldb_flower.environments.base import Contexts
 from fldb_flower.settings import Settings
-from fldb_flower.streams import AgentStreams, shared_generator
+from fldb_flower.streams import AgentStreams, drawn, make_streams, shared_generator
 
 _EXCEEDED = 1e-9  # how probably a run draws a longer difference than max_difference says
 
@@ -28,17 +28,17 @@ class Synthetic:
         self._shape = (settings.num_arms, settings.dimension)
         self._sigma = settings.environment.sigma
         self.theta = shared_generator(settings.seed, "theta").standard_normal(settings.dimension)
-        streams = AgentStreams(settings.seed, agents)
-        self._thetas = self.theta  # (d,), or (agents, d)
+        self._thetas = drawn(settings).make(self.theta)  # (d,), or (agents, d)
         if self._sigma > 0:
+            streams = make_streams(settings, agents)
             offsets = streams.standard_normal("theta", 1, settings.dimension)[:, 0]
-            self._thetas = self.theta + self._sigma * offsets
+            self._thetas = self._thetas + self._sigma * offsets
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
         """Draw arms from N(0, I); see :class:`~fldb_flower.environments.base.Environment`."""
         features = streams.standard_normal("arms", iterations, *self._shape)
         if self._sigma == 0:
-            rewards = features.reshape(-1, self._shape[1]) @ self.theta
+            rewards = features.reshape(-1, self._shape[1]) @ self._thetas
         else:
             rewards = features.reshape(len(features), -1, self._shape[1]) @ self._thetas[:, :, None]
         return Contexts(features, rewards.reshape(features.shape[:-1]))

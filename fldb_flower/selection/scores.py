@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 
 from fldb_flower.arrays import Array, namespace
 
 TIE = 1e-14
+"""Relative difference below which scores are ties, in double precision."""
+
+_EPSILON = sys.float_info.epsilon
 
 
 def whiten(information: Array) -> Array:
@@ -82,7 +86,8 @@ def tie_step(features: Array, theta: Array, whitener: Array, width: float) -> fl
     bound = _norm(features) * (_largest_norm(theta, 1) + width * _largest_norm(whitener, 2))
     if not math.isfinite(bound):
         raise FloatingPointError("a feature is not a finite number")
-    return TIE * bound
+    xp = namespace(features)
+    return TIE * bound * float(xp.finfo(features.dtype).eps) / _EPSILON
 
 
 def _norm(array: Array) -> float:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from fldb_flower import theory
-from fldb_flower.arrays import Array
+from fldb_flower.arrays import Array, Arrays, namespace
 from fldb_flower.selection.rules import Pair, colstim, maxinp, maxpairucb, thompson, ucb
 from fldb_flower.settings import Settings
 from fldb_flower.streams import AgentStreams
@@ -19,7 +17,8 @@ STREAM = "selection"
 def gumbel_per_arm(streams: AgentStreams, num_arms: int, dimension: int) -> Array:  # noqa: ARG001
     """Draw standard Gumbel noise for each arm: (agents, arms)."""
     uniform = streams.random(STREAM, 1, num_arms)[:, 0]
-    return -np.log(2.0**-54 - np.log1p(-uniform))  # -log of an exponential; finite at 0 as well
+    xp = namespace(uniform)
+    return -xp.log(2.0**-54 - xp.log1p(-uniform))  # -log of an exponential; finite at 0 as well
 
 
 def normal_per_draw(streams: AgentStreams, num_arms: int, dimension: int) -> Array:  # noqa: ARG001
@@ -63,9 +62,14 @@ class Selector:
         ``selection`` names the rule.
     streams : AgentStreams
         Streams of the block; the noise is the stream "selection".
+    arrays : Arrays, optional
+        What features and estimates are.
     """
 
-    def __init__(self, settings: Settings, streams: AgentStreams) -> None:
+    def __init__(
+        self, settings: Settings, streams: AgentStreams, arrays: Arrays | None = None
+    ) -> None:
+        self._arrays = arrays or Arrays()
         self._settings = settings
         self._streams = streams
         self._rule = RULES[settings.selection]
@@ -93,6 +97,7 @@ class Selector:
         rule, settings = self._rule, self._settings
         noise = None
         if rule.noise is not None:
-            noise = rule.noise(self._streams, settings.num_arms, settings.dimension)
+            drawn = rule.noise(self._streams, settings.num_arms, settings.dimension)
+            noise = self._arrays.make(drawn)
         width = theory.width(t, num_agents, settings)
         return rule.select(features, theta, whitener, width, noise)

@@ -42,7 +42,7 @@ class Shards:
     def __init__(self, settings: Settings, processes: int | None = None) -> None:
         self._settings = settings
         self._shards = list(_shards(settings))
-        available = _processors() if processes is None else processes
+        available = _processors(settings.device) if processes is None else processes
         count = min(available, len(self._shards))
         self.groups: list[AgentGroup] = []
         self._workers: list[_Worker] = []
@@ -156,9 +156,9 @@ def _unless_error(reply: Any) -> list[Any]:
     return answers
 
 
-def _processors() -> int:
-    """Return how many processes may be used: one where forking is not safe."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+def _processors(device: str) -> int:
+    """Return how many processes may be used: one if forking is not safe, or PyTorch has threads."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" and device == "numpy" else 1
 
 
 def _shards(settings: Settings) -> Iterator[range]:

@@ -1,0 +1,227 @@
+"""Agents on PyTorch's tensors: the same results as NumPy's, and the device's own draws."""
+
+import sys
+
+import numpy as np
+import pytest
+from conftest import nested
+from scipy import stats
+
+from fldb_flower import arrays
+from fldb_flower.agents import AgentGroup
+from fldb_flower.environments import embeddings
+from fldb_flower.errors import SettingsError
+from fldb_flower.federation import Broadcast, Play
+from fldb_flower.history import History
+from fldb_flower.messages import pack_arrays, unpack_arrays
+from fldb_flower.settings import ALGORITHMS, SELECTIONS, from_nested
+from fldb_flower.streams import TorchStreams, make_streams
+from simulations.engines import vectorized
+from simulations.run import run
+
+torch = pytest.importorskip("torch", reason="device=cpu needs the torch extra")
+
+SMALL = {"num_agents": 9, "num_arms": 5, "dimension": 4, "horizon": 12, "tau": 3}
+
+
+def settings(**values):
+    return from_nested(nested(**{**SMALL, **values}), "a test")
+
+
+def results(**values):
+    chosen = settings(**values)
+    history = History(chosen.horizon)
+    theta = vectorized.run(chosen, history)
+    return theta, history.cumulative_regret
+
+
+def expect_same(**values):
+    theta, regret = results(**values)
+    other_theta, other_regret = results(**values, device="cpu")
+    np.testing.assert_allclose(other_theta, theta, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(other_regret, regret, rtol=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_tensors_on_the_cpu_give_the_same_as_numpy(algorithm, selection):
+    expect_same(algorithm=algorithm, selection=selection)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_heterogeneous_agents_give_the_same(algorithm):
+    expect_same(algorithm=algorithm, environment__sigma=0.5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_movielens_gives_the_same(algorithm, ratings):
+    expect_same(
+        algorithm=algorithm,
+        environment__name="movielens",
+        environment__path=str(ratings()),
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("sigma", [0.0, 0.7])
+def test_sentences_give_the_same(algorithm, sigma, any_model):
+    expect_same(algorithm=algorithm, environment__name="sentences", environment__sigma=sigma)
+
+
+@pytest.fixture
+def any_model(monkeypatch, tmp_path):
+    """Embeddings that no language model made."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(embeddings.metadata, "version", lambda _name: "0")
+
+    def rows(texts):
+        drawn = [np.random.default_rng(list(text.encode())).standard_normal(384) for text in texts]
+        return np.float32([row / np.linalg.norm(row) for row in drawn])
+
+    monkeypatch.setattr(embeddings, "_computed", rows)
+    embeddings.embed.cache_clear()
+    yield
+    embeddings.embed.cache_clear()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("rng", ["numpy", "torch"])
+def test_a_state_goes_through_bytes_into_a_new_process(algorithm, rng):
+    chosen = settings(algorithm=algorithm, selection="thompson", device="cpu", rng=rng)
+    through, resumed = AgentGroup(chosen, range(2, 9)), AgentGroup(chosen, range(2, 9))
+    theta, information = np.arange(4.0), np.eye(4)
+    scope = "all" if algorithm == "fldb_gd" else "fresh"
+    for first, last in ((1, 1), (2, 4), (5, 6)):
+        play = Play(first, last, theta, information)
+        broadcast = Broadcast(play, theta, scope, hessian=True)
+        one, two = (group.answer(broadcast, first - 1) for group in (through, resumed))
+        np.testing.assert_array_equal(one.gradient, two.gradient)
+        np.testing.assert_array_equal(one.regrets[0].sums, two.regrets[0].sums)
+        assert type(one.gradient) is type(one.information) is type(one.hessian) is np.ndarray
+        saved = unpack_arrays(pack_arrays(resumed.state()))
+        resumed = AgentGroup(chosen, range(2, 9))
+        resumed.restore(saved)
+
+
+def test_nodes_of_flower_use_the_device_too(tmp_path):
+    values = {"engine__name": "inprocess", "engine__num_nodes": 3, "algorithm": "fldb_ons"}
+    run(settings(**values), tmp_path / "numpy")
+    run(settings(**values, device="cpu"), tmp_path / "cpu")
+    regret = [
+        np.loadtxt(tmp_path / name / "regret.csv", delimiter=",", skiprows=1, usecols=1)
+        for name in ("numpy", "cpu")
+    ]
+    np.testing.assert_allclose(*regret, rtol=1e-9)
+
+
+# --- rng=torch -----------------------------------------------------------------------------
+
+
+def torch_streams(agents, seed=0):
+    streams = make_streams(settings(device="cpu", rng="torch", seed=seed), agents)
+    assert isinstance(streams, TorchStreams)
+    return streams
+
+
+def test_the_devices_draws_belong_to_agents_and_iterations():
+    whole = torch_streams(range(40)).standard_normal("a", 6, 3, 2)
+    assert whole.shape == (40, 6, 3, 2)
+    assert whole.dtype == torch.float64
+    part = torch_streams(range(7, 20))
+    drawn = [part.standard_normal("a", count, 3, 2) for count in (1, 2, 3)]
+    assert torch.equal(torch.cat(drawn, dim=1), whole[7:20])
+    assert not torch.equal(torch_streams(range(40), seed=1).standard_normal("a", 6, 3, 2), whole)
+    assert not torch.equal(torch_streams(range(40)).standard_normal("b", 6, 3, 2), whole)
+
+
+def test_agents_of_different_cohorts_draw_differently(monkeypatch):
+    monkeypatch.setattr(TorchStreams, "COHORT", 8)
+    drawn = torch_streams(range(3, 30)).random("a", 5)
+    assert len({tuple(row) for row in drawn.tolist()}) == 27
+    assert torch.equal(torch_streams(range(14, 18)).random("a", 5), drawn[11:15])
+
+
+def test_the_devices_draws_have_their_distributions():
+    streams = torch_streams(range(500))
+    cases = [
+        (streams.standard_normal("a", 40, 2), stats.norm.cdf),
+        (streams.random("b", 40), stats.uniform.cdf),
+        (streams.logistic("c", 40), stats.logistic.cdf),
+    ]
+    for drawn, cdf in cases:
+        assert stats.kstest(drawn.numpy().ravel(), cdf).pvalue > 1e-3
+    pairs = streams.permutations("d", 40, 7, 3).numpy().reshape(-1, 3)
+    assert all(len(set(row)) == 3 for row in pairs.tolist())
+    counts = np.bincount(pairs.ravel(), minlength=7)
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("environment", ["synthetic", "movielens", "sentences"])
+@pytest.mark.parametrize("sigma", [0.0, 0.5])
+def test_worlds_are_drawn_on_the_device(environment, sigma, ratings, any_model):
+    values = {"environment__name": environment, "device": "cpu", "rng": "torch"}
+    values |= {"environment__sigma": sigma}
+    if environment == "movielens":
+        values["environment__path"] = str(ratings())
+    first, again = results(**values), results(**values)
+    np.testing.assert_array_equal(first[1], again[1])
+    assert (np.diff(first[1]) >= 0).all()
+    assert (results(**values, seed=1)[1] != first[1]).any()
+
+
+def test_it_learns_as_well_from_the_devices_draws():
+    values = {"algorithm": "fldb_ons", "num_agents": 30, "horizon": 60, "dimension": 3}
+    numpy, own = (
+        np.array([results(**values, **kind, seed=seed)[1][-1] for seed in range(8)])
+        for kind in ({}, {"device": "cpu", "rng": "torch"})
+    )
+    error = np.hypot(numpy.std(ddof=1), own.std(ddof=1)) / np.sqrt(8)
+    assert abs(numpy.mean() - own.mean()) < 4 * error
+
+
+# --- what is missing -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+def test_without_torch_it_is_said_what_to_do(device, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SettingsError, match=rf"device={device} needs PyTorch: pip install"):
+        results(device=device)
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_without_a_gpu_it_is_said_what_to_do(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(SettingsError, match=r"sees no such device.*engine.num_gpus=0\.1"):
+        results(device=device)
+
+
+def test_draws_of_torch_need_a_device_of_torch():
+    with pytest.raises(SettingsError, match=r"rng='torch' .*needs device=cpu, cuda or mps"):
+        settings(rng="torch")
+
+
+def test_single_precision_has_wider_ties():
+    """As on mps: scores that rounding alone tells apart are ties there too."""
+    single = arrays.Arrays(
+        arrays.arrays_on("cpu").xp, {"dtype": torch.float32, "device": torch.device("cpu")}
+    )
+    from fldb_flower.selection import ucb, whiten
+
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((200, 1, 6)).repeat(4, axis=1)  # four equal arms
+    order = single.make(features * (1 + 1e-8 * rng.standard_normal(features.shape)))
+    first, second = ucb(order, single.make(np.ones(6)), single.make(whiten(np.eye(6))), 2.0)
+    assert order.dtype == torch.float32
+    assert first.tolist() == second.tolist() == [0] * 200
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_a_gpu_gives_the_same_as_numpy(algorithm, selection):
+    theta, regret = results(algorithm=algorithm, selection=selection)
+    other_theta, other_regret = results(algorithm=algorithm, selection=selection, device="cuda")
+    np.testing.assert_allclose(other_theta, theta, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(other_regret, regret, rtol=1e-9)
