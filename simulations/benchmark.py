@@ -1,7 +1,7 @@
 """`python -m simulations.benchmark [SECTION ...]`: times, exchanges, bytes and regret.
 
 Sections: ``algorithms`` (each against the floors, vectorized), ``inprocess`` (one exchange of
-one node), ``scale`` (memory and time against the number of agents), ``devices`` (a device's store
+one node), ``scale`` (time and memory against N, d, K and T), ``devices`` (a device's store
 and client), ``flower`` (`flwr run` against an app that does nothing). All but ``flower`` run by
 default. Machines are noisy, so every
 claim is a ratio of two times measured in turn; medians over the repetitions are printed.
@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -34,6 +32,7 @@ from fldb_flower.settings import Settings, from_nested
 from fldb_flower.streams import AgentStreams
 from simulations.device_benchmark import devices
 from simulations.engines import vectorized
+from simulations.scale_benchmark import scale
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "random": {"algorithm": "random"},
@@ -126,34 +125,6 @@ def inprocess_exchange(repetitions: int) -> pd.DataFrame:
     return pd.DataFrame([{"exchange of one node, ms": round(statistics.median(costs), 3)}])
 
 
-def _measured(chosen: Settings) -> tuple[float, float]:
-    history = History(chosen.horizon)
-    taken = seconds(vectorized.run, chosen, history)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return taken, peak
-
-
-def scale(horizon: int = 500) -> pd.DataFrame:
-    """Time and peak memory of FLDB-OGD and FLDB-ONS, a fresh process for each size."""
-    rows = []
-    for algorithm in ("fldb_ogd", "fldb_ons"):
-        for agents in (1_000, 10_000, 100_000):
-            chosen = settings(algorithm=algorithm, num_agents=agents, horizon=horizon)
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                taken, peak = pool.apply(_measured, (chosen,))
-            rows.append(
-                {
-                    "algorithm": algorithm,
-                    "agents": agents,
-                    "seconds": round(taken, 2),
-                    "microseconds an agent and iteration": round(1e6 * taken / agents / horizon, 3),
-                    "peak MB": round(peak),
-                }
-            )
-            print(rows[-1], file=sys.stderr, flush=True)
-    return pd.DataFrame(rows)
-
-
 _NOOP = {
     "pyproject.toml": """
 [project]
@@ -234,6 +205,7 @@ def main() -> None:
     sections = ["algorithms", "inprocess", "scale", "devices", "flower"]
     parser.add_argument("section", nargs="*", choices=[*sections, []], help=", ".join(sections))
     parser.add_argument("--repetitions", type=int, default=9, help="of each timing (default 9)")
+    parser.add_argument("--picture", type=Path, help="PNG file that scale is drawn to")
     asked = parser.parse_args()
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, NumPy {np.__version__}")
     for section in asked.section or sections[:-1]:
@@ -242,7 +214,7 @@ def main() -> None:
         elif section == "inprocess":
             table = inprocess_exchange(asked.repetitions)
         elif section == "scale":
-            table = scale()
+            table = scale(asked.picture)
         elif section == "devices":
             table = devices(asked.repetitions)
         else:

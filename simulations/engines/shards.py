@@ -157,8 +157,10 @@ def _unless_error(reply: Any) -> list[Any]:
 
 
 def _processors(device: str) -> int:
-    """Return how many processes may be used: one if forking is not safe, or PyTorch has threads."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" and device == "numpy" else 1
+    """Return how many processes may be used: one where it cannot fork, or PyTorch has threads."""
+    if sys.platform != "linux" or device != "numpy" or multiprocessing.current_process().daemon:
+        return 1
+    return len(os.sched_getaffinity(0))
 
 
 def _shards(settings: Settings) -> Iterator[range]:

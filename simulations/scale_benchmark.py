@@ -1,0 +1,101 @@
+"""The benchmark's section for scale: time and memory against N, d, K and T, one at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fldb_flower.arrays import arrays_on
+from fldb_flower.errors import SettingsError
+from fldb_flower.history import History
+from fldb_flower.settings import Settings, from_nested
+from simulations.engines import vectorized
+
+BASE = {"algorithm": "fldb_ons", "num_agents": 1000, "num_arms": 10, "dimension": 5, "horizon": 100}
+VARIED: dict[str, tuple[dict[str, int], list[int]]] = {
+    "num_agents": ({}, [100, 1_000, 10_000, 100_000, 1_000_000]),
+    "horizon": ({"num_agents": 10_000}, [50, 100, 200, 400, 800]),
+    "num_arms": ({}, [2, 5, 10, 50, 200]),
+    "dimension": ({"num_agents": 100, "horizon": 50}, [5, 16, 64, 256, 384, 1024]),
+}
+_NAMES = {"num_agents": "agents N", "horizon": "iterations T", "num_arms": "arms K",
+          "dimension": "features d"}  # fmt: skip
+
+
+def scale(picture: Path | None = None) -> pd.DataFrame:
+    """Run FLDB-ONS (tau=5) with one size varied at a time, each run in a process of its own.
+
+    Parameters
+    ----------
+    picture : Path, optional
+        PNG file to draw the table to.
+    """
+    rows = []
+    for device in ("numpy", *_gpus()):
+        for name, (others, sizes) in VARIED.items():
+            for size in sizes:
+                values = {**BASE, **others, name: size, "device": device}
+                rows.append({"device": device, "varied": name, "size": size, **_run(values)})
+                print(rows[-1], file=sys.stderr, flush=True)
+    table = pd.DataFrame(rows)
+    if picture is not None:
+        _draw(table, picture)
+    return table
+
+
+def _gpus() -> list[str]:
+    try:
+        arrays_on("cuda")
+    except SettingsError:
+        return []
+    return ["cuda"]
+
+
+def _run(values: dict[str, Any]) -> dict[str, float]:
+    chosen = from_nested(values, "the benchmark")
+    # Not a Pool: its processes may not have any of their own.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        seconds, megabytes = pool.submit(_measure, chosen).result()
+    each = seconds / chosen.num_agents / chosen.horizon
+    return {
+        "seconds": round(seconds, 2),
+        "us an agent and iteration": round(1e6 * each, 3),
+        "peak MB": round(megabytes),
+    }
+
+
+def _measure(chosen: Settings) -> tuple[float, float]:
+    """Return the seconds that a run took, and the MB that its processes had at most."""
+    vectorized.run(from_nested({**BASE, "horizon": 3}, "the benchmark"), History(3))  # warms up
+    begin = time.perf_counter()
+    vectorized.run(chosen, History(chosen.horizon))
+    seconds = time.perf_counter() - begin
+    own, child = (
+        resource.getrusage(who).ru_maxrss / 1024
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    return seconds, own + child * len(os.sched_getaffinity(0))  # at most: the largest child, each
+
+
+def _draw(table: pd.DataFrame, picture: Path) -> None:
+    figure = Figure(figsize=(9.0, 6.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, name in enumerate(VARIED, start=1):
+        axes = figure.add_subplot(2, 2, place)
+        for device, rows in table[table["varied"] == name].groupby("device"):
+            axes.loglog(rows["size"], rows["seconds"], "o-", label=f"{device}: seconds")
+            axes.loglog(rows["size"], rows["peak MB"] / 1000, "s--", label=f"{device}: GB at peak")
+        axes.set_xlabel(_NAMES[name])
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(picture, dpi=110, metadata={"Software": None})
