@@ -95,6 +95,9 @@ def _draw(table: pd.DataFrame, picture: Path) -> None:
         for device, rows in table[table["varied"] == name].groupby("device"):
             axes.loglog(rows["size"], rows["seconds"], "o-", label=f"{device}: seconds")
             axes.loglog(rows["size"], rows["peak MB"] / 1000, "s--", label=f"{device}: GB at peak")
+        sizes = VARIED[name][1]
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=8)
+        axes.minorticks_off()
         axes.set_xlabel(_NAMES[name])
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
