@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -138,6 +140,33 @@ def test_processes_end_with_the_one_that_they_work_for():
     while any(map(runs, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(runs, workers))
+
+
+FORGETS = """
+import fldb_flower.agents as agents
+agents._BLOCK_NUMBERS = 1
+from fldb_flower.federation import Broadcast, Play
+from fldb_flower.settings import from_nested
+from simulations.engines.shards import Shards
+import numpy as np
+shards = Shards(from_nested({"num_agents": 400}, ""), 3)
+shards.answer(Broadcast(Play(1, 1, np.zeros(5), np.eye(5)), None), 0)
+print(*(worker._process.pid for worker in shards._workers), flush=True)
+"""
+
+
+def test_a_program_that_closes_nothing_ends_too():
+    done = subprocess.run(
+        [sys.executable, "-c", FORGETS],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+        timeout=60,
+    )
+    assert len(done.stdout.split()) == 3
+    assert done.stderr == ""
+    assert not any(map(runs, done.stdout.split()))
 
 
 def runs(pid):

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import Any
 
 from fldb_flower.agents import AgentGroup, blocks_of, total_of_blocks
@@ -103,6 +104,8 @@ class _Worker:
         )
         self._process.start()
         theirs.close()
+        # At the end of Python, too: it waits for the process, which waits for this.
+        self._hang_up = Finalize(self, self._pipe.close, exitpriority=1)
 
     def send(self, *message: Any) -> None:
         with contextlib.suppress(BrokenPipeError):  # `receive` says so
@@ -119,7 +122,7 @@ class _Worker:
             )
 
     def close(self) -> None:
-        self._pipe.close()
+        self._hang_up()
         self._process.join()
 
 
