@@ -56,7 +56,8 @@ class Arrays:
             return numbers
         if numbers.dtype != np.float64:  # places, truth values
             return self.xp.asarray(numbers, device=self.options["device"])
-        return self.xp.asarray(numbers).to(**self.options)
+        writable = numbers if numbers.flags.writeable else numbers.copy()  # torch has no other kind
+        return self.xp.asarray(writable).to(**self.options)
 
     def empty(self, *shape: int) -> Array:
         """Return an array to fill in."""

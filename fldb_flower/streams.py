@@ -4,13 +4,14 @@ Every draw comes from a stream keyed by (seed, agents, name), never from global 
 that a result does not depend on the engine, on the number of nodes, on the order of
 replies or on how many iterations are drawn at once.
 
-Thirty-two consecutive agents, a *cohort*, share a stream, which gives each its own numbers in
-turn: with a generator for every agent, making and calling them costs more than all else in a
-large run. A block that holds part of a cohort draws all its numbers and keeps its part.
+Where each draws little, consecutive agents, a *cohort*, share a stream, which gives each its own
+numbers in turn: with a generator for every agent, making and calling them would cost more than all
+else in a large run. A block that holds part of a cohort draws all its numbers and keeps its part.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,7 +23,7 @@ from fldb_flower.arrays import Array, Arrays, arrays_on, import_torch, namespace
 from fldb_flower.settings import Settings
 
 COHORT = 32
-"""Consecutive agents that share a stream."""
+"""Agents that share a stream at most; always a power of two, so that this is a multiple of all."""
 
 
 def keyed_generator(seed: int, *key: int | str) -> np.random.Generator:
@@ -56,16 +57,21 @@ class AgentStreams:
     """
 
     COHORT = COHORT
+    NUMBERS = 800  # that a cohort draws at once, about: a node of one agent wastes the others'
 
     def __init__(self, seed: int, agents: range) -> None:
         self.agents = agents
         self._seed = seed
-        self._cohorts = range(agents.start // self.COHORT, -(-agents.stop // self.COHORT))
         self._generators: dict[str, list[Any]] = {}
 
-    def _stream(self, name: str) -> list[Any]:
+    def _cohort(self, shape: tuple[int, ...]) -> int:
+        """Return how many agents share a stream of draws of this shape: a power of two."""
+        fitting = min(self.COHORT, self.NUMBERS // math.prod(shape))
+        return 1 << max(0, fitting.bit_length() - 1)
+
+    def _stream(self, name: str, cohorts: range) -> list[Any]:
         if name not in self._generators:
-            self._generators[name] = [self._make(cohort, name) for cohort in self._cohorts]
+            self._generators[name] = [self._make(cohort, name) for cohort in cohorts]
         return self._generators[name]
 
     def _make(self, cohort: int, name: str) -> Any:
@@ -83,9 +89,11 @@ class AgentStreams:
         self, draw: Callable[..., Any], name: str, iterations: int, shape: tuple[int, ...]
     ) -> Array:
         """Fill iteration by iteration, and in each cohort by cohort."""
-        skipped = self.agents.start - self._cohorts.start * self.COHORT  # of the first cohort
-        numbers = self._empty(iterations, len(self._cohorts), self.COHORT, *shape)
-        for place, generator in enumerate(self._stream(name)):
+        size = self._cohort(shape)
+        cohorts = range(self.agents.start // size, -(-self.agents.stop // size))
+        skipped = self.agents.start - cohorts.start * size  # of the first cohort
+        numbers = self._empty(iterations, len(cohorts), size, *shape)
+        for place, generator in enumerate(self._stream(name, cohorts)):
             for row in numbers:
                 self._fill(draw, generator, row[place])
         by_agent = numbers.reshape(iterations, -1, *shape)
@@ -154,6 +162,7 @@ class TorchStreams(AgentStreams):
     """
 
     COHORT = 4096
+    NUMBERS = 2**18
 
     def __init__(self, seed: int, agents: range, arrays: Arrays) -> None:
         super().__init__(seed, agents)

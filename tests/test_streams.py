@@ -102,6 +102,19 @@ def test_any_partition_of_the_agents_gives_the_same_numbers(cuts):
         np.testing.assert_array_equal(joined, array, err_msg=kind)
 
 
+@pytest.mark.parametrize(
+    ("shape", "size"), [((), 32), ((5, 5), 32), ((10, 8), 8), ((800,), 1), ((50, 384), 1)]
+)
+def test_few_numbers_are_drawn_for_agents_of_other_blocks(shape, size):
+    """At most 800 or so: a node of one agent draws all that its cohort's agents see."""
+    whole = AgentStreams(5, range(70))
+    drawn = whole.standard_normal("arms", 2, *shape)
+    assert len(whole.state()["arms"]) == -(-70 // size)
+    part = AgentStreams(5, range(33, 41))
+    np.testing.assert_array_equal(part.standard_normal("arms", 2, *shape), drawn[33:41])
+    assert len(part.state()["arms"]) == {32: 1, 8: 2, 1: 8}[size]
+
+
 def test_drawing_from_one_name_leaves_the_others_where_they_were():
     quiet, busy = AgentStreams(1, range(2)), AgentStreams(1, range(2))
     busy.random("noise", 100)
