@@ -385,11 +385,12 @@ def test_one_wrong_client_of_100_is_as_good_as_silent(one_is_silent, kind):
 # --- learning with absent nodes -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
-def test_learning_with_absent_nodes(algorithm):
+@pytest.mark.parametrize(("algorithm", "seeds"), [("fldb_ogd", 40), ("fldb_ons", 10)])
+def test_learning_with_absent_nodes(algorithm, seeds):
+    """Regrets of FLDB-OGD have a long tail: the mean of ten seeds is no more than a hint."""
     run_of = {"horizon": 200, "quorum": 0.5}
-    clean = regrets(10, 20, algorithm, engine="vectorized", **run_of).mean()
-    assert regrets(10, 20, algorithm, dropout=0.1, **run_of).mean() <= 1.2 * clean
+    clean = regrets(seeds, 20, algorithm, engine="vectorized", **run_of).mean()
+    assert regrets(seeds, 20, algorithm, dropout=0.1, **run_of).mean() <= 1.2 * clean
     random = regrets(3, 20, "random", engine="vectorized", **run_of).mean()
     assert regrets(3, 20, algorithm, dropout=0.3, **run_of).mean() < random / 2
 

@@ -63,8 +63,9 @@ class MovieLens:
             file = ratings_file(path.expanduser().absolute())
             status = file.stat()
             version = (status.st_mtime_ns, status.st_size)
-            self.features, self.feedback = _processed(file, version, settings.dimension)
-        self._tables = [drawn(settings).make(each) for each in (self.features, self.feedback)]
+            features, feedback = _processed(file, version, settings.dimension)
+        where = drawn(settings)
+        self.features, self.feedback = where.make(features), where.make(feedback)
         self._num_arms = settings.num_arms
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
@@ -73,8 +74,7 @@ class MovieLens:
         xp = namespace(uniform)
         users = xp.astype(uniform * len(self.feedback), xp.int64)  # (agents, iterations)
         items = streams.permutations("items", iterations, MOVIELENS_ITEMS, self._num_arms)
-        features, feedback = self._tables
-        return Contexts(features[items], feedback[users[..., None], items])
+        return Contexts(self.features[items], self.feedback[users[..., None], items])
 
     @staticmethod
     def max_difference(settings: Settings) -> float:  # noqa: ARG004 - as others have it
