@@ -67,6 +67,7 @@ _SECONDS_AN_ANSWER = 0.7
 _ROUND_SECONDS = 5.0
 _LOOK_SECONDS = 0.2
 _SUMMARY = "summary.json"
+_SOON = {"min-duels-per-upload": 2}  # nothing leaves this machine, and nobody wants to wait
 
 Vector = NDArray[np.float64]
 
@@ -137,7 +138,7 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
     theta = np.random.default_rng(arguments.seed).standard_normal(len(FEATURES))
     theta *= _SCALE / np.linalg.norm(theta)
     pages = _write_arms(folder / "arms.json")
-    with LocalFederation(folder, arguments.devices, arms=pages) as federation:
+    with LocalFederation(folder, arguments.devices, node_config=_SOON, arms=pages) as federation:
         _say(f"{arguments.devices} devices are starting, logs in {federation.folder / 'logs'}")
         federation.start()
         taken = federation.devices[: arguments.people]
