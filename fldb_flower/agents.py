@@ -19,7 +19,7 @@ from fldb_flower.errors import DataError
 from fldb_flower.federation import Broadcast, Play, Regrets, Upload, statistics, total
 from fldb_flower.policies import make_policy
 from fldb_flower.settings import Settings
-from fldb_flower.streams import COHORT, make_streams
+from fldb_flower.streams import AgentStreams, make_streams
 
 _MANY_DIMENSIONS = 128  # from here on, BLAS threads pay
 _BLOCK_NUMBERS = 2**16  # of features worked on at once: half a MiB, within the cache
@@ -78,7 +78,8 @@ def total_of_blocks(uploads: Sequence[Upload]) -> Upload:
 def blocks_of(settings: Settings, agents: range) -> Iterator[range]:
     """Cut a group of agents where cohorts end, into blocks of about as many features."""
     numbers = _BLOCK_NUMBERS if settings.device in {"numpy", "cpu"} else _GPU_BLOCK_NUMBERS
-    size = max(1, numbers // (settings.num_arms * settings.dimension * COHORT)) * COHORT
+    cohort = AgentStreams.COHORT
+    size = max(1, numbers // (settings.num_arms * settings.dimension * cohort)) * cohort
     start = agents.start
     while start < agents.stop:
         stop = min(agents.stop, (start // size + 1) * size)

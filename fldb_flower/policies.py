@@ -54,12 +54,14 @@ class Synchronized:
     def receive(self, play: Play) -> None:
         """Keep the broadcast estimate."""
         self._play = play
-        self._theta = self._arrays.make(play.theta_sync)
-        self._whitener = self._arrays.make(play.whitener)
+        self._estimate: tuple[Array, Array] | None = None  # theta_sync, W's factor: when needed
 
     def select(self, t: int, features: Array) -> tuple[Array, Array]:
         """Apply the selection rule."""
-        return self._selector.select(t, features, self._theta, self._whitener, self._num_agents)
+        if self._estimate is None:
+            make, play = self._arrays.make, self._play
+            self._estimate = make(play.theta_sync), make(play.whitener)
+        return self._selector.select(t, features, *self._estimate, self._num_agents)
 
     def learn(self, differences: Array, preferences: Array) -> None:
         """Nothing: the server learns."""

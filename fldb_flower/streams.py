@@ -22,9 +22,6 @@ from numpy.typing import NDArray
 from fldb_flower.arrays import Array, Arrays, arrays_on, import_torch, namespace, to_numpy
 from fldb_flower.settings import Settings
 
-COHORT = 32
-"""Agents that share a stream at most; always a power of two, so that this is a multiple of all."""
-
 
 def keyed_generator(seed: int, *key: int | str) -> np.random.Generator:
     """Return the generator of one key; SFC64 is NumPy's fastest for normal draws."""
@@ -56,7 +53,7 @@ class AgentStreams:
         The agents' numbers among all N of the federation.
     """
 
-    COHORT = COHORT
+    COHORT = 32  # agents that share a stream, at most: a power of two, as all cohorts' sizes are
     NUMBERS = 800  # that a cohort draws at once, about: a node of one agent wastes the others'
 
     def __init__(self, seed: int, agents: range) -> None:

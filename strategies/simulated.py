@@ -82,6 +82,7 @@ class SimulatedNodes(Members):
         self._nodes: dict[int, int] = {}  # partition -> node
         self._partitions: dict[int, int] = {}  # node -> partition
         self._told: dict[int, int] = {}  # node -> how many partitions it says there are
+        self._usual = 0  # what most of them say
         self._exchange = 0  # number of the exchange, which an upload must be an answer to
         self._contents: tuple[ArrayRecord | None, dict[int, RecordDict]] = (None, {})
 
@@ -120,10 +121,11 @@ class SimulatedNodes(Members):
         partition, partitions = answer.partition_id, answer.num_partitions
         if partitions < connected:
             raise UploadError(f"num-partitions={partitions}, but {connected} nodes are connected")
-        self._told[node] = partitions
-        usual = Counter(self._told.values()).most_common(1)[0][0]
-        if partitions != usual:
-            raise UploadError(f"num-partitions={partitions}, but other nodes say {usual}")
+        if self._told.get(node) != partitions:
+            self._told[node] = partitions
+            self._usual = Counter(self._told.values()).most_common(1)[0][0]
+        if partitions != self._usual:
+            raise UploadError(f"num-partitions={partitions}, but other nodes say {self._usual}")
         if self._nodes.get(partition, node) != node:
             raise UploadError(f"partition-id={partition} is another node's")
         try:

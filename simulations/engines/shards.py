@@ -59,28 +59,24 @@ class Shards:
 
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
         """Play what the broadcast asks for and return the statistics; see AgentGroup."""
-        return total_of_blocks(self._call("answer", broadcast, counted))
+        return total_of_blocks(self._call("answer", [(broadcast, counted)] * len(self._shards)))
 
     def state(self) -> dict[str, Array]:
         """Return what must outlive the process, as arrays; see :meth:`restore`."""
-        return join_parts({str(at): each for at, each in enumerate(self._call("state"))})
+        states = self._call("state", [()] * len(self._shards))
+        return join_parts({str(place): each for place, each in enumerate(states)})
 
     def restore(self, state: dict[str, Array]) -> None:
         """Go on from where :meth:`state` was taken, with identical numbers."""
-        parts = [part_of(state, str(place)) for place in range(len(self._shards))]
-        for group in self.groups:
-            group.restore(parts.pop(0))
-        for worker in self._workers:
-            mine, parts = parts[: worker.shards], parts[worker.shards :]
-            worker.send("restore", *mine)
-        self._replies()
+        self._call("restore", [(part_of(state, str(at)),) for at in range(len(self._shards))])
 
-    def _call(self, method: str, *arguments: Any) -> list[Any]:
+    def _call(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of each shard's group, with arguments of its own; return the results."""
+        if not self._workers:
+            return _called(self.groups, method, arguments)
+        rest = iter(arguments)
         for worker in self._workers:
-            worker.send(method, *arguments)
-        return [getattr(group, method)(*arguments) for group in self.groups] + self._replies()
-
-    def _replies(self) -> list[Any]:
+            worker.send(method, list(itertools.islice(rest, worker.shards)))
         # All of them, even if one raises: the next ones must be answers to the next call.
         replies = [worker.receive() for worker in self._workers]
         return [each for reply in replies for each in _unless_error(reply)]
@@ -135,7 +131,7 @@ def _work(pipe: Connection, inherited: list[Connection], make: Any, shards: list
     groups: list[AgentGroup] = []
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            method, *arguments = pipe.recv()
+            method, arguments = pipe.recv()
             try:
                 groups = groups or make(shards)
                 pipe.send(_called(groups, method, arguments))
@@ -144,12 +140,8 @@ def _work(pipe: Connection, inherited: list[Connection], make: Any, shards: list
                 pipe.send(error)
 
 
-def _called(groups: list[AgentGroup], method: str, arguments: list[Any]) -> list[Any]:
-    if method == "restore":
-        for group, state in zip(groups, arguments, strict=True):
-            group.restore(state)
-        return []
-    return [getattr(each, method)(*arguments) for each in groups]
+def _called(groups: list[AgentGroup], method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+    return [getattr(each, method)(*mine) for each, mine in zip(groups, arguments, strict=True)]
 
 
 def _unless_error(reply: Any) -> list[Any]:
