@@ -18,12 +18,11 @@ from clients.store import DuelStore, Synchronization
 from fldb_flower.devices import DeviceAnswer
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation import Broadcast, Play, Upload, statistics
+from fldb_flower.forms import Vector, make_form
 from fldb_flower.messages import (
     Ask,
-    Vector,
     decode_broadcast,
     encode_statistics,
-    pack_symmetric,
 )
 from fldb_flower.records import pack_vector, unpack_vector
 from fldb_flower.settings import Settings, from_flat
@@ -90,6 +89,7 @@ class DeviceAgent(NumPyClient):
             )
         self._store = store
         self._settings = settings
+        self._form = make_form(settings)
         self._limits = limits
 
     def fit(
@@ -111,7 +111,7 @@ class DeviceAgent(NumPyClient):
             a :class:`~fldb_flower.devices.DeviceAnswer`.
         """
         ask = Ask(*config["ask"])
-        broadcast = decode_broadcast(parameters[0], ask, self._settings.dimension)
+        broadcast = decode_broadcast(parameters[0], ask, self._form)
         if config["device"] != self._store.device_id:
             # The server does not know who this is, so not what it has counted either.
             broadcast = broadcast._replace(theta_hat=None)
@@ -119,7 +119,7 @@ class DeviceAgent(NumPyClient):
         answer, upload = self._statistics(broadcast, ask.counted, config["upto"])
         if broadcast.play is not None and ask.estimate:
             self._synchronize(broadcast.play, ask.counted, config["duels"])
-        vector = encode_statistics(upload, broadcast)
+        vector = encode_statistics(upload, broadcast, parameters[0].dtype.name)
         return [vector], upload.num_duels, {"answer": list(map(float, answer))}
 
     def _statistics(
@@ -127,7 +127,7 @@ class DeviceAgent(NumPyClient):
     ) -> tuple[DeviceAnswer, Upload]:
         if broadcast.theta_hat is None:
             nothing = np.zeros((0, self._settings.dimension))
-            upload = statistics(broadcast, nothing, np.zeros(0), nothing)
+            upload = statistics(broadcast, nothing, np.zeros(0), nothing, self._form)
             return DeviceAnswer(0, start, start, 0, 0), upload
         end = upto
         if upto < 0:
@@ -136,7 +136,7 @@ class DeviceAgent(NumPyClient):
         self._store.admit(start, end, broadcast.theta_hat, self._limits.max_questions)
         duels = self._store.evidence(start, end)
         differences = duels.differences.reshape(-1, self._settings.dimension)
-        upload = statistics(broadcast, differences, duels.preferences, differences)
+        upload = statistics(broadcast, differences, duels.preferences, differences, self._form)
         decided = np.isfinite(duels.predicted) & (duels.preferences != 0.5)
         agreed = (duels.predicted > 0.5) == (duels.preferences > 0.5)
         return DeviceAnswer(
@@ -147,7 +147,7 @@ class DeviceAgent(NumPyClient):
         assert play.theta_sync is not None
         assert play.information is not None
         try:
-            np.linalg.cholesky(play.information)
+            self._form.whiten(play.information)
         except np.linalg.LinAlgError:
             raise DataError("the broadcast's W_sync is not positive definite: not kept") from None
         chosen = {name: getattr(self._settings, name) for name in SELECTION_SETTINGS}
@@ -158,7 +158,7 @@ class DeviceAgent(NumPyClient):
                 counted=counted,
                 duels=duels,
                 theta=play.theta_sync,
-                information=pack_symmetric(play.information),
+                information=self._form.pack(play.information),
                 parameters={**chosen, "lambda_": self._settings.ridge},
             )
         )

@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from clients.store import DuelStore
 from fldb_flower import preference, theory
 from fldb_flower.errors import DataError, FldbError
-from fldb_flower.messages import Vector, unpack_symmetric
-from fldb_flower.selection import RULES, norms, rewards, whiten
+from fldb_flower.forms import Vector, make_form
+from fldb_flower.selection import RULES, norms, rewards
 from fldb_flower.settings import MAX_DIMENSION, Settings
 from fldb_flower.streams import AgentStreams
 
@@ -28,7 +28,9 @@ EXPIRE_AFTER = 7 * 24 * 3600.0
 """Seconds after which a duel that nobody answered cannot be answered any more."""
 
 
-SELECTION_SETTINGS = ("selection", "kappa_mu", "delta", "beta_scale", "lambda_")
+SELECTION_SETTINGS = (
+    "selection", "kappa_mu", "delta", "beta_scale", "lambda_", "information", "sketch_rank",
+)  # fmt: skip
 """Settings of the server's run that a device selects with."""
 
 LONGEST = 1e100
@@ -252,13 +254,14 @@ class _Estimate:
         told = {} if last is None else last.parameters  # perhaps by a newer server
         chosen = {name: told[name] for name in SELECTION_SETTINGS if name in told}
         settings = dataclasses.replace(Settings(), dimension=dimension, **chosen)
+        form = make_form(settings)
         if last is None:
             self.theta: Vector = np.zeros(dimension)
-            information = np.eye(dimension) * (settings.ridge / settings.kappa_mu)
+            information = form.identity(settings.ridge / settings.kappa_mu)
         else:
             self.theta = last.theta
-            information = unpack_symmetric(last.information, dimension)
-        self._whitener = whiten(information)
+            information = form.unpack(last.information)
+        self._whitener = form.whiten(information)
         # t N duels in theory; here the duels that W rests on, and the one about to be fought.
         self._width = theory.width(1 if last is None else last.duels + 1, 1, settings)
         self._rule = RULES[settings.selection]

@@ -11,9 +11,9 @@ from flwr.client import NumPyClient
 from fldb_flower.agents import AgentGroup, agents_of_node, keep_freed_memory, one_blas_thread
 from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.federation import Broadcast
+from fldb_flower.forms import Form, Vector, make_form
 from fldb_flower.messages import (
     Ask,
-    Vector,
     decode_broadcast,
     encode_upload,
     pack_arrays,
@@ -41,7 +41,7 @@ class SimulatedAgents(NumPyClient):
         self.partition_id = partition_id
         self.num_partitions = num_partitions
         self.max_message_mb = settings.max_message_mb
-        self._dimension = settings.dimension
+        self._form = make_form(settings)
         agents = agents_of_node(partition_id, num_partitions, settings.num_agents)
         keep_freed_memory()
         one_blas_thread(settings.dimension)  # for good: the process is Flower's
@@ -67,9 +67,11 @@ class SimulatedAgents(NumPyClient):
             :class:`~fldb_flower.messages.Answer` with the number of the exchange.
         """
         ask = Ask(*config["ask"])
-        broadcast = _decode(parameters[0], ask, self._dimension)
+        broadcast = _decode(parameters[0], ask, self._form)
         upload = self.group.answer(broadcast, ask.counted)
-        vector, answer = encode_upload(upload, broadcast, self.partition_id, self.num_partitions)
+        vector, answer = encode_upload(
+            upload, broadcast, self.partition_id, self.num_partitions, parameters[0].dtype.name
+        )
         numbers = {"answer": answer.to_numbers(), "exchange": config["exchange"]}
         return [vector], upload.num_duels, numbers
 
@@ -81,9 +83,9 @@ class _LastBroadcast:
     broadcast: Broadcast
 
 
-def _decode(vector: Vector, ask: Ask, d: int) -> Broadcast:
+def _decode(vector: Vector, ask: Ask, form: Form) -> Broadcast:
     if _LastBroadcast.vector is not vector:
-        _LastBroadcast.broadcast = decode_broadcast(vector, ask, d)
+        _LastBroadcast.broadcast = decode_broadcast(vector, ask, form)
         _LastBroadcast.vector = vector
     return _LastBroadcast.broadcast
 

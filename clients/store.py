@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fldb_flower.errors import DataError, FldbError, OutputError
-from fldb_flower.messages import Vector
+from fldb_flower.forms import Vector
 
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x666C6462  # "fldb": SQLite's mark of whose file this is
@@ -66,7 +66,7 @@ CREATE TABLE synchronized (      -- what the last broadcast brought
     counted INTEGER NOT NULL,    -- answers that the server has acknowledged
     duels INTEGER NOT NULL,      -- of all devices, that the estimate rests on
     theta BLOB NOT NULL,         -- theta_sync: d float64
-    information BLOB NOT NULL,   -- upper triangle of W_sync: d (d + 1) / 2 float64
+    information BLOB NOT NULL,   -- W_sync as it travels (fldb_flower/forms.py), float64
     parameters TEXT NOT NULL     -- JSON: how pairs are selected
 );
 """
@@ -112,7 +112,7 @@ class Synchronization:
     theta : ndarray
         theta_sync, (d,).
     information : ndarray
-        Upper triangle of W_sync, (d (d + 1) / 2,).
+        W_sync as it travels, in the form that ``parameters`` name.
     parameters : dict
         How pairs are selected: ``selection``, ``width`` settings.
     """

@@ -17,6 +17,7 @@ from fldb_flower.duels import DuelLog
 from fldb_flower.environments import make_environment
 from fldb_flower.errors import DataError
 from fldb_flower.federation import Broadcast, Play, Regrets, Upload, statistics, total
+from fldb_flower.forms import make_form
 from fldb_flower.policies import make_policy
 from fldb_flower.settings import Settings
 from fldb_flower.streams import AgentStreams, make_streams
@@ -93,6 +94,7 @@ class AgentBlock:
     def __init__(self, settings: Settings, agents: range) -> None:
         self.agents = agents
         self._arrays = arrays_on(settings.device)
+        self._form = make_form(settings)
         self.log = DuelLog(
             len(agents),
             settings.dimension,
@@ -148,7 +150,7 @@ class AgentBlock:
         differences, preferences = log.all() if broadcast.scope == "all" else (fresh, answers)
         if broadcast.theta_hat is not None:
             broadcast = broadcast._replace(theta_hat=self._arrays.make(broadcast.theta_hat))
-        upload = statistics(broadcast, differences, preferences, fresh)
+        upload = statistics(broadcast, differences, preferences, fresh, self._form)
         hessian = upload.hessian
         return upload._replace(
             gradient=to_numpy(upload.gradient),

@@ -7,8 +7,10 @@ devices) is a subclass of :class:`Federation` and unknown to the algorithm.
 
 from __future__ import annotations
 
+import functools
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -17,8 +19,9 @@ import numpy as np
 
 from fldb_flower import preference
 from fldb_flower.arrays import Array
+from fldb_flower.forms import Form, form_of
 from fldb_flower.history import History
-from fldb_flower.selection import whiten
+from fldb_flower.selection.whiteners import Whitener
 
 Scope = Literal["fresh", "all"]
 
@@ -34,7 +37,7 @@ class Play:
     theta_sync : Array or None
         Estimate that selects arms, (d,). None: the agents learn alone or not at all.
     information : Array or None
-        W_sync, (d, d), symmetric positive definite.
+        W_sync, symmetric positive definite: (d, d), or as :mod:`fldb_flower.forms` says.
     """
 
     first: int
@@ -43,9 +46,9 @@ class Play:
     information: Array | None = None
 
     @cached_property
-    def whitener(self) -> Array:
-        """Inverse Cholesky factor of W_sync, computed once for all agents."""
-        return whiten(self.information)
+    def whitener(self) -> Whitener:
+        """C with ``||x||_{W_sync^-1} = ||x C||``, computed once for all agents."""
+        return form_of(self.information).whiten(self.information)
 
 
 class Broadcast(NamedTuple):
@@ -103,9 +106,9 @@ class Upload(NamedTuple):
     gradient : Array
         Gradient of the loss at theta_hat, (d,).
     information : Array
-        W_new over the duels not yet acknowledged, (d, d).
+        W_new over the duels not yet acknowledged, (d, d) or in another form.
     hessian : Array or None
-        Hessian of the loss at theta_hat, (d, d).
+        Hessian of the loss at theta_hat, in the same form.
     loss : float or None
         Loss at theta_hat.
     regrets : tuple of Regrets
@@ -121,7 +124,7 @@ class Upload(NamedTuple):
 
 
 def statistics(
-    broadcast: Broadcast, differences: Array, preferences: Array, fresh: Array
+    broadcast: Broadcast, differences: Array, preferences: Array, fresh: Array, form: Form
 ) -> Upload:
     """Sum what a broadcast asks for over duels (Algorithm 1, lines 7 to 11).
 
@@ -133,18 +136,20 @@ def statistics(
         Of the duels in the broadcast's scope, (n, d) and (n,).
     fresh : Array
         Differences of the duels not yet acknowledged, (m, d): W_new is theirs.
+    form : Form
+        Which W_new and the Hessian take.
     """
-    theta, d = broadcast.theta_hat, fresh.shape[1]
+    theta = broadcast.theta_hat
     if theta is None:
-        return Upload(0, np.zeros(d), np.zeros((d, d)), None, None, ())
+        return Upload(0, np.zeros(form.dimension), form.zeros(), None, None, ())
     hessian = loss = None
     if broadcast.hessian:
-        gradient, hessian = preference.derivatives(theta, differences, preferences)
+        gradient, hessian = preference.derivatives(theta, differences, preferences, form)
     else:
         gradient = preference.gradient(theta, differences, preferences)
     if broadcast.loss:
         loss = float(preference.loss(theta, differences, preferences))
-    information = preference.information(fresh)
+    information = preference.information(fresh, form)
     return Upload(len(preferences), gradient, information, hessian, loss, ())
 
 
@@ -152,23 +157,17 @@ def total(uploads: Sequence[Upload]) -> Upload:
     """Sum uploads in the order given, which must not depend on when they arrived."""
     if len(uploads) == 1:
         return uploads[0]
+    form = form_of(uploads[0].information)
     hessians = [upload.hessian for upload in uploads if upload.hessian is not None]
     losses = [upload.loss for upload in uploads if upload.loss is not None]
     return Upload(
         num_duels=sum(upload.num_duels for upload in uploads),
-        gradient=_sum(upload.gradient for upload in uploads),
-        information=_sum(upload.information for upload in uploads),
-        hessian=_sum(hessians) if hessians else None,
+        gradient=functools.reduce(operator.add, [upload.gradient for upload in uploads]),
+        information=form.total([upload.information for upload in uploads]),
+        hessian=form.total(hessians) if hessians else None,
         loss=sum(losses) if losses else None,
         regrets=tuple(regrets for upload in uploads for regrets in upload.regrets),
     )
-
-
-def _sum(arrays: Iterable[Array]) -> Array:
-    first, *rest = arrays
-    for array in rest:
-        first = first + array
-    return first
 
 
 class Federation(ABC):

@@ -1,13 +1,17 @@
-"""What travels: broadcasts and uploads as one float64 vector each, and a few numbers.
+"""What travels: broadcasts and uploads as one vector each, and a few numbers.
 
 Parsing array headers is most of a small message's cost, so each message holds one array.
-Symmetric matrices travel as their upper triangle: half the bytes, and no upload can be
-asymmetric. Nothing here knows Flower; nothing here is unpickled.
+Symmetric matrices travel as their upper triangle (or as :mod:`fldb_flower.forms` says): half
+the bytes, and no upload can be asymmetric. Nothing here knows Flower; nothing here is unpickled.
 
 Broadcast vector: theta_hat (d) if statistics are wanted; then theta_sync (d) and the triangle
 of W_sync (d (d + 1) / 2) if agents play with the server's estimate.
 Upload vector: gradient (d) and the triangle of W_new; then the Hessian's triangle and
 the loss (1), each where the broadcast asked for it. Empty if no statistics were wanted.
+
+**Single precision** (the setting ``wire``): the server's vectors are rounded to float32, and a node
+answers in what it was asked in. Numbers are then wrong by 6e-8 of themselves, and matrices
+are made definite again by who reads them (:meth:`fldb_flower.forms.Form.cover`).
 """
 
 from __future__ import annotations
@@ -23,10 +27,10 @@ from numpy.typing import NDArray
 
 from fldb_flower.arrays import Array
 from fldb_flower.federation import Broadcast, Play, Regrets, Upload
+from fldb_flower.forms import Form, Vector, form_of
+from fldb_flower.settings import WIRES
 
-Vector = NDArray[np.float64]
-
-_NUMBER_BYTES = 8
+_SINGLE = float(np.finfo(np.float32).eps) / 2.0  # what rounding to float32 changes, at most
 
 
 class Ask(NamedTuple):
@@ -99,59 +103,46 @@ class UploadError(Exception):
     """An upload that must not be counted, with one reason."""
 
 
-@functools.lru_cache
-def _triangle(d: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    rows, columns = np.triu_indices(d)
-    return rows, columns
-
-
-def pack_symmetric(matrix: Array) -> Vector:
-    """Return the upper triangle of symmetric matrices: (..., d, d) -> (..., d (d + 1) / 2)."""
-    rows, columns = _triangle(matrix.shape[-1])
-    packed: Vector = matrix[..., rows, columns]
-    return packed
-
-
-def unpack_symmetric(packed: Vector, d: int) -> NDArray[np.float64]:
-    """Undo :func:`pack_symmetric`: (..., d (d + 1) / 2) -> (..., d, d)."""
-    rows, columns = _triangle(d)
-    matrix = np.empty((*packed.shape[:-1], d, d))
-    matrix[..., rows, columns] = packed
-    matrix[..., columns, rows] = packed
-    return matrix
-
-
-def _matrix_size(d: int) -> int:
-    return d * (d + 1) // 2
-
-
-def broadcast_size(broadcast: Broadcast, d: int) -> int:
+def broadcast_size(broadcast: Broadcast, form: Form) -> int:
     """Return how many numbers the broadcast's vector holds."""
     play = broadcast.play
-    estimate = 0 if play is None or play.theta_sync is None else d + _matrix_size(d)
-    return estimate + (d if broadcast.theta_hat is not None else 0)
+    has_estimate = play is not None and play.theta_sync is not None
+    return _broadcast_size(form, broadcast.theta_hat is not None, has_estimate)
 
 
-def upload_size(broadcast: Broadcast, d: int) -> int:
+def _broadcast_size(form: Form, has_point: bool, has_estimate: bool) -> int:
+    return form.dimension * has_point + (form.dimension + form.size) * has_estimate
+
+
+def upload_size(broadcast: Broadcast, form: Form) -> int:
     """Return how many numbers the answer's vector holds."""
     if broadcast.theta_hat is None:
         return 0
-    return d + _matrix_size(d) * (1 + broadcast.hessian) + broadcast.loss
+    return form.dimension + form.size * (1 + broadcast.hessian) + broadcast.loss
 
 
-def traffic(broadcast: Broadcast, d: int, messages: int) -> tuple[int, int]:
+def traffic(
+    broadcast: Broadcast, form: Form, messages: int, wire: str = "float64"
+) -> tuple[int, int]:
     """Return the bytes that ``messages`` answers and as many broadcasts hold."""
-    up, down = upload_size(broadcast, d), broadcast_size(broadcast, d)
-    return messages * up * _NUMBER_BYTES, messages * down * _NUMBER_BYTES
+    each = messages * np.dtype(wire).itemsize
+    return upload_size(broadcast, form) * each, broadcast_size(broadcast, form) * each
 
 
-def encode_broadcast(broadcast: Broadcast) -> tuple[Vector, Ask]:
-    """Return a broadcast as a vector and whole numbers, nothing acknowledged yet."""
+def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vector, Ask]:
+    """Return a broadcast as a vector and whole numbers, nothing acknowledged yet.
+
+    Parameters
+    ----------
+    broadcast : Broadcast
+    wire : {"float64", "float32"}
+        What its numbers are rounded to, and those of the answer.
+    """
     play, parts = broadcast.play, []
     if broadcast.theta_hat is not None:
         parts.append(broadcast.theta_hat)
     if play is not None and play.theta_sync is not None:
-        parts += [play.theta_sync, pack_symmetric(play.information)]
+        parts += [play.theta_sync, form_of(play.information).pack(play.information)]
     ask = Ask(
         first=0 if play is None else play.first,
         last=0 if play is None else play.last,
@@ -162,42 +153,54 @@ def encode_broadcast(broadcast: Broadcast) -> tuple[Vector, Ask]:
         loss=int(broadcast.loss),
         counted=0,
     )
-    return np.concatenate(parts) if parts else np.empty(0), ask
+    return _vector(parts, wire), ask
 
 
-def decode_broadcast(vector: Vector, ask: Ask, d: int) -> Broadcast:
-    """Undo :func:`encode_broadcast`.
+def _vector(parts: Sequence[Array], wire: str) -> Vector:
+    vector: Vector = np.concatenate(parts) if parts else np.empty(0)
+    with np.errstate(over="ignore"):  # to infinity, which is refused where it is read
+        return vector.astype(wire, copy=False)
+
+
+def _matrix(packed: Vector, form: Form) -> Vector:
+    matrix = form.unpack(packed.astype(np.float64, copy=False))
+    return form.cover(matrix, _SINGLE) if packed.dtype == np.float32 else matrix
+
+
+def decode_broadcast(vector: Vector, ask: Ask, form: Form) -> Broadcast:
+    """Undo :func:`encode_broadcast`, whatever its numbers were rounded to.
 
     Raises
     ------
     ValueError
-        The vector is not of the length that the numbers call for.
+        The vector is not of the length that the numbers call for, or holds no real numbers.
     """
-    theta_hat = vector[:d] if ask.statistics else None
-    rest = vector[d:] if ask.statistics else vector
+    if vector.dtype not in {np.dtype(wire) for wire in WIRES}:
+        raise ValueError(f"a broadcast of {vector.dtype} instead of {' or '.join(WIRES)}")
+    d, size = form.dimension, _broadcast_size(form, bool(ask.statistics), bool(ask.estimate))
+    if vector.shape != (size,):
+        raise ValueError(f"a broadcast of {vector.shape} numbers; dimension={d} calls for {size}")
+    theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * bool(ask.statistics)])
     play = None
     if ask.estimate:
-        information = unpack_symmetric(rest[d : d + _matrix_size(d)], d)
-        play = Play(ask.first, ask.last, rest[:d], information)
+        play = Play(ask.first, ask.last, rest[:d], _matrix(vector[-form.size :], form))
     elif ask.last:
         play = Play(ask.first, ask.last)
-    broadcast = Broadcast(
+    return Broadcast(
         play=play,
-        theta_hat=theta_hat,
+        theta_hat=theta_hat if ask.statistics else None,
         scope="all" if ask.everything else "fresh",
         hessian=bool(ask.hessian),
         loss=bool(ask.loss),
     )
-    if vector.shape != (broadcast_size(broadcast, d),):
-        raise ValueError(
-            f"a broadcast of {vector.shape} numbers; dimension={d} calls for"
-            f" {broadcast_size(broadcast, d)}"
-        )
-    return broadcast
 
 
 def encode_upload(
-    upload: Upload, broadcast: Broadcast, partition_id: int, num_partitions: int
+    upload: Upload,
+    broadcast: Broadcast,
+    partition_id: int,
+    num_partitions: int,
+    wire: str = "float64",
 ) -> tuple[Vector, Answer]:
     """Return one block's upload as a vector and numbers."""
     (regrets,) = upload.regrets
@@ -209,10 +212,12 @@ def encode_upload(
         regret_first=regrets.first,
         regret=regrets.sums.tolist(),
     )
-    return encode_statistics(upload, broadcast), answer
+    return encode_statistics(upload, broadcast, wire), answer
 
 
-def decode_upload(vector: Vector, answer: Answer, broadcast: Broadcast, d: int) -> Upload:
+def decode_upload(
+    vector: Vector, answer: Answer, broadcast: Broadcast, form: Form, wire: str = "float64"
+) -> Upload:
     """Undo :func:`encode_upload`, refusing what cannot be a sum over duels.
 
     Raises
@@ -221,23 +226,26 @@ def decode_upload(vector: Vector, answer: Answer, broadcast: Broadcast, d: int) 
         The vector has a wrong shape or dtype or a number that is not finite, or the
         counts or the regret make no sense.
     """
-    upload = decode_statistics(vector, answer.num_duels, broadcast, d)
+    upload = decode_statistics(vector, answer.num_duels, broadcast, form, wire)
     return upload._replace(regrets=(_regrets(answer),))
 
 
-def encode_statistics(upload: Upload, broadcast: Broadcast) -> Vector:
+def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64") -> Vector:
     """Return what an upload says about duels as one vector: all of it but their number."""
     if broadcast.theta_hat is None:
-        return np.empty(0)
-    parts = [upload.gradient, pack_symmetric(upload.information)]
+        return _vector([], wire)
+    form = form_of(upload.information)
+    parts = [upload.gradient, form.pack(upload.information)]
     if upload.hessian is not None:
-        parts.append(pack_symmetric(upload.hessian))
+        parts.append(form.pack(upload.hessian))
     if upload.loss is not None:
         parts.append(np.array([upload.loss]))
-    return np.concatenate(parts)
+    return _vector(parts, wire)
 
 
-def decode_statistics(vector: Vector, num_duels: int, broadcast: Broadcast, d: int) -> Upload:
+def decode_statistics(
+    vector: Vector, num_duels: int, broadcast: Broadcast, form: Form, wire: str = "float64"
+) -> Upload:
     """Undo :func:`encode_statistics`.
 
     Raises
@@ -245,26 +253,27 @@ def decode_statistics(vector: Vector, num_duels: int, broadcast: Broadcast, d: i
     UploadError
         The vector has a wrong shape or dtype or a number that is not finite.
     """
-    size = upload_size(broadcast, d)
-    if vector.dtype != np.float64:
-        raise UploadError(f"dtype {vector.dtype} instead of float64")
+    size, d = upload_size(broadcast, form), form.dimension
+    if vector.dtype != np.dtype(wire):
+        raise UploadError(f"dtype {vector.dtype} instead of {wire}")
     if vector.shape != (size,):
         raise UploadError(f"shape {vector.shape} instead of {(size,)}")
+    numbers = vector.astype(np.float64, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):  # no warning besides the refusal
-        square = float(vector @ vector)  # one fast pass; overflow counts too
+        square = float(numbers @ numbers)  # one fast pass; overflow counts too
     if not math.isfinite(square):
         raise UploadError("a number that is not finite, or too large to square")
     if broadcast.theta_hat is None:
-        return Upload(num_duels, np.zeros(d), np.zeros((d, d)), None, None, ())
-    end = d + _matrix_size(d)
-    hessian = None
+        return Upload(num_duels, np.zeros(d), form.zeros(), None, None, ())
+    end = d + form.size
+    information, hessian = _matrix(vector[d:end], form), None
     if broadcast.hessian:
-        start, end = end, end + _matrix_size(d)
-        hessian = unpack_symmetric(vector[start:end], d)
+        start, end = end, end + form.size
+        hessian = _matrix(vector[start:end], form)
     return Upload(
         num_duels=num_duels,
-        gradient=vector[:d],
-        information=unpack_symmetric(vector[d : d + _matrix_size(d)], d),
+        gradient=numbers[:d],
+        information=information,
         hessian=hessian,
         loss=float(vector[end]) if broadcast.loss else None,
         regrets=(),

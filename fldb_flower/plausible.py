@@ -19,6 +19,12 @@ r_i = mu(z_i) - y_i with 0 <= y_i <= 1, and c_i = mu'(z_i). An upload over these
 An upload over all duels (FLDB-GD) has the W_new of the fresh ones alone. What remains is
 q <= \|theta\| L, and with it \|g\| <= n L mu(q) and trace(H) <= n L^2 / 4; without L, nothing.
 
+**Other forms** (:mod:`fldb_flower.forms`). Behind a sketch ``B^T B + c I`` of W_new or H is a
+matrix between ``B^T B`` and that, with a trace of at least \|B\|^2 + (m + 1) c, and c is 0 of
+n <= m duels. Each bound is checked with the end that leaves more room, within the span of the
+rows of both sketches, of g and of theta: elsewhere all hold. The diagonals say of each
+feature what matrices say for d = 1, and that sqrt(s) <= sum_j \|theta_j\| sqrt(w_j).
+
 **What passes.** Whatever W_new and g are within these bounds are those of some n duels, if
 residuals may be as large as mu(q): take X and r with W_new = X^T X and g = X^T r, r in the range
 of X, and turn both by an orthogonal Q that makes the entries of Q r equal. (L then bounds their
@@ -27,14 +33,17 @@ with A >= lambda_0 I + H, moves by \|A^-1 g\|_A <= mu(q) sqrt(n / mu'(z_max)), a
 duels. Answers turned round pass, of course: they are what n people could have said.
 
 **Rounding.** With D^2 the diagonal of W_new, all of it is checked for D^-1 W_new D^-1, D^-1 g and
-D^-1 H D^-1, so that units of features do not matter. An entry of these is a sum of n
-terms, wrong by at most n 2^-53 (1e-10 for a million duels summed one by one): so much is
-granted to each entry, and a millionth to each bound.
+D^-1 H D^-1, so that units of features do not matter. (Sketches are dominated by features in large
+units; for them D^2 is the largest entry.) An entry of these is a sum of n terms, wrong by at most
+n 2^-53 (1e-10 for a million duels summed one by one): so much is granted to each entry, and a
+millionth to each bound. In single precision, where entries are wrong by 1e-7, it is 1e-6 and
+a thousandth.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -42,10 +51,10 @@ from numpy.typing import NDArray
 
 from fldb_flower.arrays import Array
 from fldb_flower.federation import Broadcast, Upload
+from fldb_flower.forms import Diagonal, Sketch, form_of
 from fldb_flower.preference import logistic
 
-_ROUNDING = 1e-10
-_SLACK = 1.0 + 1e-6
+_GRANTED = {"float64": (1e-10, 1e-6), "float32": (1e-6, 1e-3)}  # to an entry, to a bound
 _TINY = 1e-150  # no diagonal entry is counted as less
 
 Numbers = NDArray[np.float64]
@@ -53,7 +62,10 @@ Bound = tuple[str, Numbers, Numbers]  # reason, value, what it must not exceed: 
 
 
 def implausible(
-    uploads: Sequence[Upload], broadcast: Broadcast, longest: float = math.inf
+    uploads: Sequence[Upload],
+    broadcast: Broadcast,
+    longest: float = math.inf,
+    wire: str = "float64",
 ) -> list[str]:
     """Say of each upload why no honest node sent it; "" if one may have.
 
@@ -68,10 +80,14 @@ def implausible(
         What they answer; ``theta_hat`` is not None.
     longest : float
         L; infinite if it is not known.
+    wire : {"float64", "float32"}
+        What the uploads' numbers were rounded to.
     """
+    is_diagonal = isinstance(form_of(uploads[0].information), Diagonal)
+    kind = _Diagonals if is_diagonal else _Matrices
     reasons = [""] * len(uploads)
     with np.errstate(over="ignore", invalid="ignore"):  # what is absurd may overflow, and is out
-        for reason, value, bound in _Claims(uploads, broadcast, longest).bounds():
+        for reason, value, bound in kind(uploads, broadcast, longest, wire).bounds():
             for place in np.flatnonzero(~(value <= bound)).tolist():
                 reasons[place] = reasons[place] or reason.format(
                     n=uploads[place].num_duels, value=value[place], bound=bound[place]
@@ -79,10 +95,12 @@ def implausible(
     return reasons
 
 
-class _Claims:
+class _Claims(ABC):
     """What the uploads say, as arrays whose first axis is the uploads."""
 
-    def __init__(self, uploads: Sequence[Upload], broadcast: Broadcast, longest: float) -> None:
+    def __init__(
+        self, uploads: Sequence[Upload], broadcast: Broadcast, longest: float, wire: str
+    ) -> None:
         def array(name: str) -> Numbers:
             return np.array([getattr(upload, name) for upload in uploads], dtype=np.float64)
 
@@ -96,7 +114,8 @@ class _Claims:
         self._theta: Array = broadcast.theta_hat
         self._longest = longest
         self._is_fresh = broadcast.scope == "fresh"  # W_new is of the same duels as the others
-        self._rounding = np.full(len(count), self._theta.size * _ROUNDING)  # of an eigenvalue
+        entry, self._slack = _GRANTED[wire]
+        self._rounding = np.full(len(count), self._theta.size * entry)  # of an eigenvalue
 
     def bounds(self) -> Iterator[Bound]:
         """Yield every bound."""
@@ -105,14 +124,17 @@ class _Claims:
             self._absolute(),
             np.where(self._is_empty, 0.0, np.inf),
         )
-        units = _units(self._information)
-        information = _in_units(self._information, units)
-        eigenvalues, vectors = np.linalg.eigh(information)
-        yield from self._of_information(eigenvalues)
-
+        yield "W_new is not positive semi-definite", -self._lowest_information(), self._rounding
+        yield "W_new has more directions than {n} duels", self._spare(), self._rounding
+        yield (
+            "W_new is larger than {n} duels allow:"
+            " trace = {value:.4g} > n L^2 = {bound:.4g} (L: max-difference)",
+            self._trace(self._information),
+            self._at_most(self._longest**2),
+        )
         largest = average = self._farthest()  # z_max and q
         if self._is_fresh:
-            squares = self._squared_logits(information, units)  # s
+            squares = self._squared_logits()  # s
             largest = np.minimum(largest, np.sqrt(squares))
             average = np.minimum(average, np.sqrt(squares / self._duels))
         residual = logistic(average)
@@ -123,16 +145,14 @@ class _Claims:
             self._at_most(self._longest * residual),
         )
         if self._is_fresh:
-            parts = ((self._gradient / units)[:, None, :] @ vectors)[:, 0]
-            held = np.maximum(eigenvalues, 0.0) + self._rounding[:, None]
             yield (
                 "gradient is longer than {n} duels of this W_new allow:"
                 " g^T W_new^-1 g = {value:.4g} > n mu(q)^2 = {bound:.4g}",
-                (parts**2 / held).sum(axis=1),
+                self._squared_gradient(),
                 self._at_most(residual**2),
             )
         if self._hessian is not None:
-            yield from self._of_hessian(self._hessian, information, units, largest)
+            yield from self._of_hessian(self._hessian, largest)
         if self._loss is not None:
             yield "loss is below 0", -self._loss, np.zeros_like(self._loss)
             yield (
@@ -141,44 +161,24 @@ class _Claims:
                 self._at_most(np.logaddexp(0.0, average)),
             )
 
-    def _of_information(self, eigenvalues: Numbers) -> Iterator[Bound]:
-        yield "W_new is not positive semi-definite", -eigenvalues[:, 0], self._rounding
-        # Of n duels, all but the n largest are 0.
-        spare = self._theta.size - 1 - self._duels.clip(max=self._theta.size - 1).astype(int)
-        largest_spare = np.take_along_axis(eigenvalues, spare[:, None], axis=1)[:, 0]
+    def _of_hessian(self, hessian: Numbers, largest: Numbers) -> Iterator[Bound]:
         yield (
-            "W_new has more directions than {n} duels",
-            np.where(self._duels < self._theta.size, largest_spare, 0.0),
+            "Hessian is not positive semi-definite",
+            -self._lowest_hessian(hessian),
             self._rounding,
         )
-        yield (
-            "W_new is larger than {n} duels allow:"
-            " trace = {value:.4g} > n L^2 = {bound:.4g} (L: max-difference)",
-            np.trace(self._information, axis1=1, axis2=2),
-            self._at_most(self._longest**2),
-        )
-
-    def _of_hessian(
-        self, hessian: Numbers, information: Numbers, units: Numbers, largest: Numbers
-    ) -> Iterator[Bound]:
-        own = _in_units(hessian, _units(hessian))
-        yield "Hessian is not positive semi-definite", -_lowest(own), self._rounding
         if not self._is_fresh:
             yield (
                 "Hessian is larger than {n} duels allow:"
                 " trace = {value:.4g} > n L^2 / 4 = {bound:.4g} (L: max-difference)",
-                np.trace(hessian, axis1=1, axis2=2),
+                self._trace(hessian),
                 self._at_most(self._longest**2 / 4.0),
             )
             return
-        scaled, wins = _in_units(hessian, units), logistic(largest)
-        least = (wins * (1.0 - wins))[:, None, None]
-        yield "Hessian is larger than W_new / 4", -_lowest(information / 4 - scaled), self._rounding
-        yield (
-            "Hessian is smaller than W_new and theta allow",
-            -_lowest(scaled - least * information),
-            self._rounding,
-        )
+        wins = logistic(largest)
+        above, below = self._lowest_differences(hessian, wins * (1.0 - wins))
+        yield "Hessian is larger than W_new / 4", -above, self._rounding
+        yield "Hessian is smaller than W_new and theta allow", -below, self._rounding
 
     def _absolute(self) -> Numbers:
         parts = (self._gradient, self._information, self._hessian, self._loss)
@@ -191,15 +191,151 @@ class _Claims:
         norm = float(np.linalg.norm(self._theta))
         return np.full(len(self._duels), norm * self._longest if norm else 0.0)
 
-    def _squared_logits(self, information: Numbers, units: Numbers) -> Numbers:
-        """Return ``theta^T W_new theta``, rounded up."""
-        theta = self._theta * units
-        squares = (theta[:, None, :] @ information @ theta[:, :, None])[:, 0, 0]
+    def _at_most(self, each: float | Numbers) -> Numbers:
+        return self._duels * each * (1.0 + self._slack)
+
+    @abstractmethod
+    def _lowest_information(self) -> Numbers:
+        """Return W_new's lowest eigenvalue, or entry, in units of its diagonal."""
+
+    @abstractmethod
+    def _spare(self) -> Numbers:
+        """Return the largest eigenvalue that is 0 in all matrices of as many duels."""
+
+    @abstractmethod
+    def _trace(self, matrices: Numbers) -> Numbers:
+        """Return the least trace that the matrices behind these can have."""
+
+    @abstractmethod
+    def _squared_logits(self) -> Numbers:
+        """Return the most that ``theta^T W_new theta`` can be, rounded up."""
+
+    @abstractmethod
+    def _squared_gradient(self) -> Numbers:
+        """Return the least that ``g^T W_new^+ g`` can be."""
+
+    @abstractmethod
+    def _lowest_hessian(self, hessian: Numbers) -> Numbers:
+        """Return the Hessian's lowest eigenvalue, or entry, in units of its diagonal."""
+
+    @abstractmethod
+    def _lowest_differences(self, hessian: Numbers, least: Numbers) -> tuple[Numbers, Numbers]:
+        """Return how low ``W_new / 4 - H`` and ``H - least W_new`` surely are, in W_new's units."""
+
+
+class _Diagonals(_Claims):
+    """Claims about each feature alone."""
+
+    def _lowest_information(self) -> Numbers:
+        lowest: Numbers = self._information.min(axis=1)
+        return lowest
+
+    def _spare(self) -> Numbers:
+        return np.zeros_like(self._duels)  # one duel may be in all directions
+
+    def _trace(self, matrices: Numbers) -> Numbers:
+        traces: Numbers = matrices.sum(axis=1)
+        return traces
+
+    def _squared_logits(self) -> Numbers:
+        units = np.sqrt(np.maximum(self._information, 0.0))
+        most: Numbers = (1.0 + self._rounding) * (units @ np.abs(self._theta)) ** 2
+        return most
+
+    def _squared_gradient(self) -> Numbers:
+        squares: Numbers = (self._gradient**2 / np.maximum(self._information, _TINY)).max(axis=1)
+        return squares
+
+    def _lowest_hessian(self, hessian: Numbers) -> Numbers:
+        lowest: Numbers = hessian.min(axis=1)
+        return lowest
+
+    def _lowest_differences(self, hessian: Numbers, least: Numbers) -> tuple[Numbers, Numbers]:
+        share = hessian / np.maximum(self._information, _TINY)
+        some = self._information > _TINY
+        return 0.25 - share.max(axis=1), np.where(some, share - least[:, None], 0.0).min(axis=1)
+
+
+class _Matrices(_Claims):
+    """Claims about matrices, each known to be between two: the same two, unless it is a sketch."""
+
+    def __init__(
+        self, uploads: Sequence[Upload], broadcast: Broadcast, longest: float, wire: str
+    ) -> None:
+        super().__init__(uploads, broadcast, longest, wire)
+        form = form_of(uploads[0].information)
+        self._sketch = form if isinstance(form, Sketch) else None
+        self._basis = None if self._sketch is None else self._span()
+        information = self._between(self._information)
+        self._units = _units(information[1])
+        if self._sketch is not None:
+            self._units[:] = self._units.max(axis=1, keepdims=True)
+        self._least, self._most = (_in_units(each, self._units) for each in information)
+        self._eigenvalues, self._vectors = np.linalg.eigh(self._most)
+
+    def _span(self) -> Numbers:
+        """Return an orthonormal basis of what the sketches, g and theta span, (uploads, d, r)."""
+        theta = np.broadcast_to(self._theta, self._gradient.shape)
+        rows = [self._gradient[:, None], theta[:, None], self._information[:, :-1]]
+        if self._hessian is not None:
+            rows.append(self._hessian[:, :-1])
+        basis: Numbers = np.linalg.qr(np.concatenate(rows, axis=1).swapaxes(1, 2))[0]
+        return basis
+
+    def _within(self, vectors: Numbers) -> Numbers:
+        """Return vectors (uploads, d) in the basis's coordinates, (uploads, r)."""
+        return vectors if self._basis is None else (vectors[:, None, :] @ self._basis)[:, 0]
+
+    def _between(self, matrices: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the matrices between which the true ones are, in the basis's coordinates."""
+        if self._basis is None:
+            return matrices, matrices
+        rows = matrices[:, :-1] @ self._basis
+        least, constant = rows.swapaxes(1, 2) @ rows, matrices[:, -1, 0]
+        return least, least + constant[:, None, None] * np.eye(least.shape[-1])
+
+    def _lowest_information(self) -> Numbers:
+        return self._eigenvalues[:, 0]
+
+    def _spare(self) -> Numbers:
+        # Of n duels, all eigenvalues but the n largest are 0, unless a sketch left out some.
+        last = self._eigenvalues.shape[1] - 1
+        counted = last + 1 if self._sketch is None else self._sketch.rank + 1
+        spare = last - self._duels.clip(max=last).astype(int)
+        largest = np.take_along_axis(self._eigenvalues, spare[:, None], axis=1)[:, 0]
+        return np.where(self._duels < counted, largest, 0.0)
+
+    def _trace(self, matrices: Numbers) -> Numbers:
+        if self._sketch is None:
+            traces: Numbers = np.trace(matrices, axis1=1, axis2=2)
+            return traces
+        squares: Numbers = (matrices[:, :-1] ** 2).sum(axis=(1, 2))
+        return squares + (self._sketch.rank + 1) * matrices[:, -1, 0]
+
+    def _squared_logits(self) -> Numbers:
+        theta = self._within(np.broadcast_to(self._theta, self._gradient.shape)) * self._units
+        squares = (theta[:, None, :] @ self._most @ theta[:, :, None])[:, 0, 0]
         allowed: Numbers = np.maximum(squares, 0.0) + self._rounding * (theta**2).sum(axis=1)
         return allowed
 
-    def _at_most(self, each: float | Numbers) -> Numbers:
-        return self._duels * each * _SLACK
+    def _squared_gradient(self) -> Numbers:
+        gradient = self._within(self._gradient) / self._units
+        parts = (gradient[:, None, :] @ self._vectors)[:, 0]
+        held = np.maximum(self._eigenvalues, 0.0) + self._rounding[:, None]
+        squares: Numbers = (parts**2 / held).sum(axis=1)
+        return squares
+
+    def _lowest_hessian(self, hessian: Numbers) -> Numbers:
+        most = self._between(hessian)[1]
+        lowest: Numbers = _lowest(_in_units(most, _units(most)))
+        return lowest
+
+    def _lowest_differences(self, hessian: Numbers, least: Numbers) -> tuple[Numbers, Numbers]:
+        low, high = (_in_units(each, self._units) for each in self._between(hessian))
+        return (
+            _lowest(self._most / 4.0 - low),
+            _lowest(high - least[:, None, None] * self._least),
+        )
 
 
 def _units(matrices: Numbers) -> Numbers:

@@ -13,8 +13,10 @@ import numpy as np
 
 from fldb_flower.arrays import Array, Arrays, copy, to_numpy
 from fldb_flower.federation import Play
+from fldb_flower.forms import make_form
 from fldb_flower.local import LocalEstimates
 from fldb_flower.selection import Selector, whiten
+from fldb_flower.selection.whiteners import moved
 from fldb_flower.settings import Settings
 from fldb_flower.streams import AgentStreams
 
@@ -48,7 +50,7 @@ class Synchronized:
         self._selector = Selector(settings, streams, arrays)
         self._num_agents = settings.num_agents
         self._arrays = arrays
-        identity = np.eye(settings.dimension) * (settings.ridge / settings.kappa_mu)
+        identity = make_form(settings).identity(settings.ridge / settings.kappa_mu)
         self.receive(Play(0, 0, np.zeros(settings.dimension), identity))
 
     def receive(self, play: Play) -> None:
@@ -60,7 +62,7 @@ class Synchronized:
         """Apply the selection rule."""
         if self._estimate is None:
             make, play = self._arrays.make, self._play
-            self._estimate = make(play.theta_sync), make(play.whitener)
+            self._estimate = make(play.theta_sync), moved(play.whitener, self._arrays)
         return self._selector.select(t, features, *self._estimate, self._num_agents)
 
     def learn(self, differences: Array, preferences: Array) -> None:

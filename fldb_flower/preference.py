@@ -9,6 +9,7 @@ first arm won, 0 where the second did, and 0.5 for a tie (half a win each).
 """
 
 from fldb_flower.arrays import Array, namespace
+from fldb_flower.forms import Form, Full
 
 _BLOCK = 4096  # duels
 
@@ -39,24 +40,28 @@ def gradient(theta: Array, differences: Array, preferences: Array) -> Array:
     return (logistic(differences @ theta) - preferences) @ differences
 
 
-def derivatives(theta: Array, differences: Array, preferences: Array) -> tuple[Array, Array]:
+def derivatives(
+    theta: Array, differences: Array, preferences: Array, form: Form | None = None
+) -> tuple[Array, Array]:
     """Return :func:`gradient` and the Hessian of the loss, (d,) and (d, d), in one pass.
 
-    The Hessian is ``sum_i mu'(z_i) difference_i difference_i^T`` with ``mu' = mu (1 - mu)``.
+    The Hessian is ``sum_i mu'(z_i) difference_i difference_i^T`` with ``mu' = mu (1 - mu)``; in
+    another form than :class:`~fldb_flower.forms.Full` it has that form's shape.
     Blocks of duels that stay in the cache are three times faster than all at once.
     """
-    slope, curvature = 0.0, 0.0
+    form = form or Full(differences.shape[1])
+    slope, curvatures = 0.0, []
     for start in range(0, max(differences.shape[0], 1), _BLOCK):
         block = differences[start : start + _BLOCK]
         wins = logistic(block @ theta)
         slope = slope + (wins - preferences[start : start + _BLOCK]) @ block
-        curvature = curvature + block.T @ (block * (wins * (1.0 - wins))[:, None])
-    return slope, curvature
+        curvatures.append(form.gram(block, wins * (1.0 - wins)))
+    return slope, form.total(curvatures)
 
 
-def information(differences: Array) -> Array:
+def information(differences: Array, form: Form | None = None) -> Array:
     """Information of the duels, ``W_new = sum_i difference_i difference_i^T``, (d, d).
 
-    Algorithm 1, line 9 of the paper.
+    Algorithm 1, line 9 of the paper; or in another form than :class:`~fldb_flower.forms.Full`.
     """
-    return differences.T @ differences
+    return (form or Full(differences.shape[1])).gram(differences)

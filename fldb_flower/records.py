@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-from fldb_flower.messages import Vector
+from fldb_flower.forms import Vector
 
 _STYPE = "numpy.ndarray"
 _MIB = 2**20
@@ -31,18 +31,18 @@ _HEADER = re.compile(
 
 
 @functools.lru_cache(maxsize=64)
-def _header(size: int) -> bytes:
-    """Return what ``np.save`` writes before the numbers of a float64 vector."""
+def _header(size: int, descr: str = "<f8") -> bytes:
+    """Return what ``np.save`` writes before the numbers of a vector, float64 by default."""
     buffer = io.BytesIO()
-    layout = {"descr": "<f8", "fortran_order": False, "shape": (size,)}
+    layout = {"descr": descr, "fortran_order": False, "shape": (size,)}
     np.lib.format.write_array_header_1_0(buffer, layout)
     return buffer.getvalue()
 
 
 def pack_vector(vector: Vector) -> ArrayRecord:
     """Return a record of one array."""
-    data = _header(vector.size) + vector.tobytes()
-    return ArrayRecord({"0": Array("float64", vector.shape, _STYPE, data)})
+    data = _header(vector.size, vector.dtype.str) + vector.tobytes()
+    return ArrayRecord({"0": Array(vector.dtype.name, vector.shape, _STYPE, data)})
 
 
 def unpack_vector(record: Any, max_mb: float = math.inf) -> Vector:

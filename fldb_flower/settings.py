@@ -22,9 +22,11 @@ ALGORITHMS = ("fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random")
 ONLINE_ALGORITHMS = ("fldb_ogd", "fldb_ons")
 ENVIRONMENTS = ("synthetic", "movielens", "sentences")
 ROBUST = ("none", "trimmed", "median")
+INFORMATION = ("full", "diagonal", "sketch")
 ENGINES = ("vectorized", "inprocess", "flower")
 SCHEDULES = ("periodic", "geometric")
 SELECTIONS = ("ucb", "maxinp", "colstim", "maxpairucb", "thompson")
+WIRES = ("float64", "float32")
 DEVICES = ("numpy", "cpu", "cuda", "mps")
 DRAWS = ("numpy", "torch")
 SOLVERS = ("newton", "lbfgs", "gd")
@@ -278,6 +280,20 @@ class Settings:
         " auto: what the environment can draw, and no limit for devices (Flower).",
         above=0,
         auto=True,
+    )
+    information: str = setting(
+        "full",
+        "What W and Hessians are to agents and server: full, d^2 numbers; diagonal, d; or a sketch"
+        " by frequent directions, sketch_rank * d.",
+        choices=INFORMATION,
+    )
+    sketch_rank: int = setting(
+        16, "information=sketch: m, the directions that are kept.", minimum=1
+    )
+    wire: str = setting(
+        "float64",
+        "What numbers are rounded to on their way: float32 halves the bytes (Flower).",
+        choices=WIRES,
     )
     robust: str = setting(
         "none",
@@ -580,6 +596,8 @@ def _check_together(settings: Settings, source: str) -> None:
             f" {', '.join(ONLINE_ALGORITHMS)} with mode=devices: the others need every device, or"
             " no server, in every round"
         )
+    if settings.information != "full":
+        _check_information(settings, source)
     if settings.rng == "torch" and settings.device == "numpy":
         raise SettingsError(
             f"rng='torch' (from {source}): needs device=cpu, cuda or mps, not device=numpy"
@@ -591,6 +609,22 @@ def _check_together(settings: Settings, source: str) -> None:
         )
     if settings.environment.name == "movielens":
         _check_movielens(settings, source)
+
+
+def _check_information(settings: Settings, source: str) -> None:
+    what = f"information={settings.information!r} (from {source})"
+    if settings.algorithm == "ldb":
+        raise SettingsError(f"{what}: algorithm=ldb sends no information; it keeps all of it")
+    if settings.algorithm == "fldb_gd" and settings.solver == "newton":
+        raise SettingsError(
+            f"{what}: solver=newton needs the Hessian, all d^2 numbers of it, for algorithm=fldb_gd"
+            " to find its minimisers; use solver=lbfgs or solver=gd"
+        )
+    if settings.information == "sketch" and settings.sketch_rank > settings.dimension - 2:
+        raise SettingsError(
+            f"sketch_rank={settings.sketch_rank} (from {source}): must be at most dimension - 2 ="
+            f" {settings.dimension - 2}, or there is nothing to save"
+        )
 
 
 def _check_movielens(settings: Settings, source: str) -> None:

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from fldb_flower.devices import DeviceAnswer
 from fldb_flower.errors import RoundAbandonedError
 from fldb_flower.federation import Broadcast
+from fldb_flower.forms import make_form
 from fldb_flower.messages import Ask, UploadError, decode_statistics
 from fldb_flower.settings import AUTO, Settings
 from strategies.members import Contribution, Members, read_reply, with_acknowledgement
@@ -48,7 +49,7 @@ class Devices(Members):
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._dimension = settings.dimension
+        self._form, self._wire = make_form(settings), settings.wire
         self._max_mb = settings.max_message_mb
         chosen = settings.devices.first_duels
         self._max_duels = settings.devices.max_duels
@@ -80,7 +81,7 @@ class Devices(Members):
         if self._devices.get(node) != device:
             self._meet(node, device, connected)
             return None
-        upload = decode_statistics(vector, answer.num_duels, broadcast, self._dimension)
+        upload = decode_statistics(vector, answer.num_duels, broadcast, self._form, self._wire)
         self._check_span(node, device, answer, broadcast)
         self._asked[node] = answer
         return Contribution(device, upload, Mark(device, answer))

@@ -253,7 +253,9 @@ class DuelingStrategy(Federation, Strategy):
                 fresh.setdefault(node, contribution)
         if fresh and self._broadcast.theta_hat is not None:
             uploads = [each.upload for each in fresh.values()]
-            reasons = implausible(uploads, self._broadcast, self._max_difference)
+            reasons = implausible(
+                uploads, self._broadcast, self._max_difference, self.settings.wire
+            )
             for node, reason in zip(list(fresh), reasons, strict=True):
                 if reason:
                     self._rejected[node] = reason
@@ -286,7 +288,7 @@ class DuelingStrategy(Federation, Strategy):
         asked = self._whom(broadcast)
         self._broadcast = broadcast
         self._answered, self._rejected, self._sent = {}, {}, {}
-        vector, ask = encode_broadcast(broadcast)
+        vector, ask = encode_broadcast(broadcast, self.settings.wire)
         arrays, config = pack_vector(vector), ConfigRecord({"ask": list(ask)})
         least = len(asked) if again else self.settings.quorum * len(asked)
         enough = len(asked) if self._closing else least
@@ -347,7 +349,7 @@ class DuelingStrategy(Federation, Strategy):
     def _record(self, broadcast: Broadcast, asked: list[int]) -> None:
         if broadcast.theta_hat is not None:
             self.history.count_bytes(
-                *traffic(broadcast, self.settings.dimension, len(self._answered))
+                *traffic(broadcast, self.algorithm.form, len(self._answered), self.settings.wire)
             )
         rejected = tuple(self._reasons())
         for line in rejected:

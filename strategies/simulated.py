@@ -14,6 +14,7 @@ from fldb_flower.agents import agents_of_node
 from fldb_flower.arrays import Array
 from fldb_flower.errors import FederationError
 from fldb_flower.federation import Broadcast, Upload
+from fldb_flower.forms import make_form
 from fldb_flower.history import History
 from fldb_flower.messages import Answer, Ask, UploadError, decode_upload
 from fldb_flower.settings import Settings
@@ -77,6 +78,7 @@ class SimulatedNodes(Members):
 
     def __init__(self, settings: Settings, history: History) -> None:
         self._settings = settings
+        self._form = make_form(settings)
         self._history = history
         self._counted: dict[int, int] = {}  # node -> last iteration whose duels are counted
         self._nodes: dict[int, int] = {}  # partition -> node
@@ -111,7 +113,7 @@ class SimulatedNodes(Members):
         agents = self._agents(node, answer, len(connected))
         if exchange != self._exchange:
             raise UploadError(f"an answer to exchange {exchange} instead of {self._exchange}")
-        upload = decode_upload(vector, answer, broadcast, self._settings.dimension)
+        upload = decode_upload(vector, answer, broadcast, self._form, self._settings.wire)
         self._check_counts(node, upload, agents, broadcast)
         self._nodes[answer.partition_id] = node
         return Contribution(answer.partition_id, upload, None)

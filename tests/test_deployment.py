@@ -41,7 +41,7 @@ from fldb_flower.deployment.local import (
 )
 from fldb_flower.devices import DeviceAnswer
 from fldb_flower.errors import FederationError
-from fldb_flower.messages import unpack_symmetric
+from fldb_flower.forms import unpack_symmetric
 from fldb_flower.processes import HOST, free_port, tool
 from strategies.devices import short_name
 

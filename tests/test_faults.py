@@ -32,7 +32,7 @@ REJECTED = {
     "nan": "not finite",
     "huge": "too large to square",
     "shape": "shape",
-    "dtype": "dtype float32 instead of float64",
+    "dtype": "dtype float16 instead of float64",
     "indefinite": "W_new is not positive semi-definite",
     "past": "an answer to exchange",
     "future": "duels instead of",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fldb_flower import messages
 from fldb_flower.federation import Broadcast, Play, Regrets, Upload
+from fldb_flower.forms import Full, pack_symmetric, unpack_symmetric
 from fldb_flower.messages import (
     Answer,
     Ask,
@@ -21,10 +22,8 @@ from fldb_flower.messages import (
     encode_broadcast,
     encode_upload,
     pack_arrays,
-    pack_symmetric,
     traffic,
     unpack_arrays,
-    unpack_symmetric,
     upload_size,
 )
 from fldb_flower.records import pack_vector, unpack_vector
@@ -119,10 +118,10 @@ def test_every_flavour_of_broadcast_comes_back(  # noqa: PLR0917
     assert ask.counted == 0
     # theta_hat d; theta_sync d and a triangle d (d + 1) / 2.
     expected = d * statistics + (d + d * (d + 1) // 2) * bool(estimate)
-    assert vector.shape == (expected,) == (broadcast_size(sent, d),)
-    assert_same_broadcast(decode_broadcast(vector, ask, d), sent)
+    assert vector.shape == (expected,) == (broadcast_size(sent, Full(d)),)
+    assert_same_broadcast(decode_broadcast(vector, ask, Full(d)), sent)
     # The numbers survive as a plain list, which is how they travel.
-    assert_same_broadcast(decode_broadcast(vector, Ask(*list(ask)), d), sent)
+    assert_same_broadcast(decode_broadcast(vector, Ask(*list(ask)), Full(d)), sent)
 
 
 @pytest.mark.parametrize("change", [-1, 1])
@@ -131,13 +130,13 @@ def test_a_broadcast_of_another_length_is_refused(change, estimate):
     play = Play(1, 2, np.ones(3), np.eye(3)) if estimate else None
     vector, ask = encode_broadcast(Broadcast(play, np.ones(3)))
     with pytest.raises(ValueError, match=r"dimension=3 calls for|reshape|broadcast|shape"):
-        decode_broadcast(np.resize(vector, len(vector) + change), ask, 3)
+        decode_broadcast(np.resize(vector, len(vector) + change), ask, Full(3))
 
 
 def test_a_broadcast_for_another_dimension_is_refused():
     vector, ask = encode_broadcast(Broadcast(None, np.ones(4)))
     with pytest.raises(ValueError, match=r"of \(4,\) numbers; dimension=3 calls for 3"):
-        decode_broadcast(vector, ask, 3)
+        decode_broadcast(vector, ask, Full(3))
 
 
 # --- uploads -------------------------------------------------------------------------------
@@ -158,11 +157,11 @@ def test_every_flavour_of_upload_comes_back(d, seed, hessian, loss, iterations, 
     vector, answer = encode_upload(sent, broadcast, partition, 4)
     triangle = d * (d + 1) // 2
     expected = d + triangle + triangle * hessian + loss
-    assert vector.shape == (expected,) == (upload_size(broadcast, d),)
+    assert vector.shape == (expected,) == (upload_size(broadcast, Full(d)),)
     assert (answer.partition_id, answer.num_partitions) == (partition, 4)
     travelled = Answer.from_numbers(answer.to_numbers())
     assert travelled == answer
-    got = decode_upload(vector, travelled, broadcast, d)
+    got = decode_upload(vector, travelled, broadcast, Full(d))
     assert got.num_duels == sent.num_duels
     np.testing.assert_array_equal(got.gradient, sent.gradient)
     np.testing.assert_array_equal(got.information, sent.information)
@@ -178,8 +177,8 @@ def test_every_flavour_of_upload_comes_back(d, seed, hessian, loss, iterations, 
 def test_an_upload_of_regret_alone_holds_no_numbers_of_statistics():
     broadcast = Broadcast(Play(4, 5), None)
     vector, answer = encode_upload(some_upload()._replace(num_duels=0), broadcast, 0, 1)
-    assert vector.shape == (0,) == (upload_size(broadcast, 3),)
-    got = decode_upload(vector, answer, broadcast, 3)
+    assert vector.shape == (0,) == (upload_size(broadcast, Full(3)),)
+    got = decode_upload(vector, answer, broadcast, Full(3))
     assert got.gradient.tolist() == [0.0] * 3
     assert got.information.tolist() == [[0.0] * 3] * 3
     assert (got.num_duels, got.hessian, got.loss) == (0, None, None)
@@ -189,9 +188,9 @@ def test_an_upload_of_regret_alone_holds_no_numbers_of_statistics():
 def test_traffic_by_hand():
     # d = 4: theta 4, a triangle 10. Up 4 + 10 + 10 + 1 = 25, down 4 + 4 + 10 = 18; 8 bytes each.
     broadcast = Broadcast(Play(1, 1, np.zeros(4), np.eye(4)), np.zeros(4), hessian=True, loss=True)
-    assert traffic(broadcast, 4, 7) == (7 * 25 * 8, 7 * 18 * 8)
-    assert traffic(Broadcast(None, np.zeros(4)), 4, 1) == (14 * 8, 4 * 8)
-    assert traffic(Broadcast(Play(1, 1), None), 4, 3) == (0, 0)
+    assert traffic(broadcast, Full(4), 7) == (7 * 25 * 8, 7 * 18 * 8)
+    assert traffic(Broadcast(None, np.zeros(4)), Full(4), 1) == (14 * 8, 4 * 8)
+    assert traffic(Broadcast(Play(1, 1), None), Full(4), 3) == (0, 0)
 
 
 def with_number(position, value):
@@ -249,7 +248,7 @@ def test_a_malformed_upload_is_refused_with_one_reason(name):
     broadcast = asking()
     vector, answer = damage(*encode_upload(some_upload(), broadcast, 0, 1))
     with pytest.raises(UploadError, match=reason) as refused:
-        decode_upload(vector, answer, broadcast, 3)
+        decode_upload(vector, answer, broadcast, Full(3))
     assert "\n" not in str(refused.value)
 
 
@@ -258,22 +257,22 @@ def test_two_numbers_never_stand_in_for_one(d, right):
     """As FedAvg's (2,) and (1,), which broadcast into a wrong sum."""
     broadcast = asking(hessian=False, loss=False, d=d)
     answer = Answer(1, 0, 1, 1, 1, [0.0])
-    decode_upload(np.ones(right), answer, broadcast, d)
+    decode_upload(np.ones(right), answer, broadcast, Full(d))
     for size in {*range(12)} - {right}:
         with pytest.raises(UploadError, match="shape"):
-            decode_upload(np.ones(size), answer, broadcast, d)
+            decode_upload(np.ones(size), answer, broadcast, Full(d))
 
 
 def test_what_belongs_to_another_question_is_refused():
     asked, other = asking(hessian=False), asking(hessian=True)
     vector, answer = encode_upload(some_upload(), other, 0, 1)
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, answer, asked, 3)
+        decode_upload(vector, answer, asked, Full(3))
     vector, answer = encode_upload(some_upload(hessian=False), asked, 0, 1)
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, answer, other, 3)
+        decode_upload(vector, answer, other, Full(3))
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, answer, Broadcast(Play(1, 1), None), 3)
+        decode_upload(vector, answer, Broadcast(Play(1, 1), None), Full(3))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from scipy import stats
 from fldb_flower import environments, preference
 from fldb_flower.environments import max_difference
 from fldb_flower.federation import Broadcast, Upload
+from fldb_flower.forms import Full
 from fldb_flower.messages import decode_statistics, encode_statistics
 from fldb_flower.plausible import implausible
 from fldb_flower.settings import from_flat, from_nested
@@ -268,7 +269,7 @@ def test_nothing_that_can_be_decoded_makes_the_check_fail(numbers, n, theta, sco
     with np.errstate(over="ignore"):
         if not math.isfinite(vector @ vector):
             vector /= 100
-    upload = decode_statistics(vector, n, broadcast, 3)
+    upload = decode_statistics(vector, n, broadcast, Full(3))
     (reason,) = implausible([upload], broadcast, longest)
     assert "\n" not in reason
     assert len(reason) < 1000
@@ -382,5 +383,5 @@ def test_the_longest_difference_of_each_world(ratings, monkeypatch):
 def test_the_encoding_changes_nothing():
     upload, broadcast = some()
     vector = encode_statistics(upload, broadcast)
-    back = decode_statistics(vector, upload.num_duels, broadcast, D)
+    back = decode_statistics(vector, upload.num_duels, broadcast, Full(D))
     assert implausible([back], broadcast, 2.0) == [""]

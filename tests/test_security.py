@@ -19,6 +19,7 @@ from clients.store import DuelStore
 from fldb_flower import preference
 from fldb_flower.errors import DataError
 from fldb_flower.federation import Broadcast, Play
+from fldb_flower.forms import Full
 from fldb_flower.history import History
 from fldb_flower.messages import UploadError, decode_statistics, encode_broadcast
 from fldb_flower.records import pack_vector, unpack_vector
@@ -54,7 +55,7 @@ class Asked:
         config = {"ask": list(ask), "device": self.store.device_id, "upto": upto, "duels": 0}
         (answer,), duels, _ = self.agent.fit([vector], config)
         self.exchanges += 1
-        return decode_statistics(answer, duels, broadcast, self.dimension)
+        return decode_statistics(answer, duels, broadcast, Full(self.dimension))
 
 
 def some_duels(n, d, seed=0):

@@ -235,6 +235,7 @@ LIMITS = {
     "gd_steps": ([0], [1], "at least 1"),
     "gd_step_size": ([0, -0.1], [0.1], "above 0"),
     "ons_ridge": ([0, -1], [0.1], "above 0"),
+    "sketch_rank": ([0, -1], [1, 16], "at least 1"),
     "quorum": ([0, 1.01, -0.5], [0.01, 1], "above 0 and at most 1"),
     "node_wait": ([0, -1], [0.05], "above 0"),
     "reply_timeout": ([0, -1], [0.05], "above 0"),
@@ -436,6 +437,12 @@ def together(values):
         values["algorithm"] = "fldb_ons"
     if values["algorithm"] not in ("fldb_ogd", "fldb_ons"):
         values["robust"] = "none"
+    if values["algorithm"] == "ldb" or values["dimension"] < 3:
+        values["information"] = "full"
+    if values["information"] != "full" and values["solver"] == "newton":
+        values["solver"] = "gd"
+    if values["information"] == "sketch":
+        values["sketch_rank"] = values["sketch_rank"] % (values["dimension"] - 2) + 1
     if "engine.name" in values and values["engine.name"] != "inprocess":
         values.update({name: 0 for name in values if name.split(".")[0] in ("dropout", "faults")})
     if "engine.num_nodes" in values:

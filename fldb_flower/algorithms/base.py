@@ -8,13 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from fldb_flower import schedules
-from fldb_flower.algorithms.estimation import Minimum, newton
+from fldb_flower.algorithms.estimation import SINGLE_TOLERANCE, TOLERANCE, Minimum, newton
 from fldb_flower.arrays import Array
 from fldb_flower.federation import Broadcast, Federation, Play, Upload
+from fldb_flower.forms import make_form
 from fldb_flower.schedules import Round
 from fldb_flower.settings import Settings
 
 _FIRST_EXCHANGES = 50  # to find the start by: six are usual, and any start is good enough
+_APPROXIMATE = 1e-4  # decrement per duel: far less than a start differs from the truth
 
 
 class Algorithm(ABC):
@@ -33,7 +35,9 @@ class Algorithm(ABC):
     theta_sync : Array
         Estimate that agents select arms with, (d,); 0 at first.
     information : Array
-        W_sync, (d, d); ``W_0 = (lambda / kappa_mu) I`` at first.
+        W_sync, (d, d) or in another form; ``W_0 = (lambda / kappa_mu) I`` at first.
+    form : Form
+        Which the settings want matrices in.
     """
 
     STATE: tuple[str, ...] = ("theta_sync", "information")
@@ -41,7 +45,8 @@ class Algorithm(ABC):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.theta_sync: Array = np.zeros(settings.dimension)
-        self.information: Array = np.eye(settings.dimension) * (settings.ridge / settings.kappa_mu)
+        self.form = make_form(settings)
+        self.information: Array = self.form.identity(settings.ridge / settings.kappa_mu)
 
     def rounds(self) -> Iterator[Round]:
         """Yield the rounds of a run; by default what the schedule says."""
@@ -94,6 +99,9 @@ class Online(Algorithm):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.theta_hat: Array = np.zeros(settings.dimension)
+        self._tolerance = SINGLE_TOLERANCE if settings.wire == "float32" else TOLERANCE
+        if settings.information != "full":
+            self._tolerance = _APPROXIMATE  # steps are not Newton's then, and need many exchanges
 
     def learn(self, federation: Federation, turn: Round) -> None:
         """Find the first estimate, or take a step with the fresh duels' statistics."""
@@ -107,7 +115,7 @@ class Online(Algorithm):
                 Broadcast(self.play(turn), self.theta_hat, hessian=self.HESSIAN, robust=True)
             )
             self.step(upload, turn)
-        self.information = self.information + upload.information
+        self.information = self.form.total([self.information, upload.information])
 
     @property
     @abstractmethod
@@ -130,6 +138,7 @@ class Online(Algorithm):
             start,
             theta,
             self.first_ridge,
+            tolerance=self._tolerance,
             at_most=_FIRST_EXCHANGES,
             or_closest=True,
         )

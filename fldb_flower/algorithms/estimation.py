@@ -16,6 +16,7 @@ import numpy as np
 from fldb_flower.arrays import Array, import_torch, namespace
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.federation import Upload
+from fldb_flower.forms import form_of
 
 Evaluate = Callable[[Array], Upload]
 
@@ -25,6 +26,9 @@ TOLERANCE = 1e-20
 Twice the loss left to gain by a step: the same whatever the scale of the features. For
 features of order 1 it is a gradient norm of 1e-10 per duel.
 """
+
+SINGLE_TOLERANCE = 1e-12
+"""The same where numbers travel in single precision, whose rounding errors amount to 1e-15."""
 
 MAX_EXCHANGES = 200
 _LOG = logging.getLogger(__name__)
@@ -50,6 +54,7 @@ def newton(
     theta: Array,
     ridge: float,
     *,
+    tolerance: float = TOLERANCE,
     settled: float = 0.0,
     at_most: int = MAX_EXCHANGES,
     or_closest: bool = False,
@@ -73,6 +78,8 @@ def newton(
         Where to begin, (d,).
     ridge : float
         Above 0.
+    tolerance : float
+        Decrement per duel at which the minimiser counts as found.
     settled : float
         Decrement per duel below which a step is trusted without an exchange to verify it:
         Newton squares the error.
@@ -93,11 +100,10 @@ def newton(
     closest = math.inf, Minimum(theta, upload)
     while True:
         gradient = upload.gradient + ridge * theta
-        curvature = upload.hessian + ridge * xp.eye(theta.shape[0], dtype=theta.dtype)
-        step = -xp.linalg.solve(curvature, gradient)
+        step = -form_of(upload.hessian).solve(upload.hessian, gradient, ridge)
         slope = float(gradient @ step)  # below 0
         decrement = -slope / max(upload.num_duels, 1)
-        if decrement <= TOLERANCE:
+        if decrement <= tolerance:
             return Minimum(theta, upload)
         if decrement <= settled:
             return Minimum(theta + step, upload)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from fldb_flower.algorithms.base import Algorithm
-from fldb_flower.algorithms.estimation import Evaluate, gradient_descent, lbfgs, newton
+from fldb_flower.algorithms.estimation import (
+    SINGLE_TOLERANCE,
+    Evaluate,
+    gradient_descent,
+    lbfgs,
+    newton,
+)
 from fldb_flower.arrays import Array
 from fldb_flower.federation import Broadcast, Federation, Play, Upload
 from fldb_flower.schedules import Round
@@ -54,20 +58,21 @@ class FLDBGD(Algorithm):
             )
 
         start = ask(self.theta_sync, self.play(turn))
-        information = self.information + start.information
+        information = self.form.total([self.information, start.information])
         self.theta_sync = self._minimum(ask, start, information)
         self.information = information
 
     def _minimum(self, evaluate: Evaluate, start: Upload, information: Array) -> Array:
         theta, ridge = self.theta_sync, self.settings.ridge
         if self.settings.solver == "newton":
-            return newton(evaluate, start, theta, ridge, settled=_SETTLED, or_closest=True).theta
+            settled = SINGLE_TOLERANCE if self.settings.wire == "float32" else _SETTLED
+            return newton(evaluate, start, theta, ridge, settled=settled, or_closest=True).theta
         if self.settings.solver == "lbfgs":
             return lbfgs(evaluate, start, theta, ridge)
         step_size = self.settings.gd_step_size
         if step_size == AUTO:
             # mu' <= 1/4, so trace(W) / 4 + lambda bounds the largest curvature.
-            step_size = 1.0 / (float(np.trace(information)) / 4.0 + ridge)
+            step_size = 1.0 / (self.form.trace(information) / 4.0 + ridge)
         return gradient_descent(
             evaluate, start, theta, ridge, steps=self.settings.gd_steps, step_size=float(step_size)
         )

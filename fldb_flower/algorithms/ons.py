@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from fldb_flower.algorithms.base import Online
 from fldb_flower.algorithms.estimation import Minimum
 from fldb_flower.arrays import Array
@@ -44,7 +42,7 @@ class FLDBONS(Online):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.curvature: Array = settings.ons_ridge * np.eye(settings.dimension)  # A
+        self.curvature: Array = self.form.identity(settings.ons_ridge)  # A
 
     @property
     def first_ridge(self) -> float:
@@ -53,10 +51,10 @@ class FLDBONS(Online):
 
     def begin(self, minimum: Minimum) -> None:
         """Add the curvature of the first duels."""
-        self.curvature = self.curvature + minimum.upload.hessian
+        self.curvature = self.form.total([self.curvature, minimum.upload.hessian])
 
     def step(self, upload: Upload, turn: Round) -> None:
         """Take a Newton step with the curvature of all duels so far."""
-        self.curvature = self.curvature + upload.hessian
-        self.theta_hat = self.theta_hat - np.linalg.solve(self.curvature, upload.gradient)
+        self.curvature = self.form.total([self.curvature, upload.hessian])
+        self.theta_hat = self.theta_hat - self.form.solve(self.curvature, upload.gradient)
         self.theta_sync = self.theta_hat

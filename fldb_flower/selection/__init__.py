@@ -12,8 +12,9 @@ A rule is a pure function of one iteration's ``features`` (agents, arms, d), an 
 """
 
 from fldb_flower.selection.rules import colstim, maxinp, maxpairucb, thompson, ucb
-from fldb_flower.selection.scores import norms, pick, rewards, tie_breaks, tie_step, whiten
+from fldb_flower.selection.scores import norms, pick, rewards, tie_breaks, tie_step
 from fldb_flower.selection.selector import RULES, Rule, Selector
+from fldb_flower.selection.whiteners import whiten
 
 __all__ = [
     "RULES",

@@ -27,6 +27,7 @@ import math
 
 from fldb_flower.arrays import Array, namespace
 from fldb_flower.selection.scores import norms, pick, rewards, tie_breaks, tie_step
+from fldb_flower.selection.whiteners import transposed, whitened
 
 Pair = tuple[Array, Array]
 
@@ -140,7 +141,7 @@ def thompson(features: Array, theta: Array, whitener: Array, width: float, noise
     bound does not cover it.
     """
     xp = namespace(features)
-    deviations = noise @ xp.matrix_transpose(whitener)  # (agents, 2, d): row j is C n_j
+    deviations = whitened(noise, transposed(whitener))  # (agents, 2, d): row j is C n_j
     reach = math.sqrt(float(xp.max(noise * noise)) * noise.shape[-1])  # >= ||n_j||
     ties = tie_breaks(features, theta, whitener, width * reach)
     sampled = (theta if theta.ndim == 1 else theta[:, None, :]) + width * deviations

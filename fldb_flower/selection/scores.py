@@ -6,27 +6,12 @@ import math
 import sys
 
 from fldb_flower.arrays import Array, namespace
+from fldb_flower.selection.whiteners import LowRank, largest_norm, whitened
 
 TIE = 1e-14
 """Relative difference below which scores are ties, in double precision."""
 
 _EPSILON = sys.float_info.epsilon
-
-
-def whiten(information: Array) -> Array:
-    """Return ``C`` with ``||x||_{W^-1} = ||x C||_2``: the inverse of W's upper Cholesky factor.
-
-    The triangular factor is inverted, not W, so the relative error is that of a Cholesky
-    solve, and the arms of all agents then cost one matrix product. Since ``W^-1 = C C^T``,
-    ``C n`` with n standard normal has covariance ``W^-1``.
-
-    Parameters
-    ----------
-    information : Array
-        W, symmetric positive definite, (..., d, d).
-    """
-    xp = namespace(information)
-    return xp.linalg.inv(xp.linalg.cholesky(information, upper=True))
 
 
 def rewards(features: Array, theta: Array) -> Array:
@@ -41,10 +26,10 @@ def norms(vectors: Array, whitener: Array) -> Array:
     """``||x||_{W^-1}`` of vectors (agents, arms, d): (agents, arms)."""
     xp = namespace(vectors)
     d = vectors.shape[-1]
-    flat = vectors.reshape((-1, d)) if whitener.ndim == 2 else vectors
-    whitened = flat @ whitener
-    whitened *= whitened
-    squares = whitened @ xp.ones((d,), dtype=vectors.dtype, device=vectors.device)
+    shared = isinstance(whitener, LowRank) or whitener.ndim < 3
+    squares = whitened(vectors.reshape((-1, d)) if shared else vectors, whitener)
+    squares *= squares
+    squares = squares @ xp.ones((d,), dtype=vectors.dtype, device=vectors.device)
     return xp.sqrt(squares).reshape(vectors.shape[:-1])
 
 
@@ -83,7 +68,7 @@ def tie_step(features: Array, theta: Array, whitener: Array, width: float) -> fl
     FloatingPointError
         A feature, theta or W is NaN or infinite.
     """
-    bound = _norm(features) * (_largest_norm(theta, 1) + width * _largest_norm(whitener, 2))
+    bound = _norm(features) * (_largest_norm(theta, 1) + width * largest_norm(whitener))
     if not math.isfinite(bound):
         raise FloatingPointError("a feature is not a finite number")
     xp = namespace(features)

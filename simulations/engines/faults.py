@@ -148,9 +148,9 @@ _POISONS: dict[str, Callable[[NDArray[Any], int], NDArray[Any]]] = {
     "scaled": lambda vector, _d: 10.0 * vector,
     "flipped": lambda vector, d: np.concatenate([-vector[:d], vector[d:]]),
     "shape": lambda vector, _d: np.append(vector, 0.0),
-    "dtype": lambda vector, _d: vector.astype(np.float32),
+    "dtype": lambda vector, _d: vector.astype(np.float16),
 }
-"""What a fault makes of an upload's vector: gradient (d), then the triangles of matrices."""
+"""What a fault makes of an upload's vector: gradient (d), then matrices as they travel."""
 
 
 def _later(numbers: list[float]) -> list[float]:

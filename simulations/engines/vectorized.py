@@ -13,6 +13,7 @@ from fldb_flower.arrays import Array
 from fldb_flower.errors import SettingsError
 from fldb_flower.experiment import Keeper
 from fldb_flower.federation import Broadcast, Federation, Upload
+from fldb_flower.forms import make_form
 from fldb_flower.history import History
 from fldb_flower.messages import traffic
 from fldb_flower.settings import Settings
@@ -28,13 +29,14 @@ class DirectFederation(Federation):
     def __init__(self, settings: Settings, history: History) -> None:
         super().__init__(history)
         self._settings = settings
+        self._form = make_form(settings)
         self._agents = Shards(settings)
         self._counted = 0
 
     def _trip(self, broadcast: Broadcast) -> Upload:
         if broadcast.theta_hat is not None:
             settings = self._settings
-            self.history.count_bytes(*traffic(broadcast, settings.dimension, settings.num_agents))
+            self.history.count_bytes(*traffic(broadcast, self._form, settings.num_agents))
         return self._agents.answer(broadcast, self._counted)
 
     def _confirm(self) -> None:
@@ -62,11 +64,11 @@ def run(settings: Settings, history: History, keeper: Keeper | None = None) -> A
     SettingsError
         Something is asked for that needs nodes.
     """
-    for name, neutral in (("robust", "none"), ("fraction_train", 1.0)):
+    for name, neutral in (("robust", "none"), ("fraction_train", 1.0), ("wire", "float64")):
         if (value := getattr(settings, name)) != neutral:
             raise SettingsError(
                 f"{name}={value}: needs engine=inprocess or engine=flower: the vectorized engine"
-                " has no nodes"
+                " has neither nodes nor messages"
             )
     algorithm = make_algorithm(settings)
     keep_freed_memory()

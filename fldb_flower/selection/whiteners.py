@@ -1,0 +1,78 @@
+"""Whiteners: what turns the norm of an information matrix into a plain one."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, TypeAlias
+
+from fldb_flower.arrays import Array, Arrays, namespace
+
+
+class LowRank(NamedTuple):
+    """The symmetric matrix ``scale (I + V diag(weights) V^T)``.
+
+    Attributes
+    ----------
+    scale : float
+        Above 0.
+    basis : Array
+        V, (d, m), with orthonormal columns.
+    weights : Array
+        (m,).
+    """
+
+    scale: float
+    basis: Array
+    weights: Array
+
+
+Whitener: TypeAlias = Array | LowRank
+"""C with ``||x||_{W^-1} = ||x C||_2``: (d, d), or one for each agent, (agents, d, d); (d,), a
+diagonal; or of low rank and a multiple of the identity."""
+
+
+def whiten(information: Array) -> Array:
+    """Return ``C`` with ``||x||_{W^-1} = ||x C||_2``: the inverse of W's upper Cholesky factor.
+
+    The triangular factor is inverted, not W, so the relative error is that of a Cholesky
+    solve, and the arms of all agents then cost one matrix product. Since ``W^-1 = C C^T``,
+    ``C n`` with n standard normal has covariance ``W^-1``.
+
+    Parameters
+    ----------
+    information : Array
+        W, symmetric positive definite, (..., d, d).
+    """
+    xp = namespace(information)
+    return xp.linalg.inv(xp.linalg.cholesky(information, upper=True))
+
+
+def whitened(vectors: Array, whitener: Whitener) -> Array:
+    """Return ``x C`` of rows x: (n, d), or (agents, n, d) where each agent has a C."""
+    if isinstance(whitener, LowRank):
+        scale, basis, weights = whitener
+        return scale * (vectors + ((vectors @ basis) * weights) @ basis.T)
+    return vectors * whitener if whitener.ndim == 1 else vectors @ whitener
+
+
+def transposed(whitener: Whitener) -> Whitener:
+    """Return ``C^T``."""
+    if isinstance(whitener, LowRank) or whitener.ndim == 1:
+        return whitener
+    return namespace(whitener).matrix_transpose(whitener)
+
+
+def largest_norm(whitener: Whitener) -> float:
+    """Bound ``||x C||`` for all x of length 1, and all agents: by the Frobenius norm, mostly."""
+    if isinstance(whitener, LowRank):
+        return whitener.scale  # what it does not only scale, it shrinks
+    xp = namespace(whitener)
+    squares = xp.sum(whitener * whitener, axis=tuple(range(-min(whitener.ndim, 2), 0)))
+    return math.sqrt(float(xp.max(squares)))
+
+
+def moved(whitener: Whitener, arrays: Arrays) -> Whitener:
+    """Return the whitener where ``arrays`` are."""
+    if isinstance(whitener, LowRank):
+        return LowRank(whitener.scale, *map(arrays.make, whitener[1:]))
+    return arrays.make(whitener)

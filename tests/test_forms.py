@@ -1,0 +1,553 @@
+"""The forms of W and Hessians: against matrices written out, and against runs with all of W."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import nested
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from fldb_flower import environments
+from fldb_flower.algorithms import base
+from fldb_flower.environments import Contexts
+from fldb_flower.errors import SettingsError
+from fldb_flower.federation import Broadcast, Play, statistics, total
+from fldb_flower.forms import Diagonal, Full, Sketch, form_of, make_form
+from fldb_flower.history import History
+from fldb_flower.messages import (
+    decode_broadcast,
+    decode_statistics,
+    encode_broadcast,
+    encode_statistics,
+    traffic,
+)
+from fldb_flower.plausible import implausible
+from fldb_flower.preference import logistic
+from fldb_flower.records import pack_vector, unpack_vector
+from fldb_flower.selection import RULES, norms
+from fldb_flower.selection.whiteners import largest_norm, transposed, whitened
+from fldb_flower.settings import from_nested
+from simulations.engines import vectorized
+from simulations.run import run
+
+property_test = hypothesis_settings(deadline=None, derandomize=True, max_examples=100)
+
+SETTINGS = {
+    "full": {},
+    "diagonal": {"information": "diagonal"},
+    "sketch": {"information": "sketch", "sketch_rank": 2},
+}
+FORMS = {"full": Full(6), "diagonal": Diagonal(6), "sketch": Sketch(6, 2)}
+every_form = pytest.mark.parametrize("name", FORMS)
+
+
+def dense(matrix):
+    """What an array stands for, written out by its shape."""
+    if matrix.ndim == 1:
+        return np.diag(matrix)
+    if len(matrix) == matrix.shape[1]:
+        return matrix
+    return matrix[:-1].T @ matrix[:-1] + np.diag(matrix[-1])
+
+
+def lowest(matrix):
+    return np.linalg.eigvalsh(matrix)[0]
+
+
+def some_rows(seed, n, d=6, decay=1.0):
+    rng = np.random.default_rng(seed)
+    turned = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    return rng.standard_normal((n, d)) * decay ** np.arange(d) @ turned
+
+
+# --- what a form says of rows ----------------------------------------------------------------
+
+
+@property_test
+@given(seed=st.integers(0, 10**6), n=st.integers(0, 30), weighted=st.booleans())
+def test_full_and_diagonal_are_what_they_say(seed, n, weighted):
+    rows, weights = some_rows(seed, n), np.random.default_rng(seed).random(n)
+    written_out = sum(
+        ((weights[i] if weighted else 1.0) * np.outer(rows[i], rows[i]) for i in range(n)),
+        np.zeros((6, 6)),
+    )
+    given_weights = weights if weighted else None
+    np.testing.assert_allclose(FORMS["full"].gram(rows, given_weights), written_out, atol=1e-12)
+    np.testing.assert_allclose(
+        FORMS["diagonal"].gram(rows, given_weights), np.diag(written_out), atol=1e-12
+    )
+
+
+@property_test
+@given(
+    seed=st.integers(0, 10**6),
+    parts=st.lists(st.integers(0, 12), min_size=1, max_size=5),
+    rank=st.integers(1, 4),
+    decay=st.sampled_from([1.0, 0.5, 0.01]),
+)
+def test_a_sketch_lies_above_the_matrix_by_no_more_than_c(seed, parts, rank, decay):
+    """Ghashami et al. 2016: B^T B <= X^T X <= B^T B + c I, and (m + 1) c is lost at least."""
+    form = Sketch(6, rank)
+    rows = [some_rows(seed + number, n, decay=decay) for number, n in enumerate(parts)]
+    sketch = form.total([form.gram(part) for part in rows])
+    exact = np.concatenate(rows).T @ np.concatenate(rows)
+    sizes, constant = sketch[:-1], sketch[-1, 0]
+    tolerance = 1e-12 * (1.0 + np.trace(exact))
+    assert (sketch[-1] == constant).all()
+    assert lowest(exact - sizes.T @ sizes) >= -tolerance
+    assert lowest(dense(sketch) - exact) >= -tolerance
+    assert (rank + 1) * constant <= np.trace(exact) - (sizes**2).sum() + tolerance
+    products = sizes @ sizes.T  # the rows are orthogonal
+    np.testing.assert_allclose(products, np.diag(np.diag(products)), atol=tolerance)
+
+
+@property_test
+@given(seed=st.integers(0, 10**6), n=st.integers(0, 50), rank=st.integers(1, 4))
+def test_a_sketch_of_low_rank_is_exact(seed, n, rank):
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((n, rank)) @ rng.standard_normal((rank, 6))
+    form = Sketch(6, rank)
+    halves = form.total([form.gram(rows[: n // 2]), form.gram(rows[n // 2 :])])
+    scale = 1.0 + np.abs(rows.T @ rows).max()
+    np.testing.assert_allclose(dense(halves) / scale, rows.T @ rows / scale, atol=1e-12)
+
+
+def test_a_sketch_by_hand():
+    # Squares 9, 4 and 1 along three axes; m = 2: 1 is cut off everywhere, and is c.
+    sketch = Sketch(4, 2).gram(np.diag([2.0, 1.0, 3.0, 0.0])[:3])
+    np.testing.assert_allclose(dense(sketch), np.diag([4.0, 1.0, 9.0, 1.0]), atol=1e-14)
+    assert sketch[-1].tolist() == pytest.approx([1.0] * 4)
+
+
+def test_rows_of_a_sketch_are_not_the_duels():
+    """Two duels are turned, by a rotation that only they know: W_new tells as much."""
+    rows = np.array([[1.0, 2.0, 3.0, 0.0, 0.0, 0.0], [3.0, -1.0, 0.5, 0.0, 0.0, 1.0]])
+    kept = FORMS["sketch"].gram(rows)[:-1]
+    assert min(np.abs(kept - s * row).sum(axis=1).min() for row in rows for s in (1, -1)) > 0.1
+    other = np.array([[0.6, 0.8], [-0.8, 0.6]]) @ rows  # other duels with the same W_new
+    again = FORMS["sketch"].gram(other)[:-1]
+    np.testing.assert_allclose(np.abs(again), np.abs(kept), atol=1e-12)
+
+
+@every_form
+@property_test
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 20))
+def test_what_is_done_with_a_matrix(name, seed, n):
+    form, rng = FORMS[name], np.random.default_rng(seed)
+    matrix = form.total([form.identity(0.3), form.gram(some_rows(seed, n))])
+    written_out, vector = dense(matrix), rng.standard_normal(6)
+    assert matrix.shape == form.shape == form.zeros().shape
+    assert (type(form_of(matrix)), form_of(matrix).shape) == (type(form), form.shape)
+    assert form.trace(matrix) == pytest.approx(np.trace(written_out))
+    np.testing.assert_allclose(
+        form.solve(matrix, vector, 0.2),
+        np.linalg.solve(written_out + 0.2 * np.eye(6), vector),
+        rtol=1e-9, atol=1e-12,
+    )  # fmt: skip
+    packed = form.pack(matrix)
+    assert packed.shape == (form.size,)
+    np.testing.assert_array_equal(form.unpack(packed), matrix)
+
+    whitener, inverse = form.whiten(matrix), np.linalg.inv(written_out)
+    arms = rng.standard_normal((3, 4, 6))
+    expected = np.sqrt(np.einsum("nki,ij,nkj->nk", arms, inverse, arms))
+    np.testing.assert_allclose(norms(arms, whitener), expected, rtol=1e-9)
+    c = whitened(np.eye(6), whitener)
+    np.testing.assert_allclose(c @ c.T, inverse, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(whitened(np.eye(6), transposed(whitener)), c.T, atol=1e-12)
+    assert np.linalg.norm(c, 2) <= largest_norm(whitener) * (1 + 1e-12)
+
+
+def test_norms_are_exact_where_much_is_known_and_little_elsewhere():
+    """1e8 along one direction, 1e-3 elsewhere: no difference of squares is taken."""
+    form = Sketch(5, 1)
+    direction = np.array([0.6, 0.8, 0, 0, 0])
+    matrix = form.total([form.identity(1e-3), form.gram(1e4 * direction[None])])
+    whitener = form.whiten(matrix)
+    other = np.array([0.8, -0.6, 0, 0, 0])
+    got = norms(np.array([[direction, other, [0.0, 0, 1, 0, 0]]]), whitener)[0]
+    np.testing.assert_allclose(got, [1e-4, 1000**0.5, 1000**0.5], rtol=1e-9)
+    np.testing.assert_allclose(form.solve(matrix, direction), 1e-8 * direction, rtol=1e-4)
+
+
+@every_form
+def test_what_is_not_positive_definite_is_refused(name):
+    with pytest.raises(np.linalg.LinAlgError):
+        FORMS[name].whiten(FORMS[name].identity(-1.0))
+    with pytest.raises(np.linalg.LinAlgError):
+        FORMS[name].whiten(FORMS[name].zeros())
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ["diagonal", "sketch"])
+def test_rules_select_as_with_the_same_matrix_written_out(name, rule):
+    form, rng = FORMS[name], np.random.default_rng(3)
+    matrix = form.total([form.identity(0.5), form.gram(some_rows(1, 30, decay=0.5))])
+    arms, theta = rng.standard_normal((50, 7, 6)), rng.standard_normal(6)
+    # Thompson sampling turns its draws by C, and C is not unique: that it is a root is tested.
+    noise = rng.standard_normal((50, 7)) if rule == "colstim" else np.zeros((50, 2, 6))
+    got = RULES[rule].select(arms, theta, form.whiten(matrix), 0.7, noise)
+    expected = RULES[rule].select(arms, theta, Full(6).whiten(dense(matrix)), 0.7, noise)
+    np.testing.assert_array_equal(got, expected)
+
+
+@every_form
+def test_tensors_give_the_same(name):
+    torch = pytest.importorskip("torch")
+    form, rows, weights = FORMS[name], some_rows(4, 25), np.random.default_rng(4).random(25)
+    other = form.gram(torch.from_numpy(rows), torch.from_numpy(weights))
+    np.testing.assert_allclose(
+        dense(other.numpy()), dense(form.gram(rows, weights)), rtol=1e-9, atol=1e-10
+    )
+
+
+# --- single precision ------------------------------------------------------------------------
+
+
+@property_test
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(1, 40),
+    exponents=st.lists(st.integers(-6, 6), min_size=6, max_size=6),
+    ridge=st.sampled_from([0.0, 1e-9, 1.0]),
+)
+def test_a_rounded_matrix_is_covered(seed, n, exponents, ridge):
+    """Not below what it was in any direction, whatever the units of each feature."""
+    units = 10.0 ** np.array(exponents)
+    rows = some_rows(seed, n) * units
+    exact = rows.T @ rows + ridge * np.diag(units**2)
+    covered = FORMS["full"].cover(exact.astype(np.float32).astype(float), 2.0**-24)
+    scale = np.sqrt(np.diag(exact))
+    in_units = (covered - exact) / np.outer(scale, scale)
+    assert lowest(in_units) >= -1e-12
+    assert np.abs(in_units).max() <= 2**-24 * 7  # d + 1 rounding errors of an entry
+
+
+@every_form
+@pytest.mark.parametrize("wire", ["float64", "float32"])
+def test_messages_come_back_in_every_form_and_precision(name, wire):
+    form, rng = FORMS[name], np.random.default_rng(0)
+    rows, y = some_rows(0, 9), rng.random(9).round()
+    theta = rng.standard_normal(6)
+    information = form.total([form.identity(0.1), form.gram(rows)])
+    sent = Broadcast(Play(2, 4, theta, information), theta, hessian=True, loss=True)
+    vector, ask = encode_broadcast(sent, wire)
+    assert vector.dtype == wire
+    assert vector.size == 6 + 6 + form.size
+    vector = unpack_vector(pack_vector(vector))  # as Flower carries it
+    got = decode_broadcast(vector, ask, form)
+    error = 1e-15 if wire == "float64" else 6e-7
+    np.testing.assert_allclose(got.theta_hat, theta, rtol=error)
+    np.testing.assert_allclose(got.play.theta_sync, theta, rtol=error)
+    np.testing.assert_allclose(got.play.information, information, rtol=error, atol=20 * error)
+    assert got.theta_hat.dtype == got.play.information.dtype == np.float64
+
+    upload = statistics(sent, rows, y, rows, form)
+    back = encode_statistics(upload, sent, wire)
+    assert back.size == 6 + 2 * form.size + 1
+    read = decode_statistics(back, 9, sent, form, wire)
+    for part in ("gradient", "information", "hessian", "loss"):
+        expected = getattr(upload, part)
+        np.testing.assert_allclose(getattr(read, part), expected, rtol=error, atol=20 * error)
+    messages = traffic(sent, form, 3, wire)
+    assert messages == (3 * back.nbytes, 3 * vector.nbytes)
+
+
+def test_sizes_by_hand():
+    assert (Full(384).size, Diagonal(384).size, Sketch(384, 16).size) == (73_920, 384, 6_145)
+
+
+# --- what may be believed ----------------------------------------------------------------------
+
+
+def told(form, theta, x, y, *, scope="fresh", fresh=None):
+    broadcast = Broadcast(None, theta, scope=scope, hessian=True, loss=True)
+    return statistics(broadcast, x, y, x if fresh is None else fresh, form), broadcast
+
+
+@every_form
+@property_test
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(0, 40),
+    loudness=st.sampled_from([0.0, 1e-3, 1.0, 30.0, 1e3]),
+    how=st.sampled_from(["drawn", "contrary", "ties"]),
+    shape=st.sampled_from(["any", "one again and again", "decaying", "some are 0"]),
+    scope=st.sampled_from(["fresh", "all"]),
+    wire=st.sampled_from(["float64", "float32"]),
+    knows_length=st.booleans(),
+    parts=st.integers(1, 4),
+)
+def test_honest_uploads_are_never_refused(  # noqa: PLR0917
+    name, seed, n, loudness, how, shape, scope, wire, knows_length, parts
+):
+    """Whatever the form and the precision, and however many blocks of agents a node has summed."""
+    form, rng = FORMS[name], np.random.default_rng(seed)
+    x = some_rows(seed, n, decay=0.3 if shape == "decaying" else 1.0)
+    if shape == "one again and again" and n:
+        x[:] = x[0]
+    elif shape == "some are 0":
+        x[rng.random((n, 6)) < 0.5] = 0.0
+    theta = loudness * rng.standard_normal(6)
+    z = x @ theta
+    y = {
+        "drawn": (rng.random(n) < logistic(z)) * 1.0,
+        "contrary": (z <= 0) * 1.0,
+        "ties": np.full(n, 0.5),
+    }[how]
+    uploads = [
+        told(form, theta, x[part::parts], y[part::parts], scope=scope, fresh=x[part::parts][:2])[0]
+        if scope == "all"
+        else told(form, theta, x[part::parts], y[part::parts])[0]
+        for part in range(parts)
+    ]
+    broadcast = told(form, theta, x, y, scope=scope)[1]
+    vector = encode_statistics(total(uploads), broadcast, wire)
+    upload = decode_statistics(vector, n, broadcast, form, wire)
+    longest = float(np.linalg.norm(x, axis=1).max(initial=1e-3)) if knows_length else math.inf
+    assert implausible([upload, upload], broadcast, longest, wire) == ["", ""]
+
+
+LIES = {
+    "gradient ten times": (lambda u: u._replace(gradient=200 * u.gradient), "gradient"),
+    "information negative": (lambda u: u._replace(information=-u.information), "W_new"),
+    "information large": (lambda u: u._replace(information=1e4 * u.information), "W_new is larger"),
+    "Hessian negative": (lambda u: u._replace(hessian=-u.hessian), "Hessian is not positive"),
+    "Hessian large": (lambda u: u._replace(hessian=30 * u.hessian), "Hessian is larger"),
+    "Hessian nothing": (lambda u: u._replace(hessian=0 * u.hessian), "Hessian is smaller"),
+    "loss large": (lambda u: u._replace(loss=1e4), "loss is larger"),
+    "loss negative": (lambda u: u._replace(loss=-1.0), "loss is below 0"),
+}
+
+
+@every_form
+@pytest.mark.parametrize("lie", LIES)
+def test_lies_are_refused_in_every_form(name, lie):
+    form, rng = FORMS[name], np.random.default_rng(1)
+    x = some_rows(1, 20, decay=0.4)
+    longest = float(np.linalg.norm(x, axis=1).max())
+    theta = 0.3 * rng.standard_normal(6)
+    upload, broadcast = told(form, theta, x, (rng.random(20) < 0.5) * 1.0)
+    change, reason = LIES[lie]
+    if name == "sketch" and lie in {
+        "information negative",
+        "Hessian negative",
+    }:  # B and -B stand for the same matrix
+        part = "information" if "information" in lie else "hessian"
+        below = np.vstack([getattr(upload, part)[:-1], -np.ones((1, 6))])
+        told_lie = upload._replace(**{part: below})
+    else:
+        told_lie = change(upload)
+    reasons = implausible([upload, told_lie, upload], broadcast, longest)
+    assert reasons[0] == reasons[2] == ""
+    assert reasons[1].startswith(reason)
+
+
+def test_of_few_duels_a_sketch_leaves_nothing_out():
+    """A liar may not say that two duels of a sketch of rank 2 were in all directions."""
+    form = FORMS["sketch"]
+    upload, broadcast = told(form, np.zeros(6), some_rows(2, 2), np.ones(2))
+    assert implausible([upload], broadcast, 100.0) == [""]
+    wide = upload.information.copy()
+    wide[-1] = 0.5
+    lie = upload._replace(information=wide)
+    assert implausible([lie], broadcast, 100.0) == ["W_new has more directions than 2 duels"]
+    three, broadcast = told(form, np.zeros(6), some_rows(2, 3), np.ones(3))
+    assert three.information[-1, 0] > 0
+    assert implausible([three], broadcast, 100.0) == [""]
+
+
+finite = st.floats(-1e153, 1e153) | st.sampled_from([0.0, -0.0, 5e-324, 1e-160, -1e153, 1e153])
+
+
+@pytest.mark.parametrize("name", ["diagonal", "sketch"])
+@property_test
+@given(
+    numbers=st.lists(finite, min_size=33, max_size=33),
+    n=st.sampled_from([0, 1, 2, 5, 10**6, 10**300]),
+    theta=st.lists(finite, min_size=6, max_size=6),
+    scope=st.sampled_from(["fresh", "all"]),
+    longest=st.sampled_from([1e-9, 2.0, math.inf]),
+)
+def test_nothing_that_can_be_decoded_makes_the_check_fail(name, numbers, n, theta, scope, longest):  # noqa: PLR0917
+    form = FORMS[name]
+    broadcast = Broadcast(None, np.array(theta), scope=scope, hessian=True, loss=True)
+    vector = np.array(numbers)[: 6 + 2 * form.size + 1]
+    with np.errstate(over="ignore"):
+        if not math.isfinite(vector @ vector):
+            vector /= 100
+    upload = decode_statistics(vector, n, broadcast, form)
+    (reason,) = implausible([upload], broadcast, longest)
+    assert "\n" not in reason
+
+
+# --- runs --------------------------------------------------------------------------------------
+
+RUN = {"num_agents": 12, "horizon": 40, "num_arms": 5, "dimension": 6, "tau": 4}
+
+
+def chosen(**values):
+    return from_nested(nested(**{**RUN, **values}), "a test")
+
+
+def regrets(**values):
+    settings = chosen(**values)
+    history = History(settings.horizon)
+    theta = vectorized.run(settings, history)
+    return history.cumulative_regret, theta
+
+
+class AlongOneAxis:
+    """An agent's arms differ in one feature only, each time another one: W is diagonal."""
+
+    def __init__(self, settings, agents):
+        self.settings, self.agents = settings, agents
+        self.iteration = 0
+
+    def contexts(self, streams, iterations):
+        features = streams.standard_normal("arms", iterations, self.settings.num_arms, 6)
+        for offset in range(iterations):
+            for place, agent in enumerate(self.agents):
+                kept = (agent + self.iteration + offset) % 6
+                features[place, offset, :, [f for f in range(6) if f != kept]] = 0.0
+        self.iteration += iterations
+        return Contexts(features, features @ np.array([1.0, -1, 2, 0.5, 0, -2]))
+
+
+class InAPlane:
+    """All arms lie in one plane: W is of rank 2."""
+
+    def __init__(self, settings, agents):
+        self.settings = settings
+        self.plane = np.random.default_rng(0).standard_normal((2, 6))
+
+    def contexts(self, streams, iterations):
+        features = (
+            streams.standard_normal("arms", iterations, self.settings.num_arms, 2) @ self.plane
+        )
+        return Contexts(features, features @ np.array([1.0, -1, 2, 0.5, 0, -2]))
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
+@pytest.mark.parametrize(
+    ("name", "world"), [("diagonal", AlongOneAxis), ("sketch", InAPlane)], ids=lambda value: value
+)
+def test_where_a_form_is_exact_a_run_is_that_with_all_of_w(monkeypatch, algorithm, name, world):
+    monkeypatch.setitem(environments._TABLE, "synthetic", world)
+    monkeypatch.setattr(base, "_APPROXIMATE", base.TOLERANCE)
+    expected = regrets(algorithm=algorithm)
+    got = regrets(algorithm=algorithm, **SETTINGS[name])
+    np.testing.assert_allclose(got[0], expected[0], rtol=1e-9)
+    np.testing.assert_allclose(got[1], expected[1], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
+@pytest.mark.parametrize("name", ["diagonal", "sketch"])
+def test_it_learns_from_less(algorithm, name):
+    """Mean over ten seeds, d = 12: far below random pairs, and FLDB-ONS within a third of full."""
+    values = {"num_agents": 30, "horizon": 100, "dimension": 12, "algorithm": algorithm}
+
+    def final(**more):
+        return np.array([regrets(**{**values, **more}, seed=seed)[0][-1] for seed in range(10)])
+
+    got, random, full = final(**SETTINGS[name]), final(algorithm="random"), final()
+    error = math.hypot(got.std(ddof=1), random.std(ddof=1)) / math.sqrt(10)
+    assert random.mean() - got.mean() > 5 * error
+    if algorithm == "fldb_ons":
+        assert got.mean() < 4 / 3 * full.mean()
+
+
+def test_gradient_descent_and_lbfgs_find_minimisers_without_hessians():
+    pytest.importorskip("torch")
+    exact, _ = regrets(algorithm="fldb_gd", solver="lbfgs")
+    for name in ("diagonal", "sketch"):
+        for solver in ({"solver": "lbfgs"}, {"solver": "gd", "gd_steps": 50}):
+            got, _ = regrets(algorithm="fldb_gd", **solver, **SETTINGS[name])
+            assert got[-1] < 1.5 * exact[-1]
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+def test_the_diagonal_gives_the_same_for_any_number_of_nodes(tmp_path, algorithm, nodes):
+    run(chosen(algorithm=algorithm, information="diagonal"), tmp_path / "v")
+    inprocess = {"engine__name": "inprocess", "engine__num_nodes": nodes}
+    run(chosen(algorithm=algorithm, information="diagonal", **inprocess), tmp_path / "i")
+    tables = [pd.read_csv(tmp_path / name / "regret.csv") for name in "vi"]
+    np.testing.assert_allclose(tables[1].cumulative_regret, tables[0].cumulative_regret, rtol=1e-9)
+
+
+def test_a_sketch_gives_the_same_with_one_node_and_close_with_more(tmp_path):
+    """Each node cuts off what its own agents leave: so the number of nodes does matter."""
+    final = {}
+    run(chosen(algorithm="fldb_ons", **SETTINGS["sketch"]), tmp_path / "v")
+    for nodes in (1, 4):
+        inprocess = {"engine__name": "inprocess", "engine__num_nodes": nodes}
+        settings = chosen(algorithm="fldb_ons", **SETTINGS["sketch"], **inprocess)
+        run(settings, tmp_path / str(nodes))
+        run(settings, tmp_path / f"{nodes} again")
+        table = tmp_path / str(nodes) / "regret.csv"
+        assert table.read_bytes() == (tmp_path / f"{nodes} again" / "regret.csv").read_bytes()
+    for name in ("v", "1", "4"):
+        final[name] = pd.read_csv(tmp_path / name / "regret.csv").cumulative_regret
+    np.testing.assert_allclose(final["1"], final["v"], rtol=1e-9)
+    assert final["4"].iloc[-1] == pytest.approx(final["v"].iloc[-1], rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [
+        *itertools.product(["fldb_ogd", "fldb_ons"], FORMS),
+        ("fldb_gd", "full"),
+    ],
+)
+def test_single_precision_halves_the_bytes_and_changes_next_to_nothing(tmp_path, algorithm, name):
+    summaries, tables = {}, {}
+    for wire in ("float64", "float32"):
+        values = {"engine__name": "inprocess", "engine__num_nodes": 3, "wire": wire}
+        run(chosen(algorithm=algorithm, **SETTINGS[name], **values), tmp_path / wire)
+        summaries[wire] = json.loads((tmp_path / wire / "summary.json").read_text())
+        tables[wire] = pd.read_csv(tmp_path / wire / "regret.csv")
+    np.testing.assert_allclose(
+        tables["float32"].cumulative_regret, tables["float64"].cumulative_regret, rtol=1e-5
+    )
+    each = {
+        wire: summary["uploaded_bytes"] / summary["exchanges"]
+        for wire, summary in summaries.items()
+    }
+    assert each["float32"] == pytest.approx(each["float64"] / 2, rel=0.1)
+
+
+# --- bad settings --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"algorithm": "ldb", "information": "diagonal"}, "algorithm=ldb sends no information"),
+        ({"algorithm": "fldb_gd", "information": "diagonal"}, "use solver=lbfgs or solver=gd"),
+        (
+            {"information": "sketch", "sketch_rank": 5},
+            "sketch_rank=5 (from a test): must be at most dimension - 2 = 4",
+        ),
+        ({"information": "sketch", "dimension": 2, "sketch_rank": 1}, "dimension - 2 = 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(values, words):
+    with pytest.raises(SettingsError) as refused:
+        chosen(**values)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_single_precision_needs_messages():
+    with pytest.raises(SettingsError, match="wire=float32: needs engine=inprocess"):
+        vectorized.run(chosen(wire="float32"), History(40))
+
+
+def test_the_form_that_the_settings_name():
+    assert [make_form(chosen(**SETTINGS[name])).shape for name in FORMS] == [(6, 6), (6,), (3, 6)]
