@@ -19,9 +19,12 @@ from hypothesis import strategies as st
 
 from clients.preference_agent import PreferenceAgent
 from clients.store import DuelStore
+from fldb_flower import theory
 from fldb_flower.checkpoints import load_checkpoint
 from fldb_flower.errors import CheckpointError, FldbError, OutputError, SettingsError
+from fldb_flower.forms import form_of
 from fldb_flower.history import History
+from fldb_flower.selection import ucb
 from fldb_flower.settings import from_flat, to_flat
 from simulations.engines.inprocess import InProcessGrid
 from strategies import device_server, make_strategy
@@ -140,6 +143,11 @@ class Federation:
                 for row in csv.DictReader(file)
             ]
 
+    def differences(self):
+        for path in self.stores:
+            with DuelStore(path) as store:
+                yield store.evidence(0, store.last).differences.reshape(-1, D)
+
     def central(self):
         """Compute FLDB-ONS and W from the stores alone, with the formulas written out again."""
         answers = {}
@@ -206,6 +214,49 @@ def test_rounds_equal_a_central_computation(tmp_path):
     summary = json.loads((tmp_path / "server" / "summary.json").read_text())
     assert summary["complete"] is True
     assert summary["rounds"] == 6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"information": "diagonal"},
+        {"information": "sketch", "sketch-rank": 1},
+        {"wire": "float32"},
+        {"information": "sketch", "sketch-rank": 1, "wire": "float32"},
+    ],
+    ids=lambda changes: " ".join(map(str, changes.values())),
+)
+def test_devices_say_less_in_another_form_or_precision(tmp_path, changes):
+    """W against the duels in the stores; devices select with the W that they were sent."""
+    federation = Federation(tmp_path, **changes)
+    for _ in range(4):
+        for device in range(3):
+            federation.answer(device, 4)
+        server = federation.serve()
+    (x,) = [np.concatenate(list(federation.differences()))]
+    exact = x.T @ x + np.eye(D) / 500
+    got = server.strategy.algorithm.information
+    if "information" not in changes:
+        np.testing.assert_allclose(got, exact, rtol=1e-5)
+    elif changes["information"] == "diagonal":
+        np.testing.assert_allclose(got, np.diag(exact), rtol=1e-9)
+    else:
+        written_out = got[:-1].T @ got[:-1] + np.diag(got[-1])
+        assert np.linalg.eigvalsh(written_out - exact)[0] > -1e-4  # never less than the matrix
+        assert np.linalg.eigvalsh(written_out - exact)[-1] < got[-1, 0] + 1e-4
+    for agent, path in zip(federation.agents, federation.stores, strict=True):
+        with DuelStore(path) as store:
+            kept = form_of(got).unpack(store.synchronized().information)
+        np.testing.assert_allclose(kept, got, rtol=1e-5, atol=1e-5)
+        arms = federation.rng.standard_normal((6, D))
+        duel = agent.propose(arms)
+        settings = from_flat({**federation.config}, "a test")
+        width = theory.width(server.devices.duels + 1, 1, settings)
+        pair = ucb(
+            arms[None], server.strategy.algorithm.theta_sync, form_of(got).whiten(got), width
+        )
+        assert duel.first == pair[0][0]
+        assert duel.second == pair[1][0] or pair[0][0] == pair[1][0]  # then it shows another one
 
 
 def test_results_say_who_took_part_and_what_was_predicted(tmp_path):

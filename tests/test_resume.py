@@ -115,6 +115,8 @@ ALGORITHMS = {
     "thompson": {"selection": "thompson"},
     "ldb thompson": {"algorithm": "ldb", "selection": "thompson"},
     "different agents": {"environment__sigma": 0.7},
+    "diagonal": {"algorithm": "fldb_ons", "information": "diagonal"},
+    "sketch": {"algorithm": "fldb_ons", "information": "sketch", "sketch_rank": 1},
 }  # fmt: skip
 
 

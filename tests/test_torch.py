@@ -48,6 +48,14 @@ def test_tensors_on_the_cpu_give_the_same_as_numpy(algorithm, selection):
     expect_same(algorithm=algorithm, selection=selection)
 
 
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
+@pytest.mark.parametrize("form", [{"information": "diagonal"},
+                                  {"information": "sketch", "sketch_rank": 2}], ids=str)  # fmt: skip
+def test_approximations_of_w_give_the_same(algorithm, selection, form):
+    expect_same(algorithm=algorithm, selection=selection, **form)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_heterogeneous_agents_give_the_same(algorithm):
     expect_same(algorithm=algorithm, environment__sigma=0.5)
