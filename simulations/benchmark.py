@@ -1,9 +1,9 @@
 """`python -m simulations.benchmark [SECTION ...]`: times, exchanges, bytes and regret.
 
 Sections: ``algorithms`` (each against the floors, vectorized), ``inprocess`` (one exchange of
-one node), ``scale`` (time and memory against N, d, K and T), ``devices`` (a device's store
-and client), ``flower`` (`flwr run` against an app that does nothing). All but ``flower`` run by
-default. Machines are noisy, so every
+one node), ``scale`` (time and memory against N, d, K and T), ``forms`` (what ``information``
+costs in regret), ``devices`` (a device's store and client), ``flower`` (`flwr run` against an
+app that does nothing). All but ``flower`` run by default. Machines are noisy, so every
 claim is a ratio of two times measured in turn; medians over the repetitions are printed.
 """
 
@@ -32,6 +32,7 @@ from fldb_flower.settings import Settings, from_nested
 from fldb_flower.streams import AgentStreams
 from simulations.device_benchmark import devices
 from simulations.engines import vectorized
+from simulations.forms_benchmark import forms
 from simulations.scale_benchmark import scale
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -202,7 +203,7 @@ def main() -> None:
     """Print a table for each section asked for."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    sections = ["algorithms", "inprocess", "scale", "devices", "flower"]
+    sections = ["algorithms", "inprocess", "scale", "forms", "devices", "flower"]
     parser.add_argument("section", nargs="*", choices=[*sections, []], help=", ".join(sections))
     parser.add_argument("--repetitions", type=int, default=9, help="of each timing (default 9)")
     parser.add_argument("--picture", type=Path, help="PNG file that scale is drawn to")
@@ -215,6 +216,8 @@ def main() -> None:
             table = inprocess_exchange(asked.repetitions)
         elif section == "scale":
             table = scale(asked.picture)
+        elif section == "forms":
+            table = forms()
         elif section == "devices":
             table = devices(asked.repetitions)
         else:

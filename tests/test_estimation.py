@@ -13,6 +13,7 @@ from fldb_flower import local
 from fldb_flower.algorithms.estimation import MAX_EXCHANGES, gradient_descent, lbfgs, newton
 from fldb_flower.errors import ConvergenceError, SettingsError
 from fldb_flower.federation import Upload
+from fldb_flower.forms import Diagonal, Sketch
 from fldb_flower.local import LocalEstimates
 
 N, D = 40, 3
@@ -87,6 +88,31 @@ def test_newton_finds_scikit_learns_minimum(kind, ridge):
         found.theta, scikit_learn_minimiser(asked.differences, asked.preferences, ridge), rtol=1e-6
     )
     assert len(asked.points) <= 15
+
+
+@pytest.mark.parametrize("form", [Diagonal(8), Sketch(8, 2)], ids=["diagonal", "sketch"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ridge", RIDGES)
+def test_approximate_hessians_lead_to_the_same_minimum(kind, ridge, form):
+    """In more exchanges; the features are correlated, so that the approximation is bad."""
+    differences, preferences = KINDS[kind](seed=1, d=8)
+    mixed = differences @ (np.eye(8) + 0.5 * np.ones((8, 8)))
+    asked = Asked(mixed, preferences)
+
+    def evaluate(theta):
+        upload = asked(theta)
+        wins = expit(mixed @ theta)
+        return upload._replace(hessian=form.gram(mixed, wins * (1 - wins)))
+
+    start = evaluate(np.zeros(8))
+    found = newton(evaluate, start, np.zeros(8), ridge, tolerance=1e-14)
+    np.testing.assert_allclose(
+        found.theta, scikit_learn_minimiser(mixed, preferences, ridge), rtol=1e-4, atol=1e-5
+    )
+    roughly = len(asked.points)
+    newton(evaluate, start, np.zeros(8), ridge, tolerance=1e-4)
+    assert roughly <= 100
+    assert len(asked.points) - roughly <= 40
 
 
 @pytest.mark.parametrize("kind", KINDS)

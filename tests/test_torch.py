@@ -50,10 +50,9 @@ def test_tensors_on_the_cpu_give_the_same_as_numpy(algorithm, selection):
 
 @pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
-@pytest.mark.parametrize("form", [{"information": "diagonal"},
-                                  {"information": "sketch", "sketch_rank": 2}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("form", ["diagonal", "sketch"])
 def test_approximations_of_w_give_the_same(algorithm, selection, form):
-    expect_same(algorithm=algorithm, selection=selection, **form)
+    expect_same(algorithm=algorithm, selection=selection, information=form, sketch_rank=2)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,9 +17,10 @@ import numpy as np
 from fldb_flower.arrays import Array, import_torch, namespace
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.federation import Upload
-from fldb_flower.forms import form_of
+from fldb_flower.forms import Full, form_of
 
 Evaluate = Callable[[Array], Upload]
+Secants = deque[tuple[Array, Array]]  # steps taken, and by how much each changed the gradient
 
 TOLERANCE = 1e-20
 """Newton decrement per duel, ``g^T H^-1 g / n``, at which the minimiser counts as found.
@@ -35,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 _SUFFICIENT = 0.5  # a step is too long if it ends uphill with over half the slope it began with
 _SHORTEST_CUT = 0.1
 _LOST = 0.5  # a start whose step is cut to less than this is given up for theta = 0
-_LBFGS_HISTORY = 10
+_LBFGS_HISTORY = 10  # steps remembered
 _GRADIENT = 1e-10  # norm per duel that L-BFGS aims at,
 _GRADIENT_AT_MOST = 1e-6  # and must reach
 
@@ -64,6 +66,9 @@ def newton(
     The loss is convex, so the slope along a step tells whether the minimum was passed: then
     the step is shortened to where a straight line through both slopes crosses zero. No loss
     value has to travel, and neither separable duels nor extreme logits make it diverge.
+
+    Where uploads carry the Hessian's diagonal or a sketch of it, steps are those of L-BFGS
+    that begins with its inverse: more exchanges, to the same minimiser.
 
     A warm start may lie where the Hessian has all but vanished and steps are wild. If one has
     to be shortened much, the search begins anew at 0, where every duel's curvature is largest.
@@ -98,9 +103,11 @@ def newton(
     upload, exchanges = start, 0
     warm = bool(xp.any(theta != 0))
     closest = math.inf, Minimum(theta, upload)
+    is_exact = isinstance(form_of(start.hessian), Full)
+    secants: Secants = deque(maxlen=0 if is_exact else _LBFGS_HISTORY)
     while True:
         gradient = upload.gradient + ridge * theta
-        step = -form_of(upload.hessian).solve(upload.hessian, gradient, ridge)
+        step = -_direction(gradient, upload.hessian, ridge, secants)
         slope = float(gradient @ step)  # below 0
         decrement = -slope / max(upload.num_duels, 1)
         if decrement <= tolerance:
@@ -129,7 +136,27 @@ def newton(
                 exchanges += 1
                 answer = evaluate(trial)
                 break
+        secants.append((trial - theta, answer.gradient + ridge * trial - gradient))
         theta, upload = trial, answer
+
+
+def _direction(gradient: Array, hessian: Array, ridge: float, secants: Secants) -> Array:
+    """Return ``(H + ridge I)^-1 gradient``, corrected by what steps did to the gradient.
+
+    The two loops of L-BFGS (Nocedal and Wright 2006, Algorithm 7.4), with the inverse of the
+    approximate Hessian in the middle.
+    """
+    usable = [
+        (step, change, 1.0 / (step @ change)) for step, change in secants if step @ change > 0
+    ]
+    shares = []
+    for step, change, weight in reversed(usable):
+        shares.append(weight * (step @ gradient))
+        gradient = gradient - shares[-1] * change
+    direction = form_of(hessian).solve(hessian, gradient, ridge)
+    for (step, change, weight), share in zip(usable, reversed(shares), strict=True):
+        direction = direction + (share - weight * (change @ direction)) * step
+    return direction
 
 
 def gradient_descent(
