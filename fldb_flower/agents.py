@@ -25,6 +25,7 @@ from fldb_flower.streams import AgentStreams, make_streams
 _MANY_DIMENSIONS = 128  # from here on, BLAS threads pay
 _BLOCK_NUMBERS = 2**16  # of features worked on at once: half a MiB, within the cache
 _GPU_BLOCK_NUMBERS = 2**24
+_DRAWN_AT_ONCE = 8  # iterations of noise: one number an agent costs less than calling for it
 
 
 class AgentGroup:
@@ -116,18 +117,30 @@ class AgentBlock:
 
     def _play(self, play: Play) -> None:
         # Iterations whose broadcast never arrived are played with what was known then.
-        for t in range(self.log.played + 1, play.first):
-            self.play_iteration(t)
+        self._play_up_to(play.first - 1)
         self._policy.receive(play)
-        for t in range(max(self.log.played + 1, play.first), play.last + 1):
-            self.play_iteration(t)
+        self._play_up_to(play.last)
 
-    def play_iteration(self, t: int) -> None:
-        """Select, show and answer one pair for every agent (Algorithm 1, lines 3 to 6)."""
+    def _play_up_to(self, last: int) -> None:
+        for first in range(self.log.played + 1, last + 1, _DRAWN_AT_ONCE):
+            count = min(_DRAWN_AT_ONCE, last + 1 - first)
+            noise = self._arrays.make(self._streams.logistic("preferences", count))
+            for place in range(count):
+                self.play_iteration(first + place, noise[:, place])
+
+    def play_iteration(self, t: int, noise: Array) -> None:
+        """Select, show and answer one pair for every agent (Algorithm 1, lines 3 to 6).
+
+        Parameters
+        ----------
+        t : int
+            Iteration, from 1; each once, in order.
+        noise : Array
+            Standard logistic, (agents,): the first arm wins where its lead in reward is larger.
+        """
         contexts = self._environment.contexts(self._streams, 1)
         make, xp = self._arrays.make, self._arrays.xp
         features, rewards = make(contexts.features[:, 0]), make(contexts.rewards[:, 0])
-        noise = make(self._streams.logistic("preferences", 1)[:, 0])
         try:
             first, second = self._policy.select(t, features)
         except FloatingPointError:

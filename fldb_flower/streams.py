@@ -85,16 +85,15 @@ class AgentStreams:
     def _draw(
         self, draw: Callable[..., Any], name: str, iterations: int, shape: tuple[int, ...]
     ) -> Array:
-        """Fill iteration by iteration, and in each cohort by cohort."""
+        """Fill cohort by cohort, and in each iteration by iteration."""
         size = self._cohort(shape)
         cohorts = range(self.agents.start // size, -(-self.agents.stop // size))
         skipped = self.agents.start - cohorts.start * size  # of the first cohort
-        numbers = self._empty(iterations, len(cohorts), size, *shape)
-        for place, generator in enumerate(self._stream(name, cohorts)):
-            for row in numbers:
-                self._fill(draw, generator, row[place])
-        by_agent = numbers.reshape(iterations, -1, *shape)
-        return by_agent[:, skipped : skipped + len(self.agents)].swapaxes(0, 1)
+        numbers = self._empty(len(cohorts), iterations, size, *shape)
+        for generator, part in zip(self._stream(name, cohorts), numbers, strict=True):
+            self._fill(draw, generator, part)
+        by_agent = numbers.swapaxes(1, 2).reshape(-1, iterations, *shape)
+        return by_agent[skipped : skipped + len(self.agents)]
 
     def _empty(self, *shape: int) -> Array:
         return np.empty(shape)
@@ -110,7 +109,7 @@ class AgentStreams:
         """
         uniform = self.random(name, iterations)
         xp = namespace(uniform)
-        return xp.log(uniform + 2.0**-54) - xp.log1p(-uniform)  # finite at 0 as well
+        return xp.log((uniform + 2.0**-54) / (1.0 - uniform))  # finite at 0 as well
 
     def permutations(self, name: str, iterations: int, size: int, count: int) -> Array:
         """Draw ``count`` different numbers below ``size``; (agents, iterations, count).
@@ -184,7 +183,8 @@ class TorchStreams(AgentStreams):
 
     @staticmethod
     def _fill(draw: Callable[..., Any], generator: Any, out: Array) -> None:
-        draw(out.shape, generator=generator, out=out)
+        for row in out:  # several iterations at once would be other numbers
+            draw(row.shape, generator=generator, out=row)
 
     @staticmethod
     def _position(generator: Any) -> NDArray[Any]:

@@ -124,7 +124,9 @@ def log_of(group):
     ],
     ids=["defaults", "narrow", "kappa", "heterogeneous", "greedy"],
 )
-def test_a_group_plays_algorithm_1(changes):
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+def test_a_group_plays_algorithm_1(changes, at_once, monkeypatch):
+    monkeypatch.setattr(agents_module, "_DRAWN_AT_ONCE", at_once)
     chosen = small(**changes)
     group = AgentGroup(chosen, range(N))
     spans = [(1, 1), (2, 4), (5, 5), (6, 7)]

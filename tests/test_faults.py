@@ -62,10 +62,10 @@ class Witness:
         self.patches = pytest.MonkeyPatch()
         play, confirm = AgentBlock.play_iteration, SimulatedNodes.confirm
 
-        def playing(group, t):
+        def playing(group, t, noise):
             block = group.agents.start
             assert t > self.covered.get(block, 0), "a counted iteration is played again"
-            play(group, t)
+            play(group, t, noise)
             differences, preferences = group.log.fresh()
             latest = slice(-len(group.agents), None)
             self.duels[block, t] = differences[latest].copy(), preferences[latest].copy()

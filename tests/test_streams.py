@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fldb_flower.streams import AgentStreams, shared_generator
+from fldb_flower.streams import AgentStreams, keyed_generator, shared_generator
 
 property_test = settings(deadline=None, derandomize=True, max_examples=30)
 
@@ -113,6 +113,23 @@ def test_few_numbers_are_drawn_for_agents_of_other_blocks(shape, size):
     part = AgentStreams(5, range(33, 41))
     np.testing.assert_array_equal(part.standard_normal("arms", 2, *shape), drawn[33:41])
     assert len(part.state()["arms"]) == {32: 1, 8: 2, 1: 8}[size]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (10, 5), (50, 384)])
+def test_draws_are_a_cohorts_generators_one_number_after_the_other(shape):
+    """Iteration by iteration, in each agent by agent; a block keeps its own agents' part."""
+    agents, iterations = range(13, 39), 3
+    size = {(): 32, (3,): 32, (10, 5): 16, (50, 384): 1}[shape]
+    right = np.empty((len(agents), iterations, *shape))
+    for cohort in range(agents.start // size, agents[-1] // size + 1):
+        generator = keyed_generator(7, 1, cohort, "arms")
+        for iteration in range(iterations):
+            for agent in range(cohort * size, (cohort + 1) * size):
+                numbers = generator.standard_normal(shape)
+                if agent in agents:
+                    right[agent - agents.start, iteration] = numbers
+    drawn = AgentStreams(7, agents).standard_normal("arms", iterations, *shape)
+    np.testing.assert_array_equal(drawn, right)
 
 
 def test_drawing_from_one_name_leaves_the_others_where_they_were():
