@@ -23,9 +23,9 @@ from fldb_flower.settings import Settings
 from fldb_flower.streams import AgentStreams, make_streams
 
 _MANY_DIMENSIONS = 128  # from here on, BLAS threads pay
+_DRAWN_AT_ONCE = 8  # iterations of noise: one number an agent costs less than calling for it
 _BLOCK_NUMBERS = 2**16  # of features worked on at once: half a MiB, within the cache
 _GPU_BLOCK_NUMBERS = 2**24
-_DRAWN_AT_ONCE = 8  # iterations of noise: one number an agent costs less than calling for it
 
 
 class AgentGroup:
@@ -79,14 +79,19 @@ def total_of_blocks(uploads: Sequence[Upload]) -> Upload:
 
 def blocks_of(settings: Settings, agents: range) -> Iterator[range]:
     """Cut a group of agents where cohorts end, into blocks of about as many features."""
-    numbers = _BLOCK_NUMBERS if settings.device in {"numpy", "cpu"} else _GPU_BLOCK_NUMBERS
     cohort = AgentStreams.COHORT
-    size = max(1, numbers // (settings.num_arms * settings.dimension * cohort)) * cohort
+    size = max(1, _fitting(settings) // cohort) * cohort
     start = agents.start
     while start < agents.stop:
         stop = min(agents.stop, (start // size + 1) * size)
         yield range(start, stop)
         start = stop
+
+
+def _fitting(settings: Settings) -> int:
+    """Return how many agents' arms of one iteration fit in a block."""
+    numbers = _BLOCK_NUMBERS if settings.device in {"numpy", "cpu"} else _GPU_BLOCK_NUMBERS
+    return numbers // (settings.num_arms * settings.dimension)
 
 
 class AgentBlock:
@@ -105,8 +110,11 @@ class AgentBlock:
         self._environment = make_environment(settings, agents)
         self._streams = make_streams(settings, agents)
         self._policy = make_policy(settings, self._streams, self._arrays)
-        # Where each agent's arms begin among all arms, one after the other.
-        self._places = self._arrays.arange(len(agents)) * settings.num_arms
+        # Few agents select for several iterations at once, in fewer calls of NumPy.
+        self._together = max(1, _fitting(settings) // len(agents)) if self._policy.waits else 1
+        self._drawn_at_once = max(self._together, _DRAWN_AT_ONCE)
+        # Where each row's arms begin among all arms, one after the other.
+        self._places = self._arrays.arange(len(agents) * self._together) * settings.num_arms
 
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
         """Play what the broadcast asks for and return the statistics."""
@@ -122,38 +130,45 @@ class AgentBlock:
         self._play_up_to(play.last)
 
     def _play_up_to(self, last: int) -> None:
-        for first in range(self.log.played + 1, last + 1, _DRAWN_AT_ONCE):
-            count = min(_DRAWN_AT_ONCE, last + 1 - first)
-            noise = self._arrays.make(self._streams.logistic("preferences", count))
-            for place in range(count):
-                self.play_iteration(first + place, noise[:, place])
+        for drawn in _chunks(range(self.log.played + 1, last + 1), self._drawn_at_once):
+            noise = self._arrays.make(self._streams.logistic("preferences", len(drawn)).T)
+            for iterations in _chunks(drawn, self._together):
+                start = iterations.start - drawn.start
+                self.play_iterations(iterations, noise[start : start + len(iterations)])
 
-    def play_iteration(self, t: int, noise: Array) -> None:
-        """Select, show and answer one pair for every agent (Algorithm 1, lines 3 to 6).
+    def play_iterations(self, iterations: range, noise: Array) -> None:
+        """Select, show and answer a pair an iteration for every agent (Algorithm 1, lines 3 to 6).
 
         Parameters
         ----------
-        t : int
-            Iteration, from 1; each once, in order.
+        iterations : range
+            From 1; each once, in order. Nothing is learned between them.
         noise : Array
-            Standard logistic, (agents,): the first arm wins where its lead in reward is larger.
+            Standard logistic, (iterations, agents): the first arm wins where its lead in reward
+            is larger.
         """
-        contexts = self._environment.contexts(self._streams, 1)
-        make, xp = self._arrays.make, self._arrays.xp
-        features, rewards = make(contexts.features[:, 0]), make(contexts.rewards[:, 0])
+        xp, count = self._arrays.xp, len(iterations)
+        contexts = self._environment.contexts(self._streams, count)
+        features, rewards = (self._rows(each) for each in (contexts.features, contexts.rewards))
         try:
-            first, second = self._policy.select(t, features)
+            first, second = self._policy.select(iterations, features)
         except FloatingPointError:
-            raise self._bad_features(features, t) from None
-        at_first, at_second = self._places + first, self._places + second
-        differences, preferences = self.log.append()
+            raise self._bad_features(features, iterations) from None
+        places = self._places[: len(rewards)]
+        at_first, at_second = places + first, places + second
+        differences, preferences, regrets = self.log.append(count)
         arms, flat = features.reshape(-1, features.shape[-1]), rewards.reshape(-1)
         differences[:] = xp.take(arms, at_first, axis=0) - xp.take(arms, at_second, axis=0)
         reward_first, reward_second = xp.take(flat, at_first), xp.take(flat, at_second)
-        preferences[:] = noise < reward_first - reward_second
-        regrets = 2.0 * _largest(rewards) - reward_first - reward_second
-        self.log.add_regret(float(xp.sum(regrets)))
+        preferences[:] = noise.reshape(-1) < reward_first - reward_second
+        lost = 2.0 * _largest(rewards) - reward_first - reward_second
+        regrets[:] = to_numpy(xp.sum(lost.reshape(count, -1), axis=1))
         self._policy.learn(differences, preferences)
+
+    def _rows(self, numbers: Array) -> Array:
+        """Put agents' iterations one after the other: (agents, iterations, ...) -> (rows, ...)."""
+        numbers = self._arrays.make(numbers).swapaxes(0, 1)
+        return numbers.reshape(-1, *numbers.shape[2:])
 
     def _statistics(self, broadcast: Broadcast) -> Upload:
         """Sum what the broadcast asks for over the block's duels (Algorithm 1, lines 7 to 11)."""
@@ -172,10 +187,11 @@ class AgentBlock:
             regrets=regrets,
         )
 
-    def _bad_features(self, features: Array, t: int) -> DataError:
-        agent, arm = np.argwhere(~np.isfinite(to_numpy(features)).all(axis=-1))[0]
+    def _bad_features(self, features: Array, iterations: range) -> DataError:
+        row, arm = np.argwhere(~np.isfinite(to_numpy(features)).all(axis=-1))[0]
+        place, agent = divmod(int(row), len(self.agents))
         return DataError(
-            f"agent {self.agents[int(agent)]}, arm {arm}, iteration {t}:"
+            f"agent {self.agents[agent]}, arm {arm}, iteration {iterations[place]}:"
             " a feature is not a finite number"
         )
 
@@ -193,6 +209,11 @@ class AgentBlock:
         self.log.restore(part_of(state, "log"))
         self._policy.restore(part_of(state, "policy"))
         self._streams.restore(part_of(state, "streams"))
+
+
+def _chunks(iterations: range, size: int) -> Iterator[range]:
+    """Cut a range into ranges of at most so many."""
+    return (iterations[start : start + size] for start in range(0, len(iterations), size))
 
 
 def _largest(rewards: Array) -> Array:

@@ -41,20 +41,27 @@ class DuelLog:
         """The last iteration played."""
         return self._start + self._kept
 
-    def append(self) -> tuple[Array, Array]:
-        """Add an iteration; return its differences (agents, d) and preferences to fill in."""
-        if self._kept == self._regrets.size:
+    def append(self, iterations: int) -> tuple[Array, Array, Array]:
+        """Add iterations and return what to fill in, agent by agent in each iteration.
+
+        Returns
+        -------
+        tuple of Array
+            Differences (iterations * agents, d), preferences (iterations * agents,), and the
+            regret of each iteration, summed over agents, (iterations,).
+        """
+        while self._kept + iterations > self._regrets.size:
             self._differences = _doubled(self._differences)
             self._preferences = _doubled(self._preferences)
             self._regrets = _doubled(self._regrets)
-        place = self._span(self._kept, self._kept + 1)
-        self._regrets[self._kept] = 0.0
-        self._kept += 1
-        return self._differences[:, place].T, self._preferences[place]
-
-    def add_regret(self, regret: float) -> None:
-        """Add to the regret of the last iteration, summed over agents."""
-        self._regrets[self._kept - 1] += regret
+        first, self._kept = self._kept, self._kept + iterations
+        self._regrets[first : self._kept] = 0.0
+        place = self._span(first, self._kept)
+        return (
+            self._differences[:, place].T,
+            self._preferences[place],
+            self._regrets[first : self._kept],
+        )
 
     def acknowledge(self, counted: int) -> None:
         """Take note that the server has counted every duel up to iteration ``counted``."""

@@ -22,19 +22,29 @@ from fldb_flower.streams import AgentStreams
 
 
 class Policy(Protocol):
-    """Selects pairs for a block of agents."""
+    """Selects pairs for a block of agents.
+
+    Attributes
+    ----------
+    waits : bool
+        Whether it learns from broadcasts only, so that the iterations of a round can be
+        selected at once.
+    """
+
+    waits: bool
 
     def receive(self, play: Play) -> None:
         """Take in what the server broadcast."""
 
-    def select(self, t: int, features: Array) -> tuple[Array, Array]:
-        """Return the two arms' numbers of iteration t, each (agents,).
+    def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
+        """Return the two arms' numbers of some iterations, each (rows,).
 
-        Called once for each iteration, with ``features`` (agents, arms, d).
+        Called once for each iteration, with ``features`` (rows, arms, d): a row for each agent in
+        the first iteration, then in the second, ... Several at once only if the policy ``waits``.
         """
 
     def learn(self, differences: Array, preferences: Array) -> None:
-        """See the iteration's duels of the whole block: (agents, d) and (agents,)."""
+        """See the duels: (rows, d) and (rows,)."""
 
     def state(self) -> dict[str, Array]:
         """Return what must outlive the process, as arrays that do not change any more."""
@@ -45,6 +55,8 @@ class Policy(Protocol):
 
 class Synchronized:
     """Selects with theta_sync and W_sync of the last broadcast (Algorithm 1, lines 4 and 5)."""
+
+    waits = True
 
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         self._selector = Selector(settings, streams, arrays)
@@ -58,12 +70,12 @@ class Synchronized:
         self._play = play
         self._estimate: tuple[Array, Array] | None = None  # theta_sync, W's factor: when needed
 
-    def select(self, t: int, features: Array) -> tuple[Array, Array]:
+    def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
         """Apply the selection rule."""
         if self._estimate is None:
             make, play = self._arrays.make, self._play
             self._estimate = make(play.theta_sync), moved(play.whitener, self._arrays)
-        return self._selector.select(t, features, *self._estimate, self._num_agents)
+        return self._selector.select(iterations, features, *self._estimate, self._num_agents)
 
     def learn(self, differences: Array, preferences: Array) -> None:
         """Nothing: the server learns."""
@@ -80,6 +92,8 @@ class Synchronized:
 class Alone:
     """LDB: each agent selects with its own theta_i and W_i, and learns from its own duels."""
 
+    waits = False
+
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         agents, d = len(streams.agents), settings.dimension
         self._selector = Selector(settings, streams, arrays)
@@ -92,10 +106,10 @@ class Alone:
     def receive(self, play: Play) -> None:
         """Nothing: no estimate arrives."""
 
-    def select(self, t: int, features: Array) -> tuple[Array, Array]:
+    def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
         """Apply the selection rule, agent by agent."""
         theta, whitener = self._estimates.theta, self._whitener
-        return self._selector.select(t, features, theta, whitener, num_agents=1)
+        return self._selector.select(iterations, features, theta, whitener, num_agents=1)
 
     def learn(self, differences: Array, preferences: Array) -> None:
         """Add a duel to each agent's estimate and information."""
@@ -117,6 +131,8 @@ class Alone:
 class Uniform:
     """Draws each pair uniformly among the pairs of different arms."""
 
+    waits = True
+
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         self._streams = streams
         self._arrays = arrays
@@ -125,9 +141,10 @@ class Uniform:
     def receive(self, play: Play) -> None:
         """Nothing: no estimate is used."""
 
-    def select(self, t: int, features: Array) -> tuple[Array, Array]:
-        """Draw a pair."""
-        pairs = self._arrays.make(self._streams.permutations("pairs", 1, self._num_arms, 2)[:, 0])
+    def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
+        """Draw pairs."""
+        pairs = self._streams.permutations("pairs", len(iterations), self._num_arms, 2)
+        pairs = self._arrays.make(pairs.swapaxes(0, 1).reshape(-1, 2))
         return pairs[:, 0], pairs[:, 1]
 
     def learn(self, differences: Array, preferences: Array) -> None:

@@ -92,8 +92,9 @@ class AgentStreams:
         numbers = self._empty(len(cohorts), iterations, size, *shape)
         for generator, part in zip(self._stream(name, cohorts), numbers, strict=True):
             self._fill(draw, generator, part)
-        by_agent = numbers.swapaxes(1, 2).reshape(-1, iterations, *shape)
-        return by_agent[skipped : skipped + len(self.agents)]
+        # In this order in memory, as agents play iteration by iteration.
+        by_iteration = numbers.swapaxes(0, 1).reshape(iterations, -1, *shape)
+        return by_iteration[:, skipped : skipped + len(self.agents)].swapaxes(0, 1)
 
     def _empty(self, *shape: int) -> Array:
         return np.empty(shape)

@@ -124,9 +124,11 @@ def log_of(group):
     ],
     ids=["defaults", "narrow", "kappa", "heterogeneous", "greedy"],
 )
-@pytest.mark.parametrize("at_once", [1, 2, 8])
-def test_a_group_plays_algorithm_1(changes, at_once, monkeypatch):
-    monkeypatch.setattr(agents_module, "_DRAWN_AT_ONCE", at_once)
+@pytest.mark.parametrize(("drawn", "together"), [(1, 1), (8, 1), (1, 2), (8, 9)])
+def test_a_group_plays_algorithm_1(changes, drawn, together, monkeypatch):
+    """However many iterations are drawn and selected at once."""
+    monkeypatch.setattr(agents_module, "_DRAWN_AT_ONCE", drawn)
+    monkeypatch.setattr(agents_module, "_fitting", lambda _settings: together * N)
     chosen = small(**changes)
     group = AgentGroup(chosen, range(N))
     spans = [(1, 1), (2, 4), (5, 5), (6, 7)]
@@ -144,6 +146,23 @@ def test_a_group_plays_algorithm_1(changes, at_once, monkeypatch):
         seen |= set(preferences.tolist())
         counted = play.last
     assert seen == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("algorithm", ["fldb_ons", "random", "ldb"])
+def test_iterations_selected_at_once_are_those_selected_one_by_one(
+    algorithm, selection, monkeypatch
+):
+    chosen = small(algorithm=algorithm, selection=selection)
+    uploads, (estimate,) = [], estimates(1)
+    for together in (1, 2, 100):
+        monkeypatch.setattr(agents_module, "_fitting", lambda _settings, t=together: t * N)
+        group = AgentGroup(chosen, range(N))
+        uploads.append(group.answer(Broadcast(Play(1, 7, *estimate), np.ones(D)), 0))
+    for other in uploads[1:]:
+        np.testing.assert_allclose(other.gradient, uploads[0].gradient, rtol=1e-12)
+        np.testing.assert_allclose(other.information, uploads[0].information, rtol=1e-12)
+        np.testing.assert_allclose(other.regrets[0].sums, uploads[0].regrets[0].sums, rtol=1e-12)
 
 
 def test_statistics_at_several_points_of_the_same_duels():

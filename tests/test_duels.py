@@ -20,11 +20,10 @@ def numbers_of(t):
 
 def play(log, t):
     differences, preferences, regret = numbers_of(t)
-    row, answers = log.append()
-    row[:] = differences
+    rows, answers, regrets = log.append(1)
+    rows[:] = differences
     answers[:] = preferences
-    log.add_regret(0.25 * regret)  # the agents come in two chunks
-    log.add_regret(0.75 * regret)
+    regrets[:] = regret
 
 
 def played_log(iterations, *, keep=False):
@@ -32,6 +31,23 @@ def played_log(iterations, *, keep=False):
     for t in range(1, iterations + 1):
         play(log, t)
     return log
+
+
+@pytest.mark.parametrize("cuts", [(1, 5), (2, 3, 7), (40,), (1, 1, 30, 4)])
+def test_iterations_added_together_are_those_added_one_by_one(cuts):
+    log, t = DuelLog(AGENTS, D, keep=True), 0
+    for count in cuts:
+        rows, answers, regrets = log.append(count)
+        for place in range(count):
+            differences, preferences, regret = numbers_of(t + place + 1)
+            rows[place * AGENTS : (place + 1) * AGENTS] = differences
+            answers[place * AGENTS : (place + 1) * AGENTS] = preferences
+            regrets[place] = regret
+        t += count
+    one_by_one = played_log(t, keep=True)
+    for together, single in zip(log.all(), one_by_one.all(), strict=True):
+        np.testing.assert_array_equal(together, single)
+    assert log.fresh_regrets().tolist() == one_by_one.fresh_regrets().tolist()
 
 
 def assert_holds(log, *, fresh, everything):
@@ -98,7 +114,7 @@ def test_nothing_beyond_what_was_played_can_be_counted():
 def test_the_log_grows_and_starts_every_regret_at_zero():
     log = played_log(40, keep=True)
     assert_holds(log, fresh=range(1, 41), everything=range(1, 41))
-    log.append()
+    log.append(1)
     assert log.fresh_regrets()[-1] == 0.0
     assert log.fresh_regrets()[:-1].tolist() == [10.0 * t for t in range(1, 41)]
 
@@ -106,7 +122,7 @@ def test_the_log_grows_and_starts_every_regret_at_zero():
 def test_a_row_reused_after_dropping_starts_at_regret_zero():
     log = played_log(4)
     log.acknowledge(4)
-    log.append()
+    log.append(1)
     assert log.fresh_regrets().tolist() == [0.0]
 
 

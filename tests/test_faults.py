@@ -60,21 +60,22 @@ class Witness:
 
     def __enter__(self):
         self.patches = pytest.MonkeyPatch()
-        play, confirm = AgentBlock.play_iteration, SimulatedNodes.confirm
+        play, confirm = AgentBlock.play_iterations, SimulatedNodes.confirm
 
-        def playing(group, t, noise):
-            block = group.agents.start
-            assert t > self.covered.get(block, 0), "a counted iteration is played again"
-            play(group, t, noise)
-            differences, preferences = group.log.fresh()
-            latest = slice(-len(group.agents), None)
-            self.duels[block, t] = differences[latest].copy(), preferences[latest].copy()
+        def playing(group, iterations, noise):
+            block, agents = group.agents.start, len(group.agents)
+            assert iterations.start > self.covered.get(block, 0), "a counted one is played again"
+            play(group, iterations, noise)
+            latest = [each[-len(iterations) * agents :].copy() for each in group.log.fresh()]
+            for place, t in enumerate(iterations):
+                own = slice(place * agents, (place + 1) * agents)
+                self.duels[block, t] = latest[0][own], latest[1][own]
 
         def confirming(members, contributions):
             self.count([each.upload for each in contributions.values()])
             confirm(members, contributions)
 
-        self.patches.setattr(AgentBlock, "play_iteration", playing)
+        self.patches.setattr(AgentBlock, "play_iterations", playing)
         self.patches.setattr(SimulatedNodes, "confirm", confirming)
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,6 +48,10 @@ class Case:
         )
 
 
+def drawn(draw, streams, arms, d):
+    return draw(streams, 1, SimpleNamespace(num_arms=arms, dimension=d))[:, 0]
+
+
 def make_case(name, seed, *, own, agents=N, arms=K, d=D):
     rng = np.random.default_rng(seed)
     lead = (agents,) if own else ()
@@ -57,7 +62,7 @@ def make_case(name, seed, *, own, agents=N, arms=K, d=D):
         features=rng.normal(size=(agents, arms, d)),
         theta=rng.normal(size=(*lead, d)),
         information=information,
-        noise=None if draw is None else draw(AgentStreams(seed, range(agents)), arms, d),
+        noise=None if draw is None else drawn(draw, AgentStreams(seed, range(agents)), arms, d),
     )
 
 
@@ -356,7 +361,7 @@ def test_thompson_draws_have_the_documented_distribution():
     information = np.array([[3.0, 1.0, 0.5], [1.0, 2.0, -0.4], [0.5, -0.4, 1.0]])
     theta = np.array([0.4, -0.2, 0.1])
     covariance = width**2 * np.linalg.inv(information)
-    noise = selection.selector.normal_per_draw(AgentStreams(0, range(draws)), 2, 3)
+    noise = drawn(selection.selector.normal_per_draw, AgentStreams(0, range(draws)), 2, 3)
     for direction in (*np.eye(3), np.array([1.0, -2.0, 0.5])):
         arms = np.tile(np.stack([direction, -direction]), (draws, 1, 1))
         chosen = selection.thompson(arms, theta, whiten(information), width, noise)
@@ -393,7 +398,7 @@ def test_thompson_samples_have_mean_theta_and_covariance_of_the_inverse(own):
 
 
 def test_gumbel_noise_is_gumbel():
-    noise = selection.selector.gumbel_per_arm(AgentStreams(0, range(2000)), 10, 3)
+    noise = drawn(selection.selector.gumbel_per_arm, AgentStreams(0, range(2000)), 10, 3)
     assert noise.shape == (2000, 10)
     assert stats.kstest(noise.ravel(), "gumbel_r").pvalue > 1e-3
 
@@ -403,7 +408,7 @@ def test_gumbel_noise_is_finite_at_both_ends():
         def random(self, name, iterations, *shape):
             return np.array([[[0.0, 1.0 - 2.0**-53]]])
 
-    assert np.isfinite(selection.selector.gumbel_per_arm(Ends(0, range(1)), 2, 3)).all()
+    assert np.isfinite(drawn(selection.selector.gumbel_per_arm, Ends(0, range(1)), 2, 3)).all()
 
 
 def test_colstim_cuts_the_noise_off_at_the_width():
@@ -440,7 +445,7 @@ def select_all(name, blocks, *, own=False, iterations=4):
             agents = np.array(block)
             theta = case.theta[agents] if own else case.theta
             root = whitener[agents] if own else whitener
-            rows.append(selector.select(t, contexts[t - 1, agents], theta, root, 10))
+            rows.append(selector.select(range(t, t + 1), contexts[t - 1, agents], theta, root, 10))
         chosen.append(np.stack(rows))
     return np.concatenate(chosen, axis=2)
 
@@ -462,13 +467,15 @@ def test_selector_passes_the_width_of_theory(name):
     streams = AgentStreams(settings.seed, range(10))
     draw = RULES[name].noise
     for t in (1, 2, 5):
-        noise = None if draw is None else draw(streams, K, D)
+        noise = None if draw is None else draw(streams, 1, settings)[:, 0]
         right = RULES[name].select(
             case.features, case.theta, whiten(case.information), theory.width(t, 7, settings), noise
         )
         if t == 1:
             selector = Selector(settings, AgentStreams(settings.seed, range(10)))
-        chosen = selector.select(t, case.features, case.theta, whiten(case.information), 7)
+        chosen = selector.select(
+            range(t, t + 1), case.features, case.theta, whiten(case.information), 7
+        )
         np.testing.assert_array_equal(chosen, right)
 
 
@@ -480,7 +487,9 @@ def test_noise_changes_with_the_iteration_and_the_seed(name):
     for seed in (0, 1):
         selector = Selector(make_settings(name), AgentStreams(seed, range(10)))
         for t in range(1, 21):
-            pair = selector.select(t, features[t - 1], case.theta, whiten(case.information), 10)
+            pair = selector.select(
+                range(t, t + 1), features[t - 1], case.theta, whiten(case.information), 10
+            )
             chosen.append(np.stack(pair).tobytes())
     assert len(set(chosen)) > 30
 
@@ -490,7 +499,7 @@ def test_deterministic_rules_draw_nothing(name):
     streams = AgentStreams(0, range(10))
     case = make_case(name, 1, own=False)
     Selector(make_settings(name), streams).select(
-        1, case.features, case.theta, whiten(case.information), 10
+        range(1, 2), case.features, case.theta, whiten(case.information), 10
     )
     assert streams.state() == {}
 
@@ -502,5 +511,5 @@ def test_the_synchronized_policy_uses_the_rule_of_the_settings(name):
     selector = Selector(settings, AgentStreams(settings.seed, range(10)))
     whitener = whiten(np.eye(D) * settings.ridge / settings.kappa_mu)
     for t, features in enumerate(features_of(3), start=1):
-        right = selector.select(t, features, np.zeros(D), whitener, 10)
-        np.testing.assert_array_equal(policy.select(t, features), right)
+        right = selector.select(range(t, t + 1), features, np.zeros(D), whitener, 10)
+        np.testing.assert_array_equal(policy.select(range(t, t + 1), features), right)

@@ -2,10 +2,11 @@ r"""The selection rules: pure functions, each with its formula and its source.
 
 All have one signature, ``rule(features, theta, whitener, width, noise)``:
 
-- features: the arms, (agents, arms, d);
+- features: the arms, (agents, arms, d); an agent may be there several times, once an iteration;
 - theta: the estimate, (d,), or (agents, d) for one per agent;
 - whitener: ``C`` with ``||x||_{W^-1} = ||x C||_2``, (d, d) or (agents, d, d);
-- width: ``beta_scale * beta_t / kappa_mu`` (:func:`~fldb_flower.theory.width`);
+- width: ``beta_scale * beta_t / kappa_mu`` (:func:`~fldb_flower.theory.width`), or one for
+  each agent, (agents,);
 - noise: standard draws for the rules that need them, shape as they say; others ignore it.
 
 They return the first and the second arm's numbers, (agents,) each, and raise
@@ -26,14 +27,22 @@ from __future__ import annotations
 import math
 
 from fldb_flower.arrays import Array, namespace
-from fldb_flower.selection.scores import norms, pick, rewards, tie_breaks, tie_step
+from fldb_flower.selection.scores import (
+    Width,
+    column,
+    norms,
+    pick,
+    rewards,
+    tie_breaks,
+    tie_step,
+)
 from fldb_flower.selection.whiteners import transposed, whitened
 
 Pair = tuple[Array, Array]
 
 
 def ucb(
-    features: Array, theta: Array, whitener: Array, width: float, _noise: Array | None = None
+    features: Array, theta: Array, whitener: Array, width: Width, _noise: Array | None = None
 ) -> Pair:
     r"""Return the paper's pair (Algorithm 1, lines 4 and 5).
 
@@ -54,7 +63,7 @@ def ucb(
 
 
 def _challenger(
-    features: Array, predicted: Array, first: Array, whitener: Array, width: float
+    features: Array, predicted: Array, first: Array, whitener: Array, width: Width
 ) -> Array:
     """Return the arm that may beat ``first`` by most: the second arm of ucb and colstim."""
     xp = namespace(features)
@@ -63,12 +72,12 @@ def _challenger(
     relative -= features.reshape(relative.shape)
     # theta . phi(first) is the same for all of an agent's arms and does not move the argmax.
     scores = norms(relative.reshape(features.shape), whitener)
-    scores *= width
+    scores *= column(width)
     scores += predicted
     return xp.argmax(scores, axis=1)
 
 
-def colstim(features: Array, theta: Array, whitener: Array, width: float, noise: Array) -> Pair:
+def colstim(features: Array, theta: Array, whitener: Array, width: Width, noise: Array) -> Pair:
     r"""Return CoLSTIM's pair: a leader perturbed as people's answers are, and its challenger.
 
     ``first = argmax theta . phi(x) + eps_x ||phi(x)||_{W^-1}`` with ``eps_x`` the noise
@@ -96,12 +105,12 @@ def colstim(features: Array, theta: Array, whitener: Array, width: float, noise:
     ties = tie_breaks(features, theta, whitener, width)
     predicted = rewards(features, theta)
     predicted -= ties
-    perturbation = xp.clip(noise, -width, width) * norms(features, whitener)
+    perturbation = xp.clip(noise, -column(width), column(width)) * norms(features, whitener)
     first = xp.argmax(predicted + perturbation, axis=1)
     return first, _challenger(features, predicted, first, whitener, width)
 
 
-def thompson(features: Array, theta: Array, whitener: Array, width: float, noise: Array) -> Pair:
+def thompson(features: Array, theta: Array, whitener: Array, width: Width, noise: Array) -> Pair:
     r"""Return the favourites of two independent draws from a Gaussian posterior.
 
     ``first = argmax theta_1 . phi(x)`` and ``second = argmax theta_2 . phi(x)`` with
@@ -144,14 +153,14 @@ def thompson(features: Array, theta: Array, whitener: Array, width: float, noise
     deviations = whitened(noise, transposed(whitener))  # (agents, 2, d): row j is C n_j
     reach = math.sqrt(float(xp.max(noise * noise)) * noise.shape[-1])  # >= ||n_j||
     ties = tie_breaks(features, theta, whitener, width * reach)
-    sampled = (theta if theta.ndim == 1 else theta[:, None, :]) + width * deviations
+    sampled = (theta if theta.ndim == 1 else theta[:, None, :]) + column(width, 2) * deviations
     scores = features @ xp.matrix_transpose(sampled)  # (agents, arms, 2)
     chosen = xp.argmax(scores - ties[:, None], axis=1)
     return chosen[:, 0], chosen[:, 1]
 
 
 def maxpairucb(
-    features: Array, theta: Array, whitener: Array, width: float, _noise: Array | None = None
+    features: Array, theta: Array, whitener: Array, width: Width, _noise: Array | None = None
 ) -> Pair:
     r"""Return the pair whose sum of rewards may be largest: both arms are optimistic.
 
@@ -170,12 +179,12 @@ def maxpairucb(
     predicted = rewards(features, theta)
     scores = _pair_norms(features, whitener)
     for first, row in enumerate(scores):
-        scores[first] = width * row + predicted[:, first:] + predicted[:, first : first + 1]
+        scores[first] = column(width) * row + predicted[:, first:] + predicted[:, first : first + 1]
     return _best_pair(scores, step)
 
 
 def maxinp(
-    features: Array, theta: Array, whitener: Array, width: float, _noise: Array | None = None
+    features: Array, theta: Array, whitener: Array, width: Width, _noise: Array | None = None
 ) -> Pair:
     r"""Return the most informative pair among the arms that may be best.
 
@@ -204,13 +213,13 @@ def maxinp(
     return _best_pair(pair_norms, tie_step(features, xp.zeros_like(theta), whitener, 1.0))
 
 
-def _candidates(predicted: Array, pair_norms: list[Array], width: float, step: float) -> Array:
+def _candidates(predicted: Array, pair_norms: list[Array], width: Width, step: float) -> Array:
     """Which arms no other arm surely beats: (agents, arms), of bool."""
     xp = namespace(predicted)
     beaten = xp.zeros_like(predicted, dtype=xp.bool)
     for first, row in enumerate(pair_norms):
         lead = predicted[:, first : first + 1] - predicted[:, first:]
-        margin = width * row + step
+        margin = column(width) * row + step
         beaten[:, first:] |= lead > margin
         beaten[:, first] |= xp.any(-lead > margin, axis=1)
     return ~beaten

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import TypeAlias
 
 from fldb_flower.arrays import Array, namespace
 from fldb_flower.selection.whiteners import LowRank, largest_norm, whitened
@@ -11,7 +12,15 @@ from fldb_flower.selection.whiteners import LowRank, largest_norm, whitened
 TIE = 1e-14
 """Relative difference below which scores are ties, in double precision."""
 
+Width: TypeAlias = float | Array
+"""Of the confidence interval: for all agents, or one for each, (agents,)."""
+
 _EPSILON = sys.float_info.epsilon
+
+
+def column(width: Width, axes: int = 1) -> Width:
+    """Return the width with axes after that of agents, to multiply their arms by."""
+    return width if isinstance(width, float) else width.reshape((-1, *[1] * axes))
 
 
 def rewards(features: Array, theta: Array) -> Array:
@@ -41,7 +50,7 @@ def pick(values: Array, arms: Array) -> Array:
     return xp.take(values.reshape((-1, *rest)), places, axis=0)
 
 
-def tie_breaks(features: Array, theta: Array, whitener: Array, width: float) -> Array:
+def tie_breaks(features: Array, theta: Array, whitener: Array, width: Width) -> Array:
     """Return what to subtract from scores so that ties go to the lowest number: (arms,).
 
     Scores that only rounding errors tell apart are ties: the order in which a processor
@@ -57,7 +66,7 @@ def tie_breaks(features: Array, theta: Array, whitener: Array, width: float) -> 
     return step * xp.arange(features.shape[1], dtype=features.dtype, device=features.device)
 
 
-def tie_step(features: Array, theta: Array, whitener: Array, width: float) -> float:
+def tie_step(features: Array, theta: Array, whitener: Array, width: Width) -> float:
     """Largest difference of two scores ``theta . phi(x) + width ||x||_{W^-1}`` that is a tie.
 
     Larger than rounding errors and smaller than any real difference: it scales with a bound
@@ -68,6 +77,7 @@ def tie_step(features: Array, theta: Array, whitener: Array, width: float) -> fl
     FloatingPointError
         A feature, theta or W is NaN or infinite.
     """
+    width = width if isinstance(width, float) else float(namespace(width).max(width))
     bound = _norm(features) * (_largest_norm(theta, 1) + width * largest_norm(whitener))
     if not math.isfinite(bound):
         raise FloatingPointError("a feature is not a finite number")

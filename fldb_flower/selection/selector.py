@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from fldb_flower import theory
 from fldb_flower.arrays import Array, Arrays, namespace
 from fldb_flower.selection.rules import Pair, colstim, maxinp, maxpairucb, thompson, ucb
+from fldb_flower.selection.scores import Width
+from fldb_flower.selection.whiteners import Whitener
 from fldb_flower.settings import Settings
 from fldb_flower.streams import AgentStreams
 
 STREAM = "selection"
 
 
-def gumbel_per_arm(streams: AgentStreams, num_arms: int, dimension: int) -> Array:  # noqa: ARG001
-    """Draw standard Gumbel noise for each arm: (agents, arms)."""
-    uniform = streams.random(STREAM, 1, num_arms)[:, 0]
+def gumbel_per_arm(streams: AgentStreams, iterations: int, settings: Settings) -> Array:
+    """Draw standard Gumbel noise for each arm: (agents, iterations, arms)."""
+    uniform = streams.random(STREAM, iterations, settings.num_arms)
     xp = namespace(uniform)
     return -xp.log(2.0**-54 - xp.log1p(-uniform))  # -log of an exponential; finite at 0 as well
 
 
-def normal_per_draw(streams: AgentStreams, num_arms: int, dimension: int) -> Array:  # noqa: ARG001
-    """Draw standard normal noise for two draws of theta: (agents, 2, d)."""
-    return streams.standard_normal(STREAM, 1, 2, dimension)[:, 0]
+def normal_per_draw(streams: AgentStreams, iterations: int, settings: Settings) -> Array:
+    """Draw standard normal noise for two draws of theta: (agents, iterations, 2, d)."""
+    return streams.standard_normal(STREAM, iterations, 2, settings.dimension)
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,12 @@ class Rule:
         ``select(features, theta, whitener, width, noise)``, see
         :mod:`~fldb_flower.selection.rules`.
     noise : callable or None
-        Draws one iteration's noise from (streams, arms, d): (agents, ...). None: the rule
+        Draws noise from (streams, iterations, settings): (agents, iterations, ...). None: the rule
         is deterministic.
     """
 
-    select: Callable[[Array, Array, Array, float, Array | None], Pair]
-    noise: Callable[[AgentStreams, int, int], Array] | None = None
+    select: Callable[[Array, Array, Whitener, Width, Array | None], Pair]
+    noise: Callable[[AgentStreams, int, Settings], Array] | None = None
 
 
 RULES = {
@@ -75,17 +79,24 @@ class Selector:
         self._rule = RULES[settings.selection]
 
     def select(
-        self, t: int, features: Array, theta: Array, whitener: Array, num_agents: int
+        self,
+        iterations: range,
+        features: Array,
+        theta: Array,
+        whitener: Whitener,
+        num_agents: int,
     ) -> Pair:
-        """Return the two arms' numbers of iteration t, each (agents,).
+        """Return the two arms' numbers, each (rows,).
 
         Parameters
         ----------
-        t : int
-            Iteration, from 1; each once, in order: the noise comes from streams.
-        features, theta, whitener : Array
-            See :mod:`~fldb_flower.selection.rules`: (agents, arms, d), and one theta and
-            whitener for all agents of the block or for each.
+        iterations : range
+            From 1; each once, in order: the noise comes from streams.
+        features : Array
+            (rows, arms, d): a row for each agent in the first iteration, in the second, ...
+        theta, whitener : Array
+            See :mod:`~fldb_flower.selection.rules`: for all agents of the block, or one for each
+            if it is a single iteration.
         num_agents : int
             Agents whose duels are in W: N, or 1 for agents that learn alone.
 
@@ -97,7 +108,10 @@ class Selector:
         rule, settings = self._rule, self._settings
         noise = None
         if rule.noise is not None:
-            drawn = rule.noise(self._streams, settings.num_arms, settings.dimension)
-            noise = self._arrays.make(drawn)
-        width = theory.width(t, num_agents, settings)
+            drawn = rule.noise(self._streams, len(iterations), settings).swapaxes(0, 1)
+            noise = self._arrays.make(drawn.reshape(-1, *drawn.shape[2:]))
+        widths = [theory.width(t, num_agents, settings) for t in iterations]
+        width: Width = widths[0]
+        if len(widths) > 1:
+            width = self._arrays.make(np.repeat(widths, len(features) // len(widths)))
         return rule.select(features, theta, whitener, width, noise)
