@@ -6,6 +6,7 @@ neither rewards nor the server.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,8 +16,8 @@ from fldb_flower.arrays import Array, Arrays, copy, to_numpy
 from fldb_flower.federation import Play
 from fldb_flower.forms import make_form
 from fldb_flower.local import LocalEstimates
-from fldb_flower.selection import Selector, whiten
-from fldb_flower.selection.whiteners import moved
+from fldb_flower.selection import Selector
+from fldb_flower.selection.whiteners import add_to_whiteners, moved
 from fldb_flower.settings import Settings
 from fldb_flower.streams import AgentStreams
 
@@ -90,7 +91,10 @@ class Synchronized:
 
 
 class Alone:
-    """LDB: each agent selects with its own theta_i and W_i, and learns from its own duels."""
+    """LDB: each agent selects with its own theta_i and W_i, and learns from its own duels.
+
+    Of W_i it keeps the whitener alone, and updates it.
+    """
 
     waits = False
 
@@ -98,34 +102,31 @@ class Alone:
         agents, d = len(streams.agents), settings.dimension
         self._selector = Selector(settings, streams, arrays)
         self._estimates = LocalEstimates(agents, d, settings.ridge, arrays)
-        identity = arrays.eye(d) * (settings.ridge / settings.kappa_mu)
         self._arrays = arrays
-        self._information = arrays.zeros(agents, d, d) + identity  # W_i
-        self._whitener = whiten(self._information)
+        identity = arrays.eye(d) * math.sqrt(settings.kappa_mu / settings.ridge)
+        self._whiteners = arrays.zeros(agents, d, d) + identity  # W_i^-1/2
 
     def receive(self, play: Play) -> None:
         """Nothing: no estimate arrives."""
 
     def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
         """Apply the selection rule, agent by agent."""
-        theta, whitener = self._estimates.theta, self._whitener
-        return self._selector.select(iterations, features, theta, whitener, num_agents=1)
+        theta, whiteners = self._estimates.theta, self._whiteners
+        return self._selector.select(iterations, features, theta, whiteners, num_agents=1)
 
     def learn(self, differences: Array, preferences: Array) -> None:
         """Add a duel to each agent's estimate and information."""
         self._estimates.add(differences, preferences)
-        self._information += differences[:, :, None] * differences[:, None, :]
-        self._whitener = whiten(self._information)
+        add_to_whiteners(self._whiteners, differences)
 
     def state(self) -> dict[str, Array]:
-        """Return the estimates, the duels behind them, and the information."""
-        return {"information": to_numpy(copy(self._information)), **self._estimates.state()}
+        """Return the estimates, the duels behind them, and the whiteners."""
+        return {"whiteners": to_numpy(copy(self._whiteners)), **self._estimates.state()}
 
     def restore(self, state: dict[str, Array]) -> None:
         """Take them back."""
         self._estimates.restore(state)
-        self._information = self._arrays.make(np.array(state["information"]))
-        self._whitener = whiten(self._information)
+        self._whiteners = self._arrays.make(np.array(state["whiteners"]))
 
 
 class Uniform:

@@ -15,6 +15,7 @@ from fldb_flower.errors import ConvergenceError, SettingsError
 from fldb_flower.federation import Upload
 from fldb_flower.forms import Diagonal, Sketch
 from fldb_flower.local import LocalEstimates
+from fldb_flower.selection.whiteners import add_to_whiteners
 
 N, D = 40, 3
 RIDGES = [1 / 500, 0.1, 2.0]
@@ -374,6 +375,52 @@ def test_local_estimates_are_stationary_points(seed, scale, ridge, count):
         )
         theta = estimates.theta[agent]
         assert distance_left(own, theta, ridge) <= 1e-7 * (1 + np.linalg.norm(theta))
+
+
+@property_test
+@given(
+    seed=st.integers(0, 10**6),
+    d=st.integers(1, 12),
+    count=st.integers(1, 16),
+    ridge=st.sampled_from(RIDGES),
+    scale=st.sampled_from([1e-3, 1.0, 30.0]),
+    repeats=st.booleans(),
+    duplicated=st.booleans(),
+)
+def test_local_estimates_before_and_after_duels_span_the_features(  # noqa: PLR0917
+    seed, d, count, ridge, scale, repeats, duplicated
+):
+    """With duels that do not span anything new: of an arm against itself, or asked before."""
+    rng = np.random.default_rng(seed)
+    differences = scale * rng.standard_normal((count, 2, d))
+    differences[rng.random(count) < 0.2] = 0.0
+    if repeats:
+        differences = differences[rng.integers(count, size=count) // 3]
+    if duplicated:
+        differences[..., -1] = differences[..., 0]
+    preferences = (rng.random((count, 2)) < 0.5).astype(float)
+    estimates = LocalEstimates(2, d, ridge)
+    for duels in zip(differences, preferences, strict=True):
+        estimates.add(*duels)
+    for agent in range(2):
+        own = Asked(differences[:, agent], preferences[:, agent])
+        theta = estimates.theta[agent]
+        assert distance_left(own, theta, ridge) <= 1e-8 * np.linalg.norm(theta) + 1e-14
+
+
+@property_test
+@given(seed=st.integers(0, 10**6), d=st.integers(1, 12), count=st.integers(1, 20))
+def test_whiteners_square_to_the_inverse(seed, d, count):
+    rng = np.random.default_rng(seed)
+    ridges = rng.uniform(0.1, 10.0, 3)
+    whiteners = np.eye(d) / np.sqrt(ridges)[:, None, None]
+    information = np.eye(d) * ridges[:, None, None]
+    for differences in rng.standard_normal((count, 3, d)):
+        add_to_whiteners(whiteners, differences)
+        information += differences[:, :, None] * differences[:, None, :]
+    np.testing.assert_allclose(
+        whiteners @ whiteners.swapaxes(1, 2), np.linalg.inv(information), rtol=1e-9, atol=1e-12
+    )
 
 
 def test_many_features_and_warm_starts_far_out_are_no_trouble(monkeypatch):

@@ -3,6 +3,8 @@
 `pyproject.toml` turns RuntimeWarning into an error, so each test also says "no warning".
 """
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from conftest import nested
@@ -12,6 +14,7 @@ from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation import Upload
 from fldb_flower.history import History
+from fldb_flower.local import add_to_whiteners
 from fldb_flower.preference import derivatives, information
 from fldb_flower.selection import ucb, whiten
 from fldb_flower.settings import from_nested
@@ -37,6 +40,56 @@ def test_1e5_rank_one_updates_keep_w_symmetric_and_factorisable():
     np.testing.assert_allclose(whitener.T @ w @ whitener, np.eye(d), atol=1e-10)
     # 10^5 draws of N(0, I): W / 10^5 is close to I (law of large numbers).
     np.testing.assert_allclose(w / 10**5, np.eye(d), atol=0.03)
+
+
+def exact_norm(vector, information):
+    """``||x||_{W^-1}`` by elimination in fractions."""
+    rows = [[*row, Fraction(float(x))] for row, x in zip(information, vector, strict=True)]
+    square = Fraction(0)
+    while rows:  # x^T W^-1 x is the sum of the squares that elimination leaves, each by its pivot
+        pivot, *rest = rows
+        square += pivot[-1] ** 2 / pivot[0]
+        rows = [
+            [entry - row[0] / pivot[0] * top for entry, top in zip(row, pivot, strict=True)][1:]
+            for row in rest
+        ]
+    return float(square) ** 0.5
+
+
+def test_1e5_updates_of_whiteners():
+    """Of four kinds of duels, in three units each: an agent for each combination.
+
+    Features are 16ths, so that sums of their products are exact in double precision. Summing
+    W and factoring it fails here: beside 1e12, 1/512 is lost, and repeats leave it singular.
+    """
+    rng = np.random.default_rng(0)
+    d, count, scales = 4, 10**5, np.array([2.0**-20, 1.0, 2.0**20])
+    kinds = np.round(16 * rng.standard_normal((count, 4, d))) / 16
+    kinds[:, 1, -1] = kinds[:, 1, 0]  # a duplicated column
+    kinds[:, 2] = kinds[:3, 2][rng.integers(3, size=count)]  # three duels, again and again
+    kinds[::2, 3] = 0.0  # an arm against itself, every other time
+    duels = (kinds[:, :, None] * scales[:, None]).reshape(count, 12, d)
+    whiteners = np.tile(np.eye(d) * 512**0.5, (12, 1, 1))
+    for differences in duels:
+        add_to_whiteners(whiteners, differences)
+    sums = np.einsum("tai,taj->aij", duels, duels)
+    ridge = np.array([[Fraction(int(i == j), 512) for j in range(d)] for i in range(d)])
+    for agent in range(12):
+        exactly = np.vectorize(Fraction, otypes=[object])(sums[agent]) + ridge
+        size = np.linalg.norm(whiteners[agent])
+        for vector in (*rng.standard_normal((3, d)), duels[1, agent], np.array([1, 0, 0, -1.0])):
+            norm = np.linalg.norm(vector @ whiteners[agent])
+            rounding = 1e-15 * size * np.linalg.norm(vector)
+            assert norm == pytest.approx(exact_norm(vector, exactly), rel=1e-9, abs=rounding)
+
+
+def test_a_duel_1e7_times_as_informative_as_all_before():
+    """Features of scale 1e6: the first duel's direction is shrunk by 1e7 and stays exact."""
+    u, other = np.array([3e6, 0.0, 4e6]), np.array([4.0, 7.0, -3.0])
+    whiteners = np.eye(3)[None] * 5.0
+    add_to_whiteners(whiteners, u[None])
+    assert np.linalg.norm(u @ whiteners[0]) == pytest.approx(1.0, rel=1e-7)
+    assert np.linalg.norm(other @ whiteners[0]) == pytest.approx(5 * 74**0.5, rel=1e-12)
 
 
 def test_the_same_duel_1000_times():
