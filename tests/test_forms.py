@@ -35,6 +35,7 @@ from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
 from simulations.run import run
 
+RNG = np.random.default_rng(11)
 property_test = hypothesis_settings(deadline=None, derandomize=True, max_examples=100)
 
 SETTINGS = {
@@ -226,6 +227,28 @@ def test_a_rounded_matrix_is_covered(seed, n, exponents, ridge):
     in_units = (covered - exact) / np.outer(scale, scale)
     assert lowest(in_units) >= -1e-12
     assert np.abs(in_units).max() <= 2**-24 * 7  # d + 1 rounding errors of an entry
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_w_stays_positive_definite_through_single_precision(name):
+    """A thousand uploads of two duels that are nearly alike, in a few of many directions."""
+    form, rng = {"full": Full(40), "diagonal": Diagonal(40), "sketch": Sketch(40, 3)}[name], RNG
+    asked, ridge = Broadcast(None, np.zeros(40), hessian=True), 1 / 500
+    information = form.identity(ridge)
+    directions = 30.0 * rng.standard_normal((5, 40))
+    for _ in range(1000):
+        x = directions[rng.integers(5)] + 1e-3 * rng.standard_normal((2, 40))
+        upload = statistics(asked, x, np.ones(2), x, form)
+        received = decode_statistics(
+            encode_statistics(upload, asked, "float32"), 2, asked, form, "float32"
+        )
+        information = form.total([information, received.information])
+    vector, ask = encode_broadcast(
+        Broadcast(Play(1, 2, np.zeros(40), information), None), "float32"
+    )
+    for matrix in (information, decode_broadcast(vector, ask, form).play.information):
+        assert lowest(dense(matrix)) > 0.999 * ridge
+        form.whiten(matrix)
 
 
 @every_form
