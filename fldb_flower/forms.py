@@ -85,6 +85,10 @@ class Form(ABC):
         """
         return matrix
 
+    def turned(self, matrix: Vector) -> Vector:
+        """Return the same matrix, written in a way that tells nothing else about its rows."""
+        return matrix
+
     @abstractmethod
     def solve(self, matrix: Array, vector: Array, ridge: float = 0.0) -> Array:
         """Return ``(M + ridge I)^-1 v``, (d,)."""
@@ -206,7 +210,8 @@ class Sketch(Form):
     FLDB-ONS diverged; with delta / 2, which halves the error, its regret was up to a tenth larger.)
     A matrix of rank at most m is kept exactly.
 
-    The rows are singular vectors, not duels: they tell what W_new tells, no more.
+    Rows are singular vectors, which can be the duels themselves, as where these are orthogonal.
+    Before they leave a device, :meth:`turned` mixes them at random.
 
     References
     ----------
@@ -261,6 +266,17 @@ class Sketch(Form):
         matrix[: kept.shape[0]] = kept
         matrix[m] = constant + delta
         return matrix
+
+    def turned(self, matrix: Vector) -> Vector:
+        """See :class:`Form`.
+
+        B is multiplied by a random orthogonal matrix, from the left. Uniformly drawn as it is, what
+        becomes of B depends on ``B^T B`` alone, and on luck.
+        """
+        drawn = np.random.default_rng().standard_normal((self.rank, self.rank))
+        orthogonal, upper = np.linalg.qr(drawn)
+        orthogonal *= np.sign(np.diagonal(upper))  # uniform only with this (Mezzadri 2007)
+        return np.vstack([orthogonal @ matrix[:-1], matrix[-1:]])
 
     def pack(self, matrix: Array) -> Vector:
         """See :class:`Form`."""

@@ -17,13 +17,16 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from clients.device import DeviceAgent, Limits
 from clients.preference_agent import PreferenceAgent
 from clients.store import DuelStore
 from fldb_flower import theory
 from fldb_flower.checkpoints import load_checkpoint
 from fldb_flower.errors import CheckpointError, FldbError, OutputError, SettingsError
-from fldb_flower.forms import form_of
+from fldb_flower.federation import Broadcast
+from fldb_flower.forms import form_of, make_form
 from fldb_flower.history import History
+from fldb_flower.messages import decode_statistics, encode_broadcast
 from fldb_flower.selection import ucb
 from fldb_flower.settings import from_flat, to_flat
 from simulations.engines.inprocess import InProcessGrid
@@ -257,6 +260,28 @@ def test_devices_say_less_in_another_form_or_precision(tmp_path, changes):
         )
         assert duel.first == pair[0][0]
         assert duel.second == pair[1][0] or pair[0][0] == pair[1][0]  # then it shows another one
+
+
+def test_rows_of_a_sketch_are_turned_at_random_before_they_leave(tmp_path):
+    """Of rank 1 that is their sign: the same W_new each time, and either sign."""
+    federation = Federation(tmp_path, devices=1, information="sketch", **{"sketch-rank": 1})
+    federation.answer(0, 4)
+    settings = from_flat(federation.config, "a test")
+    broadcast, rows = Broadcast(None, np.ones(D), hessian=True), []
+    vector, ask = encode_broadcast(broadcast)
+    with DuelStore(federation.stores[0]) as store:
+        agent = DeviceAgent(store, settings, Limits(1, 10_000))
+        config = {"ask": list(ask), "device": store.device_id, "upto": -1, "duels": 0}
+        for _ in range(40):
+            (sent,), count, _ = agent.fit([vector], config)
+            upload = decode_statistics(sent, count, broadcast, make_form(settings))
+            rows.append((upload.information[0], upload.hessian[0]))
+    for first, *others in zip(*rows, strict=True):
+        for other in others:
+            np.testing.assert_allclose(np.outer(other, other), np.outer(first, first), rtol=1e-12)
+        assert {float(np.sign(row @ first)) for row in others} == {-1.0, 1.0}
+    signs = {(a @ rows[0][0] > 0, b @ rows[0][1] > 0) for a, b in rows}
+    assert len(signs) == 4  # each matrix by itself
 
 
 def test_results_say_who_took_part_and_what_was_predicted(tmp_path):

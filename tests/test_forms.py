@@ -125,7 +125,35 @@ def test_a_sketch_by_hand():
     assert sketch[-1].tolist() == pytest.approx([1.0] * 4)
 
 
-def test_rows_of_a_sketch_are_not_the_duels():
+@every_form
+def test_a_turned_matrix_is_the_same_matrix(name):
+    form = FORMS[name]
+    matrix = form.total([form.identity(0.2), form.gram(some_rows(3, 9))])
+    np.testing.assert_allclose(dense(form.turned(matrix)), dense(matrix), atol=1e-12)
+
+
+def test_a_turn_is_uniform():
+    """The first row of a uniform orthogonal matrix is uniform on the sphere: mean 0, square 1/m."""
+    form, rows = Sketch(5, 3), np.eye(5)[:3]
+    entries = np.array(
+        [form.turned(np.vstack([rows, np.zeros((1, 5))]))[0, :3] for _ in range(4000)]
+    )
+    error = 1 / math.sqrt(4000)
+    assert np.abs(entries.mean(axis=0)).max() < 4 * error
+    np.testing.assert_allclose((entries**2).mean(axis=0), 1 / 3, atol=4 * error)
+
+
+def test_turned_rows_of_a_sketch_are_not_the_duels():
+    """Orthogonal duels of one length are their own singular vectors; W_new tells their plane."""
+    rows = np.array([[1.0, -1.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0, 0.0, 0.0]])
+    plain = FORMS["sketch"].gram(rows)
+    products = np.abs(plain[:-1] @ rows.T)
+    np.testing.assert_allclose(np.sort(products, axis=None), [0, 0, 2, 2], atol=1e-12)
+    turned = FORMS["sketch"].turned(plain)[:-1]
+    assert min(np.abs(turned - s * row).sum(axis=1).min() for row in rows for s in (1, -1)) > 1e-3
+
+
+def test_rows_of_a_sketch_are_not_the_duels_in_general():
     """Two duels are turned, by a rotation that only they know: W_new tells as much."""
     rows = np.array([[1.0, 2.0, 3.0, 0.0, 0.0, 0.0], [3.0, -1.0, 0.5, 0.0, 0.0, 1.0]])
     kept = FORMS["sketch"].gram(rows)[:-1]
