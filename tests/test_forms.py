@@ -399,6 +399,21 @@ def test_lies_are_refused_in_every_form(name, lie):
     assert reasons[1].startswith(reason)
 
 
+@every_form
+def test_of_undecided_duels_the_hessian_is_known(name):
+    """At theta = 0, mu' is 1/4 for every duel: H = W_new / 4, and neither more nor less."""
+    upload, broadcast = told(FORMS[name], np.zeros(6), some_rows(2, 2), np.ones(2))
+    if name == "sketch":  # where a matrix is B^T B, a number times B is its square times the matrix
+        np.testing.assert_allclose(dense(upload.hessian), dense(upload.information) / 4, atol=1e-12)
+    else:
+        np.testing.assert_allclose(upload.hessian, upload.information / 4, atol=1e-12)
+    for factor, reason in ((1.0, ""), (1.001, "Hessian is larger"), (0.999, "Hessian is smaller")):
+        scaled = factor**0.5 if name == "sketch" else factor
+        lie = upload._replace(hessian=scaled * upload.hessian)
+        assert implausible([lie], broadcast, 100.0)[0].startswith(reason)
+        assert bool(implausible([lie], broadcast)[0]) == bool(reason)
+
+
 def test_of_few_duels_a_sketch_leaves_nothing_out():
     """A liar may not say that two duels of a sketch of rank 2 were in all directions."""
     form = FORMS["sketch"]

@@ -450,6 +450,17 @@ def select_all(name, blocks, *, own=False, iterations=4):
     return np.concatenate(chosen, axis=2)
 
 
+@pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 65, 130])
+def test_whiteners_of_any_size_are_inverse_factors(d):
+    """Of one matrix, and of several at once: C C^T = W^-1, C upper triangular."""
+    duels = np.random.default_rng(d).standard_normal((2, 3 * d, d))
+    several = np.swapaxes(duels, 1, 2) @ duels + 0.1 * np.eye(d)
+    for information, c in zip(several, whiten(several), strict=True):
+        np.testing.assert_allclose(c @ c.T, np.linalg.inv(information), rtol=1e-9, atol=1e-13)
+        np.testing.assert_array_equal(c, np.triu(c))
+        np.testing.assert_allclose(whiten(information), c, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", RULES)
 def test_blocks_do_not_matter(name, own):
