@@ -19,6 +19,7 @@ import numpy as np
 
 from fldb_flower import preference
 from fldb_flower.arrays import Array
+from fldb_flower.errors import DataError
 from fldb_flower.forms import Form, form_of
 from fldb_flower.history import History
 from fldb_flower.selection.whiteners import Whitener
@@ -47,8 +48,20 @@ class Play:
 
     @cached_property
     def whitener(self) -> Whitener:
-        """C with ``||x||_{W_sync^-1} = ||x C||``, computed once for all agents."""
-        return form_of(self.information).whiten(self.information)
+        """C with ``||x||_{W_sync^-1} = ||x C||``, computed once for all agents.
+
+        Raises
+        ------
+        DataError
+            W_sync is not positive definite.
+        """
+        try:
+            return form_of(self.information).whiten(self.information)
+        except np.linalg.LinAlgError:
+            raise DataError(
+                "W_sync is not positive definite: lambda / kappa_mu is lost among rounding errors"
+                " of what was learned; a larger lambda, or wire=float64, helps"
+            ) from None
 
 
 class Broadcast(NamedTuple):

@@ -26,7 +26,8 @@ from fldb_flower.settings import Settings
 
 Vector = NDArray[np.float64]
 
-_TINY = 1e-150  # the square root of no diagonal entry is taken of less
+TINY = 1e-150
+"""No diagonal entry is counted as less where it divides."""
 
 
 class Form(ABC):
@@ -138,7 +139,7 @@ class Full(Form):
         The sum of a row's rounding errors is added to its diagonal entry, in units in which the
         diagonal is 1: errors and what is added are diagonally dominant together.
         """
-        units = np.sqrt(np.maximum(np.diagonal(matrix), _TINY))
+        units = units_of(matrix)
         errors = unit * (np.abs(matrix) @ (1.0 / units))
         covered: Vector = matrix + np.diag(units * errors)
         return covered
@@ -246,6 +247,8 @@ class Sketch(Form):
 
     def total(self, matrices: Sequence[Array]) -> Array:
         """See :class:`Form`; the rows of all are cut back once."""
+        if len(matrices) == 1:
+            return matrices[0]
         xp = namespace(matrices[0])
         rows = xp.concat([matrix[:-1] for matrix in matrices])
         return self._cut(rows, sum(float(matrix[-1, 0]) for matrix in matrices))
@@ -260,7 +263,8 @@ class Sketch(Form):
         squares, turns = xp.linalg.eigh(rows @ rows.T)  # ascending
         delta = max(float(squares[-m - 1]), 0.0) if squares.shape[0] > m else 0.0
         largest = xp.flip(squares)[:m]
-        shares = xp.clip(1.0 - delta / xp.clip(largest, _TINY, None), 0.0, None)
+        is_kept = largest > delta
+        shares = xp.where(is_kept, 1.0 - delta / xp.where(is_kept, largest, 1.0), 0.0)
         matrix = xp.zeros(self.shape, dtype=rows.dtype, device=rows.device)
         kept = xp.sqrt(shares)[:, None] * (xp.flip(turns, axis=1)[:, :m].T @ rows)
         matrix[: kept.shape[0]] = kept
@@ -312,6 +316,13 @@ def _power(matrix: Array, exponent: float, ridge: float = 0.0) -> LowRank:
     scale = float(matrix[-1, 0]) + ridge
     weights = (1.0 + lengths * lengths / scale) ** exponent - 1.0
     return LowRank(scale**exponent, directions.T, weights)
+
+
+def units_of(matrices: Vector) -> Vector:
+    """Return the root of each diagonal entry: (..., d, d) -> (..., d)."""
+    diagonals = np.diagonal(matrices, axis1=-2, axis2=-1)
+    roots: Vector = np.sqrt(np.maximum(diagonals, TINY))
+    return roots
 
 
 def make_form(settings: Settings) -> Form:

@@ -18,6 +18,7 @@ _SHORTEST_CUT = 0.1
 _LOST = 0.5  # a warm start whose step is cut to less than this is given up for theta = 0
 _MAX_STEPS = 200
 _MAX_TRIALS = 60
+_NEW = 1e-13  # of a duel's length: what is shorter is a rounding error
 
 
 class _Batch(NamedTuple):
@@ -54,11 +55,9 @@ class LocalEstimates:
     Hessian: of a new duel's logit, a plain Newton step covers about 1 of 10. Agents that are
     done leave the batch.
 
-    The minimiser is a combination of the duels, ``theta = D a`` with D of shape (d, duels).
-    While there are no more duels than features the search is for a, which takes their inner
-    products ``G = D^T D`` and no other sum over features: the gradient ``D r`` is represented
-    by ``r = mu(G a) - y + lambda a``, and Newton's step in a by ``-(S G + lambda I)^-1 r``, S the
-    diagonal of curvatures. From then on it is for theta.
+    The minimiser lies in the span of the duels. While there are no more duels than features, the
+    search is for its coordinates in an orthonormal basis of that span, as many as there are duels;
+    from then on for theta itself.
 
     Parameters
     ----------
@@ -77,16 +76,11 @@ class LocalEstimates:
         self._arrays = arrays or Arrays()
         self.theta = self._arrays.zeros(agents, dimension)
         self._count = 0
-        # Each agent's duels are a matrix (d, duels), fast to weight and to multiply.
-        self._differences = self._arrays.empty(agents, dimension, 8)
+        # Of the span: (agents, d, m), 0 where a duel brought no new direction. None: all of space.
+        self._basis: Array | None = self._arrays.zeros(agents, dimension, 0)
+        # Each agent's duels are a matrix (m or d, duels), fast to weight and to multiply.
+        self._duels = self._arrays.zeros(agents, 0, 8)
         self._preferences = self._arrays.empty(agents, 8)
-        self._weights = self._arrays.zeros(agents, 0)  # a
-        self._products = self._arrays.zeros(agents, 0, 0)  # G
-
-    @property
-    def _few(self) -> bool:
-        """Whether the search is for a."""
-        return self._count <= int(self.theta.shape[1])
 
     def add(self, differences: Array, preferences: Array) -> None:
         """Add a duel of each agent, (agents, d) and (agents,), and find the new minimisers.
@@ -96,36 +90,42 @@ class LocalEstimates:
         ConvergenceError
             An agent's minimiser was not found within 200 Newton steps.
         """
+        if self._basis is not None and self._count == self.theta.shape[1]:
+            self._duels, self._basis = self._basis @ self._duels, None
         if self._count == self._preferences.shape[1]:
-            self._differences = self._arrays.xp.concat([self._differences] * 2, axis=2)
+            self._duels = self._arrays.xp.concat([self._duels] * 2, axis=2)
             self._preferences = self._arrays.xp.concat([self._preferences] * 2, axis=1)
-        self._differences[:, :, self._count] = differences
+        column = differences if self._basis is None else self._coordinates(differences)
+        self._duels[:, :, self._count] = column
         self._preferences[:, self._count] = preferences
         self._count += 1
-        duels, answers = self._differences[..., : self._count], self._preferences[:, : self._count]
-        if self._few:
-            self._border(differences, duels)
-            self._weights = self._minimise(self._weights, self._products, answers)
-            self.theta = (duels @ self._weights[..., None])[..., 0]
-        else:
-            self._forget_products()
+        duels, answers = self._duels[..., : self._count], self._preferences[:, : self._count]
+        if self._basis is None:
             self.theta = self._minimise(self.theta, duels, answers)
+            return
+        start = (self.theta[:, None, :] @ self._basis)[:, 0]
+        found = self._minimise(start, duels, answers)
+        self.theta = (self._basis @ found[..., None])[..., 0]
 
-    def _border(self, differences: Array, duels: Array) -> None:
-        """Add the newest duel's weight, 0, and its inner products with all duels."""
-        agents, before = self._weights.shape
-        weights = self._arrays.zeros(agents, before + 1)
-        weights[:, :before] = self._weights
-        products = self._arrays.empty(agents, before + 1, before + 1)
-        products[:, :before, :before] = self._products
-        products[:, before] = (differences[:, None, :] @ duels)[:, 0]
-        products[:, :before, before] = products[:, before, :before]
-        self._weights, self._products = weights, products
+    def _coordinates(self, differences: Array) -> Array:
+        """Return a duel's coordinates, (agents, m), the last along what is new in it.
 
-    def _forget_products(self) -> None:
-        agents = len(self.theta)
-        self._weights = self._arrays.zeros(agents, 0)
-        self._products = self._arrays.zeros(agents, 0, 0)
+        By Gram and Schmidt; twice, after which rounding errors no longer matter.
+        """
+        xp = self._arrays.xp
+        coordinates, rest = 0.0, differences
+        for _ in range(2):
+            seen = (rest[:, None, :] @ self._basis)[:, 0]
+            coordinates = coordinates + seen
+            rest = rest - (self._basis @ seen[..., None])[..., 0]
+        length, whole = (xp.sqrt(_dots(vector, vector)) for vector in (rest, differences))
+        is_new = length > _NEW * whole
+        length = xp.where(is_new, length, 0.0)
+        direction = xp.where(is_new[:, None], rest / xp.where(is_new, length, 1.0)[:, None], 0.0)
+        self._basis = xp.concat([self._basis, direction[..., None]], axis=2)
+        row = self._arrays.zeros(len(self.theta), 1, self._duels.shape[2])
+        self._duels = xp.concat([self._duels, row], axis=1)
+        return xp.concat([coordinates, length[:, None]], axis=1)
 
     def _minimise(self, start: Array, duels: Array, answers: Array) -> Array:
         """Return the minimisers, (agents, m), from a warm start."""
@@ -136,23 +136,20 @@ class LocalEstimates:
         for _ in range(_MAX_STEPS):
             hessian = self._hessian(batch.duels, curvatures)
             step = -xp.linalg.solve(hessian, gradient[..., None])[..., 0]
-            along = self._along(step, batch.duels)
-            slope = _dots(gradient, along)  # below 0
+            slope = _dots(gradient, step)  # below 0
             going = slope < -_SETTLED * self._count
             found[active] = batch.point + step
             if not going.any():
                 return found
             if not going.all():
                 active, batch = active[going], batch.only(going)
-                step, along, slope = step[going], along[going], slope[going]
-            batch, gradient, curvatures = self._descend(batch, step, along, slope)
+                step, slope = step[going], slope[going]
+            batch, gradient, curvatures = self._descend(batch, step, slope)
         raise ConvergenceError(
             f"no minimiser for {len(active)} agents within {_MAX_STEPS} Newton steps"
         )
 
-    def _descend(
-        self, batch: _Batch, step: Array, along: Array, slope: Array
-    ) -> tuple[_Batch, Array, Array]:
+    def _descend(self, batch: _Batch, step: Array, slope: Array) -> tuple[_Batch, Array, Array]:
         """Step less far where that ends uphill, farther where still well downhill.
 
         Agents lost far out, where the Hessian has vanished, go back to 0, once. Returns the
@@ -165,7 +162,7 @@ class LocalEstimates:
         for _ in range(_MAX_TRIALS):
             trial = batch.point + length[:, None] * step
             gradient, curvatures = self._derivatives(trial, batch.duels, batch.answers)
-            end_slope = _dots(gradient, along)
+            end_slope = _dots(gradient, step)
             long = end_slope > _SUFFICIENT * xp.abs(slope)
             lengthen &= ~long
             short = lengthen & (end_slope < _SHORT * slope)
@@ -184,50 +181,36 @@ class LocalEstimates:
         )
 
     def _derivatives(self, point: Array, duels: Array, answers: Array) -> tuple[Array, Array]:
-        """Gradients (agents, m) at a point, and second derivatives in the logits (agents, duels).
-
-        Gradients are represented as the class says.
-        """
+        """Gradients (agents, m), and second derivatives in the logits (agents, duels)."""
         wins = logistic((point[:, None, :] @ duels)[:, 0])
-        residuals = wins - answers
-        gradient = residuals if self._few else (duels @ residuals[..., None])[..., 0]
+        gradient = (duels @ (wins - answers)[..., None])[..., 0]
         return gradient + self._ridge * point, wins * (1.0 - wins)
 
     def _hessian(self, duels: Array, curvatures: Array) -> Array:
-        """Return what takes a step to the gradient's change, (agents, m, m)."""
-        if self._few:
-            hessian = curvatures[:, :, None] * duels
-        else:
-            hessian = (duels * curvatures[:, None, :]) @ duels.swapaxes(1, 2)
+        """Hessians of the agents' losses, (agents, m, m)."""
+        hessian = (duels * curvatures[:, None, :]) @ duels.swapaxes(1, 2)
         hessian += self._ridge * self._arrays.eye(hessian.shape[-1])
         return hessian
 
-    def _along(self, step: Array, duels: Array) -> Array:
-        """Return what a gradient is multiplied by for the slope along a step, (agents, m).
-
-        Where the search is for a, ``D r`` times ``D step`` is ``r`` times ``G step``.
-        """
-        return (duels @ step[..., None])[..., 0] if self._few else step
-
     def state(self) -> dict[str, Array]:
         """Return everything as arrays of their own, for :meth:`restore`."""
+        basis = self._arrays.zeros(len(self.theta), 0, 0) if self._basis is None else self._basis
         return {
             "theta": to_numpy(copy(self.theta)),
-            "differences": to_numpy(copy(self._differences[..., : self._count])),
+            "duels": to_numpy(copy(self._duels[..., : self._count])),
             "preferences": to_numpy(copy(self._preferences[:, : self._count])),
-            "weights": to_numpy(copy(self._weights)),
-            "products": to_numpy(copy(self._products)),
+            "basis": to_numpy(copy(basis)),
         }
 
     def restore(self, state: dict[str, Array]) -> None:
         """Take back what :meth:`state` returned."""
         make = self._arrays.make
         self.theta = make(np.array(state["theta"]))
-        self._weights = make(np.array(state["weights"]))
-        self._products = make(np.array(state["products"]))
+        basis = make(np.array(state["basis"]))
+        self._basis = basis if basis.shape[1] else None
         self._count = state["preferences"].shape[1]
         if self._count:
-            self._differences = make(np.array(state["differences"]))
+            self._duels = make(np.array(state["duels"]))
             self._preferences = make(np.array(state["preferences"]))
 
 

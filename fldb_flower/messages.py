@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fldb_flower.arrays import Array
+from fldb_flower.errors import FederationError
 from fldb_flower.federation import Broadcast, Play, Regrets, Upload
 from fldb_flower.forms import Form, Vector, form_of
 from fldb_flower.settings import WIRES
@@ -137,6 +138,11 @@ def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vecto
     broadcast : Broadcast
     wire : {"float64", "float32"}
         What its numbers are rounded to, and those of the answer.
+
+    Raises
+    ------
+    FederationError
+        A number is too large for that.
     """
     play, parts = broadcast.play, []
     if broadcast.theta_hat is not None:
@@ -153,7 +159,13 @@ def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vecto
         loss=int(broadcast.loss),
         counted=0,
     )
-    return _vector(parts, wire), ask
+    vector = _vector(parts, wire)
+    if wire == "float32" and not np.isfinite(vector).all():
+        raise FederationError(
+            "theta or W_sync is too large for wire=float32, whose numbers end at 3e38: use"
+            " wire=float64"
+        )
+    return vector, ask
 
 
 def _vector(parts: Sequence[Array], wire: str) -> Vector:
@@ -180,6 +192,8 @@ def decode_broadcast(vector: Vector, ask: Ask, form: Form) -> Broadcast:
     d, size = form.dimension, _broadcast_size(form, bool(ask.statistics), bool(ask.estimate))
     if vector.shape != (size,):
         raise ValueError(f"a broadcast of {vector.shape} numbers; dimension={d} calls for {size}")
+    if not np.isfinite(vector).all():
+        raise ValueError("a broadcast with a number that is not finite")
     theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * bool(ask.statistics)])
     play = None
     if ask.estimate:

@@ -22,15 +22,18 @@ q <= \|theta\| L, and with it \|g\| <= n L mu(q) and trace(H) <= n L^2 / 4; with
 **Other forms** (:mod:`fldb_flower.forms`). Behind a sketch ``B^T B + c I`` of W_new or H is a
 matrix between ``B^T B`` and that, with a trace of at least \|B\|^2 + (m + 1) c, and c is 0 of
 n <= m duels. Each bound is checked with the end that leaves more room, within the span of the
-rows of both sketches, of g and of theta: elsewhere all hold. The diagonals say of each
-feature what matrices say for d = 1, and that sqrt(s) <= sum_j \|theta_j\| sqrt(w_j).
+rows of both sketches, of g and of theta: elsewhere all hold. As these ends need not belong to the
+same duels, g is held against H as well: mu'(z_max) W_new <= H, so that
+mu'(z_max) g^T H^+ g <= n mu(q)^2. The diagonals say of each feature what matrices say for
+d = 1, and that sqrt(s) <= sum_j \|theta_j\| sqrt(w_j).
 
-**What passes.** Whatever W_new and g are within these bounds are those of some n duels, if
+**What passes.** Whatever full W_new and g are within these bounds are those of some n duels, if
 residuals may be as large as mu(q): take X and r with W_new = X^T X and g = X^T r, r in the range
 of X, and turn both by an orthogonal Q that makes the entries of Q r equal. (L then bounds their
 root mean square length.) So a liar moves FLDB-OGD exactly as far as n such duels might. FLDB-ONS,
 with A >= lambda_0 I + H, moves by \|A^-1 g\|_A <= mu(q) sqrt(n / mu'(z_max)), as with n real
-duels. Answers turned round pass, of course: they are what n people could have said.
+duels. (Diagonals say less: there, g may be sqrt(d) times as long in these norms.) Answers turned
+round pass, of course: they are what n people could have said.
 
 **Rounding.** With D^2 the diagonal of W_new, all of it is checked for D^-1 W_new D^-1, D^-1 g and
 D^-1 H D^-1, so that units of features do not matter. (Sketches are dominated by features in large
@@ -51,11 +54,10 @@ from numpy.typing import NDArray
 
 from fldb_flower.arrays import Array
 from fldb_flower.federation import Broadcast, Upload
-from fldb_flower.forms import Diagonal, Sketch, form_of
+from fldb_flower.forms import TINY, Diagonal, Sketch, form_of, units_of
 from fldb_flower.preference import logistic
 
 _GRANTED = {"float64": (1e-10, 1e-6), "float32": (1e-6, 1e-3)}  # to an entry, to a bound
-_TINY = 1e-150  # no diagonal entry is counted as less
 
 Numbers = NDArray[np.float64]
 Bound = tuple[str, Numbers, Numbers]  # reason, value, what it must not exceed: one per upload
@@ -152,7 +154,7 @@ class _Claims(ABC):
                 self._at_most(residual**2),
             )
         if self._hessian is not None:
-            yield from self._of_hessian(self._hessian, largest)
+            yield from self._of_hessian(self._hessian, largest, residual)
         if self._loss is not None:
             yield "loss is below 0", -self._loss, np.zeros_like(self._loss)
             yield (
@@ -161,7 +163,7 @@ class _Claims(ABC):
                 self._at_most(np.logaddexp(0.0, average)),
             )
 
-    def _of_hessian(self, hessian: Numbers, largest: Numbers) -> Iterator[Bound]:
+    def _of_hessian(self, hessian: Numbers, largest: Numbers, residual: Numbers) -> Iterator[Bound]:
         yield (
             "Hessian is not positive semi-definite",
             -self._lowest_hessian(hessian),
@@ -176,9 +178,16 @@ class _Claims(ABC):
             )
             return
         wins = logistic(largest)
-        above, below = self._lowest_differences(hessian, wins * (1.0 - wins))
+        least = wins * (1.0 - wins)
+        above, below = self._lowest_differences(hessian, least)
         yield "Hessian is larger than W_new / 4", -above, self._rounding
         yield "Hessian is smaller than W_new and theta allow", -below, self._rounding
+        yield (
+            "gradient is longer than {n} duels of this Hessian allow:"
+            " mu'(z_max) g^T H^-1 g = {value:.4g} > n mu(q)^2 = {bound:.4g}",
+            least * self._squared_gradient_by(hessian),
+            self._at_most(residual**2),
+        )
 
     def _absolute(self) -> Numbers:
         parts = (self._gradient, self._information, self._hessian, self._loss)
@@ -214,6 +223,10 @@ class _Claims(ABC):
     def _squared_gradient(self) -> Numbers:
         """Return the least that ``g^T W_new^+ g`` can be."""
 
+    def _squared_gradient_by(self, hessian: Numbers) -> Numbers:
+        """Return the least that ``g^T H^+ g`` can be; 0 where the other bounds see to it."""
+        return np.zeros_like(self._duels)
+
     @abstractmethod
     def _lowest_hessian(self, hessian: Numbers) -> Numbers:
         """Return the Hessian's lowest eigenvalue, or entry, in units of its diagonal."""
@@ -227,8 +240,7 @@ class _Diagonals(_Claims):
     """Claims about each feature alone."""
 
     def _lowest_information(self) -> Numbers:
-        lowest: Numbers = self._information.min(axis=1)
-        return lowest
+        return _never_below_0(self._information.min(axis=1))
 
     def _spare(self) -> Numbers:
         return np.zeros_like(self._duels)  # one duel may be in all directions
@@ -243,16 +255,15 @@ class _Diagonals(_Claims):
         return most
 
     def _squared_gradient(self) -> Numbers:
-        squares: Numbers = (self._gradient**2 / np.maximum(self._information, _TINY)).max(axis=1)
+        squares: Numbers = (self._gradient**2 / np.maximum(self._information, TINY)).max(axis=1)
         return squares
 
     def _lowest_hessian(self, hessian: Numbers) -> Numbers:
-        lowest: Numbers = hessian.min(axis=1)
-        return lowest
+        return _never_below_0(hessian.min(axis=1))
 
     def _lowest_differences(self, hessian: Numbers, least: Numbers) -> tuple[Numbers, Numbers]:
-        share = hessian / np.maximum(self._information, _TINY)
-        some = self._information > _TINY
+        share = hessian / np.maximum(self._information, TINY)
+        some = self._information > TINY
         return 0.25 - share.max(axis=1), np.where(some, share - least[:, None], 0.0).min(axis=1)
 
 
@@ -266,11 +277,9 @@ class _Matrices(_Claims):
         form = form_of(uploads[0].information)
         self._sketch = form if isinstance(form, Sketch) else None
         self._basis = None if self._sketch is None else self._span()
-        information = self._between(self._information)
-        self._units = _units(information[1])
-        if self._sketch is not None:
-            self._units[:] = self._units.max(axis=1, keepdims=True)
-        self._least, self._most = (_in_units(each, self._units) for each in information)
+        least, most = self._between(self._information)
+        self._units = self._units_of(most)
+        self._least, self._most = (_in_units(each, self._units) for each in (least, most))
         self._eigenvalues, self._vectors = np.linalg.eigh(self._most)
 
     def _span(self) -> Numbers:
@@ -294,8 +303,17 @@ class _Matrices(_Claims):
         least, constant = rows.swapaxes(1, 2) @ rows, matrices[:, -1, 0]
         return least, least + constant[:, None, None] * np.eye(least.shape[-1])
 
+    def _units_of(self, matrices: Numbers) -> Numbers:
+        units = units_of(matrices)
+        if self._sketch is not None:
+            units[:] = units.max(axis=1, keepdims=True)
+        return units
+
     def _lowest_information(self) -> Numbers:
-        return self._eigenvalues[:, 0]
+        lowest: Numbers = self._eigenvalues[:, 0]
+        if self._sketch is None:
+            return lowest
+        return np.minimum(lowest, _never_below_0(self._information[:, -1, 0]))
 
     def _spare(self) -> Numbers:
         # Of n duels, all eigenvalues but the n largest are 0, unless a sketch left out some.
@@ -319,15 +337,26 @@ class _Matrices(_Claims):
         return allowed
 
     def _squared_gradient(self) -> Numbers:
-        gradient = self._within(self._gradient) / self._units
-        parts = (gradient[:, None, :] @ self._vectors)[:, 0]
-        held = np.maximum(self._eigenvalues, 0.0) + self._rounding[:, None]
+        return self._held_by(self._units, self._eigenvalues, self._vectors)
+
+    def _squared_gradient_by(self, hessian: Numbers) -> Numbers:
+        if self._sketch is None:
+            return super()._squared_gradient_by(hessian)
+        most = self._between(hessian)[1]
+        units = self._units_of(most)
+        return self._held_by(units, *np.linalg.eigh(_in_units(most, units)))
+
+    def _held_by(self, units: Numbers, eigenvalues: Numbers, vectors: Numbers) -> Numbers:
+        gradient = self._within(self._gradient) / units
+        parts = (gradient[:, None, :] @ vectors)[:, 0]
+        held = np.maximum(eigenvalues, 0.0) + self._rounding[:, None]
         squares: Numbers = (parts**2 / held).sum(axis=1)
         return squares
 
     def _lowest_hessian(self, hessian: Numbers) -> Numbers:
-        most = self._between(hessian)[1]
-        lowest: Numbers = _lowest(_in_units(most, _units(most)))
+        if self._sketch is not None:  # B^T B cannot be anything else
+            return _never_below_0(hessian[:, -1, 0])
+        lowest: Numbers = _lowest(_in_units(hessian, units_of(hessian)))
         return lowest
 
     def _lowest_differences(self, hessian: Numbers, least: Numbers) -> tuple[Numbers, Numbers]:
@@ -338,11 +367,9 @@ class _Matrices(_Claims):
         )
 
 
-def _units(matrices: Numbers) -> Numbers:
-    """Return D: the root of each matrix's diagonal, (uploads, d)."""
-    diagonal = np.diagonal(matrices, axis1=1, axis2=2)
-    units: Numbers = np.sqrt(np.maximum(diagonal, _TINY))
-    return units
+def _never_below_0(values: Numbers) -> Numbers:
+    """Return values that no rounding error makes negative, as they are sums of squares."""
+    return np.where(values < 0.0, -np.inf, values)
 
 
 def _in_units(matrices: Numbers, units: Numbers) -> Numbers:

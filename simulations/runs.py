@@ -102,11 +102,12 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
 
 
 def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop settings that the schedule ignores: tau if geometric, the ratio if periodic."""
-    ignored = {"geometric": "tau", "periodic": "schedule.ratio"}.get(
-        str(settings.get("schedule.name"))
-    )
-    return {key: value for key, value in settings.items() if key != ignored}
+    """Drop settings that others make irrelevant: tau if the schedule is geometric, and the like."""
+    ignored = {
+        {"geometric": "tau", "periodic": "schedule.ratio"}.get(str(settings.get("schedule.name"))),
+        None if settings.get("information") == "sketch" else "sketch_rank",
+    }
+    return {key: value for key, value in settings.items() if key not in ignored}
 
 
 def varying(runs: Sequence[Run]) -> list[str]:

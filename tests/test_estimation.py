@@ -456,6 +456,31 @@ def test_many_features_and_warm_starts_far_out_are_no_trouble(monkeypatch):
             assert distance_left(own, found, ridge) <= 1e-7 * (1 + np.linalg.norm(found))
 
 
+@pytest.mark.parametrize("ridge", [1e-3, 1e-7])
+@pytest.mark.parametrize("kind", ["in four dimensions", "one again and again", "indicators"])
+def test_duels_of_low_rank_are_no_trouble(kind, ridge):
+    """Fewer directions than duels, before and after duels outnumber features."""
+    d, agents, rng = 8, 20, np.random.default_rng(0)
+    inside = np.linalg.qr(rng.standard_normal((d, 4)))[0].T
+    theta = 0.3 * rng.standard_normal(d)
+    first = 3.0 * rng.standard_normal((agents, d))
+    estimates = LocalEstimates(agents, d, ridge)
+    asked = [Asked(np.empty((0, d)), np.empty(0)) for _ in range(agents)]
+    for _ in range(2 * d):
+        differences = {
+            "in four dimensions": 3.0 * rng.standard_normal((agents, 4)) @ inside,
+            "one again and again": first,
+            "indicators": 3.0 * np.eye(d)[rng.integers(0, 3, agents)],
+        }[kind]
+        preferences = (rng.random(agents) < expit(differences @ theta)).astype(float)
+        estimates.add(differences, preferences)
+        for agent, own in enumerate(asked):
+            own.differences = np.vstack([own.differences, differences[agent]])
+            own.preferences = np.append(own.preferences, preferences[agent])
+            found = estimates.theta[agent]
+            assert distance_left(own, found, ridge) <= 1e-6 * (1 + np.linalg.norm(found))
+
+
 def test_an_agents_estimate_does_not_depend_on_the_others():
     together = LocalEstimates(AGENTS, D, 1 / 500)
     apart = [LocalEstimates(1, D, 1 / 500) for _ in range(AGENTS)]

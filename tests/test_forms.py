@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from fldb_flower import environments
 from fldb_flower.algorithms import base
 from fldb_flower.environments import Contexts
-from fldb_flower.errors import SettingsError
-from fldb_flower.federation import Broadcast, Play, statistics, total
+from fldb_flower.errors import DataError, FederationError, SettingsError
+from fldb_flower.federation import Broadcast, Play, Upload, statistics, total
 from fldb_flower.forms import Diagonal, Full, Sketch, form_of, make_form
 from fldb_flower.history import History
 from fldb_flower.messages import (
@@ -428,6 +428,54 @@ def test_of_few_duels_a_sketch_leaves_nothing_out():
     assert implausible([three], broadcast, 100.0) == [""]
 
 
+def test_a_liar_cannot_hide_a_gradient_behind_a_sketchs_constant():
+    """W_new = c I and H = 0 as sketches: theta would move by as much as the liar likes."""
+    form, gradient = Sketch(8, 3), np.zeros(8)
+    gradient[0] = 1.5e5
+    broadcast = Broadcast(None, np.zeros(8), hessian=True)
+    lie = Upload(10, gradient, form.identity(1e10), form.zeros(), None, ())
+    (reason,) = implausible([lie], broadcast)
+    assert reason.startswith("gradient is longer than 10 duels of this Hessian allow")
+    # What it may: (A + H)^-1 g in A's norm is at most mu(0) sqrt(n / mu'(0)) = sqrt(10).
+    for share in (0.999, 1.001):
+        constant, longest = 4e4, 0.5 * math.sqrt(10 * 4e4)  # g^T W^-1 g = n mu(0)^2
+        gradient[0] = share * longest
+        information, hessian = form.identity(constant), form.identity(constant / 4)
+        told_now = Upload(10, gradient, information, hessian, None, ())
+        assert bool(implausible([told_now], broadcast)[0]) == (share > 1)
+
+
+@pytest.mark.parametrize("part", ["information", "hessian"])
+@pytest.mark.parametrize("wire", ["float64", "float32"])
+@pytest.mark.parametrize("name", ["diagonal", "sketch"])
+def test_sums_of_squares_are_not_negative_by_however_little(name, part, wire):
+    form = FORMS[name]
+    upload, broadcast = told(form, np.zeros(6), some_rows(0, 30), np.ones(30))
+    matrix = getattr(upload, part).copy()
+    matrix[-1] = -1e-12
+    (reason,) = implausible([upload._replace(**{part: matrix})], broadcast, wire=wire)
+    assert reason.endswith("is not positive semi-definite")
+
+
+def test_a_sketch_of_nothing_in_single_precision_is_nothing():
+    torch = pytest.importorskip("torch")
+    assert not FORMS["sketch"].gram(torch.zeros((9, 6), dtype=torch.float32)).any()
+
+
+@every_form
+def test_what_single_precision_cannot_hold_is_said(name):
+    form = FORMS[name]
+    play = Play(1, 2, np.zeros(6), form.identity(1e40))
+    with pytest.raises(FederationError, match=r"too large for wire=float32.*use wire=float64"):
+        encode_broadcast(Broadcast(play, None), "float32")
+    vector, ask = encode_broadcast(Broadcast(play, None))
+    vector[-1] = np.inf
+    with pytest.raises(ValueError, match="not finite"):
+        decode_broadcast(vector, ask, form)
+    with pytest.raises(DataError, match="W_sync is not positive definite"):
+        _ = Play(1, 2, np.zeros(6), form.zeros()).whitener
+
+
 finite = st.floats(-1e153, 1e153) | st.sampled_from([0.0, -0.0, 5e-324, 1e-160, -1e153, 1e153])
 
 
@@ -569,23 +617,27 @@ def test_a_sketch_gives_the_same_with_one_node_and_close_with_more(tmp_path):
     [
         *itertools.product(["fldb_ogd", "fldb_ons"], FORMS),
         ("fldb_gd", "full"),
+        ("fldb_gd lbfgs", "full"),
+        ("fldb_gd lbfgs", "diagonal"),
     ],
 )
 def test_single_precision_halves_the_bytes_and_changes_next_to_nothing(tmp_path, algorithm, name):
-    summaries, tables = {}, {}
+    summaries, tables, (algorithm, *solver) = {}, {}, algorithm.split()
+    if solver:
+        pytest.importorskip("torch")
     for wire in ("float64", "float32"):
         values = {"engine__name": "inprocess", "engine__num_nodes": 3, "wire": wire}
+        values |= {"solver": solver[0]} if solver else {}
         run(chosen(algorithm=algorithm, **SETTINGS[name], **values), tmp_path / wire)
         summaries[wire] = json.loads((tmp_path / wire / "summary.json").read_text())
         tables[wire] = pd.read_csv(tmp_path / wire / "regret.csv")
-    np.testing.assert_allclose(
-        tables["float32"].cumulative_regret, tables["float64"].cumulative_regret, rtol=1e-5
-    )
+    single, double = (tables[wire].cumulative_regret for wire in ("float32", "float64"))
+    np.testing.assert_allclose(single, double, rtol=0.05 if solver else 1e-5)
     each = {
         wire: summary["uploaded_bytes"] / summary["exchanges"]
         for wire, summary in summaries.items()
     }
-    assert each["float32"] == pytest.approx(each["float64"] / 2, rel=0.1)
+    assert each["float32"] == pytest.approx(each["float64"] / 2, rel=0.1 if not solver else 0.3)
 
 
 # --- bad settings --------------------------------------------------------------------------------

@@ -39,7 +39,8 @@ _SHORTEST_CUT = 0.1
 _LOST = 0.5  # a start whose step is cut to less than this is given up for theta = 0
 _LBFGS_HISTORY = 10  # steps remembered
 _GRADIENT = 1e-10  # norm per duel that L-BFGS aims at,
-_GRADIENT_AT_MOST = 1e-6  # and must reach
+GRADIENT_AT_MOST = 1e-6  # and must reach,
+SINGLE_GRADIENT_AT_MOST = 1e-4  # where losses are sums in single precision, too
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,14 @@ def gradient_descent(
     return theta
 
 
-def lbfgs(evaluate: Evaluate, start: Upload, theta: Array, ridge: float) -> Array:
+def lbfgs(
+    evaluate: Evaluate,
+    start: Upload,
+    theta: Array,
+    ridge: float,
+    *,
+    gradient_at_most: float = GRADIENT_AT_MOST,
+) -> Array:
     """Minimise with PyTorch's L-BFGS and strong Wolfe line search, as the paper did (Sec. 5).
 
     Each call of its closure is one exchange; uploads carry the loss.
@@ -181,7 +189,7 @@ def lbfgs(evaluate: Evaluate, start: Upload, theta: Array, ridge: float) -> Arra
     SettingsError
         PyTorch is not installed.
     ConvergenceError
-        The gradient norm per duel stayed above 1e-6.
+        The gradient norm per duel stayed above ``gradient_at_most``.
     """
     torch = import_torch("solver=lbfgs", "solver=newton")
     point = torch.tensor(np.asarray(theta), dtype=torch.float64, requires_grad=True)
@@ -209,7 +217,7 @@ def lbfgs(evaluate: Evaluate, start: Upload, theta: Array, ridge: float) -> Arra
         return upload.loss + 0.5 * ridge * float(here @ here)
 
     optimizer.step(closure)
-    if best[0] > _GRADIENT_AT_MOST * duels:
+    if best[0] > gradient_at_most * duels:
         raise _not_found(best[0], start)
     found: Array = best[1]
     return found

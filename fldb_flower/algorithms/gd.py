@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from fldb_flower.algorithms.base import Algorithm
 from fldb_flower.algorithms.estimation import (
+    GRADIENT_AT_MOST,
+    SINGLE_GRADIENT_AT_MOST,
     SINGLE_TOLERANCE,
     Evaluate,
     gradient_descent,
@@ -64,11 +66,13 @@ class FLDBGD(Algorithm):
 
     def _minimum(self, evaluate: Evaluate, start: Upload, information: Array) -> Array:
         theta, ridge = self.theta_sync, self.settings.ridge
+        is_single = self.settings.wire == "float32"
         if self.settings.solver == "newton":
-            settled = SINGLE_TOLERANCE if self.settings.wire == "float32" else _SETTLED
+            settled = SINGLE_TOLERANCE if is_single else _SETTLED
             return newton(evaluate, start, theta, ridge, settled=settled, or_closest=True).theta
         if self.settings.solver == "lbfgs":
-            return lbfgs(evaluate, start, theta, ridge)
+            at_most = SINGLE_GRADIENT_AT_MOST if is_single else GRADIENT_AT_MOST
+            return lbfgs(evaluate, start, theta, ridge, gradient_at_most=at_most)
         step_size = self.settings.gd_step_size
         if step_size == AUTO:
             # mu' <= 1/4, so trace(W) / 4 + lambda bounds the largest curvature.
