@@ -57,6 +57,7 @@ from fldb_flower.federation import Broadcast, Upload
 from fldb_flower.forms import TINY, Diagonal, Sketch, form_of, units_of
 from fldb_flower.preference import logistic
 
+_CURVATURE_ERROR = 2.0**-50  # of mu' = mu (1 - mu), which far out is all of it
 _GRANTED = {"float64": (1e-10, 1e-6), "float32": (1e-6, 1e-3)}  # to an entry, to a bound
 
 Numbers = NDArray[np.float64]
@@ -185,7 +186,7 @@ class _Claims(ABC):
         yield (
             "gradient is longer than {n} duels of this Hessian allow:"
             " mu'(z_max) g^T H^-1 g = {value:.4g} > n mu(q)^2 = {bound:.4g}",
-            least * self._squared_gradient_by(hessian),
+            np.maximum(least - _CURVATURE_ERROR, 0.0) * self._squared_gradient_by(hessian),
             self._at_most(residual**2),
         )
 

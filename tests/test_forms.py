@@ -428,6 +428,15 @@ def test_of_few_duels_a_sketch_leaves_nothing_out():
     assert implausible([three], broadcast, 100.0) == [""]
 
 
+@pytest.mark.parametrize("logit", [5.0, 20.0, 25.6518974, 33.0, 36.5, 40.0, 700.0])
+def test_a_lone_surprise_is_believed(logit):
+    """One duel, decided against all odds: mu' is of the size of rounding errors, or 0."""
+    x = np.array([[1.0, 2.0, 0.0, -1.0, 0.5, 3.0]])
+    theta = logit * x[0] / (x[0] @ x[0])
+    upload, broadcast = told(FORMS["sketch"], theta, x, np.zeros(1))
+    assert implausible([upload], broadcast) == [""]
+
+
 def test_a_liar_cannot_hide_a_gradient_behind_a_sketchs_constant():
     """W_new = c I and H = 0 as sketches: theta would move by as much as the liar likes."""
     form, gradient = Sketch(8, 3), np.zeros(8)
