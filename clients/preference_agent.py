@@ -264,16 +264,12 @@ class _Estimate:
         self._whitener = form.whiten(information)
         # t N duels in theory; here the duels that W rests on, and the one about to be fought.
         self._width = theory.width(1 if last is None else last.duels + 1, 1, settings)
-        self._settings = settings
         self._rule = RULES[settings.selection]
         self._streams = AgentStreams(int.from_bytes(os.urandom(8), "little"), range(1))
 
     def select(self, arms: NDArray[np.float64]) -> tuple[int, int]:
         rule, width = self._rule, self._width
-        noise = None
-        if rule.noise is not None:
-            settings = dataclasses.replace(self._settings, num_arms=len(arms))
-            noise = rule.noise(self._streams, 1, settings)[:, 0]
+        noise = None if rule.noise is None else rule.noise(self._streams, 1, arms.shape)[:, 0]
         first, second = rule.select(arms[None], self.theta, self._whitener, width, noise)
         if first[0] == second[0]:
             others = np.delete(arms, first[0], axis=0)

@@ -11,8 +11,8 @@ from scipy import stats
 from fldb_flower import environments, preference
 from fldb_flower.environments import max_difference
 from fldb_flower.federation import Broadcast, Upload
-from fldb_flower.forms import Full
-from fldb_flower.messages import decode_statistics, encode_statistics
+from fldb_flower.forms import Diagonal, Full, Sketch
+from fldb_flower.messages import decode_statistics, encode_statistics, upload_size
 from fldb_flower.plausible import implausible
 from fldb_flower.settings import from_flat, from_nested
 
@@ -253,6 +253,7 @@ def test_of_one_duel_little_is_left_to_lie_about():
 finite = st.floats(-1e153, 1e153) | st.sampled_from([0.0, -0.0, 5e-324, 1e-160, -1e153, 1e153])
 
 
+@pytest.mark.parametrize("form", [Full(3), Diagonal(3), Sketch(3, 1)])
 @property_test
 @given(
     numbers=st.lists(finite, min_size=16, max_size=16),
@@ -261,15 +262,21 @@ finite = st.floats(-1e153, 1e153) | st.sampled_from([0.0, -0.0, 5e-324, 1e-160, 
     scope=st.sampled_from(["fresh", "all"]),
     longest=st.sampled_from([1e-9, 2.0, math.inf]),
 )
-@example([1e153] * 16, 1, [1e153] * 3, "fresh", 2.0)
-@example([0.0] * 3 + [0.0, 1e153, 0, 0, 0, 0] + [0.0] * 7, 1, [0.0] * 3, "fresh", math.inf)
-def test_nothing_that_can_be_decoded_makes_the_check_fail(numbers, n, theta, scope, longest):
+@example(numbers=[1e153] * 16, n=1, theta=[1e153] * 3, scope="fresh", longest=2.0)
+@example(
+    numbers=[0.0] * 3 + [0.0, 1e153, 0, 0, 0, 0] + [0.0] * 7,
+    n=1,
+    theta=[0.0] * 3,
+    scope="fresh",
+    longest=math.inf,
+)
+def test_nothing_that_can_be_decoded_makes_the_check_fail(form, numbers, n, theta, scope, longest):  # noqa: PLR0917
     broadcast = Broadcast(None, np.array(theta), scope=scope, hessian=True, loss=True)
-    vector = np.array(numbers)
+    vector = np.array(numbers)[: upload_size(broadcast, form)]
     with np.errstate(over="ignore"):
         if not math.isfinite(vector @ vector):
             vector /= 100
-    upload = decode_statistics(vector, n, broadcast, Full(3))
+    upload = decode_statistics(vector, n, broadcast, form)
     (reason,) = implausible([upload], broadcast, longest)
     assert "\n" not in reason
     assert len(reason) < 1000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,7 +48,7 @@ class Case:
 
 
 def drawn(draw, streams, arms, d):
-    return draw(streams, 1, SimpleNamespace(num_arms=arms, dimension=d))[:, 0]
+    return draw(streams, 1, (arms, d))[:, 0]
 
 
 def make_case(name, seed, *, own, agents=N, arms=K, d=D):
@@ -478,7 +477,7 @@ def test_selector_passes_the_width_of_theory(name):
     streams = AgentStreams(settings.seed, range(10))
     draw = RULES[name].noise
     for t in (1, 2, 5):
-        noise = None if draw is None else draw(streams, 1, settings)[:, 0]
+        noise = None if draw is None else drawn(draw, streams, K, D)
         right = RULES[name].select(
             case.features, case.theta, whiten(case.information), theory.width(t, 7, settings), noise
         )

@@ -4,7 +4,8 @@ All have one signature, ``rule(features, theta, whitener, width, noise)``:
 
 - features: the arms, (agents, arms, d); an agent may be there several times, once an iteration;
 - theta: the estimate, (d,), or (agents, d) for one per agent;
-- whitener: ``C`` with ``||x||_{W^-1} = ||x C||_2``, (d, d) or (agents, d, d);
+- whitener: ``C`` with ``||x||_{W^-1} = ||x C||_2``, (d, d) or (agents, d, d), or for another
+  form of W as :mod:`~fldb_flower.selection.whiteners` has it;
 - width: ``beta_scale * beta_t / kappa_mu`` (:func:`~fldb_flower.theory.width`), or one for
   each agent, (agents,);
 - noise: standard draws for the rules that need them, shape as they say; others ignore it.
@@ -36,13 +37,13 @@ from fldb_flower.selection.scores import (
     tie_breaks,
     tie_step,
 )
-from fldb_flower.selection.whiteners import transposed, whitened
+from fldb_flower.selection.whiteners import Whitener, transposed, whitened
 
 Pair = tuple[Array, Array]
 
 
 def ucb(
-    features: Array, theta: Array, whitener: Array, width: Width, _noise: Array | None = None
+    features: Array, theta: Array, whitener: Whitener, width: Width, _noise: Array | None = None
 ) -> Pair:
     r"""Return the paper's pair (Algorithm 1, lines 4 and 5).
 
@@ -63,7 +64,7 @@ def ucb(
 
 
 def _challenger(
-    features: Array, predicted: Array, first: Array, whitener: Array, width: Width
+    features: Array, predicted: Array, first: Array, whitener: Whitener, width: Width
 ) -> Array:
     """Return the arm that may beat ``first`` by most: the second arm of ucb and colstim."""
     xp = namespace(features)
@@ -77,7 +78,7 @@ def _challenger(
     return xp.argmax(scores, axis=1)
 
 
-def colstim(features: Array, theta: Array, whitener: Array, width: Width, noise: Array) -> Pair:
+def colstim(features: Array, theta: Array, whitener: Whitener, width: Width, noise: Array) -> Pair:
     r"""Return CoLSTIM's pair: a leader perturbed as people's answers are, and its challenger.
 
     ``first = argmax theta . phi(x) + eps_x ||phi(x)||_{W^-1}`` with ``eps_x`` the noise
@@ -110,7 +111,7 @@ def colstim(features: Array, theta: Array, whitener: Array, width: Width, noise:
     return first, _challenger(features, predicted, first, whitener, width)
 
 
-def thompson(features: Array, theta: Array, whitener: Array, width: Width, noise: Array) -> Pair:
+def thompson(features: Array, theta: Array, whitener: Whitener, width: Width, noise: Array) -> Pair:
     r"""Return the favourites of two independent draws from a Gaussian posterior.
 
     ``first = argmax theta_1 . phi(x)`` and ``second = argmax theta_2 . phi(x)`` with
@@ -160,7 +161,7 @@ def thompson(features: Array, theta: Array, whitener: Array, width: Width, noise
 
 
 def maxpairucb(
-    features: Array, theta: Array, whitener: Array, width: Width, _noise: Array | None = None
+    features: Array, theta: Array, whitener: Whitener, width: Width, _noise: Array | None = None
 ) -> Pair:
     r"""Return the pair whose sum of rewards may be largest: both arms are optimistic.
 
@@ -184,7 +185,7 @@ def maxpairucb(
 
 
 def maxinp(
-    features: Array, theta: Array, whitener: Array, width: Width, _noise: Array | None = None
+    features: Array, theta: Array, whitener: Whitener, width: Width, _noise: Array | None = None
 ) -> Pair:
     r"""Return the most informative pair among the arms that may be best.
 
@@ -225,7 +226,7 @@ def _candidates(predicted: Array, pair_norms: list[Array], width: Width, step: f
     return ~beaten
 
 
-def _pair_norms(features: Array, whitener: Array) -> list[Array]:
+def _pair_norms(features: Array, whitener: Whitener) -> list[Array]:
     """``||phi(x) - phi(x')||_{W^-1}``: for each x those of x' from x on, (agents, arms - x).
 
     Subtracting before taking norms keeps the norms of close arms exact to rounding, which

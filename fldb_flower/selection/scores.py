@@ -7,7 +7,13 @@ import sys
 from typing import TypeAlias
 
 from fldb_flower.arrays import Array, namespace
-from fldb_flower.selection.whiteners import LowRank, largest_norm, whitened
+from fldb_flower.selection.whiteners import (
+    LowRank,
+    Whitener,
+    largest_frobenius,
+    largest_norm,
+    whitened,
+)
 
 TIE = 1e-14
 """Relative difference below which scores are ties, in double precision."""
@@ -31,7 +37,7 @@ def rewards(features: Array, theta: Array) -> Array:
     return (features @ theta[:, :, None])[:, :, 0]
 
 
-def norms(vectors: Array, whitener: Array) -> Array:
+def norms(vectors: Array, whitener: Whitener) -> Array:
     """``||x||_{W^-1}`` of vectors (agents, arms, d): (agents, arms)."""
     xp = namespace(vectors)
     d = vectors.shape[-1]
@@ -50,7 +56,7 @@ def pick(values: Array, arms: Array) -> Array:
     return xp.take(values.reshape((-1, *rest)), places, axis=0)
 
 
-def tie_breaks(features: Array, theta: Array, whitener: Array, width: Width) -> Array:
+def tie_breaks(features: Array, theta: Array, whitener: Whitener, width: Width) -> Array:
     """Return what to subtract from scores so that ties go to the lowest number: (arms,).
 
     Scores that only rounding errors tell apart are ties: the order in which a processor
@@ -66,7 +72,7 @@ def tie_breaks(features: Array, theta: Array, whitener: Array, width: Width) -> 
     return step * xp.arange(features.shape[1], dtype=features.dtype, device=features.device)
 
 
-def tie_step(features: Array, theta: Array, whitener: Array, width: Width) -> float:
+def tie_step(features: Array, theta: Array, whitener: Whitener, width: Width) -> float:
     """Largest difference of two scores ``theta . phi(x) + width ||x||_{W^-1}`` that is a tie.
 
     Larger than rounding errors and smaller than any real difference: it scales with a bound
@@ -78,7 +84,7 @@ def tie_step(features: Array, theta: Array, whitener: Array, width: Width) -> fl
         A feature, theta or W is NaN or infinite.
     """
     width = width if isinstance(width, float) else float(namespace(width).max(width))
-    bound = _norm(features) * (_largest_norm(theta, 1) + width * largest_norm(whitener))
+    bound = _norm(features) * (largest_frobenius(theta, 1) + width * largest_norm(whitener))
     if not math.isfinite(bound):
         raise FloatingPointError("a feature is not a finite number")
     xp = namespace(features)
@@ -88,12 +94,3 @@ def tie_step(features: Array, theta: Array, whitener: Array, width: Width) -> fl
 def _norm(array: Array) -> float:
     flat = array.reshape((-1,))
     return math.sqrt(float(flat @ flat))
-
-
-def _largest_norm(parameter: Array, ndim: int) -> float:
-    """Norm of a shared parameter of ``ndim`` axes, or the largest of one for each agent."""
-    if parameter.ndim == ndim:
-        return _norm(parameter)
-    xp = namespace(parameter)
-    flat = parameter.reshape((parameter.shape[0], -1))
-    return math.sqrt(float(xp.max(xp.sum(flat * flat, axis=1))))

@@ -18,16 +18,16 @@ from fldb_flower.streams import AgentStreams
 STREAM = "selection"
 
 
-def gumbel_per_arm(streams: AgentStreams, iterations: int, settings: Settings) -> Array:
+def gumbel_per_arm(streams: AgentStreams, iterations: int, shape: tuple[int, int]) -> Array:
     """Draw standard Gumbel noise for each arm: (agents, iterations, arms)."""
-    uniform = streams.random(STREAM, iterations, settings.num_arms)
+    uniform = streams.random(STREAM, iterations, shape[0])
     xp = namespace(uniform)
     return -xp.log(2.0**-54 - xp.log1p(-uniform))  # -log of an exponential; finite at 0 as well
 
 
-def normal_per_draw(streams: AgentStreams, iterations: int, settings: Settings) -> Array:
+def normal_per_draw(streams: AgentStreams, iterations: int, shape: tuple[int, int]) -> Array:
     """Draw standard normal noise for two draws of theta: (agents, iterations, 2, d)."""
-    return streams.standard_normal(STREAM, iterations, 2, settings.dimension)
+    return streams.standard_normal(STREAM, iterations, 2, shape[1])
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Rule:
         ``select(features, theta, whitener, width, noise)``, see
         :mod:`~fldb_flower.selection.rules`.
     noise : callable or None
-        Draws noise from (streams, iterations, settings): (agents, iterations, ...). None: the rule
+        Draws noise from (streams, iterations, (arms, d)): (agents, iterations, ...). None: the rule
         is deterministic.
     """
 
     select: Callable[[Array, Array, Whitener, Width, Array | None], Pair]
-    noise: Callable[[AgentStreams, int, Settings], Array] | None = None
+    noise: Callable[[AgentStreams, int, tuple[int, int]], Array] | None = None
 
 
 RULES = {
@@ -108,7 +108,7 @@ class Selector:
         rule, settings = self._rule, self._settings
         noise = None
         if rule.noise is not None:
-            drawn = rule.noise(self._streams, len(iterations), settings).swapaxes(0, 1)
+            drawn = rule.noise(self._streams, len(iterations), features.shape[1:]).swapaxes(0, 1)
             noise = self._arrays.make(drawn.reshape(-1, *drawn.shape[2:]))
         widths = [theory.width(t, num_agents, settings) for t in iterations]
         width: Width = widths[0]

@@ -105,9 +105,14 @@ def largest_norm(whitener: Whitener) -> float:
     """Bound ``||x C||`` for all x of length 1, and all agents: by the Frobenius norm, mostly."""
     if isinstance(whitener, LowRank):
         return whitener.scale  # what it does not only scale, it shrinks
-    xp = namespace(whitener)
-    squares = xp.sum(whitener * whitener, axis=tuple(range(-min(whitener.ndim, 2), 0)))
-    return math.sqrt(float(xp.max(squares)))
+    return largest_frobenius(whitener, min(whitener.ndim, 2))
+
+
+def largest_frobenius(arrays: Array, axes: int) -> float:
+    """Return the norm of an array of so many axes, or the largest if there are several."""
+    xp = namespace(arrays)
+    flat = arrays.reshape((-1, math.prod(arrays.shape[-axes:])))
+    return math.sqrt(float(xp.max(xp.vecdot(flat, flat))))
 
 
 def moved(whitener: Whitener, arrays: Arrays) -> Whitener:
