@@ -15,6 +15,7 @@ from scipy import stats
 from fldb_flower import selection, theory
 from fldb_flower.policies import make_policy
 from fldb_flower.selection import RULES, Selector, norms, pick, rewards, tie_breaks, whiten
+from fldb_flower.selection.whiteners import largest_frobenius, largest_norm
 from fldb_flower.settings import SELECTIONS, Settings
 from fldb_flower.streams import AgentStreams
 
@@ -458,6 +459,14 @@ def test_whiteners_of_any_size_are_inverse_factors(d):
         np.testing.assert_allclose(c @ c.T, np.linalg.inv(information), rtol=1e-9, atol=1e-13)
         np.testing.assert_array_equal(c, np.triu(c))
         np.testing.assert_allclose(whiten(information), c, rtol=1e-12, atol=1e-14)
+
+
+def test_the_largest_norm_is_that_of_the_agent_who_has_it():
+    assert largest_frobenius(np.array([3.0, 4.0]), 1) == 5.0
+    assert largest_frobenius(np.array([[3.0, 4.0], [5.0, -12.0], [0.0, 1.0]]), 1) == 13.0
+    assert largest_norm(np.array([[[3.0, 0.0], [0.0, 4.0]], [[1.0, 2.0], [2.0, 4.0]]])) == 5.0
+    assert largest_norm(np.array([[1.0, 1.0], [3.0, 5.0]])) == 6.0
+    assert largest_norm(np.array([8.0, 15.0])) == 17.0
 
 
 @pytest.mark.parametrize("own", [False, True])
