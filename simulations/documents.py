@@ -13,21 +13,24 @@ import difflib
 import itertools
 import math
 import os
+import shutil
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fldb_flower.commands import Parser
 from fldb_flower.errors import DataError, FldbError, SettingsError, one_line
-from simulations import measured
+from simulations import figures, measured
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 ROOT = Path(__file__).parent.parent
 TEMPLATES = ROOT / "docs" / "templates"
+SEEDS = 10  # of each curve in the documents' figures
 _NOTE = "<!-- Rendered from {} by `python -m simulations.documents`. Edit the template. -->\n"
 
 
@@ -44,6 +47,11 @@ def sem(values: Sequence[float]) -> float:
 def fixed(value: float, digits: int = 0) -> str:
     """Return a number with that many decimals, and commas between thousands."""
     return f"{float(value):,.{digits}f}"
+
+
+def signed(value: float, digits: int = 0) -> str:
+    """Return a number with its sign, that many decimals, and commas between thousands."""
+    return f"{float(value):+,.{digits}f}"
 
 
 def mean_sem(values: Sequence[float], digits: int = 0) -> str:
@@ -86,6 +94,7 @@ FILTERS = {
     "median": statistics.median,
     "sem": sem,
     "fixed": fixed,
+    "signed": signed,
     "mean_sem": mean_sem,
 }
 GLOBALS = {"paired": paired, "holds": holds}
@@ -175,10 +184,31 @@ def stale(results: dict[str, Any], movielens: str) -> list[str]:
 
 
 def recompute(names: Sequence[str], results: dict[str, Any], movielens: str) -> None:
-    """Repeat all runs of some result files and write the files."""
+    """Repeat all runs of some result files and write the files; draw the pictures again, too."""
+    for name in names:  # what is wrong or missing is found before the first run
+        for where, run in measured.runs_in(results[name], name):
+            measured.settings_of(run, 0, where, movielens)
     for name in names:
-        measured.repeat(results[name], name, movielens)
+        if name == "figures":
+            results[name] = make_figures(movielens)
+        else:
+            measured.repeat(results[name], name, movielens)
         measured.write(measured.FOLDER / f"{name}.json", results[name])
+
+
+def make_figures(movielens: str) -> dict[str, Any]:
+    """Draw the documents' figures; return their runs, and the processor time that these took."""
+    names = [*figures.PANELS, figures.OVERVIEW]
+    folder = ROOT / "docs" / "figures"
+    folder.mkdir(exist_ok=True)
+    begin = os.times().children_user
+    with tempfile.TemporaryDirectory() as scratch:
+        made = figures.make(
+            names, Path(scratch), ours=True, bounds=False, movielens=movielens, seeds=SEEDS
+        )
+        for name in names:
+            shutil.copyfile(Path(scratch) / f"{name}.png", folder / f"{name}.png")
+    return {"processor_seconds": round(os.times().children_user - begin), **made}
 
 
 def main() -> None:

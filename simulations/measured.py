@@ -16,7 +16,7 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from fldb_flower.settings import Settings, from_nested
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 COUNTS = ("rounds", "exchanges", "uploaded_bytes", "downloaded_bytes")
 Run = dict[str, Any]
+Result = tuple[list[float], dict[str, int]]  # regret by iteration, counts
 
 _DIGITS = 4  # of a regret in a result file
 _TOLERANCE = 1e-5  # relative; the digits that a file holds allow no less for small regrets
@@ -128,13 +129,16 @@ def measured(name: str, curve: Sequence[float], counts: Mapping[str, int]) -> fl
     """
     if name in counts:
         return counts[name]
-    kind, _, iteration = name.partition("_")
-    if kind != "regret" or not (iteration or "1").isdecimal():
-        raise SettingsError(f"{name}: no such measure: there are regret, regret_T, {COUNTS}")
-    return round(curve[int(iteration or len(curve)) - 1], _DIGITS)
+    if name == "regret":
+        name = f"regret_{len(curve)}"
+    iteration = name.removeprefix("regret_")
+    if not (iteration.isdecimal() and 1 <= int(iteration) <= len(curve)):
+        known = ", ".join(["regret", f"regret_1 to regret_{len(curve)}", *COUNTS])
+        raise SettingsError(f"{name}: no such measure: there are {known}")
+    return round(curve[int(iteration) - 1], _DIGITS)
 
 
-def simulate(settings: Settings) -> tuple[list[float], dict[str, int]]:
+def simulate(settings: Settings) -> Result:
     """Run once; return the regret after each iteration, and the counts."""
     if settings.engine.name == "inprocess":
         return _simulate_in_process(settings)
@@ -146,7 +150,7 @@ def simulate(settings: Settings) -> tuple[list[float], dict[str, int]]:
     return history.cumulative_regret.tolist(), counts
 
 
-def _simulate_in_process(settings: Settings) -> tuple[list[float], dict[str, int]]:
+def _simulate_in_process(settings: Settings) -> Result:
     from simulations.engines import inprocess  # noqa: PLC0415 - imports Flower
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -164,11 +168,18 @@ def cost(settings: Settings) -> float:
     return factor * size * (50 if settings.engine.name == "inprocess" else 1)
 
 
-def each_once(settings: Iterable[Settings], function: Callable[[Settings], Any]) -> dict[Any, Any]:
-    """Call a function once for each of some settings, on all processors; the longest run first."""
+def each_once(settings: Iterable[Settings]) -> dict[Settings, Result]:
+    """Run once with each of some settings, on all processors; equal settings share a run."""
+    # The longest first, so that no processor waits for one of them at the end.
     unique = sorted(set(settings), key=cost, reverse=True)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(unique, pool.map(function, unique), strict=True))
+        return dict(zip(unique, pool.map(simulate, unique), strict=True))
+
+
+def fill(run: Run, results: Sequence[Result]) -> None:
+    """Replace a run's measures by those of its results, one result for each seed."""
+    for key in measures_of(run):
+        run[key] = [measured(key, *result) for result in results]
 
 
 def repeat(content: Any, name: str, movielens: str = "") -> None:
@@ -188,10 +199,9 @@ def repeat(content: Any, name: str, movielens: str = "") -> None:
         [settings_of(run, seed, where, movielens) for seed in range(run["seeds"])]
         for where, run in found
     ]
-    results = each_once([one for group in wanted for one in group], simulate)
+    results = each_once(one for group in wanted for one in group)
     for (_, run), group in zip(found, wanted, strict=True):
-        for key in measures_of(run):
-            run[key] = [measured(key, *results[one]) for one in group]
+        fill(run, [results[one] for one in group])
 
 
 def sample(content: Any, name: str, movielens: str = "") -> Iterator[tuple[str, Run]]:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from test_run import ROOT
 
-from fldb_flower.errors import DataError
-from simulations import documents, measured
+from fldb_flower.errors import DataError, SettingsError
+from simulations import documents, figures, measured
+from simulations.benchmark import ALGORITHMS
 
 pytest.importorskip("jinja2")
 
@@ -47,9 +48,81 @@ def test_pages_agree_with_the_result_files():
     assert documents.differing(documents.pages(documents.load_results())) == []
 
 
+def test_recompute_asks_for_ratings_before_the_first_run(tree, monkeypatch):
+    world = {"settings": {"environment": {"name": "movielens"}}, "seeds": 10, "regret": []}
+    measured.write(measured.FOLDER / "world.json", {"a": world})
+    monkeypatch.setattr(measured, "simulate", None)
+    message = run_tool(monkeypatch, "--recompute")
+    assert message == "error: world.a needs MovieLens ratings: name them with --movielens PATH"
+
+
 def test_a_sample_of_the_results_is_what_todays_code_gives():
     movielens = os.environ.get("FLDB_ML100K", "")
     assert documents.stale(documents.load_results(), movielens) == []
+
+
+def test_the_results_of_the_figures_are_of_todays_figures():
+    """Each curve of each panel, with its settings: nothing is left of figures that changed."""
+    content = documents.load_results()["figures"]
+    names = [*figures.PANELS, figures.OVERVIEW]
+    assert sorted(content) == sorted([*names, "processor_seconds"])
+    for name in names:
+        runs = figures.runs_of(name, ours=True, seeds=documents.SEEDS)
+        assert list(content[name]) == list(runs), name
+        for label, run in runs.items():
+            found = content[name][label]
+            assert found["settings"] == run["settings"], (name, label)
+            assert list(found) == list(run), (name, label)
+            assert all(len(found[key]) == found["seeds"] >= 10 for key in measured.measures_of(run))
+
+
+def test_the_speed_table_is_of_the_benchmarks_algorithms():
+    results = documents.load_results()
+    runs = results["readme"]["algorithms"]
+    assert (
+        list(runs)
+        == list(ALGORITHMS)
+        == [row["algorithm"] for row in results["algorithms"]["rows"]]
+    )
+    for name, run in runs.items():
+        assert run["settings"] == {"tau": 1, **ALGORITHMS[name]}
+
+
+def test_results_are_finite_and_of_at_least_ten_seeds():
+    for name, content in documents.load_results().items():
+        for where, run in measured.runs_in(content, name):
+            assert run["seeds"] >= 10, where
+            for key in measured.measures_of(run):
+                assert len(run[key]) == run["seeds"], where
+                assert np.isfinite(run[key]).all(), where
+
+
+def test_a_run_over_messages_measures_what_arrays_do():
+    """The same seed, on both engines."""
+    run = {
+        "settings": {"num_agents": 4, "horizon": 8, "tau": 2},
+        "seeds": 1,
+        "regret": [],
+        "rounds": [],
+    }
+    messages = {
+        **run,
+        "settings": {**run["settings"], "engine": {"name": "inprocess", "num_nodes": 2}},
+    }
+    content = [run, messages]
+    measured.repeat(content, "test")
+    np.testing.assert_allclose(content[0]["regret"], content[1]["regret"], rtol=1e-9)
+    assert content[0]["rounds"] == content[1]["rounds"] == [5]  # t = 1, 2, 4, 6, 8
+
+
+def test_regret_on_the_way():
+    curve, counts = [1.0, 2.5, 4.0], dict.fromkeys(measured.COUNTS, 7)
+    assert measured.measured("regret", curve, counts) == 4
+    assert measured.measured("regret_2", curve, counts) == 2.5
+    assert measured.measured("exchanges", curve, counts) == 7
+    for name in ("regret_", "regret_x", "regrets", "regret_4", "regret_0"):
+        with pytest.raises(SettingsError, match="no such measure"):
+            measured.measured(name, curve, counts)
 
 
 def test_recompute_then_check(tree, monkeypatch):
