@@ -27,7 +27,7 @@ from fldb_flower.theory import average_bound
 from simulations import measured
 from simulations.sweep import draw_mean
 
-SEEDS = 3  # "three independent runs", App. B
+SEEDS = (0, 1, 2)  # "three independent runs", App. B
 Overrides = dict[str, Any]
 
 _ON_THE_WAY = [f"regret_{iteration}" for iteration in (100, 200, 300, 400)]
@@ -115,19 +115,44 @@ def panel_of(name: str) -> Panel:
     return PANELS[name]
 
 
-def runs_of(name: str, *, ours: bool, seeds: int) -> dict[str, measured.Run]:
-    """Return a figure's curves as runs of a result file, not yet run, by their labels."""
+def curves_of(name: str, *, ours: bool) -> dict[str, Overrides]:
+    """Return the overrides of a figure's curves by their labels."""
     panel = panel_of(name)
+    return {**panel.curves, **(panel.ours if ours else {})}
+
+
+def values_of(name: str, overrides: Overrides) -> dict[str, Any]:
+    """Return what the settings of a figure's curve are, where they differ from the defaults."""
     file = "fig1b" if name == OVERVIEW else name
     experiment = OmegaConf.load(Path(conf.__path__[0]) / "experiment" / f"{file}.yaml")
-    points = _ON_THE_WAY if panel.against == "iteration" else []
-    runs: dict[str, measured.Run] = {}
-    for label, overrides in {**panel.curves, **(panel.ours if ours else {})}.items():
-        merged: Any = OmegaConf.merge(experiment, OmegaConf.create(overrides))
-        measures: dict[str, list[float]] = {key: [] for key in (*points, "regret", "rounds")}
-        merged.pop("hydra", None)  # what the file says about sweeps
-        runs[label] = {"settings": OmegaConf.to_container(merged), "seeds": seeds, **measures}
-    return runs
+    values: Any = OmegaConf.to_container(OmegaConf.merge(experiment, OmegaConf.create(overrides)))
+    values.pop("hydra", None)  # what the file says about sweeps
+    return dict(values)
+
+
+def settings_of(name: str, overrides: Overrides, seed: int, path: str) -> Settings:
+    """Return the settings of one run of a figure.
+
+    Raises
+    ------
+    SettingsError
+        A MovieLens figure without ``--movielens``.
+    """
+    run = {"settings": values_of(name, overrides)}
+    return measured.settings_of(run, seed, f"conf/experiment/{name}.yaml", path)
+
+
+def runs_of(name: str, *, ours: bool, seeds: int) -> dict[str, measured.Run]:
+    """Return a figure's curves as runs of a result file, without their measures' values."""
+    points = _ON_THE_WAY if panel_of(name).against == "iteration" else []
+    return {
+        label: {
+            "settings": values_of(name, overrides),
+            "seeds": seeds,
+            **{key: [] for key in (*points, "regret", "rounds")},
+        }
+        for label, overrides in curves_of(name, ours=ours).items()
+    }
 
 
 def draw(name: str, rows: pd.DataFrame, bounds: dict[str, Any], folder: Path) -> None:
@@ -173,7 +198,7 @@ def make(
     ours: bool,
     bounds: bool,
     movielens: str,
-    seeds: int = SEEDS,
+    seeds: int = len(SEEDS),
 ) -> dict[str, Any]:
     """Simulate and draw some figures; a run that two figures share is made once.
 
@@ -195,20 +220,17 @@ def make(
     dict
         The runs of each figure by name and label, as a result file holds them.
     """
-    figures = {name: runs_of(name, ours=ours, seeds=seeds) for name in names}
     wanted = {
-        (name, label): [
-            measured.settings_of(run, seed, f"conf/experiment/{name}.yaml", movielens)
-            for seed in range(seeds)
-        ]
-        for name, runs in figures.items()
-        for label, run in runs.items()
+        (name, label): [settings_of(name, overrides, seed, movielens) for seed in range(seeds)]
+        for name in names
+        for label, overrides in curves_of(name, ours=ours).items()
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write to {folder}: {error.strerror}") from None
     results = measured.each_once(one for group in wanted.values() for one in group)
+    figures = {name: runs_of(name, ours=ours, seeds=seeds) for name in names}
     for name, runs in figures.items():
         parts = []
         for label, run in runs.items():
@@ -254,7 +276,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("figures"), help="folder")
     parser.add_argument("--movielens", default="", metavar="PATH", help="ratings, for fig1d")
     seeds = bounded(int, 1, 1000)
-    parser.add_argument("--seeds", type=seeds, default=SEEDS, help="of each curve (default 3)")
+    parser.add_argument("--seeds", type=seeds, default=len(SEEDS), help="of each curve (default 3)")
     asked = parser.parse_args()
     ours, bounds = "+ours" in asked.name, "+bounds" in asked.name
     names = [name for name in asked.name if name not in ("+ours", "+bounds")]

@@ -233,7 +233,11 @@ def stale(where: str, run: Run, movielens: str = "") -> list[str]:
     result = simulate(settings)
     lines = []
     for key in measures_of(run):
-        now, then = measured(key, *result), run[key][0]
+        values = run.get(key, [])
+        if len(values) != run["seeds"]:
+            lines.append(f"{where}.{key} has {len(values)} values of {run['seeds']}: recompute it")
+            continue
+        now, then = measured(key, *result), values[0]
         if not math.isclose(now, then, rel_tol=_TOLERANCE):
             lines.append(f"{where}.{key} of seed 0 is {then} in the file and {now} today")
     return lines

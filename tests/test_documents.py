@@ -48,6 +48,13 @@ def test_pages_agree_with_the_result_files():
     assert documents.differing(documents.pages(documents.load_results())) == []
 
 
+def test_check_names_a_run_without_values(tree, monkeypatch):
+    (documents.TEMPLATES / "README.md.j2").write_text("empty\n")
+    run_tool(monkeypatch)
+    message = run_tool(monkeypatch, "--check")
+    assert message == "error: docs/results: small.ogd.regret has 0 values of 3: recompute it"
+
+
 def test_recompute_asks_for_ratings_before_the_first_run(tree, monkeypatch):
     world = {"settings": {"environment": {"name": "movielens"}}, "seeds": 10, "regret": []}
     measured.write(measured.FOLDER / "world.json", {"a": world})
