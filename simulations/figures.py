@@ -2,16 +2,13 @@
 
 The settings of a figure are in ``conf/experiment/NAME.yaml``; the curves that it draws are here.
 ``+ours`` adds FLDB-ONS as a curve of its own, never in place of one of the paper's; ``+bounds``
-adds the paper's regret bounds, dashed.
+adds the paper's regret bounds, dashed. The figure ``regret`` is the README's, not the paper's.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,14 +20,17 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 import conf
+from fldb_flower.commands import Parser, bounded
 from fldb_flower.errors import FldbError, OutputError, SettingsError
-from fldb_flower.history import History
-from fldb_flower.settings import Settings, from_nested
+from fldb_flower.settings import Settings
 from fldb_flower.theory import average_bound
+from simulations import measured
 from simulations.sweep import draw_mean
 
 SEEDS = (0, 1, 2)  # "three independent runs", App. B
 Overrides = dict[str, Any]
+
+_ON_THE_WAY = [f"regret_{iteration}" for iteration in (100, 200, 300, 400)]
 
 _OGD, _GD, _LDB = {"algorithm": "fldb_ogd"}, {"algorithm": "fldb_gd"}, {"algorithm": "ldb"}
 _ONS = {"algorithm": "fldb_ons"}
@@ -93,6 +93,43 @@ PANELS = {
 }
 
 
+OVERVIEW = "regret"  # the README's first picture, with the settings of Fig. 1b
+_OVERVIEW = Panel(
+    "100 agents learn one preference (K=10, d=5)",
+    {**_COMPARED, "FLDB-ONS, geometric": {**_ONS, "schedule": {"name": "geometric"}}},
+)
+
+
+def panel_of(name: str) -> Panel:
+    """Return a figure's panel.
+
+    Raises
+    ------
+    SettingsError
+        There is no such figure.
+    """
+    if name == OVERVIEW:
+        return _OVERVIEW
+    if name not in PANELS:
+        raise SettingsError(f"no figure {name!r}: there are {', '.join([*PANELS, OVERVIEW])}")
+    return PANELS[name]
+
+
+def curves_of(name: str, *, ours: bool) -> dict[str, Overrides]:
+    """Return the overrides of a figure's curves by their labels."""
+    panel = panel_of(name)
+    return {**panel.curves, **(panel.ours if ours else {})}
+
+
+def values_of(name: str, overrides: Overrides) -> dict[str, Any]:
+    """Return what the settings of a figure's curve are, where they differ from the defaults."""
+    file = "fig1b" if name == OVERVIEW else name
+    experiment = OmegaConf.load(Path(conf.__path__[0]) / "experiment" / f"{file}.yaml")
+    values: Any = OmegaConf.to_container(OmegaConf.merge(experiment, OmegaConf.create(overrides)))
+    values.pop("hydra", None)  # what the file says about sweeps
+    return dict(values)
+
+
 def settings_of(name: str, overrides: Overrides, seed: int, path: str) -> Settings:
     """Return the settings of one run of a figure.
 
@@ -101,30 +138,27 @@ def settings_of(name: str, overrides: Overrides, seed: int, path: str) -> Settin
     SettingsError
         A MovieLens figure without ``--movielens``.
     """
-    experiment = OmegaConf.load(Path(conf.__path__[0]) / "experiment" / f"{name}.yaml")
-    values: Any = OmegaConf.to_container(
-        OmegaConf.merge(experiment, OmegaConf.create(overrides), {"seed": seed})
-    )
-    if values.get("environment", {}).get("name") == "movielens":
-        if not path:
-            raise SettingsError(f"{name} needs MovieLens ratings: name them with --movielens PATH")
-        values["environment"]["path"] = path
-    return from_nested(values, f"conf/experiment/{name}.yaml")
+    run = {"settings": values_of(name, overrides)}
+    return measured.settings_of(run, seed, f"conf/experiment/{name}.yaml", path)
 
 
-def simulate(settings: Settings) -> tuple[list[float], int]:
-    """Run once on the vectorized engine; return the regret after each iteration, and rounds."""
-    from simulations.engines import vectorized  # noqa: PLC0415 - in the worker process
+def runs_of(name: str, *, ours: bool, seeds: int) -> dict[str, measured.Run]:
+    """Return a figure's curves as runs of a result file, without their measures' values."""
+    points = _ON_THE_WAY if panel_of(name).against == "iteration" else []
+    return {
+        label: {
+            "settings": values_of(name, overrides),
+            "seeds": seeds,
+            **{key: [] for key in (*points, "regret", "rounds")},
+        }
+        for label, overrides in curves_of(name, ours=ours).items()
+    }
 
-    history = History(settings.horizon)
-    vectorized.run(settings, history)
-    return history.cumulative_regret.tolist(), history.rounds
 
-
-def draw(name: str, panel: Panel, rows: pd.DataFrame, bounds: dict[str, Any], folder: Path) -> None:
-    """Write one figure's CSV and PNG; ``bounds`` holds the curves' bounds by label."""
-    rows.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
-    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
+def draw(name: str, rows: pd.DataFrame, bounds: dict[str, Any], folder: Path) -> None:
+    """Write one figure's PNG; ``bounds`` holds the curves' bounds by label."""
+    panel = panel_of(name)
+    figure = Figure(figsize=(7.2, 4.0) if name == OVERVIEW else (4.6, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     if panel.against == "iteration":
@@ -139,51 +173,90 @@ def draw(name: str, panel: Panel, rows: pd.DataFrame, bounds: dict[str, Any], fo
     else:
         _draw_final(axes, rows, panel.against)
     axes.set_xlabel({"iteration": "iteration", "tau": "tau", "rounds": "rounds"}[panel.against])
-    axes.set_title(panel.title, fontsize=10)
+    if name == OVERVIEW:
+        axes.set_yscale("log")
+    axes.set_title(f"{panel.title}, {rows.seed.nunique()} seeds", fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(folder / f"{name}.png", dpi=150, metadata={"Software": None})
+    axes.legend(fontsize=9)
+    figure.savefig(folder / f"{name}.png", dpi=120, metadata={"Software": None})
 
 
 def _draw_final(axes: Any, rows: pd.DataFrame, against: str) -> None:
     last = rows[rows.iteration == rows.iteration.max()]
     for arms, part in last.groupby("num_arms"):
         points = part.groupby(against).cumulative_regret.agg(["mean", "sem"])
-        axes.errorbar(points.index, points["mean"], points["sem"], marker="o", label=f"K={arms}")
+        low, high = points["mean"] - points["sem"], points["mean"] + points["sem"]
+        (line,) = axes.plot(points.index, points["mean"], marker="o", label=f"K={arms}")
+        axes.fill_between(points.index, low, high, alpha=0.2, linewidth=0, color=line.get_color())
     axes.set_ylabel("final average cumulative regret")
 
 
-def make(names: Sequence[str], folder: Path, *, ours: bool, bounds: bool, movielens: str) -> None:
-    """Simulate and draw some figures; a run that two figures share is made once."""
-    curves = {
-        name: {**PANELS[name].curves, **(PANELS[name].ours if ours else {})} for name in names
-    }
+def make(
+    names: Sequence[str],
+    folder: Path,
+    *,
+    ours: bool,
+    bounds: bool,
+    movielens: str,
+    seeds: int = len(SEEDS),
+) -> dict[str, Any]:
+    """Simulate and draw some figures; a run that two figures share is made once.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the figures.
+    folder : Path
+        Where NAME.png and NAME.csv are written.
+    ours, bounds : bool
+        Whether to add FLDB-ONS, and the paper's regret bounds.
+    movielens : str
+        Where the ratings are, for fig1d.
+    seeds : int
+        Runs for each curve.
+
+    Returns
+    -------
+    dict
+        The runs of each figure by name and label, as a result file holds them.
+    """
     wanted = {
-        (name, label, seed): settings_of(name, overrides, seed, movielens)
+        (name, label): [settings_of(name, overrides, seed, movielens) for seed in range(seeds)]
         for name in names
-        for label, overrides in curves[name].items()
-        for seed in SEEDS
+        for label, overrides in curves_of(name, ours=ours).items()
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write to {folder}: {error.strerror}") from None
-    # The longest first, so that no core waits for one of them at the end.
-    unique = sorted(set(wanted.values()), key=_cost, reverse=True)
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        results = dict(zip(unique, pool.map(simulate, unique), strict=True))
-    for name in names:
+    results = measured.each_once(one for group in wanted.values() for one in group)
+    figures = {name: runs_of(name, ours=ours, seeds=seeds) for name in names}
+    for name, runs in figures.items():
         parts = []
-        for (figure, label, seed), settings in wanted.items():
-            if figure == name:
-                regret, rounds = results[settings]
-                steps = {"iteration": range(1, len(regret) + 1), "cumulative_regret": regret}
-                same = {"tau": settings.tau, "num_arms": settings.num_arms, "rounds": rounds}
-                parts.append(pd.DataFrame({**steps, "curve": label, **same, "seed": seed}))
-        dashed = _bounds({label: s for (n, label, _), s in wanted.items() if n == name})
+        for label, run in runs.items():
+            group = wanted[name, label]
+            measured.fill(run, [results[settings] for settings in group])
+            parts += [_rows(label, settings, *results[settings]) for settings in group]
         rows = pd.concat(parts, ignore_index=True)
-        draw(name, PANELS[name], rows, dashed if bounds else {}, folder)
-        print(f"{folder / name}.png")
+        rows.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
+        dashed = _bounds({label: wanted[name, label][0] for label in runs}) if bounds else {}
+        draw(name, rows, dashed, folder)
+    return figures
+
+
+def _rows(label: str, settings: Settings, curve: list[float], counts: dict[str, int]) -> Any:
+    """Return a run as rows of a figure's CSV."""
+    return pd.DataFrame(
+        {
+            "iteration": range(1, len(curve) + 1),
+            "cumulative_regret": curve,
+            "curve": label,
+            "tau": settings.tau,
+            "num_arms": settings.num_arms,
+            "rounds": counts["rounds"],
+            "seed": settings.seed,
+        }
+    )
 
 
 def _bounds(curves: dict[str, Settings]) -> dict[str, Any]:
@@ -194,31 +267,27 @@ def _bounds(curves: dict[str, Settings]) -> dict[str, Any]:
     return {label: bound for label, bound in found.items() if bound is not None}
 
 
-def _cost(settings: Settings) -> float:
-    """How long a run takes, roughly."""
-    factor = {"ldb": 10, "fldb_gd": 8}.get(settings.algorithm, 1)
-    return factor * settings.num_agents * settings.num_arms * settings.dimension
-
-
 def main() -> None:
     """Entry point."""
     assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("name", nargs="*", help=f"{', '.join(PANELS)}, +ours, +bounds")
+    parser = Parser(description=__doc__, allow_abbrev=False)
+    known = ", ".join([*PANELS, OVERVIEW])
+    parser.add_argument("name", nargs="*", help=f"{known}, +ours, +bounds")
     parser.add_argument("--output", type=Path, default=Path("figures"), help="folder")
     parser.add_argument("--movielens", default="", metavar="PATH", help="ratings, for fig1d")
+    seeds = bounded(int, 1, 1000)
+    parser.add_argument("--seeds", type=seeds, default=len(SEEDS), help="of each curve (default 3)")
     asked = parser.parse_args()
     ours, bounds = "+ours" in asked.name, "+bounds" in asked.name
     names = [name for name in asked.name if name not in ("+ours", "+bounds")]
     try:
-        unknown = [name for name in names if name not in PANELS]
-        if unknown:
-            raise SettingsError(f"no figure {unknown[0]!r}: there are {', '.join(PANELS)}")
         if not names:
             names = [name for name in PANELS if asked.movielens or name != "fig1d"]
             if "fig1d" not in names:
                 print("fig1d is left out: it needs --movielens PATH", file=sys.stderr)
-        make(names, asked.output, ours=ours, bounds=bounds, movielens=asked.movielens)
+        extras = {"ours": ours, "bounds": bounds, "seeds": asked.seeds}
+        make(names, asked.output, movielens=asked.movielens, **extras)
+        print(*(f"{asked.output / name}.png" for name in names), sep="\n")
     except FldbError as error:
         sys.exit(f"error: {error}")
 

@@ -1,0 +1,243 @@
+"""Result files: the numbers of the documents, and the runs they were measured in.
+
+A result file is JSON, ``docs/results/NAME.json``. An object in it that has ``settings`` is a run:
+the settings that differ from the defaults, the number of ``seeds`` (0, 1, ...), and one list for
+each measure, with a value for each seed::
+
+    {"settings": {"algorithm": "fldb_ons", "tau": 1}, "seeds": 10, "regret": [...]}
+
+Runs can be repeated, so they are checked. Everything else, such as seconds, is only rendered.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fldb_flower.errors import DataError, SettingsError
+from fldb_flower.files import replace_file
+from fldb_flower.history import History
+from fldb_flower.settings import Settings, from_nested
+
+FOLDER = Path(__file__).parent.parent / "docs" / "results"
+COUNTS = ("rounds", "exchanges", "uploaded_bytes", "downloaded_bytes")
+Run = dict[str, Any]
+Result = tuple[list[float], dict[str, int]]  # regret by iteration, counts
+
+_DIGITS = 4  # of a regret in a result file
+_TOLERANCE = 1e-5  # relative; the digits that a file holds allow no less for small regrets
+
+
+def read(path: Path) -> Any:
+    """Return the content of a result file.
+
+    Raises
+    ------
+    DataError
+        The file is missing or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: not JSON: {error}") from None
+
+
+def write(path: Path, content: Any) -> None:
+    """Write a result file, a line for each list of numbers and each row of a table."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, f"{_dump(content)}\n".encode())
+
+
+def _dump(value: Any, indent: str = "") -> str:
+    inner = f"{indent} "
+    if isinstance(value, dict) and any(isinstance(item, dict | list) for item in value.values()):
+        lines = [f"{inner}{json.dumps(key)}: {_dump(item, inner)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return "[\n" + ",\n".join(f"{inner}{_dump(item, inner)}" for item in value) + f"\n{indent}]"
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+
+def runs_in(content: Any, name: str = "") -> Iterator[tuple[str, Run]]:
+    """Yield the runs in a result file's content, each with its dotted name."""
+    if isinstance(content, dict):
+        if "settings" in content:
+            yield name, content
+        else:
+            for key, value in content.items():
+                yield from runs_in(value, f"{name}.{key}" if name else key)
+    elif isinstance(content, list):
+        for place, value in enumerate(content):
+            yield from runs_in(value, f"{name}[{place}]")
+
+
+def settings_of(run: Run, seed: int, source: str, movielens: str = "") -> Settings:
+    """Return the settings of one seed of a run.
+
+    Raises
+    ------
+    SettingsError
+        The settings are wrong, or the run needs MovieLens ratings and ``movielens`` names none.
+    """
+    values = {**run["settings"], "seed": seed}
+    if world_of(run) == "movielens":
+        if not movielens:
+            raise SettingsError(
+                f"{source} needs MovieLens ratings: name them with --movielens PATH"
+            )
+        values["environment"] = {**values["environment"], "path": movielens}
+    return from_nested(values, source)
+
+
+def world_of(run: Run) -> str:
+    """Return the name of a run's environment."""
+    return str(run["settings"].get("environment", {}).get("name", "synthetic"))
+
+
+def measures_of(run: Run) -> list[str]:
+    """Return the names of what is measured in a run: the lists, or the regret if there are none."""
+    return [key for key, value in run.items() if isinstance(value, list)] or ["regret"]
+
+
+def measured(name: str, curve: Sequence[float], counts: Mapping[str, int]) -> float:
+    """Return one measure of a run.
+
+    Parameters
+    ----------
+    name : str
+        ``regret`` (at the end), ``regret_T`` (after T iterations), or one of ``COUNTS``.
+    curve : sequence of float
+        The regret after each iteration.
+    counts : mapping
+        The run's ``COUNTS``.
+
+    Raises
+    ------
+    SettingsError
+        There is no such measure.
+    """
+    if name in counts:
+        return counts[name]
+    if name == "regret":
+        name = f"regret_{len(curve)}"
+    iteration = name.removeprefix("regret_")
+    if not (iteration.isdecimal() and 1 <= int(iteration) <= len(curve)):
+        known = ", ".join(["regret", f"regret_1 to regret_{len(curve)}", *COUNTS])
+        raise SettingsError(f"{name}: no such measure: there are {known}")
+    return round(curve[int(iteration) - 1], _DIGITS)
+
+
+def simulate(settings: Settings) -> Result:
+    """Run once; return the regret after each iteration, and the counts."""
+    if settings.engine.name == "inprocess":
+        return _simulate_in_process(settings)
+    from simulations.engines import vectorized  # noqa: PLC0415 - in the worker process
+
+    history = History(settings.horizon)
+    vectorized.run(settings, history)
+    counts = {name: int(getattr(history, name)) for name in COUNTS}
+    return history.cumulative_regret.tolist(), counts
+
+
+def _simulate_in_process(settings: Settings) -> Result:
+    from simulations.engines import inprocess  # noqa: PLC0415 - imports Flower
+
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder:
+        inprocess.run(settings, folder)
+        summary = json.loads((Path(folder) / "summary.json").read_text())
+        curve = pd.read_csv(Path(folder) / "regret.csv").cumulative_regret.tolist()
+    return curve, {name: summary[name] for name in COUNTS}
+
+
+def cost(settings: Settings) -> float:
+    """Return roughly how long a run takes, in arbitrary units."""
+    factor = {"ldb": 10, "fldb_gd": 8}.get(settings.algorithm, 1)
+    size = settings.num_agents * settings.num_arms * settings.dimension * settings.horizon
+    return factor * size * (50 if settings.engine.name == "inprocess" else 1)
+
+
+def each_once(settings: Iterable[Settings]) -> dict[Settings, Result]:
+    """Run once with each of some settings, on all processors; equal settings share a run."""
+    # The longest first, so that no processor waits for one of them at the end.
+    unique = sorted(set(settings), key=cost, reverse=True)
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(unique, pool.map(simulate, unique), strict=True))
+
+
+def fill(run: Run, results: Sequence[Result]) -> None:
+    """Replace a run's measures by those of its results, one result for each seed."""
+    for key in measures_of(run):
+        run[key] = [measured(key, *result) for result in results]
+
+
+def repeat(content: Any, name: str, movielens: str = "") -> None:
+    """Repeat all runs in a result file's content, and replace their measures.
+
+    Parameters
+    ----------
+    content : object
+        Of the result file; changed in place.
+    name : str
+        Of the result file, for error messages.
+    movielens : str
+        Where the MovieLens ratings are, if runs need them.
+    """
+    found = list(runs_in(content, name))
+    wanted = [
+        [settings_of(run, seed, where, movielens) for seed in range(run["seeds"])]
+        for where, run in found
+    ]
+    results = each_once(one for group in wanted for one in group)
+    for (_, run), group in zip(found, wanted, strict=True):
+        fill(run, [results[one] for one in group])
+
+
+def sample(content: Any, name: str, movielens: str = "") -> Iterator[tuple[str, Run]]:
+    """Yield the cheapest run of each kind in a result file's content.
+
+    Runs are of one kind if algorithm, environment, schedule, selection and form are the same.
+
+    Runs on MovieLens are left out unless ``movielens`` names the ratings, and runs on sentences
+    always: the language model alone takes longer than the other runs together.
+    """
+    cheapest: dict[tuple[str, ...], tuple[float, str, Run]] = {}
+    for where, run in runs_in(content, name):
+        world = world_of(run)
+        if world == "sentences" or (world == "movielens" and not movielens):
+            continue
+        settings = settings_of(run, 0, where, movielens)
+        forms = (settings.selection, settings.information, settings.robust)
+        key = (settings.algorithm, world, settings.schedule.name, *forms)
+        price = cost(settings)
+        if key not in cheapest or price < cheapest[key][0]:
+            cheapest[key] = price, where, run
+    for _, where, run in cheapest.values():
+        yield where, run
+
+
+def stale(where: str, run: Run, movielens: str = "") -> list[str]:
+    """Repeat a run's first seed; return a line for each measure that is not what it was."""
+    settings = settings_of(run, 0, where, movielens)
+    result = simulate(settings)
+    lines = []
+    for key in measures_of(run):
+        values = run.get(key, [])
+        if len(values) != run["seeds"]:
+            lines.append(f"{where}.{key} has {len(values)} values of {run['seeds']}: recompute it")
+            continue
+        now, then = measured(key, *result), values[0]
+        if not math.isclose(now, then, rel_tol=_TOLERANCE):
+            lines.append(f"{where}.{key} of seed 0 is {then} in the file and {now} today")
+    return lines

@@ -1,0 +1,231 @@
+"""The documents: their numbers come from result files, and the files from today's code."""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from test_run import ROOT
+
+from fldb_flower.errors import DataError, SettingsError
+from simulations import documents, figures, measured
+from simulations.benchmark import ALGORITHMS
+
+pytest.importorskip("jinja2")
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """A checkout with one page and one result file."""
+    (tmp_path / "docs" / "templates").mkdir(parents=True)
+    (tmp_path / "docs" / "results").mkdir()
+    monkeypatch.setattr(documents, "ROOT", tmp_path)
+    monkeypatch.setattr(documents, "TEMPLATES", tmp_path / "docs" / "templates")
+    monkeypatch.setattr(measured, "FOLDER", tmp_path / "docs" / "results")
+    monkeypatch.delenv("FLDB_ML100K", raising=False)
+    run = {"settings": {"num_agents": 3, "horizon": 12, "tau": 2}, "seeds": 3, "regret": []}
+    measured.write(measured.FOLDER / "small.json", {"ogd": run, "seconds": 0.25})
+    template = "{{ small.ogd.regret | mean | fixed(2) }} in {{ small.seconds }} s\n"
+    (documents.TEMPLATES / "README.md.j2").write_text(template)
+    return tmp_path
+
+
+def run_tool(monkeypatch, *arguments):
+    """Call the command; return its error message, empty on success."""
+    monkeypatch.setattr(sys, "argv", ["documents", *arguments])
+    try:
+        documents.main()
+    except SystemExit as error:
+        return str(error.code)
+    return ""
+
+
+def test_pages_agree_with_the_result_files():
+    assert documents.differing(documents.pages(documents.load_results())) == []
+
+
+def test_check_names_a_run_without_values(tree, monkeypatch):
+    (documents.TEMPLATES / "README.md.j2").write_text("empty\n")
+    run_tool(monkeypatch)
+    message = run_tool(monkeypatch, "--check")
+    assert message == "error: docs/results: small.ogd.regret has 0 values of 3: recompute it"
+
+
+def test_recompute_asks_for_ratings_before_the_first_run(tree, monkeypatch):
+    world = {"settings": {"environment": {"name": "movielens"}}, "seeds": 10, "regret": []}
+    measured.write(measured.FOLDER / "world.json", {"a": world})
+    monkeypatch.setattr(measured, "simulate", None)
+    message = run_tool(monkeypatch, "--recompute")
+    assert message == "error: world.a needs MovieLens ratings: name them with --movielens PATH"
+
+
+def test_a_sample_of_the_results_is_what_todays_code_gives():
+    movielens = os.environ.get("FLDB_ML100K", "")
+    assert documents.stale(documents.load_results(), movielens) == []
+
+
+def test_the_results_of_the_figures_are_of_todays_figures():
+    """Each curve of each panel, with its settings: nothing is left of figures that changed."""
+    content = documents.load_results()["figures"]
+    names = [*figures.PANELS, figures.OVERVIEW]
+    assert sorted(content) == sorted([*names, "processor_seconds"])
+    for name in names:
+        runs = figures.runs_of(name, ours=True, seeds=documents.SEEDS)
+        assert list(content[name]) == list(runs), name
+        for label, run in runs.items():
+            found = content[name][label]
+            assert found["settings"] == run["settings"], (name, label)
+            assert list(found) == list(run), (name, label)
+            assert all(len(found[key]) == found["seeds"] >= 10 for key in measured.measures_of(run))
+
+
+def test_the_speed_table_is_of_the_benchmarks_algorithms():
+    results = documents.load_results()
+    runs = results["readme"]["algorithms"]
+    assert (
+        list(runs)
+        == list(ALGORITHMS)
+        == [row["algorithm"] for row in results["algorithms"]["rows"]]
+    )
+    for name, run in runs.items():
+        assert run["settings"] == {"tau": 1, **ALGORITHMS[name]}
+
+
+def test_results_are_finite_and_of_at_least_ten_seeds():
+    for name, content in documents.load_results().items():
+        for where, run in measured.runs_in(content, name):
+            assert run["seeds"] >= 10, where
+            for key in measured.measures_of(run):
+                assert len(run[key]) == run["seeds"], where
+                assert np.isfinite(run[key]).all(), where
+
+
+def test_a_run_over_messages_measures_what_arrays_do():
+    """The same seed, on both engines."""
+    run = {
+        "settings": {"num_agents": 4, "horizon": 8, "tau": 2},
+        "seeds": 1,
+        "regret": [],
+        "rounds": [],
+    }
+    messages = {
+        **run,
+        "settings": {**run["settings"], "engine": {"name": "inprocess", "num_nodes": 2}},
+    }
+    content = [run, messages]
+    measured.repeat(content, "test")
+    np.testing.assert_allclose(content[0]["regret"], content[1]["regret"], rtol=1e-9)
+    assert content[0]["rounds"] == content[1]["rounds"] == [5]  # t = 1, 2, 4, 6, 8
+
+
+def test_regret_on_the_way():
+    curve, counts = [1.0, 2.5, 4.0], dict.fromkeys(measured.COUNTS, 7)
+    assert measured.measured("regret", curve, counts) == 4
+    assert measured.measured("regret_2", curve, counts) == 2.5
+    assert measured.measured("exchanges", curve, counts) == 7
+    for name in ("regret_", "regret_x", "regrets", "regret_4", "regret_0"):
+        with pytest.raises(SettingsError, match="no such measure"):
+            measured.measured(name, curve, counts)
+
+
+def test_recompute_then_check(tree, monkeypatch):
+    assert run_tool(monkeypatch, "--recompute") == ""
+    (content,) = (json.loads(path.read_text()) for path in measured.FOLDER.iterdir())
+    # The same three runs through the command that users start.
+    regrets = []
+    for seed in range(3):
+        out = tree / f"run{seed}"
+        words = ["num_agents=3", "horizon=12", "tau=2", f"seed={seed}", f"hydra.run.dir={out}"]
+        command = [sys.executable, "-m", "simulations.run", *words]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        regrets.append(json.loads((out / "summary.json").read_text())["final_regret"])
+    np.testing.assert_allclose(content["ogd"]["regret"], regrets, atol=1e-4)
+    assert content["seconds"] == 0.25
+    page = (tree / "README.md").read_text()
+    assert "docs/templates/README.md.j2" in page.splitlines()[0]
+    assert page.splitlines()[1] == f"{statistics.fmean(regrets):.2f} in 0.25 s"
+    assert run_tool(monkeypatch, "--check") == ""
+
+
+def test_check_names_a_page_that_was_edited(tree, monkeypatch):
+    run_tool(monkeypatch, "--recompute")
+    page = tree / "README.md"
+    page.write_text(page.read_text().replace("0.25 s", "0.26 s"))
+    before = page.read_text()
+    assert "README.md differs from its template" in run_tool(monkeypatch, "--check")
+    assert page.read_text() == before
+
+
+def test_check_names_a_result_that_is_stale(tree, monkeypatch):
+    run_tool(monkeypatch, "--recompute")
+    path = measured.FOLDER / "small.json"
+    content = json.loads(path.read_text())
+    content["ogd"]["regret"][0] += 0.01
+    measured.write(path, content)
+    run_tool(monkeypatch)
+    message = run_tool(monkeypatch, "--check")
+    assert "small.ogd.regret of seed 0 is" in message
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("one\n{{ small.missing | fixed }}\n", "line 2: 'dict object' has no attribute 'missing'"),
+        ("{{ large }}\n", "line 1: 'large' is undefined"),
+        ("one\ntwo {{ small. }}\n", "line 2: "),
+        ("{{ [] | mean }}\n", "line 1: "),
+        ("{{ [1] | sem }}\n", "line 1: "),
+    ],
+)
+def test_a_wrong_template_is_one_line(tree, monkeypatch, template, reason):
+    (documents.TEMPLATES / "README.md.j2").write_text(template)
+    message = run_tool(monkeypatch)
+    assert message.startswith("error: docs/templates/README.md.j2, ")
+    assert reason in message
+    assert len(message.splitlines()) == 1
+
+
+def test_wrong_arguments_and_files_are_one_line(tree, monkeypatch):
+    message = run_tool(monkeypatch, "--recompute", "smal")
+    assert message == "error: no result file 'smal' in docs/results: there are small"
+    (measured.FOLDER / "broken.json").write_text("{")
+    assert "broken.json: not JSON" in run_tool(monkeypatch)
+    with pytest.raises(DataError, match="cannot read"):
+        measured.read(tree / "none.json")
+    shutil.rmtree(documents.TEMPLATES)
+    (measured.FOLDER / "broken.json").unlink()
+    assert "no templates" in run_tool(monkeypatch)
+
+
+def test_result_files_are_read_as_they_were_written(tmp_path):
+    content = {
+        "a": {"settings": {"x": {"y": 1}}, "seeds": 2, "r": [0.1, 2]},
+        "t": [{"s": "±"}],
+        "n": 1,
+    }
+    measured.write(tmp_path / "a.json", content)
+    assert measured.read(tmp_path / "a.json") == content
+
+
+def test_holds_compares_means_by_paired_standard_errors():
+    """Differences of 1, 2 and 3: mean 2, standard error 1/sqrt(3) = 0.577, so 2 > 1.155."""
+    base, larger = [10.0, 50.0, 90.0], [11.0, 52.0, 93.0]
+    assert documents.holds(base, larger) == "yes"
+    assert documents.holds(larger, base) == "no"
+    # Differences of -1, 1 and 2: mean 0.667, standard error 0.882.
+    assert documents.holds(base, [9.0, 51.0, 92.0]) == "within noise"
+    assert documents.holds(base, larger, larger) == "within noise"
+    assert documents.holds(base, larger, base) == "no"
+
+
+def test_filters():
+    values = [1.0, 2.0, 6.0]
+    assert documents.mean(values) == 3
+    np.testing.assert_allclose(documents.sem(values), np.std(values, ddof=1) / 3**0.5)
+    assert documents.fixed(1271.6) == "1,272"
+    assert documents.mean_sem(values, 1) == "3.0 ± 1.5"
