@@ -420,6 +420,11 @@ def test_no_such_path(tmp_path):
     refused(tmp_path / "absent", "no such file or folder", "environment.path")
 
 
+def test_a_url():
+    url = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
+    refused(url, f"{url}: is a URL; download the file")
+
+
 def test_nothing_in_the_folder_or_zip(tmp_path):
     names = ("looked for u.data, ratings.dat, ratings.csv",)
     (tmp_path / "u.data").mkdir()  # a folder of that name

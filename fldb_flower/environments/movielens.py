@@ -58,6 +58,11 @@ class MovieLens:
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
+        if "://" in settings.environment.path:
+            raise DataError(
+                f"{one_line(settings.environment.path)}: is a URL; download the file and name it"
+                " in environment.path"
+            )
         path = Path(settings.environment.path)
         with one_line_errors(path):
             file = ratings_file(path.expanduser().absolute())
