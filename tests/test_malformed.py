@@ -202,12 +202,22 @@ def test_http_bodies(client, path, body, kind):
 # --- files ---------------------------------------------------------------------------------
 
 
+BEGINNINGS = [
+    b"",
+    b"1\t2\t3\t4\n",
+    b"1::2::3\n",
+    b"\xef\xbb\xbfuserId,movieId,rating\n",
+    b"PK\x03\x04",
+    b"\x1f\x8b\x08\0\0\0\0\0\0\0",
+]
+
+
 @fuzz
-@given(st.binary(max_size=300))
-def test_ratings_that_are_any_bytes(content):
+@given(st.sampled_from(BEGINNINGS), st.binary(max_size=300))
+def test_ratings_that_are_any_bytes(beginning, content):
     with folder() as path:
-        for name in ("u.data", "ratings.dat", "ratings.csv", "ml.zip"):
-            (path / name).write_bytes(content)
+        for name in ("u.data", "ratings.dat.gz", "ml.zip"):
+            (path / name).write_bytes(beginning + content)
             world = {"name": "movielens", "path": str(path / name)}
             chosen = from_nested({**SMALL, "environment": world}, "a test")
             with pytest.raises(DataError) as error:

@@ -4,9 +4,14 @@ GroupLens forbids redistribution. The last tests read the real ml-100k: name the
 holds u.data in FLDB_ML100K.
 """
 
+import gzip
+import io
+import math
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import warnings
 import zipfile
 from collections import Counter
@@ -19,6 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fldb_flower.environments.movielens import MovieLens, item_features, like_matrix
+from fldb_flower.environments.ratings import one_line_errors, read_ratings
 from fldb_flower.errors import DataError
 from fldb_flower.history import History
 from fldb_flower.settings import from_nested
@@ -35,10 +41,11 @@ def environment(path, dimension=DIMENSION, agents=range(AGENTS), num_arms=ARMS):
     return MovieLens(from_nested(values, "test"), agents)
 
 
-def text_of(ratings, name):
-    lines = [LAYOUTS[name].join(map(str, (*row, 881250949 + n))) for n, row in enumerate(ratings)]
-    header = ["userId,movieId,rating,timestamp"] if name == "ratings.csv" else []
-    return "\n".join(header + lines) + "\n"
+def text_of(ratings, name, times=True):
+    rows = [(*row, 881250949 + n) if times else row for n, row in enumerate(ratings)]
+    lines = [LAYOUTS[name].join(map(str, row)) for row in rows]
+    header = ["userId,movieId,rating,timestamp"[: None if times else -10]]
+    return "\n".join(header * (name == "ratings.csv") + lines) + "\n"
 
 
 def expected_likes(ratings, size):
@@ -211,18 +218,101 @@ def test_u_data_is_preferred_and_the_top_level_first(tmp_path, ratings):
     np.testing.assert_array_equal(environment(tmp_path).feedback, likes[20:])
 
 
+def zipped(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+CHANGES = {
+    "nothing": lambda text: text,
+    "blank lines": lambda text: "\n" + text.replace("\n", "\n\n", 3) + " \n\n",
+    "no newline": lambda text: text[:-1],
+    "CRLF": lambda text: text.replace("\n", "\r\n"),
+    "CR": lambda text: text.replace("\n", "\r"),
+    "BOM": lambda text: "\N{BOM}" + text,
+    "quotes": lambda text: re.sub(r"[\w.]+", r'"\g<0>"', text),
+    "BOM, quotes and CRLF": lambda text: (
+        "\N{BOM}" + re.sub(r"[\w.]+", r'"\g<0>"', text).replace("\n", "\r\n")
+    ),
+    "spaces": lambda text: re.sub(r"[\w.]+", r" \g<0> ", text),
+    "whole numbers with a point": lambda text: re.sub(r"(?m)^\d+", r"\g<0>.0", text),
+}
+
+
+ALL_AT_ONCE = [
+    ("BOM, quotes and CRLF", times, packing)
+    for times in (True, False)
+    for packing in ("gz", "zip", "gz in zip")
+]
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("change", ["blank end", "no newline", "CRLF"])
-def test_harmless_differences(tmp_path, name, change):
-    text = text_of(SMALL, name)
-    changes = {
-        "blank end": text + "\n",
-        "no newline": text[:-1],
-        "CRLF": text.replace("\n", "\r\n"),
+@pytest.mark.parametrize(
+    ("change", "times", "packing"),
+    [*((change, True, "plain") for change in CHANGES), ("nothing", False, "plain"), *ALL_AT_ONCE],
+)
+def test_harmless_differences(tmp_path, name, change, times, packing):
+    content = CHANGES[change](text_of(SMALL, name, times)).encode()
+    path = tmp_path / name
+    if "gz" in packing:
+        content = gzip.compress(content)
+        path = tmp_path / f"{name}.gz"
+    if "zip" in packing:
+        path = zipped(tmp_path / "ml.zip", {f"ml/{path.name}": content})
+    else:
+        path.write_bytes(content)
+    for given_path in (path, tmp_path) if "zip" not in packing else (path,):
+        world = environment(given_path)
+        np.testing.assert_array_equal(world.feedback, expected_likes(SMALL, 200)[20:])
+
+
+@pytest.mark.parametrize("mark", ["\t", "::", ","])
+@pytest.mark.parametrize("has_header", [True, False])
+def test_each_separator_with_and_without_a_header(tmp_path, mark, has_header):
+    header = ["userId,movieId,rating,timestamp".replace(",", mark)] * has_header
+    lines = [mark.join(map(str, (*row, 0))) for row in SMALL]
+    path = tmp_path / "mine.txt"
+    path.write_text("\n".join(header + lines) + "\n")
+    np.testing.assert_array_equal(environment(path).feedback, expected_likes(SMALL, 200)[20:])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_macos_adds_is_not_ambiguous(tmp_path, name):
+    junk = b"\0\5\x16\7" + b"\0" * 100
+    members = {
+        f"__MACOSX/{name}": junk,
+        f"__MACOSX/._{name}": junk,
+        f"ml/._{name}": junk,
+        f"._{name}": junk,
+        f"ml/{name}": text_of(SMALL, name).encode(),
     }
-    file = tmp_path / name
-    file.write_bytes(changes[change].encode())
-    np.testing.assert_array_equal(environment(file).feedback, expected_likes(SMALL, 200)[20:])
+    for place, content in members.items():
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_bytes(content)
+    for path in (tmp_path, zipped(tmp_path / "ml.zip", members)):
+        np.testing.assert_array_equal(environment(path).feedback, expected_likes(SMALL, 200)[20:])
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    (tmp_path / "ml (1)").mkdir()
+    (tmp_path / "ml (1)" / "u.data").write_text(text_of(SMALL, "u.data"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in ("~", "~/ml (1)", "~/ml (1)/u.data"):
+        assert environment(path).feedback.shape == (180, 200)
+    with pytest.raises(DataError, match="no such file or folder") as caught:
+        environment("~/ml-1m")
+    assert str(tmp_path / "ml-1m") in str(caught.value)
+    with pytest.raises(DataError, match=r"cannot be read .*home directory"):
+        environment("~nobody-of-that-name/u.data")
+
+
+def test_a_user_and_item_that_occur_twice_in_a_file(tmp_path):
+    """The last of the two counts, wherever the lines are."""
+    table = [*SMALL[:50], *((u, i, 6 - r) for u, i, r in SMALL), *SMALL[50:]]
+    (tmp_path / "u.data").write_text(text_of(table, "u.data"))
+    np.testing.assert_array_equal(environment(tmp_path).feedback, expected_likes(table, 200)[20:])
 
 
 def test_data_are_read_once_but_anew_when_the_file_changes(tmp_path, ratings):
@@ -238,8 +328,17 @@ def test_data_are_read_once_but_anew_when_the_file_changes(tmp_path, ratings):
     np.testing.assert_array_equal(environment(file).feedback, likes[20:])
 
 
-def test_importing_needs_no_pandas():
-    code = "import sys, fldb_flower.environments.movielens; sys.exit('pandas' in sys.modules)"
+def test_pandas_is_imported_only_for_ratings():
+    """Neither devices nor simulations of other environments need it."""
+    code = (
+        "import sys\n"
+        "import clients.device, clients.simulated, fldb_flower.client_app\n"
+        "from fldb_flower.history import History\n"
+        "from fldb_flower.settings import Settings\n"
+        "from simulations.engines import vectorized\n"
+        "vectorized.run(Settings(num_agents=2, horizon=3), History(3))\n"
+        "sys.exit('pandas' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -321,6 +420,11 @@ def test_no_such_path(tmp_path):
     refused(tmp_path / "absent", "no such file or folder", "environment.path")
 
 
+def test_a_url():
+    url = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
+    refused(url, f"{url}: is a URL; download the file")
+
+
 def test_nothing_in_the_folder_or_zip(tmp_path):
     names = ("looked for u.data, ratings.dat, ratings.csv",)
     (tmp_path / "u.data").mkdir()  # a folder of that name
@@ -346,6 +450,54 @@ def packed(request, tmp_path_factory):
     with zipfile.ZipFile(path, "w", request.param) as archive:
         archive.writestr("ml/ratings.dat", text_of(SMALL, "ratings.dat"))
     return path.read_bytes()
+
+
+def test_truncated_gz(tmp_path):
+    path = tmp_path / "u.data.gz"
+    whole = gzip.compress(text_of(SMALL, "u.data").encode())
+    for length in (3, 12, len(whole) // 2, len(whole) - 9, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        refused(path, "cannot be read", "download it again")
+    path.write_bytes(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])  # another checksum
+    refused(path, "cannot be read (CRC check failed", "download it again")
+
+
+def test_encrypted_zip(tmp_path):
+    path = zipped(tmp_path / "ml.zip", {"u.data": text_of(SMALL, "u.data")})
+    content = bytearray(path.read_bytes())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(signature) + flags] |= 1
+    path.write_bytes(content)
+    refused(path, "cannot be read (File 'u.data' is encrypted, password required")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_zip_with_another_compression(tmp_path, method):
+    """It is read or refused, and damage is refused."""
+    path = tmp_path / "ml.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("u.data", text_of(SMALL, "u.data"))
+    if method == zipfile.ZIP_LZMA:
+        refused(path, "cannot be read (compressed with LZMA instead of deflate)")
+    else:
+        assert environment(path).feedback.shape == (180, 200)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 8
+    path.write_bytes(content)
+    refused(path, "cannot be read")
+
+
+def test_names_that_are_not_printable(tmp_path):
+    path = tmp_path / "two\nlines\x1b[31m"
+    path.mkdir()
+    for wrong in (path, path / "absent"):
+        with pytest.raises(DataError) as caught:
+            environment(wrong)
+        assert str(caught.value).isprintable()
+    (path / "u.data").write_text("1\n")
+    with pytest.raises(DataError) as caught:
+        environment(path)
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("suffix", [".zip", ""])
@@ -391,13 +543,30 @@ def test_not_a_file_or_folder():
 @pytest.mark.parametrize(
     ("content", "needle"),
     [
-        (b"", "is empty"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0", "line 1 is"),
-        (b"\x00\xff" * 5000, "line 1 is"),
-        (b"\x00\t\xff\n" * 5000, "line 1 has 2 fields"),
-        (b"1,2,3.0,881250949\n", "headed userId,movieId,rating,timestamp"),
-        (b"userId,movieId,rating,timestamp\n", "ratings of 0 users"),
-        (b"196", "line 1 is '196'"),
+        (b"", "holds no ratings"),
+        (b"\xef\xbb\xbf", "holds no ratings"),
+        (b"\n \n", "holds no ratings"),
+        (b"userId,movieId,rating,timestamp\n", "holds no ratings"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0", "line 1 has 1 instead of 4 fields: '�PNG'"),
+        (b"\x00\xff" * 5000, "line 1 has 1 instead of 4 fields: '\\x00�\\x00"),
+        (b"\x00\t\xff\n" * 5000, "line 1 has 2 instead of 4 fields: '\\x00\\t�'"),
+        ("1\t2\t3\t4\n".encode("utf-16"), "line 1 has user '��1\\x00'"),
+        (b"movieId,userId,rating\n1,2,3\n", "line 1 has user 'movieId'"),
+        (b"userId,rating,movieId\n1,2,3\n", "line 1 has user 'userId'"),
+        (b"userId,movieId,rating,timestamp\n1,2,3,4,5\n", "line 2 has 5 instead of 4 fields: '1,"),
+        (b"196", "line 1 has 1 instead of 4 fields: '196'"),
+        (b"1,2\n", "line 1 has 2 instead of 4 fields: '1,2'"),
+        (b"1,2,3,4,5\n" * 2, "line 1 has 5 instead of 4 fields: '1,2,3,4,5'"),
+        (b"1,2,3\n1,2,3,4\n", "line 2 has 4 instead of 3 fields: '1,2,3,4'"),
+        (b"1::2:5:3::4\n1::2::3::4\n", "line 1 has item '2:5:3'"),
+        (b"1::2::3::4\n1:9:2::3::4\n", "line 2 has 3 instead of 4 fields: '1:9:2::3::4'"),
+        (b"1\t2\t3\t4\n1\t2\t" + b"3" * 300_000, "line 2 has 3 instead of 4 fields: '1\\t2\\t333"),
+        (b"1\t2\t3\t4\n\n1\t2\t" + b"3" * 300_000 + b"\t4\n", "line 3 has 3 instead of 4 fields"),
+        (b'1\t2\t3\t4\n1\t"2\t3\t4\n' + b"1\t2\t3\t4\n" * 99_999, "line 2 has item '\"2'"),
+        (b"1,2,3,4\n1e400,2,3,4\n", "line 2 has user '1e400'"),
+        (b"1,2,3,4\n1,2,3,1e400\n", "line 2 has timestamp '1e400'"),
+        (b"1,2,3,4\n1_0,2,3,4\n", "line 2 has user '1_0'"),
+        (b"1,2,3,4\n\xd9\xa3,2,3,4\n", "line 2 has user '٣'"),
     ],
 )
 def test_not_ratings_at_all(tmp_path, content, needle):
@@ -407,10 +576,10 @@ def test_not_ratings_at_all(tmp_path, content, needle):
 
 
 BAD_LINES = {
-    "too short": (["196", "242", "3"], "3 fields"),
-    "too long": (["196", "242", "3", "881250949", "0"], "5 fields"),
-    "much too long": (["196", "242", "3", "881250949"] * 2, "8 fields"),
-    "two fields": (["196", "24"], "2 fields"),
+    "too short": (["196", "242", "3"], "3 instead of 4 fields"),
+    "too long": (["196", "242", "3", "881250949", "0"], "5 instead of 4 fields"),
+    "much too long": (["196", "242", "3", "881250949"] * 2, "8 instead of 4 fields"),
+    "two fields": (["196", "24"], "2 instead of 4 fields"),
     "user": (["x", "242", "3", "881250949"], "user 'x'"),
     "fractional user": (["1.5", "242", "3", "881250949"], "user '1.5'"),
     "empty user": (["", "242", "3", "881250949"], "user ''"),
@@ -424,8 +593,8 @@ BAD_LINES = {
     "rating 5.5": (["196", "242", "5.5", "881250949"], "rating '5.5'"),
     "rating -1": (["196", "242", "-1", "881250949"], "rating '-1'"),
     "timestamp": (["196", "242", "3", "today"], "timestamp 'today'"),
-    "no text": (["196", "242", "\xff", "881250949"], "rating 'ÿ'"),
-    "zero bytes": (["196", "\0" * 20], "2 fields"),
+    "no text": (["196", "242", "\xff", "881250949"], "rating '�'"),
+    "zero bytes": (["196", "\0" * 20], "2 instead of 4 fields"),
 }
 
 
@@ -440,17 +609,18 @@ def test_bad_line_is_named(tmp_path, name, case, index):
     lines[index] = LAYOUTS[name].join(fields)
     path = tmp_path / name
     path.write_bytes(("\n".join(lines) + "\n").encode("latin-1"))
-    refused(path, f"line {index + 1} has {needle}", "right is")
+    if case == "too short" and index == 0:  # which makes the next line too long
+        index, needle = 1, "4 instead of 3 fields"
+    refused(path, f"line {index + 1} has {needle}", "valid is")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_file_cut_in_its_last_line(tmp_path, name):
     text = text_of(SMALL, name)
-    number = text.count("\n")
     path = tmp_path / name
     for rest in range(2, len(text.splitlines()[-1]) + 1):
         path.write_text(text[:-rest])
-        refused(path, f"line {number} has", "cut short")
+        refused(path, "last line", "cut short")
 
 
 def test_too_few_users_or_items(tmp_path):
@@ -461,29 +631,93 @@ def test_too_few_users_or_items(tmp_path):
     refused(path, "150 items", "200")
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.sampled_from(sorted(LAYOUTS)),
-    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(max_size=3)), min_size=1),
+def packings():
+    """Ratings in every layout, plain and compressed; the fuzz below damages them."""
+    for name in LAYOUTS:
+        for times in (True, False):
+            plain = text_of(SMALL, name, times).encode()
+            yield plain
+            yield gzip.compress(plain, mtime=0)
+            for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                buffer = io.BytesIO()
+                with zipfile.ZipFile(buffer, "w", method) as archive:
+                    archive.writestr(zipfile.ZipInfo(f"ml/{name}"), plain, method)
+                yield buffer.getvalue()
+
+
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_damage_gives_data_or_one_line(tmp_path, name, damage):
-    content = text_of(SMALL, name).encode()
-    for place, inserted in damage:
+@given(
+    st.sampled_from(list(packings())),
+    st.lists(
+        st.tuples(
+            st.floats(0, 1, exclude_max=True),
+            st.integers(0, 3),
+            st.binary(max_size=3) | st.sampled_from([b'"', b"1e400", b"nan", b"\x1c", b"_", b"\r"]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_damage_gives_data_or_one_line(tmp_path, content, damage):
+    for place, removed, inserted in damage:
         position = int(place * len(content))
-        content = content[:position] + inserted + content[position + 1 :]
-    path = tmp_path / name
+        content = content[:position] + inserted + content[position + removed :]
+    path = tmp_path / "damaged"
     path.write_bytes(content)
     message = None
     try:
-        world = environment(path)
+        with warnings.catch_warnings(), one_line_errors(path):
+            warnings.simplefilter("error")  # a user would see more than one line
+            users, items, liked = read_ratings(path)
     except DataError as error:
         message = str(error)
-    if message is None:
-        assert np.isfinite(world.features).all()
-        assert world.feedback.shape == (180, 200)
+    if message is not None:
+        assert message.isprintable()
+        assert message.startswith(f"{path}: ")
     else:
-        assert len(message.splitlines()) == 1
-        assert str(path) in message
+        assert len(users) == len(items) == len(liked) > 0
+        for ids in (users, items):
+            assert ids.dtype == np.int64
+            assert 0 <= ids.min() <= ids.max() < 10**9
+
+
+FIELDS = ["1", "200", "3.5", " 4 ", '"5"', "1e2", "0x1", "-1", "", "nan", "6", "1.5", "881250949"]
+
+
+@given(
+    st.sampled_from(sorted(LAYOUTS.values())),
+    st.lists(st.lists(st.sampled_from(FIELDS), min_size=3, max_size=4), min_size=1, max_size=6),
+)
+def test_lines_are_parsed_or_the_first_wrong_one_is_named(mark, rows):
+    """Against a reader in plain Python."""
+
+    def is_right(row):
+        try:
+            user, item, stars, *times = (float(field.strip().strip('"')) for field in row)
+        except ValueError:
+            return False
+        ids = (user, item)
+        return (
+            len(row) == len(rows[0])
+            and all(0 <= each < 10**9 and each == int(each) for each in ids)
+            and 0 <= stars <= 5
+            and all(map(math.isfinite, times))
+        )
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ratings"
+        path.write_text("".join(mark.join(row) + "\n" for row in rows))
+        right = [is_right(row) for row in rows]
+        if all(right):
+            users, items, liked = read_ratings(path)
+            table = [[float(field.strip().strip('"')) for field in row[:3]] for row in rows]
+            expected = [(user, item, stars > 3) for user, item, stars in table]
+            assert list(zip(users, items, liked, strict=True)) == expected
+        else:
+            with pytest.raises(DataError, match=f"line {right.index(False) + 1} has "):
+                read_ratings(path)
 
 
 # --- The real data ---------------------------------------------------------------------

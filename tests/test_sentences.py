@@ -4,6 +4,7 @@ What needs the language model is skipped without the text extra; the rest runs o
 embeddings.
 """
 
+import os
 import re
 import shlex
 import subprocess
@@ -411,11 +412,73 @@ def refused(error, *needles, **values):
 
 
 def test_files_that_cannot_be_read(model, tmp_path):
-    (tmp_path / "latin").write_bytes("Öl\n".encode("latin-1"))
-    for name, why in (("absent", "No such file"), (".", "Is a directory"), ("latin", "utf-8")):
+    (tmp_path / "latin").write_bytes("One.\nTwo.\nÖl\n".encode("latin-1"))
+    (tmp_path / "utf-16").write_bytes("One.\nTwo.\n".encode("utf-16"))
+    (tmp_path / "utf-16-le").write_bytes("One.\nTwo.\n".encode("utf-16-le"))
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(2**24 + 1)
+    os.mkfifo(tmp_path / "pipe")
+    cases = {
+        "absent": "No such file",
+        "": "it is not a file",
+        "pipe": "it is not a file",
+        "latin": "line 3 is not in UTF-8",
+        "utf-16": "UTF-16",
+        "utf-16-le": "UTF-16",
+        "large": "it has more than 16,777,216 bytes",
+        "latin/below": "Not a directory",
+        "x" * 300: "File name too long",
+    }
+    for name, why in cases.items():
         path = str(tmp_path / name)
-        refused(DataError, tmp_path.name, why, "a sentence a line", environment__path=path)
+        refused(DataError, path.rstrip("/"), why, "a sentence a line", environment__path=path)
     refused(DataError, "null", environment__path="a\0b")
+    refused(DataError, "it is not a file", environment__path="/dev/zero")
+    refused(DataError, "home directory", environment__path="~nobody-of-that-name/few")
+
+
+def test_an_unreadable_file(model, tmp_path, monkeypatch):
+    (tmp_path / "corpus").write_text("One.\n")
+
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", denied)  # not by chmod, which does not keep root out
+    refused(DataError, "Permission denied", environment__path=str(tmp_path / "corpus"))
+
+
+def test_harmless_differences_of_a_file(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    expected = ("Öl.", "Two.", "Three.", "Four.")
+    text = "Öl.\nTwo.\nThree.\nFour.\n"
+    changes = {
+        "as it is": text,
+        "BOM": "\N{BOM}" + text,
+        "CRLF": text.replace("\n", "\r\n"),
+        "CR": text.replace("\n", "\r"),
+        "no newline": text[:-1],
+        "blank lines (1)": "\n" + text.replace("\n", " \n\n"),
+    }
+    for name, content in changes.items():
+        (tmp_path / name).write_bytes(content.encode())
+        for path in (str(tmp_path / name), f"~/{name}"):
+            assert Sentences(chosen(environment__path=path), range(2)).sentences == expected
+
+
+def test_a_name_that_is_not_printable(model, tmp_path):
+    path = tmp_path / "two\nlines\x1b[31m"
+    for content in (b"One.\n", b"\xff"):
+        path.write_bytes(content)
+        with pytest.raises(DataError) as caught:
+            Sentences(chosen(environment__path=str(path)), range(2))
+        assert str(caught.value).isprintable()
+
+
+def test_without_a_home_folder(model, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a container's user without an entry
+    refused(SettingsError, "no home folder", "XDG_CACHE_HOME")
 
 
 def test_fewer_sentences_than_arms(model, tmp_path):

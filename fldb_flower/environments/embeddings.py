@@ -49,7 +49,7 @@ def embed(sentences: tuple[str, ...]) -> FloatArray:
     Raises
     ------
     SettingsError
-        The ``text`` extra is not installed; one line.
+        The ``text`` extra is not installed, or there is no place for the cache; one line.
     """
     file = _cache_file(sentences)
     rows = _kept(file, len(sentences))
@@ -73,7 +73,13 @@ def _cache_file(sentences: tuple[str, ...]) -> Path:
         raise _extra_missing(error) from error
     key = json.dumps([_PACKAGE, version, sentences]).encode()
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(cache) if Path(cache).is_absolute() else Path("~/.cache").expanduser()
+    try:
+        folder = Path(cache) if Path(cache).is_absolute() else Path("~/.cache").expanduser()
+    except RuntimeError:
+        raise SettingsError(
+            "environment=sentences keeps embeddings in the user's cache, but there is no home"
+            " folder: set XDG_CACHE_HOME to an absolute path"
+        ) from None
     return folder / "fldb-flower" / f"embeddings-{hashlib.sha256(key).hexdigest()}.npy"
 
 

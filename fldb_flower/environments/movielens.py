@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fldb_flower.arrays import namespace
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.ratings import ID_LIMIT, one_line_errors, ratings_file, read_ratings
-from fldb_flower.errors import DataError
+from fldb_flower.errors import DataError, one_line
 from fldb_flower.settings import MOVIELENS_DIMENSIONS, MOVIELENS_ITEMS, Settings
 from fldb_flower.streams import AgentStreams, drawn
 
@@ -40,7 +40,7 @@ class MovieLens:
     ----------
     settings : Settings
         ``num_arms`` (at most 200), ``dimension`` (at most 20) and ``environment.path`` (a
-        file, a folder or the zip) are used.
+        file, a folder or the zip; see :mod:`~fldb_flower.environments.ratings`) are used.
     agents : range
         Numbers of this block's agents. Nothing depends on them but the streams.
 
@@ -58,6 +58,11 @@ class MovieLens:
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
+        if "://" in settings.environment.path:
+            raise DataError(
+                f"{one_line(settings.environment.path)}: is a URL; download the file and name it"
+                " in environment.path"
+            )
         path = Path(settings.environment.path)
         with one_line_errors(path):
             file = ratings_file(path.expanduser().absolute())
@@ -178,7 +183,7 @@ def _likes(file: Path, version: tuple[int, int]) -> FloatArray:  # noqa: ARG001 
         count = len(np.unique(ids))
         if count < MOVIELENS_ITEMS:
             raise DataError(
-                f"{file}: ratings of {count} {name}; the environment needs at least"
+                f"{one_line(file)}: ratings of {count} {name}; the environment needs at least"
                 f" {MOVIELENS_ITEMS} users and {MOVIELENS_ITEMS} items, which ml-100k has"
             )
     return like_matrix(users, items, liked, MOVIELENS_ITEMS)

@@ -1,202 +1,231 @@
-"""Ratings as GroupLens publishes them: a file, a folder or the zip, whichever layout it has."""
+"""Ratings as GroupLens publishes them: a file, a folder or the zip, plain or compressed."""
 
 from __future__ import annotations
 
-import csv
-import re
-import warnings
+import gzip
+import io
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.errors import DataError
+from fldb_flower.errors import DataError, one_line
 
-FILES = ("u.data", "ratings.dat", "ratings.csv")  # the first one found is read
-
-_HEADER = "userId,movieId,rating,timestamp"
-_LAYOUTS = f"tab-separated (u.data), '::'-separated (ratings.dat) or headed {_HEADER} (ratings.csv)"
-_FIELDS = ("user", "item", "rating", "timestamp")
+FILES = ("u.data", "ratings.dat", "ratings.csv")  # in order of preference
 ID_LIMIT = 10**9  # ids of at most 9 digits: GroupLens's have 6
+
+_NAMES = (*FILES, *(f"{name}.gz" for name in FILES))
+_HEADER = ["userId", "movieId", "rating", "timestamp"]
+_IDS = ("user", "item")
+_RANGES = {  # of the columns, in order; both ends are valid
+    **dict.fromkeys(_IDS, (0, ID_LIMIT - 1)),
+    "rating": (0, 5),
+    "timestamp": (-1e18, 1e18),
+}
+_VALID = (
+    "valid is a text in UTF-8 with user, item, rating (0 to 5) and optionally timestamp in a line,"
+    " as in '196,242,3,881250949', separated by comma, tab or '::'; the first line may be"
+    f" {','.join(_HEADER)}"
+)
 _CHUNK = 2_000_000  # lines; bounds the memory that ml-32m takes
+_LONGEST = 1000  # characters of a line
 
 IntArray = NDArray[np.int64]
+Columns = tuple[IntArray, IntArray, NDArray[np.bool_]]
+
+
+class _Layout(NamedTuple):
+    separator: str
+    columns: tuple[str, ...]
+    has_header: bool
 
 
 @contextmanager
 def one_line_errors(path: Path) -> Iterator[None]:
-    """Turn what the file system and zip files raise into a DataError."""
+    """Turn errors of the file system and of compressed files into a DataError."""
+    damaged = (EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error)
     try:
         yield
-    except (OSError, EOFError, RuntimeError, UnicodeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, UnicodeError, *damaged) as error:
         reason = getattr(error, "strerror", None) or str(error) or "it ends too early"
-        shown = " ".join(reason.split())[:120]
         raise DataError(
-            f"{path}: cannot be read ({shown}); a MovieLens file, folder or zip is needed,"
-            " whole and readable: download it again if it is damaged"
+            f"{one_line(path)}: cannot be read ({one_line(reason)[:120]}); environment.path must"
+            " name a readable MovieLens file, folder or zip: download it again if it is damaged"
         ) from error
 
 
 def ratings_file(path: Path) -> Path:
-    """Return the ratings file that a path means, or the zip file."""
+    """Return the ratings file, or the zip file, that a path refers to."""
     if path.is_file():
         return path
     if path.is_dir():
-        next(path.iterdir(), None)  # glob would take a folder that cannot be read for empty
-        found = [file for name in FILES for way in (name, f"*/{name}") for file in path.glob(way)]
+        next(path.iterdir(), None)  # glob finds nothing in a folder that cannot be read
+        found = [file for name in _NAMES for way in (name, f"*/{name}") for file in path.glob(way)]
         names = (file.relative_to(path).as_posix() for file in found if file.is_file())
         return path / _choose(names, path)
     wrong = "is not a file or folder" if path.exists() else "no such file or folder"
-    raise DataError(f"{path}: {wrong}; environment.path must name the MovieLens ratings")
+    raise DataError(f"{one_line(path)}: {wrong}; environment.path must name the MovieLens ratings")
 
 
 def _choose(names: Iterable[str], path: Path) -> str:
-    """Choose among the names in a folder or zip: top level first, then in order of FILES."""
-    ranked: dict[tuple[int, int], list[str]] = {}
-    for name in names:
-        parts = PurePosixPath(name).parts
-        if parts and parts[-1] in FILES and len(parts) <= 2 and not name.endswith("/"):
-            ranked.setdefault((len(parts), FILES.index(parts[-1])), []).append(name)
+    """Choose among the names in a folder or zip: top level first, then in order of _NAMES."""
+    ranked = sorted(
+        ((len(parts), _NAMES.index(parts[-1])), name)
+        for name in names
+        if (parts := PurePosixPath(name).parts)[-1:] and parts[-1] in _NAMES
+        if len(parts) <= 2 and parts[0] != "__MACOSX" and not name.endswith("/")
+    )
     if not ranked:
         raise DataError(
-            f"{path}: holds no MovieLens ratings; looked for {', '.join(FILES)}, at top level"
-            " and one folder down"
+            f"{one_line(path)}: holds no MovieLens ratings; looked for {', '.join(FILES)}, plain"
+            " or .gz, at top level and one folder down"
         )
-    best = sorted(ranked[min(ranked)])
+    best = [one_line(name) for rank, name in ranked if rank == ranked[0][0]]
     if len(best) > 1:
-        raise DataError(f"{path}: holds {' and '.join(best)}; name the folder of one of them")
-    return best[0]
+        raise DataError(
+            f"{one_line(path)}: holds {' and '.join(best)}; name the folder of one of them"
+        )
+    return ranked[0][1]
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[IO[bytes]]:
-    """Open the ratings, inside the zip if it is one."""
-    with file.open("rb") as plain:
-        is_zip = file.suffix.lower() == ".zip" or plain.read(4) == b"PK\x03\x04"
-        plain.seek(0)
-        if not is_zip:
-            yield plain
-            return
-        archive = zipfile.ZipFile(plain)
-        with archive, archive.open(_choose(archive.namelist(), file)) as member:
-            yield member
+def _opened(file: Path) -> Iterator[io.TextIOWrapper]:
+    """Open the text of the ratings: a file, the member of a zip, or what a .gz contains."""
+    with ExitStack() as stack:
+        handle: IO[bytes] | gzip.GzipFile = stack.enter_context(file.open("rb"))
+        if _starts_with(handle, b"PK\x03\x04") or file.suffix.lower() == ".zip":
+            archive = stack.enter_context(zipfile.ZipFile(file))
+            name = _choose(archive.namelist(), file)
+            if archive.getinfo(name).compress_type == zipfile.ZIP_LZMA:  # has errors of its own
+                raise NotImplementedError("compressed with LZMA instead of deflate")
+            handle = stack.enter_context(archive.open(name))
+        if _starts_with(handle, b"\x1f\x8b"):
+            handle = stack.enter_context(gzip.GzipFile(fileobj=handle))
+        yield stack.enter_context(io.TextIOWrapper(handle, "utf-8-sig", "replace"))
 
 
-def read_ratings(file: Path) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
+def _starts_with(handle: IO[bytes] | gzip.GzipFile, magic: bytes) -> bool:
+    start = handle.read(len(magic))
+    handle.seek(0)
+    return start == magic
+
+
+def read_ratings(file: Path) -> Columns:
     """Return users, items and whether the rating is above 3, in the order of the file."""
-    with _opened(file) as handle:
-        first = handle.readline(1000)
-    separator = _separator(first)
-    if separator is None:
-        wrong = f"line 1 is {_shown(first.decode('latin-1'))}" if first else "is empty"
-        raise DataError(f"{file}: {wrong}; ratings must be {_LAYOUTS}")
-    reason = ""
-    with _opened(file) as handle:
-        try:
-            columns = _parse(handle, separator)
-        except (ValueError, OverflowError, TypeError) as error:  # all that pandas raises
-            reason = str(error)
-            while handle.read(1 << 20):
-                pass  # a damaged zip says so at its end, which tells more than a line
-        else:
-            if _is_whole(handle):
-                return columns
-    with _opened(file) as handle:
-        fault = _fault(handle, separator)
-    if fault or reason:
-        example = separator.join(("196", "242", "3", "881250949"))
-        fault = fault or f"cannot be read as ratings ({_shown(reason)})"
-        raise DataError(
-            f"{file}: {fault}; right is user, item, rating (0 to 5), timestamp, as in {example!r}"
-        )
+    with _opened(file) as text:
+        layout = _layout(text.read(_LONGEST))
+    try:
+        with _opened(file) as text:
+            columns = _parse(text, layout)
+            fault = _cut(text, layout) if len(columns[0]) else "holds no ratings"
+    except (ValueError, OverflowError, TypeError) as error:  # all that pandas raises
+        with _opened(file) as text:
+            fault = _fault(text, layout) or f"cannot be parsed ({_shown(str(error))})"
+    if fault:
+        raise DataError(f"{one_line(file)}: {fault}; {_VALID}")
     return columns
 
 
-def _is_whole(handle: IO[bytes]) -> bool:
-    """Tell that the end is there: a file cut inside its last timestamp can be parsed too."""
-    if isinstance(handle, zipfile.ZipExtFile):
-        return True  # read to its end, it has passed its checksum
-    handle.seek(-1, 2)
-    return handle.read() == b"\n"
+def _layout(start: str) -> _Layout:
+    """Return the layout that the first line shows; the name of the file does not matter."""
+    line = start.strip(" \n").partition("\n")[0]
+    separator = next((mark for mark in ("::", "\t") if mark in line), ",")
+    fields = _fields(line, separator)
+    columns = tuple(_RANGES)[: 3 if len(fields) == 3 else 4]
+    return _Layout(separator, columns, fields == _HEADER[: len(columns)])
 
 
-def _separator(first: bytes) -> str | None:
-    """Tell the layout by its first line, so that a file may have any name."""
-    text = first.decode("latin-1").strip()
-    if text == _HEADER:
-        return ","
-    return next((mark for mark in ("::", "\t") if mark in text), None)
+def _fields(line: str, separator: str) -> list[str]:
+    fields = (field.strip(" \r\n") for field in line.split(separator))
+    return [field[1:-1] if field[:1] == field[-1:] == '"' else field for field in fields]
 
 
-def _parse(handle: IO[bytes], separator: str) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
-    """Read the lines with pandas, fast but without telling where a fault is.
+def _parse(text: TextIO, layout: _Layout) -> Columns:
+    """Read the columns with pandas, which is fast but does not always name the line of an error.
 
-    Columns are split at one character, as pandas is slow otherwise: ``::`` gives an empty
-    column after each. One more column catches lines that are too long.
+    pandas is slow unless the separator is one character. Read with ``:``, ``::`` gives an empty
+    column after each.
 
     Raises
     ------
     ValueError, OverflowError, TypeError
-        Some line is not as it should be.
+        A line is not valid.
     """
     import pandas as pd  # noqa: PLC0415 - slow to import, and no other environment needs it
 
-    step = len(separator)
-    names = list(range(4 * step + 1))
-    user, item, rating, time = names[:-1:step]
-    kinds = dict.fromkeys(names, "float64") | dict.fromkeys((user, item, time), "int64")
+    columns, step = layout.columns, len(layout.separator)
+    names = [name if n == 0 else f"{name} {n}" for name in columns for n in range(step)]
+    names = names[: len(names) - step + 1]
+    gaps = [name for name in names if name not in columns]
     parts = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what pandas only warns of is checked here
-        with pd.read_csv(
-            handle, sep=separator[0], header=None, names=names, index_col=False, dtype=kinds,
-            quoting=csv.QUOTE_NONE, skiprows=int(separator == ","), chunksize=_CHUNK,
-        ) as chunks:  # fmt: skip
-            for chunk in chunks:
-                ids = chunk[[user, item]].to_numpy()
-                surplus = chunk.drop(columns=[user, item, rating, time]).notna().to_numpy()
-                outside = (ids < 0).any() or (ids >= ID_LIMIT).any()
-                if outside or surplus.any() or not chunk[rating].between(0, 5).all():
-                    raise ValueError("a value is out of range")
-                parts.append((ids[:, 0], ids[:, 1], (chunk[rating] > 3).to_numpy()))
+    header = 0 if layout.has_header else None
+    with pd.read_csv(
+        text, sep=layout.separator[0], names=names, header=header, dtype="float64", chunksize=_CHUNK
+    ) as chunks:
+        for chunk in chunks:
+            ids = chunk[[*_IDS]].to_numpy()
+            inside = all(chunk[name].between(*_RANGES[name]).all() for name in columns)
+            # Where the first line has too many fields, the first one becomes the index.
+            exact = isinstance(chunk.index, pd.RangeIndex) and chunk[gaps].isna().to_numpy().all()
+            if not (inside and exact and (ids % 1 == 0).all()):
+                raise ValueError("a value is out of range")
+            parts.append((*ids.T.astype(np.int64), (chunk["rating"] > 3).to_numpy()))
     users, items, liked = (np.concatenate(column) for column in zip(*parts, strict=True))
     return users, items, liked
 
 
-def _fault(lines: Iterable[bytes], separator: str) -> str | None:
-    """Say what is wrong with the first line that is, or None: slow, after a failure only."""
-    before: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        text = line.decode("latin-1").strip("\r\n ")
-        if not text or (number == 1 and text == _HEADER):
-            continue
-        fields = text.split(separator)
-        cut = "" if line.endswith(b"\n") else " (the file seems cut short: download it again)"
-        if len(fields) != len(_FIELDS):
-            return f"line {number} has {len(fields)} fields instead of 4{cut}"
-        for name, field in zip(_FIELDS, fields, strict=True):
-            if not _is_valid(name, field.strip()):
-                return f"line {number} has {name} {_shown(field)}{cut}"
-        if cut and before and len(fields[-1]) < len(before[-1]):
-            return f"line {number} has timestamp {_shown(fields[-1])}{cut}"
-        before = fields
+def _fault(text: TextIO, layout: _Layout) -> str | None:
+    """Describe the first line that is not valid, or return None: slow, for after an error."""
+    lines = enumerate(iter(lambda: text.readline(_LONGEST), ""), start=1)
+    filled = ((number, line) for number, line in lines if line.strip(" \n"))
+    for number, line in islice(filled, int(layout.has_header), None):
+        wrong = _wrong(line, layout)
+        if wrong:
+            last = "" if text.read(1) else " (the last line: the file may be cut short)"
+            while text.read(1 << 20):
+                pass  # a damaged zip or .gz raises an error at its end, which is more helpful
+            return f"line {number} has {wrong}{last}"
     return None
 
 
-def _is_valid(name: str, field: str) -> bool:
-    if name == "timestamp":
-        return re.fullmatch(r"-?\d{1,18}", field, re.ASCII) is not None
-    if name != "rating":
-        return re.fullmatch(r"\d{1,9}", field, re.ASCII) is not None
+def _wrong(line: str, layout: _Layout) -> str | None:
+    fields, expected = _fields(line, layout.separator), len(layout.columns)
+    if len(fields) != expected:
+        return f"{len(fields)} instead of {expected} fields: {_shown(line)}"
+    for name, field in zip(layout.columns, fields, strict=True):
+        if not _valid(name, field):
+            return f"{name} {_shown(field)}"
+    return None
+
+
+def _valid(name: str, field: str) -> bool:
+    low, high = _RANGES[name]
+    is_plain = field.isascii() and field.isprintable() and "_" not in field  # as pandas needs it
     try:
-        return 0 <= float(field) <= 5
+        number = float(field if is_plain else "nan")
     except ValueError:
         return False
+    return low <= number <= high and (name not in _IDS or number.is_integer())
+
+
+def _cut(text: io.TextIOWrapper, layout: _Layout) -> str | None:
+    """Describe a last line that ends within its timestamp, which parses but is not whole."""
+    handle = text.buffer
+    if not isinstance(handle, io.BufferedReader) or len(layout.columns) < len(_RANGES):
+        return None  # compressed files have a checksum
+    handle.seek(-min(_LONGEST, handle.seek(0, io.SEEK_END)), io.SEEK_END)
+    lines = handle.read().decode("utf-8", "replace").splitlines(keepends=True)
+    before, last = (line.split(layout.separator)[-1] for line in ["", "", *lines][-2:])
+    if last.endswith(("\r", "\n")) or len(last.strip()) >= len(before.strip()):
+        return None
+    return f"the last line has timestamp {_shown(last)}: the file may be cut short"
 
 
 def _shown(text: str) -> str:

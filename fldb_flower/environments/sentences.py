@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from fldb_flower.arrays import to_numpy
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.embeddings import embed
-from fldb_flower.errors import DataError
+from fldb_flower.errors import DataError, one_line
 from fldb_flower.settings import EMBEDDING_DIMENSIONS, Settings
 from fldb_flower.streams import AgentStreams, drawn, make_streams
 
 FloatArray = NDArray[np.float64]
 
 _OWN = Path(__file__).with_suffix(".json")
+_MOST_BYTES = 2**24  # about 200,000 sentences, whose embeddings take minutes
 _ALIKE = 1e-6  # rewards that differ by less, per length of the taste, are rounding errors
 
 
@@ -161,12 +162,12 @@ def _world(sentences: tuple[str, ...], dimension: int) -> _World:
 def _corpus(settings: Settings) -> tuple[str, ...]:
     """Return the different sentences to draw from, in their order."""
     path = settings.environment.path
-    lines = _lines(Path(path).expanduser().absolute()) if path else _own("sentences")
+    lines = _lines(path) if path else _own("sentences")
     sentences = tuple(dict.fromkeys(filter(None, map(str.strip, lines))))
     if len(sentences) < settings.num_arms:
         raise DataError(
             f"num_arms={settings.num_arms}: must be at most {len(sentences)}, as many different"
-            f" sentences as {path or 'our own text'} has, one a line"
+            f" sentences as {one_line(path) or 'our own text'} has, one a line"
         )
     return sentences
 
@@ -176,12 +177,25 @@ def _own(name: str) -> list[str]:
     return sentences
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: str) -> list[str]:
+    """Return the lines of the user's file, in UTF-8 with or without a byte order mark."""
+    file = Path(path)
     try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8
+        file = file.expanduser().absolute()
+        if file.exists() and not file.is_file():
+            raise ValueError("it is not a file")  # to read a pipe could take forever
+        if file.exists() and file.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+        content = file.read_bytes()
+        if b"\0" in content:
+            raise ValueError("it has zero bytes: it is not text, or in UTF-16")
+        return content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        number = error.object.count(b"\n", 0, error.start) + 1
+        reason = f"line {number} is not in UTF-8"
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
         reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(
-            f"{path}: cannot be read ({reason}); environment.path must name a text file in UTF-8"
-            " with a sentence a line"
-        ) from error
+    raise DataError(
+        f"{one_line(file)}: cannot be read ({reason}); environment.path must name a text file in"
+        " UTF-8 with a sentence a line"
+    )
