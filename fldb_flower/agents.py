@@ -18,9 +18,10 @@ from fldb_flower.environments import make_environment
 from fldb_flower.errors import DataError
 from fldb_flower.federation import Broadcast, Play, Regrets, Upload, statistics, total
 from fldb_flower.forms import make_form
+from fldb_flower.memory import require_agents
 from fldb_flower.policies import make_policy
 from fldb_flower.settings import Settings
-from fldb_flower.streams import AgentStreams, make_streams
+from fldb_flower.streams import AgentStreams, check_agents, make_streams
 
 _MANY_DIMENSIONS = 128  # from here on, BLAS threads pay
 _DRAWN_AT_ONCE = 8  # iterations of noise: one number an agent costs less than calling for it
@@ -41,9 +42,16 @@ class AgentGroup:
         Settings of the run.
     agents : range
         Numbers of the agents in this group.
+
+    Raises
+    ------
+    SettingsError
+        They are not some of the settings' agents, or need more memory than there is.
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
+        check_agents(agents, settings.num_agents)
+        require_agents(settings, len(agents), min(block_size(settings), len(agents)))
         self.agents = agents
         self.blocks = [AgentBlock(settings, block) for block in blocks_of(settings, agents)]
 
@@ -79,13 +87,17 @@ def total_of_blocks(uploads: Sequence[Upload]) -> Upload:
 
 def blocks_of(settings: Settings, agents: range) -> Iterator[range]:
     """Cut a group of agents where cohorts end, into blocks of about as many features."""
-    cohort = AgentStreams.COHORT
-    size = max(1, _fitting(settings) // cohort) * cohort
-    start = agents.start
+    size, start = block_size(settings), agents.start
     while start < agents.stop:
         stop = min(agents.stop, (start // size + 1) * size)
         yield range(start, stop)
         start = stop
+
+
+def block_size(settings: Settings) -> int:
+    """Return how many agents a block has at most, which is a multiple of a cohort."""
+    cohort = AgentStreams.COHORT
+    return max(1, _fitting(settings) // cohort) * cohort
 
 
 def _fitting(settings: Settings) -> int:
