@@ -60,8 +60,9 @@ def spectrum(matrices: Array) -> tuple[Array, Array, Array, Array]:
         A number is not finite.
     """
     xp = namespace(matrices)
-    units = xp.sqrt(xp.clip(xp.linalg.diagonal(matrices), _TINY, None))
-    scaled = matrices / units[..., :, None] / units[..., None, :]
+    with np.errstate(over="ignore", invalid="ignore"):  # checked below
+        units = xp.sqrt(xp.clip(xp.linalg.diagonal(matrices), _TINY, None))
+        scaled = matrices / units[..., :, None] / units[..., None, :]
     if not bool(xp.all(xp.isfinite(scaled))):
         raise np.linalg.LinAlgError("a matrix is not finite")
     values, directions = xp.linalg.eigh(scaled)
