@@ -88,7 +88,7 @@ def tie_step(features: Array, theta: Array, whitener: Whitener, width: Width) ->
     bound = length * (largest_frobenius(theta, 1) + width * reach)
     # Norms of differences are squared, and these are up to twice as long as features.
     if not math.isfinite(bound + (2.0 * length * reach) * (2.0 * length * reach)):
-        raise FloatingPointError("scores of arms are not finite")
+        raise FloatingPointError("a feature, theta or W is not a finite number, or too large")
     xp = namespace(features)
     return TIE * bound * float(xp.finfo(features.dtype).eps) / _EPSILON
 
