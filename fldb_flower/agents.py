@@ -11,16 +11,17 @@ from contextlib import AbstractContextManager
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from fldb_flower.arrays import Array, arrays_on, namespace, to_numpy
+from fldb_flower.arrays import LARGEST, Array, arrays_on, namespace, to_numpy
 from fldb_flower.checkpoints import join_parts, part_of
 from fldb_flower.duels import DuelLog
 from fldb_flower.environments import make_environment
-from fldb_flower.errors import DataError
+from fldb_flower.errors import ConvergenceError, DataError
 from fldb_flower.federation import Broadcast, Play, Regrets, Upload, statistics, total
 from fldb_flower.forms import make_form
+from fldb_flower.memory import require_agents
 from fldb_flower.policies import make_policy
 from fldb_flower.settings import Settings
-from fldb_flower.streams import AgentStreams, make_streams
+from fldb_flower.streams import AgentStreams, check_agents, make_streams
 
 _MANY_DIMENSIONS = 128  # from here on, BLAS threads pay
 _DRAWN_AT_ONCE = 8  # iterations of noise: one number an agent costs less than calling for it
@@ -41,9 +42,16 @@ class AgentGroup:
         Settings of the run.
     agents : range
         Numbers of the agents in this group.
+
+    Raises
+    ------
+    SettingsError
+        They are not some of the settings' agents, or need more memory than there is.
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
+        check_agents(agents, settings.num_agents)
+        require_agents(settings, len(agents), min(block_size(settings), len(agents)))
         self.agents = agents
         self.blocks = [AgentBlock(settings, block) for block in blocks_of(settings, agents)]
 
@@ -79,13 +87,17 @@ def total_of_blocks(uploads: Sequence[Upload]) -> Upload:
 
 def blocks_of(settings: Settings, agents: range) -> Iterator[range]:
     """Cut a group of agents where cohorts end, into blocks of about as many features."""
-    cohort = AgentStreams.COHORT
-    size = max(1, _fitting(settings) // cohort) * cohort
-    start = agents.start
+    size, start = block_size(settings), agents.start
     while start < agents.stop:
         stop = min(agents.stop, (start // size + 1) * size)
         yield range(start, stop)
         start = stop
+
+
+def block_size(settings: Settings) -> int:
+    """Return how many agents a block has at most, which is a multiple of a cohort."""
+    cohort = AgentStreams.COHORT
+    return max(1, _fitting(settings) // cohort) * cohort
 
 
 def _fitting(settings: Settings) -> int:
@@ -99,6 +111,7 @@ class AgentBlock:
 
     def __init__(self, settings: Settings, agents: range) -> None:
         self.agents = agents
+        self._settings = settings
         self._arrays = arrays_on(settings.device)
         self._form = make_form(settings)
         self.log = DuelLog(
@@ -118,10 +131,11 @@ class AgentBlock:
 
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
         """Play what the broadcast asks for and return the statistics."""
-        self.log.acknowledge(counted)
-        if broadcast.play is not None:
-            self._play(broadcast.play)
-        return self._statistics(broadcast)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # checked below
+            self.log.acknowledge(counted)
+            if broadcast.play is not None:
+                self._play(broadcast.play)
+            return self._statistics(broadcast)
 
     def _play(self, play: Play) -> None:
         # Iterations whose broadcast never arrived are played with what was known then.
@@ -146,6 +160,13 @@ class AgentBlock:
         noise : Array
             Standard logistic, (iterations, agents): the first arm wins where its lead in reward
             is larger.
+
+        Raises
+        ------
+        DataError
+            A feature or reward is not finite, or too large.
+        ConvergenceError
+            An agent that learns alone found no estimate, or scores overflow.
         """
         xp, count = self._arrays.xp, len(iterations)
         contexts = self._environment.contexts(self._streams, count)
@@ -153,7 +174,7 @@ class AgentBlock:
         try:
             first, second = self._policy.select(iterations, features)
         except FloatingPointError:
-            raise self._bad_features(features, iterations) from None
+            raise self._overflow(features, iterations) from None
         places = self._places[: len(rewards)]
         at_first, at_second = places + first, places + second
         differences, preferences, regrets = self.log.append(count)
@@ -163,6 +184,8 @@ class AgentBlock:
         preferences[:] = noise.reshape(-1) < reward_first - reward_second
         lost = 2.0 * _largest(rewards) - reward_first - reward_second
         regrets[:] = to_numpy(xp.sum(lost.reshape(count, -1), axis=1))
+        if not np.isfinite(regrets).all():
+            raise self._bad_rewards(rewards, iterations)
         self._policy.learn(differences, preferences)
 
     def _rows(self, numbers: Array) -> Array:
@@ -187,13 +210,40 @@ class AgentBlock:
             regrets=regrets,
         )
 
-    def _bad_features(self, features: Array, iterations: range) -> DataError:
-        row, arm = np.argwhere(~np.isfinite(to_numpy(features)).all(axis=-1))[0]
-        place, agent = divmod(int(row), len(self.agents))
-        return DataError(
-            f"agent {self.agents[agent]}, arm {arm}, iteration {iterations[place]}:"
-            " a feature is not a finite number"
+    def _overflow(self, features: Array, iterations: range) -> DataError | ConvergenceError:
+        """Return why scores are not finite: an arm's features, or the settings."""
+        sizes = np.abs(to_numpy(features)).max(axis=-1)
+        where = self._first(~(sizes <= LARGEST), iterations)  # NaN too
+        if where:
+            return DataError(
+                f"{where}: a feature is not a finite number, or too large: it must be within"
+                f" +-{LARGEST:g}; give features in other units"
+            )
+        settings = self._settings
+        return ConvergenceError(
+            f"iteration {iterations.start}: the arms' scores overflow, with features up to"
+            f" {sizes.max():.1e} and beta_scale={settings.beta_scale:g},"
+            f" kappa_mu={settings.kappa_mu:g}, lambda={settings.ridge:g}: use features or settings"
+            " nearer to 1"
         )
+
+    def _bad_rewards(self, rewards: Array, iterations: range) -> DataError:
+        """Return which reward makes the regret infinite or NaN."""
+        where = self._first(~np.isfinite(to_numpy(rewards)), iterations)
+        environment = self._settings.environment
+        return DataError(
+            f"{where or f'iteration {iterations.start}'}: a reward is not a finite number, or too"
+            f" large, so the regret is not finite (environment.name={environment.name},"
+            f" environment.sigma={environment.sigma:g})"
+        )
+
+    def _first(self, wrong: Array, iterations: range) -> str:
+        """Return the first agent, arm and iteration where something is wrong; "" if nothing is."""
+        rows, arms = np.nonzero(wrong)
+        if not rows.size:
+            return ""
+        place, agent = divmod(int(rows[0]), len(self.agents))
+        return f"agent {self.agents[agent]}, arm {arms[0]}, iteration {iterations[place]}"
 
     def state(self) -> dict[str, Array]:
         """Return what must outlive the process, as arrays; see :meth:`restore`."""

@@ -35,6 +35,10 @@ def namespace(array: Array) -> ModuleType:
     return found
 
 
+LARGEST = 1e150
+"""Larger numbers overflow when they are squared."""
+
+
 @dataclass(frozen=True)
 class Arrays:
     """Where arrays are made: in NumPy, or as torch tensors on a device.

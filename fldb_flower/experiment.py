@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from fldb_flower.algorithms import Algorithm
 from fldb_flower.arrays import Array
 from fldb_flower.checkpoints import join_parts, part_of
-from fldb_flower.errors import FederationError, FldbError
+from fldb_flower.errors import DataError, FederationError, FldbError
 from fldb_flower.history import History
 from fldb_flower.plots import describe
 from fldb_flower.results import PLOT, RunDirectory, stop_requested
@@ -194,17 +194,26 @@ def conduct(
 
     Raises
     ------
+    DataError
+        There is too little memory, or the regret is not finite.
     StoppedError
         Somebody asked the run to stop.
     """
-    history = History(settings.horizon, on_progress=ProgressLines(say))
-    keeper = Keeper(directory, settings, say)
     try:
+        history = History(settings.horizon, on_progress=ProgressLines(say))
+        keeper = Keeper(directory, settings, say)
         run(history, keeper)
         summary = directory.finish(history, engine=engine, runtime_seconds=keeper.seconds)
     except FldbError:
         directory.abandon()
         raise
+    except MemoryError as error:
+        directory.abandon()
+        raise DataError(
+            f"out of memory ({error}): num_agents={settings.num_agents},"
+            f" horizon={settings.horizon}, num_arms={settings.num_arms} or"
+            f" dimension={settings.dimension} is too large for this machine"
+        ) from None
     finally:
         directory.close()
     say(

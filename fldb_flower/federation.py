@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fldb_flower import preference
-from fldb_flower.arrays import Array
+from fldb_flower.arrays import LARGEST, Array
 from fldb_flower.errors import DataError
 from fldb_flower.forms import Form, form_of
 from fldb_flower.history import History
@@ -197,7 +197,16 @@ class Federation(ABC):
         self._last: Upload | None = None
 
     def exchange(self, broadcast: Broadcast) -> Upload:
-        """Send a broadcast, let the agents play and answer, and return the sum of uploads."""
+        """Send a broadcast, let the agents play and answer, and return the sum of uploads.
+
+        Raises
+        ------
+        FloatingPointError
+            ``theta_hat`` is not finite, or too large to be squared; nothing was sent.
+        """
+        theta = broadcast.theta_hat
+        if theta is not None and not (np.abs(theta) <= LARGEST).all():
+            raise FloatingPointError(f"theta_hat is not finite, or above {LARGEST:g}")
         upload = self._trip(broadcast)
         self._last = upload
         play = broadcast.play

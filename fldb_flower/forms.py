@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fldb_flower import linear
 from fldb_flower.arrays import Array, namespace
 from fldb_flower.selection.whiteners import LowRank, Whitener, whiten, whitened
 from fldb_flower.settings import Settings
@@ -147,11 +148,14 @@ class Full(Form):
     def solve(self, matrix: Array, vector: Array, ridge: float = 0.0) -> Array:
         """See :class:`Form`."""
         xp = namespace(matrix)
-        return xp.linalg.solve(matrix + ridge * xp.eye(self.dimension, dtype=matrix.dtype), vector)
+        return linear.solve(matrix + ridge * xp.eye(self.dimension, dtype=matrix.dtype), vector)
 
     def whiten(self, matrix: Array) -> Whitener:
         """See :class:`Form`."""
-        return whiten(matrix)
+        try:
+            return whiten(matrix)
+        except np.linalg.LinAlgError:
+            return linear.whiten_singular(matrix)
 
     def trace(self, matrix: Array) -> float:
         """See :class:`Form`."""

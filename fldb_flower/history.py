@@ -10,6 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fldb_flower.errors import DataError
+from fldb_flower.memory import require_memory
+from fldb_flower.settings import check_value
+
+_BYTES = 3 * 8  # for each iteration
 _AT_ONCE = 256  # regrets told that are added up together: one by one takes ten times as long
 
 
@@ -52,6 +57,11 @@ class History:
         Trips that carried statistics, and acknowledged ones among them.
     uploaded_bytes, downloaded_bytes : int
         Payload of all agents' (or nodes') messages, without protocol overhead.
+
+    Raises
+    ------
+    SettingsError
+        The horizon is not a whole number, at least 1, or too long for the memory.
     """
 
     horizon: int
@@ -63,6 +73,8 @@ class History:
     participation: list[Participation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.horizon = check_value("horizon", self.horizon)
+        require_memory(_BYTES * self.horizon, f"horizon={self.horizon}: the regret of a run")
         self.iteration = 0  # the last iteration played
         self._exchanges = np.zeros(self.horizon + 1, dtype=np.int64)  # by the last trip at each
         self._regret = np.zeros(self.horizon)  # of each iteration, summed over the agents
@@ -168,9 +180,23 @@ class History:
 
     @property
     def cumulative_regret(self) -> NDArray[np.float64]:
-        """Cumulative regret after each iteration, averaged over the agents heard of."""
-        self._add_up()
-        return np.cumsum(self._regret / np.maximum(self._agents, 1))
+        """Cumulative regret after each iteration, averaged over the agents heard of.
+
+        Raises
+        ------
+        DataError
+            It is not finite: no result is written with such numbers.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):  # no warnings besides the error
+            self._add_up()
+            cumulative = np.cumsum(self._regret / np.maximum(self._agents, 1))
+        if not np.isfinite(cumulative[-1]):
+            iteration = int(np.argmin(np.isfinite(cumulative))) + 1
+            raise DataError(
+                f"regret is not finite from iteration {iteration} on: the environment's rewards are"
+                " too large, or not numbers"
+            )
+        return cumulative
 
     @property
     def regret(self) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fldb_flower.arrays import Array, Arrays, copy, namespace, to_numpy
 from fldb_flower.errors import ConvergenceError
+from fldb_flower.linear import pseudo_solve, solve
 from fldb_flower.preference import logistic
 
 _SETTLED = 1e-13  # Newton decrement per duel: theta's error is about 1e-12 after such a step
@@ -88,8 +89,14 @@ class LocalEstimates:
         Raises
         ------
         ConvergenceError
-            An agent's minimiser was not found within 200 Newton steps.
+            An agent's minimiser was not found within 200 Newton steps, or is not finite.
         """
+        try:
+            self._add(differences, preferences)
+        except np.linalg.LinAlgError as error:
+            raise self._not_found(str(error)) from None
+
+    def _add(self, differences: Array, preferences: Array) -> None:
         if self._basis is not None and self._count == self.theta.shape[1]:
             self._duels, self._basis = self._basis @ self._duels, None
         if self._count == self._preferences.shape[1]:
@@ -135,8 +142,14 @@ class LocalEstimates:
         gradient, curvatures = self._derivatives(start, duels, answers)
         for _ in range(_MAX_STEPS):
             hessian = self._hessian(batch.duels, curvatures)
-            step = -xp.linalg.solve(hessian, gradient[..., None])[..., 0]
+            step = -solve(hessian, gradient)
             slope = _dots(gradient, step)  # below 0
+            wrong = ~(slope <= 0.0)  # a Hessian that rounding errors have made singular
+            if wrong.any():
+                step[wrong] = -pseudo_solve(hessian[wrong], gradient[wrong])
+                slope = _dots(gradient, step)
+                if not xp.all(xp.isfinite(slope)):
+                    raise self._not_found("a Newton step is not finite")
             going = slope < -_SETTLED * self._count
             found[active] = batch.point + step
             if not going.any():
@@ -145,8 +158,14 @@ class LocalEstimates:
                 active, batch = active[going], batch.only(going)
                 step, slope = step[going], slope[going]
             batch, gradient, curvatures = self._descend(batch, step, slope)
-        raise ConvergenceError(
-            f"no minimiser for {len(active)} agents within {_MAX_STEPS} Newton steps"
+        raise self._not_found(f"{_MAX_STEPS} Newton steps did not reach it")
+
+    def _not_found(self, reason: str) -> ConvergenceError:
+        longest = float(self._arrays.xp.max(self._arrays.xp.abs(self._duels[..., : self._count])))
+        return ConvergenceError(
+            f"no minimiser of an agent's own loss: {reason}; with lambda={self._ridge:g} and"
+            f" differences of features up to {longest:.1e}, a larger lambda or features nearer to 1"
+            " help"
         )
 
     def _descend(self, batch: _Batch, step: Array, slope: Array) -> tuple[_Batch, Array, Array]:
@@ -176,9 +195,7 @@ class LocalEstimates:
             step[lost], length[lost] = -batch.point[lost], 1.0
             slope[lost] = -math.inf  # whatever it is
             warm &= ~lost
-        raise ConvergenceError(
-            f"no minimiser: no length of a Newton step was right in {_MAX_TRIALS} trials"
-        )
+        raise self._not_found(f"no length of a Newton step was right in {_MAX_TRIALS} trials")
 
     def _derivatives(self, point: Array, duels: Array, answers: Array) -> tuple[Array, Array]:
         """Gradients (agents, m), and second derivatives in the logits (agents, duels)."""

@@ -94,6 +94,8 @@ class RunDirectory:
 
         Raises
         ------
+        DataError
+            The regret is not finite; nothing was written.
         OutputError
             The disk is full, or the directory went away or became read-only.
         """
@@ -105,7 +107,8 @@ class RunDirectory:
             if history.participation:
                 replace_file(self.path / PARTICIPATION, _participation_csv(history).encode())
             plot_regret(self.path / PLOT, history, self._settings)
-            replace_file(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+            text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
+            replace_file(self.path / SUMMARY, text.encode())
         except OSError as error:
             raise OutputError(f"cannot write results to {self.path}: {error.strerror}") from None
         _discard_checkpoint(self.path)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fldb_flower.settings import Settings
+from fldb_flower.settings import Settings, check_value
 
 
 class Round(NamedTuple):
@@ -30,16 +30,32 @@ class Round(NamedTuple):
 
 
 def periodic(tau: int) -> Iterator[int]:
-    """Yield tau, 2 tau, 3 tau, ... (Algorithm 1, line 10)."""
+    """Return tau, 2 tau, 3 tau, ... (Algorithm 1, line 10).
+
+    Raises
+    ------
+    SettingsError
+        tau is not a whole number, at least 1.
+    """
+    tau = check_value("tau", tau)
     return itertools.count(tau, tau)
 
 
 def geometric(ratio: float) -> Iterator[int]:
-    """Yield 1, then the different values of ceil(ratio^k), k = 1, 2, ...: O(log T) rounds.
+    """Return 1, then the different values of ceil(ratio^k), k = 1, 2, ...: O(log T) rounds.
 
     Ours, beyond the paper: waiting until the number of duels has grown by a factor is
     when W has changed enough for a new estimate to matter.
+
+    Raises
+    ------
+    SettingsError
+        The ratio is not a number above 1.
     """
+    return _powers(check_value("schedule.ratio", ratio))
+
+
+def _powers(ratio: float) -> Iterator[int]:
     last = power = 0
     while True:
         end = math.ceil(ratio**power)
@@ -51,11 +67,11 @@ def geometric(ratio: float) -> Iterator[int]:
         power += 1
 
 
-def round_ends(settings: Settings) -> list[int]:
+def round_ends(settings: Settings) -> Iterator[int]:
     """Return the iterations at which a round ends, ascending and at most the horizon."""
     schedule = settings.schedule
     ends = periodic(settings.tau) if schedule.name == "periodic" else geometric(schedule.ratio)
-    return list(itertools.takewhile(lambda end: end <= settings.horizon, ends))
+    return itertools.takewhile(lambda end: end <= settings.horizon, ends)
 
 
 def rounds(settings: Settings) -> Iterator[Round]:
@@ -64,12 +80,13 @@ def rounds(settings: Settings) -> Iterator[Round]:
     Together they play every iteration once.
     """
     ends = round_ends(settings)
-    played = 0
-    if ends[:1] != [1]:
+    first = next(ends, None)
+    number = played = 0
+    if first != 1:
         yield Round(0, 1, 1)
         played = 1
-    for number, end in enumerate(ends, start=1):
+    for number, end in enumerate(itertools.chain([first] if first else [], ends), start=1):
         yield Round(number, played + 1, end)
         played = end
     if played < settings.horizon:
-        yield Round(len(ends) + 1, played + 1, settings.horizon, learns=False)
+        yield Round(number + 1, played + 1, settings.horizon, learns=False)

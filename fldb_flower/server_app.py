@@ -60,7 +60,10 @@ def _with_engine(settings: Settings, context: Context) -> Settings:
     """Add what Flower's run config cannot hold: which engine runs this, and its faults."""
     whole = context.node_config.get("settings")
     if whole is None:
-        return replace(settings, engine=replace(settings.engine, name="flower"))
+        # How many nodes there are, Flower knows: the default must not exceed the agents.
+        nodes = min(settings.engine.num_nodes, settings.num_agents)
+        engine = replace(settings.engine, name="flower", num_nodes=nodes)
+        return replace(settings, engine=engine)
     return replace(from_nested(json.loads(str(whole)), "the engine"), mode=settings.mode)
 
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import sys
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from numbers import Real
+from operator import attrgetter
 from typing import Any, get_type_hints
 
 from fldb_flower.errors import SettingsError, one_line
@@ -32,6 +35,10 @@ DRAWS = ("numpy", "torch")
 SOLVERS = ("newton", "lbfgs", "gd")
 
 MAX_DIMENSION = 4096  # W is (d, d): 128 MiB then
+
+LEAST, MOST = 1e-100, 1e100  # of real numbers: products and squares of two of them are finite
+WHOLE = 2**63 - 1  # the largest whole number that Flower's run config can hold
+SECONDS = 1e9  # 30 years: an operating system's waits end not far beyond
 
 EMBEDDING_DIMENSIONS = 384  # of sentences
 
@@ -81,13 +88,31 @@ def setting(
 
 def _range_text(metadata: Mapping[str, Any]) -> str:
     words = {"minimum": "at least", "above": "above", "maximum": "at most", "below": "below"}
-    return " and ".join(
-        f"{text} {metadata[key]:g}" for key, text in words.items() if metadata[key] is not None
-    )
+    limits = ((text, metadata[key]) for key, text in words.items() if metadata[key] is not None)
+    return " and ".join(f"{text} {'2^63 - 1' if n == WHOLE else f'{n:g}'}" for text, n in limits)
+
+
+_ORIGIN: ContextVar[tuple[str, Callable[[Entry], str]]] = ContextVar(
+    "_ORIGIN", default=("Python", attrgetter("attribute"))
+)
+"""Where the settings being built come from, and how they are spelled there."""
+
+
+class _Checked:
+    """A group of settings that checks its values when it is built, also by ``replace``."""
+
+    def __post_init__(self) -> None:
+        source, spelling = _ORIGIN.get()
+        kind: type = type(self)
+        for entry in _declared_by(kind):
+            value = getattr(self, entry.field)
+            if value is not entry.default:
+                checked = entry.check(value, spelling(entry), source)
+                object.__setattr__(self, entry.field, checked)
 
 
 @dataclass(frozen=True)
-class EnvironmentSettings:
+class EnvironmentSettings(_Checked):
     """What the agents see and who answers."""
 
     name: str = setting("synthetic", "Where arms and preferences come from.", choices=ENVIRONMENTS)
@@ -96,6 +121,7 @@ class EnvironmentSettings:
         "Heterogeneity (synthetic; sentences, rescaled): theta_i = theta + N(0, sigma^2 I) for"
         " agent i.",
         minimum=0,
+        maximum=MOST,
     )
     path: str = setting(
         "",
@@ -105,7 +131,7 @@ class EnvironmentSettings:
 
 
 @dataclass(frozen=True)
-class ScheduleSettings:
+class ScheduleSettings(_Checked):
     """When agents and server exchange."""
 
     name: str = setting(
@@ -113,26 +139,35 @@ class ScheduleSettings:
         "periodic: every tau iterations; geometric: at t = 1, then ceil(ratio^k).",
         choices=SCHEDULES,
     )
-    ratio: float = setting(1.5, "Growth of the geometric schedule.", above=1)
+    ratio: float = setting(1.5, "Growth of the geometric schedule.", above=1, maximum=MOST)
 
 
 @dataclass(frozen=True)
-class EngineSettings:
+class EngineSettings(_Checked):
     """What carries the exchanges: `python -m simulations.run` only."""
 
     name: str = setting("vectorized", "vectorized, inprocess or flower.", choices=ENGINES)
     num_nodes: int = setting(
-        2, "Flower nodes that share the agents (inprocess, flower).", minimum=1
+        2,
+        "Flower nodes that share the agents (inprocess, flower).",
+        minimum=1,
+        maximum=1_000_000,
     )
-    num_cpus: int = setting(1, "CPUs of one Flower client (flower); a whole number.", minimum=1)
-    num_gpus: float = setting(0.0, "Share of a GPU for one Flower client (flower).", minimum=0)
+    num_cpus: int = setting(
+        1, "CPUs of one Flower client (flower); a whole number.", minimum=1, maximum=4096
+    )
+    num_gpus: float = setting(
+        0.0, "Share of a GPU for one Flower client (flower).", minimum=0, maximum=1024
+    )
 
 
 @dataclass(frozen=True)
-class FaultSettings:
+class FaultSettings(_Checked):
     """What goes wrong, by chance, with each message (engine=inprocess)."""
 
-    nodes: int = setting(0, "Nodes that faults befall, the first ones; 0: all.", minimum=0)
+    nodes: int = setting(
+        0, "Nodes that faults befall, the first ones; 0: all.", minimum=0, maximum=WHOLE
+    )
     late: float = setting(0.0, "Chance that a reply comes after the timeout.", minimum=0, maximum=1)
     duplicate: float = setting(
         0.0, "Chance that a broadcast is answered twice.", minimum=0, maximum=1
@@ -163,35 +198,54 @@ class FaultSettings:
 
 
 @dataclass(frozen=True)
-class DevicesSettings:
+class DevicesSettings(_Checked):
     """Rounds with real devices (mode=devices): Flower only."""
 
-    rounds: int = setting(0, "Rounds to learn from before the run ends; 0: no end.", minimum=0)
-    round_seconds: float = setting(
-        60.0, "Seconds between the beginnings of two rounds; 0: one after the other.", minimum=0
+    rounds: int = setting(
+        0, "Rounds to learn from before the run ends; 0: no end.", minimum=0, maximum=WHOLE
     )
-    at_least: int = setting(1, "Devices that must be connected for a round to begin.", minimum=1)
+    round_seconds: float = setting(
+        60.0,
+        "Seconds between the beginnings of two rounds; 0: one after the other.",
+        minimum=0,
+        maximum=SECONDS,
+    )
+    at_least: int = setting(
+        1, "Devices that must be connected for a round to begin.", minimum=1, maximum=WHOLE
+    )
     first_duels: int | str = setting(
         AUTO,
         "Duels of all devices that the first round needs; auto: 2 * dimension.",
         minimum=1,
+        maximum=WHOLE,
         auto=True,
     )
     max_duels: int = setting(
-        10_000, "Duels of one device that count in one round; more wait for the next.", minimum=1
+        10_000,
+        "Duels of one device that count in one round; more wait for the next.",
+        minimum=1,
+        maximum=WHOLE,
     )
 
 
 @dataclass(frozen=True)
-class Settings:
-    """All settings of one run, checked. Build it with :func:`from_nested` or :func:`from_flat`."""
+class Settings(_Checked):
+    """All settings of one run.
+
+    Names may be in kebab-case and in any case (``"FLDB-OGD"``); numbers may be NumPy's.
+
+    Raises
+    ------
+    SettingsError
+        A value is of the wrong type or out of range, or two settings do not go together.
+    """
 
     mode: str = setting(
         "simulation", "simulation, or devices on which real people answer.", choices=MODES
     )
     algorithm: str = setting("fldb_ogd", "Which algorithm learns.", choices=ALGORITHMS)
     num_agents: int = setting(100, "N, the number of agents.", minimum=1, maximum=10_000_000)
-    horizon: int = setting(500, "T, the number of iterations.", minimum=1)
+    horizon: int = setting(500, "T, the number of iterations.", minimum=1, maximum=WHOLE)
     num_arms: int = setting(
         10,
         "K, the arms an agent sees in one iteration.",
@@ -206,8 +260,9 @@ class Settings:
         5,
         "Communication period: iterations between two exchanges. The paper's is 1.",
         minimum=1,
+        maximum=WHOLE,
     )
-    seed: int = setting(0, "Seed of every random stream.", minimum=0)
+    seed: int = setting(0, "Seed of every random stream.", minimum=0, maximum=WHOLE)
     device: str = setting(
         "numpy",
         "Where agents' arrays are: numpy, or cpu, cuda or mps by PyTorch (the torch extra).",
@@ -234,17 +289,25 @@ class Settings:
         AUTO,
         "Ridge lambda; auto: 1 / horizon, as in the paper.",
         name="lambda",
-        above=0,
+        minimum=LEAST,
+        maximum=MOST,
         auto=True,
         why="W_0 = (lambda / kappa_mu) I must be invertible",
     )
-    kappa_mu: float = setting(1.0, "Lower bound on mu' used by the algorithms.", above=0)
-    delta: float = setting(0.1, "Failure probability of the confidence bound.", above=0, below=1)
+    kappa_mu: float = setting(
+        1.0, "Lower bound on mu' used by the algorithms.", minimum=LEAST, maximum=MOST
+    )
+    delta: float = setting(
+        0.1, "Failure probability of the confidence bound.", minimum=LEAST, below=1
+    )
     beta_scale: float = setting(
-        1.0, "Factor on beta_t: 1 is the theory, 0 never explores.", minimum=0
+        1.0, "Factor on beta_t: 1 is the theory, 0 never explores.", minimum=0, maximum=MOST
     )
     alpha: float = setting(
-        1000.0, "FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).", above=0
+        1000.0,
+        "FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).",
+        minimum=LEAST,
+        maximum=MOST,
     )
     step_index: str = setting(
         "iteration",
@@ -257,28 +320,39 @@ class Settings:
         choices=("initial", "current"),
     )
     projection_radius: float | str = setting(
-        AUTO, "FLDB-OGD: radius of that ball; auto: 2 r of the paper.", above=0, auto=True
+        AUTO,
+        "FLDB-OGD: radius of that ball; auto: 2 r of the paper.",
+        minimum=LEAST,
+        maximum=MOST,
+        auto=True,
     )
     solver: str = setting(
         "newton",
         "FLDB-GD: how the loss is minimised; lbfgs needs the torch extra.",
         choices=SOLVERS,
     )
-    gd_steps: int = setting(100, "FLDB-GD, solver=gd: M, exchanges in each iteration.", minimum=1)
+    gd_steps: int = setting(
+        100, "FLDB-GD, solver=gd: M, exchanges in each iteration.", minimum=1, maximum=1_000_000
+    )
     gd_step_size: float | str = setting(
         AUTO,
         "FLDB-GD, solver=gd: eta; auto: 1 / (trace(W) / 4 + lambda), always stable.",
-        above=0,
+        minimum=LEAST,
+        maximum=MOST,
         auto=True,
     )
     ons_ridge: float = setting(
-        1.0, "FLDB-ONS: lambda_0, the ridge; below 0.5 is unsafe with few agents.", above=0
+        1.0,
+        "FLDB-ONS: lambda_0, the ridge; below 0.5 is unsafe with few agents.",
+        minimum=LEAST,
+        maximum=MOST,
     )
     max_difference: float | str = setting(
         AUTO,
         "L, the longest difference of two arms; uploads that need longer ones are refused;"
         " auto: what the environment can draw, and no limit for devices (Flower).",
-        above=0,
+        minimum=LEAST,
+        maximum=MOST,
         auto=True,
     )
     information: str = setting(
@@ -288,7 +362,7 @@ class Settings:
         choices=INFORMATION,
     )
     sketch_rank: int = setting(
-        16, "information=sketch: m, the directions that are kept.", minimum=1
+        16, "information=sketch: m, the directions that are kept.", minimum=1, maximum=WHOLE
     )
     wire: str = setting(
         "float64",
@@ -307,24 +381,44 @@ class Settings:
         1.0, "Share of the nodes whose reply makes a round count (Flower).", above=0, maximum=1
     )
     node_wait: float = setting(
-        60.0, "Seconds to wait for the first nodes and for a quorum (Flower).", above=0
+        60.0,
+        "Seconds to wait for the first nodes and for a quorum (Flower).",
+        above=0,
+        maximum=SECONDS,
     )
     reply_timeout: float = setting(
-        300.0, "Seconds to wait for the replies of one exchange (Flower).", above=0
+        300.0,
+        "Seconds to wait for the replies of one exchange (Flower).",
+        above=0,
+        maximum=SECONDS,
     )
 
     resume: bool = setting(
         False, "Go on with what was begun: from its checkpoint; finished runs are skipped."
     )
     checkpoint_seconds: float = setting(
-        30.0, "Seconds between two checkpoints of a run; 0: one after every round.", minimum=0
+        30.0,
+        "Seconds between two checkpoints of a run; 0: one after every round.",
+        minimum=0,
+        maximum=SECONDS,
     )
     max_message_mb: float = setting(
-        256.0, "Largest message that is read, in MiB (Flower).", above=0
+        256.0, "Largest message that is read, in MiB (Flower).", above=0, maximum=1_000_000
     )
     output_dir: str = setting(
         "", "Absolute folder of the results (Flower); empty: a new one under ~/fldb-runs."
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        source, _ = _ORIGIN.get()
+        for name, kind in _groups().items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise SettingsError(
+                    f"{name}={_shown(value)} (from {source}): must be {kind.__name__}(...)"
+                )
+        _check_together(self, source)
 
     @property
     def is_faulty(self) -> bool:
@@ -343,6 +437,8 @@ class Entry:
 
     Attributes
     ----------
+    owner : type
+        The dataclass that declares it.
     path : tuple of str
         Keys from the root, as Hydra's users write them: ``("environment", "sigma")``.
     field : str
@@ -355,6 +451,7 @@ class Entry:
         What :func:`setting` was given.
     """
 
+    owner: type
     path: tuple[str, ...]
     field: str
     default: Any
@@ -365,6 +462,11 @@ class Entry:
     def dotted(self) -> str:
         """Hydra's spelling: ``environment.sigma``."""
         return ".".join(self.path)
+
+    @property
+    def attribute(self) -> str:
+        """Python's spelling: ``environment.sigma``, and ``lambda_``."""
+        return ".".join((*self.path[:-1], self.field))
 
     @property
     def kebab(self) -> str:
@@ -397,19 +499,19 @@ class Entry:
         choices = self.metadata["choices"]
         if choices:
             return self._check_choice(value, choices, key, source)
-        if value == AUTO and self.metadata["auto"]:
+        if self.metadata["auto"] and isinstance(value, str) and value == AUTO:
             return AUTO
-        number = self._check_type(value, key, source)
-        if isinstance(number, int | float) and bool not in self.kinds:
-            self._check_range(number, key, source)
-        return number
+        checked = self._check_type(value, key, source)
+        if isinstance(checked, int | float) and bool not in self.kinds:
+            self._check_range(checked, key, source)
+        return checked
 
     def _fail(self, value: Any, key: str, source: str, right: str) -> SettingsError:
         why = f" ({self.metadata['why']})" if self.metadata["why"] else ""
-        return SettingsError(f"{key}={value!r} (from {source}): must be {right}{why}")
+        return SettingsError(f"{key}={_shown(value)} (from {source}): must be {right}{why}")
 
     def _check_choice(self, value: Any, choices: tuple[str, ...], key: str, source: str) -> str:
-        name = value.replace("-", "_") if isinstance(value, str) else value
+        name = value.replace("-", "_").lower() if isinstance(value, str) else ""
         if name not in choices:
             raise self._fail(
                 value, key, source, f"one of {', '.join(choices)}{suggestion(name, choices)}"
@@ -424,12 +526,8 @@ class Entry:
         if self.kinds == (str,):
             if not isinstance(value, str):
                 raise self._fail(value, key, source, "a text")
-            return value
-        is_number = (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and abs(value) <= sys.float_info.max  # neither NaN nor infinite
-        )
+            return str(value)
+        is_number = _is_finite(value)
         if int in self.kinds:
             if not is_number or value != int(value):
                 raise self._fail(value, key, source, self._number_text("a whole number"))
@@ -454,6 +552,24 @@ class Entry:
             raise self._fail(number, key, source, _range_text(limits))
 
 
+def _is_finite(value: object) -> bool:
+    """Whether this is a number, neither NaN nor infinite, that fits a double."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def _shown(value: object) -> str:
+    """Return what a value is, on one line, whatever it is."""
+    try:
+        return one_line(repr(value))
+    except Exception:  # a repr that fails, as that of a whole number of 5,000 digits
+        return f"<{type(value).__name__}>"
+
+
 def suggestion(name: Any, known: tuple[str, ...]) -> str:
     """Return "; did you mean X?" if a known name is close, else nothing."""
     close = difflib.get_close_matches(str(name), known, n=1)
@@ -463,17 +579,62 @@ def suggestion(name: Any, known: tuple[str, ...]) -> str:
 _hints = functools.cache(get_type_hints)  # a device builds its settings with each message
 
 
-def entries(cls: type = Settings, path: tuple[str, ...] = ()) -> Iterator[Entry]:
-    """Yield every declared setting of a settings class, groups flattened."""
+def entries() -> Iterator[Entry]:
+    """Yield every declared setting, groups flattened."""
+    return iter(_declared(Settings))
+
+
+@functools.cache
+def _declared(cls: type, path: tuple[str, ...] = ()) -> tuple[Entry, ...]:
+    """Return the settings of a class and of its groups."""
     hints = _hints(cls)
+    found: list[Entry] = []
     for item in dataclasses.fields(cls):
         kind = hints[item.name]
         name = item.metadata.get("name") or item.name
         if dataclasses.is_dataclass(kind):
-            yield from entries(kind, (*path, name))  # type: ignore[arg-type]
+            found += _declared(kind, (*path, name))  # type: ignore[arg-type]
         else:
             kinds = (kind,) if isinstance(kind, type) else kind.__args__
-            yield Entry((*path, name), item.name, item.default, kinds, item.metadata)
+            entry = Entry(cls, (*path, name), item.name, item.default, kinds, item.metadata)
+            found.append(entry)
+    return tuple(found)
+
+
+@functools.cache
+def _declared_by(cls: type) -> tuple[Entry, ...]:
+    """Return the settings that a class declares itself, or a class that it is derived from."""
+    return tuple(entry for entry in entries() if issubclass(cls, entry.owner))
+
+
+@functools.cache
+def _groups() -> dict[str, type]:
+    """Return the groups of settings by name."""
+    hints = _hints(Settings)
+    return {
+        item.name: hints[item.name]
+        for item in dataclasses.fields(Settings)
+        if dataclasses.is_dataclass(hints[item.name])
+    }
+
+
+def check_value(name: str, value: Any) -> Any:
+    """Return a value that is given in Python outside of :class:`Settings`, checked as there.
+
+    Parameters
+    ----------
+    name : str
+        The setting, as Hydra's users write it: ``"schedule.ratio"``.
+    value : Any
+        What was given.
+
+    Raises
+    ------
+    SettingsError
+        The type or the range does not fit.
+    """
+    entry = next(each for each in entries() if each.dotted == name)
+    return entry.check(value, entry.path[-1], "Python")
 
 
 _FLOWER_ONLY = ("output_dir", "mode", "devices")
@@ -505,14 +666,18 @@ def from_flat(values: Mapping[str, Any], source: str) -> Settings:
     SettingsError
         A key is unknown, or a value is of the wrong type or out of range.
     """
-    return _build({entry.kebab: entry for entry in flower_entries()}, values, source)
+    return _build(_spelled("kebab"), values, source, "kebab")
 
 
 def from_nested(values: Mapping[str, Any], source: str) -> Settings:
     """Build settings from nested snake_case keys, as Hydra composes them; see :func:`from_flat`."""
-    return _build(
-        {entry.dotted: entry for entry in hydra_entries()}, dict(_flatten(values)), source
-    )
+    return _build(_spelled("dotted"), dict(_flatten(values)), source, "dotted")
+
+
+@functools.cache
+def _spelled(spelling: str) -> Mapping[str, Entry]:
+    known = flower_entries() if spelling == "kebab" else hydra_entries()
+    return {getattr(entry, spelling): entry for entry in known}
 
 
 def to_flat(settings: Settings) -> dict[str, Any]:
@@ -544,32 +709,23 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
-def _build(known: Mapping[str, Entry], values: Mapping[str, Any], source: str) -> Settings:
+def _build(
+    known: Mapping[str, Entry], values: Mapping[str, Any], source: str, spelling: str
+) -> Settings:
     for key in values:
         if key not in known:
             hint = suggestion(key, tuple(known)) or "; the README lists the settings"
             raise SettingsError(f"{one_line(key)} (from {source}): there is no such setting{hint}")
-    checked = {
-        entry.path: entry.check(values[key], key, source)
-        for key, entry in known.items()
-        if key in values
-    }
-    settings = _construct(Settings, (), checked)
-    assert isinstance(settings, Settings)
-    _check_together(settings, source)
-    return settings
-
-
-def _construct(cls: type, path: tuple[str, ...], checked: Mapping[tuple[str, ...], Any]) -> Any:
-    hints = _hints(cls)
-    arguments: dict[str, Any] = {}
-    for item in dataclasses.fields(cls):
-        where = (*path, item.metadata.get("name") or item.name)
-        if dataclasses.is_dataclass(hints[item.name]):
-            arguments[item.name] = _construct(hints[item.name], where, checked)
-        elif where in checked:
-            arguments[item.name] = checked[where]
-    return cls(**arguments)
+    given: dict[type, dict[str, Any]] = {}
+    for key, value in values.items():
+        entry = known[key]
+        given.setdefault(entry.owner, {})[entry.field] = value
+    token = _ORIGIN.set((source, attrgetter(spelling)))
+    try:
+        groups = {name: kind(**given.get(kind, {})) for name, kind in _groups().items()}
+        return Settings(**given.get(Settings, {}), **groups)
+    finally:
+        _ORIGIN.reset(token)
 
 
 def _check_together(settings: Settings, source: str) -> None:

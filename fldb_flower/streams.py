@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fldb_flower.arrays import Array, Arrays, arrays_on, import_torch, namespace, to_numpy
+from fldb_flower.errors import SettingsError
 from fldb_flower.settings import Settings
 
 
@@ -39,6 +41,29 @@ def shared_generator(seed: int, name: str) -> np.random.Generator:
     return keyed_generator(seed, 0, name)
 
 
+def _checked_seed(seed: Any) -> int:
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or int(seed) < 0:
+        raise SettingsError(f"seed={seed!r} (from Python): must be a whole number, at least 0")
+    return int(seed)
+
+
+def check_agents(agents: Any, num_agents: int | None = None) -> None:
+    """Check that a block of agents holds consecutive ones, at least one, out of N.
+
+    Raises
+    ------
+    SettingsError
+        It does not.
+    """
+    valid = isinstance(agents, range) and agents.step == 1 and 0 <= agents.start < agents.stop
+    if not valid or (num_agents is not None and agents.stop > num_agents):
+        most = "" if num_agents is None else f", below num_agents={num_agents}"
+        raise SettingsError(
+            f"agents={agents!r} (from Python): must be a range of agents' numbers, at least one,"
+            f" from 0 on{most}"
+        )
+
+
 class AgentStreams:
     """The streams of a contiguous block of agents, drawn as arrays.
 
@@ -51,14 +76,20 @@ class AgentStreams:
         Seed of the run, at least 0.
     agents : range
         The agents' numbers among all N of the federation.
+
+    Raises
+    ------
+    SettingsError
+        The seed or a number is below 0, or not whole; or there are no agents.
     """
 
     COHORT = 32  # agents that share a stream, at most: a power of two, as all cohorts' sizes are
     NUMBERS = 800  # that a cohort draws at once, about: a node of one agent wastes the others'
 
     def __init__(self, seed: int, agents: range) -> None:
+        check_agents(agents)
         self.agents = agents
-        self._seed = seed
+        self._seed = _checked_seed(seed)
         self._generators: dict[str, list[Any]] = {}
 
     def _cohort(self, shape: tuple[int, ...]) -> int:

@@ -3,8 +3,10 @@
 import dataclasses
 import math
 import tomllib
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -13,6 +15,11 @@ from hypothesis import strategies as st
 from fldb_flower.errors import SettingsError
 from fldb_flower.settings import (
     AUTO,
+    DevicesSettings,
+    EngineSettings,
+    EnvironmentSettings,
+    FaultSettings,
+    ScheduleSettings,
     Settings,
     defaults_nested,
     entries,
@@ -191,10 +198,12 @@ def test_a_toml_integer_is_a_number(name):
     assert (checked, type(checked)) == (number, float)
 
 
+WHOLE_TEXT = "at most 2^63 - 1"
+WITHIN = "at least 1e-100 and at most 1e+100"
 LIMITS = {
     # name: (refused, accepted); the words that the refusal must contain
     "num_agents": ([0, -3, 10**7 + 1], [1, 10**7], "at least 1 and at most 1e+07"),
-    "horizon": ([0, -1], [1], "at least 1"),
+    "horizon": ([0, -1, 2**63, 1e30], [1, 10**13], f"at least 1 and {WHOLE_TEXT}"),
     "num_arms": (
         [1, 0, -2, 100_001],
         [2, 100_000],
@@ -202,7 +211,7 @@ LIMITS = {
     ),
     "dimension": ([0, 4097], [1, 4096], "at least 1 and at most 4096"),
     "dropout": ([-0.1, 1.1], [0, 1], "at least 0 and at most 1"),
-    "faults.nodes": ([-1], [0, 5], "at least 0"),
+    "faults.nodes": ([-1, 2**63], [0, 5], f"at least 0 and {WHOLE_TEXT}"),
     **{
         f"faults.{name}": ([-0.1, 1.1], [0, 1], "at least 0 and at most 1")
         for name in (
@@ -210,35 +219,35 @@ LIMITS = {
             *("indefinite", "scaled", "flipped", "past", "future"),
         )
     },
-    "max_difference": ([0, -1], [0.1, "auto"], "above 0"),
+    "max_difference": ([0, -1, 1e-101, 1e101], [0.1, "auto"], WITHIN),
     "fraction_train": ([0, 1.1], [0.1, 1], "above 0 and at most 1"),
-    "checkpoint_seconds": ([-1], [0, 30], "at least 0"),
-    "max_message_mb": ([0], [0.1], "above 0"),
-    "tau": ([0, -1], [1, 10**9], "at least 1"),
-    "seed": ([-1], [0, 2**40], "at least 0"),
-    "environment.sigma": ([-0.1, -1], [0, 0.5], "at least 0"),
-    "schedule.ratio": ([1, 1.0, 0.5, -2], [1.0001, 2], "above 1"),
-    "devices.rounds": ([-1], [0, 1], "at least 0"),
-    "devices.round_seconds": ([-0.1], [0, 60], "at least 0"),
-    "devices.at_least": ([0], [1], "at least 1"),
-    "devices.first_duels": ([0], [1, "auto"], "at least 1"),
-    "devices.max_duels": ([0], [1], "at least 1"),
-    "engine.num_nodes": ([0], [1], "at least 1"),
-    "engine.num_cpus": ([0], [1], "at least 1"),
-    "engine.num_gpus": ([-0.5], [0, 0.25], "at least 0"),
-    "lambda": ([0, -1.0], [1e-300, 5], "above 0"),
-    "kappa_mu": ([0, -1], [1e-9, 0.25], "above 0"),
-    "delta": ([0, 1, 1.5, -0.1], [1e-9, 0.999], "above 0 and below 1"),
-    "beta_scale": ([-1e-9], [0, 3], "at least 0"),
-    "alpha": ([0, -5], [1e-3], "above 0"),
-    "projection_radius": ([0, -1], [1e-3], "above 0"),
-    "gd_steps": ([0], [1], "at least 1"),
-    "gd_step_size": ([0, -0.1], [0.1], "above 0"),
-    "ons_ridge": ([0, -1], [0.1], "above 0"),
-    "sketch_rank": ([0, -1], [1, 16], "at least 1"),
+    "checkpoint_seconds": ([-1, 1.1e9], [0, 30], "at least 0 and at most 1e+09"),
+    "max_message_mb": ([0, 1.1e6], [0.1], "above 0 and at most 1e+06"),
+    "tau": ([0, -1, 2**63], [1, 10**9], f"at least 1 and {WHOLE_TEXT}"),
+    "seed": ([-1, 2**63], [0, 2**40], f"at least 0 and {WHOLE_TEXT}"),
+    "environment.sigma": ([-0.1, -1, 1e306], [0, 0.5, 1e100], "at least 0 and at most 1e+100"),
+    "schedule.ratio": ([1, 1.0, 0.5, -2, 1e101], [1.0001, 2], "above 1 and at most 1e+100"),
+    "devices.rounds": ([-1, 2**63], [0, 1], f"at least 0 and {WHOLE_TEXT}"),
+    "devices.round_seconds": ([-0.1, 1.1e9], [0, 60], "at least 0 and at most 1e+09"),
+    "devices.at_least": ([0, 2**63], [1], f"at least 1 and {WHOLE_TEXT}"),
+    "devices.first_duels": ([0, 2**63], [1, "auto"], f"at least 1 and {WHOLE_TEXT}"),
+    "devices.max_duels": ([0, 2**63], [1], f"at least 1 and {WHOLE_TEXT}"),
+    "engine.num_nodes": ([0, 10**6 + 1], [1, 10**6], "at least 1 and at most 1e+06"),
+    "engine.num_cpus": ([0, 4097], [1], "at least 1 and at most 4096"),
+    "engine.num_gpus": ([-0.5, 1025], [0, 0.25], "at least 0 and at most 1024"),
+    "lambda": ([0, -1.0, 1e-101, 1e101], [1e-100, 5, 1e100], WITHIN),
+    "kappa_mu": ([0, -1, 1e-308], [1e-9, 0.25], WITHIN),
+    "delta": ([0, 1, 1.5, -0.1, 1e-308], [1e-9, 0.999], "at least 1e-100 and below 1"),
+    "beta_scale": ([-1e-9, 1e308], [0, 3, 1e100], "at least 0 and at most 1e+100"),
+    "alpha": ([0, -5, 1e-308], [1e-3], WITHIN),
+    "projection_radius": ([0, -1], [1e-3], WITHIN),
+    "gd_steps": ([0, 10**6 + 1], [1, 10**6], "at least 1 and at most 1e+06"),
+    "gd_step_size": ([0, -0.1], [0.1], WITHIN),
+    "ons_ridge": ([0, -1], [0.1], WITHIN),
+    "sketch_rank": ([0, -1, 2**63], [1, 16], f"at least 1 and {WHOLE_TEXT}"),
     "quorum": ([0, 1.01, -0.5], [0.01, 1], "above 0 and at most 1"),
-    "node_wait": ([0, -1], [0.05], "above 0"),
-    "reply_timeout": ([0, -1], [0.05], "above 0"),
+    "node_wait": ([0, -1, 1.1e9], [0.05], "above 0 and at most 1e+09"),
+    "reply_timeout": ([0, -1, 1.1e9], [0.05], "above 0 and at most 1e+09"),
 }
 
 
@@ -393,6 +402,127 @@ def test_nothing_said_is_the_defaults():
 def test_the_ridge_is_one_over_the_horizon_unless_given():
     assert from_nested({"horizon": 250}, SOURCE).ridge == 1 / 250
     assert from_nested({"horizon": 250, "lambda": 3}, SOURCE).ridge == 3.0
+
+
+# --- settings built in Python --------------------------------------------------------------
+
+GROUPS = {
+    "environment": EnvironmentSettings,
+    "schedule": ScheduleSettings,
+    "engine": EngineSettings,
+    "faults": FaultSettings,
+    "devices": DevicesSettings,
+}
+
+
+def in_python(name, value):
+    """Build the group that has a setting, and settings with that group."""
+    entry = ALL[name]
+    *group, _ = entry.path
+    if not group:
+        return Settings(**{entry.field: value})
+    return Settings(**{group[0]: GROUPS[group[0]](**{entry.field: value})})
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_numbers_are_checked_in_python_too(name):
+    outside, inside, words = LIMITS[name]
+    spelled = ".".join([*ALL[name].path[:-1], ALL[name].field])
+    for value in [*outside, "5", True, None, math.nan, math.inf, -math.inf, 10**400]:
+        for build in (in_python, replaced):
+            with pytest.raises(SettingsError, match=rf"^{spelled}=.* \(from Python\): ") as error:
+                build(name, value)
+            assert words.split(" (")[0] in str(error.value)
+    together = {"dropout", "faults.crash", "sketch_rank"}  # need other settings as well
+    for value in inside:
+        if name not in together and not name.startswith("faults."):
+            assert ALL[name].value(in_python(name, value)) == value
+
+
+def replaced(name, value):
+    entry = ALL[name]
+    *group, _ = entry.path
+    changed = {entry.field: value}
+    if group:
+        changed = {group[0]: dataclasses.replace(getattr(Settings(), group[0]), **changed)}
+    return dataclasses.replace(Settings(), **changed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_checked_in_python_too(name):
+    for value in ("", "nonsense", 3, None, ["fldb_ogd"], np.array([1, 2])):
+        with pytest.raises(SettingsError, match="must be one of") as error:
+            in_python(name, value)
+        assert "\n" not in str(error.value)
+    assert isinstance(in_python(name, ALL[name].default.upper()), Settings)
+
+
+def test_spellings_from_papers_are_accepted_in_python():
+    assert Settings(algorithm="FLDB-ONS").algorithm == "fldb_ons"
+    assert Settings(algorithm="fldb-gd").algorithm == "fldb_gd"
+    assert Settings(selection="MaxPairUCB").selection == "maxpairucb"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (np.int64(7), 7),
+        (np.uint8(7), 7),
+        (np.float64(7.0), 7),
+        (np.float32(7.0), 7),
+        (7.0, 7),
+        (Fraction(14, 2), 7),
+    ],
+)
+def test_numbers_of_other_libraries_become_pythons(given, kept):
+    settings = Settings(tau=given, alpha=given)
+    assert (settings.tau, type(settings.tau)) == (kept, int)
+    assert (settings.alpha, type(settings.alpha)) == (kept, float)
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Unprintable(), 10**5000, np.zeros((3, 3)), np.bool_(True), object(), "a\nb", 1j],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("name", ["tau", "algorithm", "environment", "environment.path", "resume"])
+def test_whatever_is_given_is_refused_on_one_line(name, value):
+    if (name, value if isinstance(value, str) else "") == ("environment.path", "a\nb"):
+        return  # a path may hold anything
+    build = in_python if name in ALL else lambda name, value: Settings(**{name: value})
+    with pytest.raises(SettingsError) as error:
+        build(name, value)
+    assert str(error.value).startswith(f"{name}=")
+    assert str(error.value).isprintable()
+
+
+def test_a_group_must_be_a_group():
+    with pytest.raises(SettingsError) as error:
+        Settings(schedule="geometric")
+    expected = "schedule='geometric' (from Python): must be ScheduleSettings(...)"
+    assert str(error.value) == expected
+    with pytest.raises(SettingsError, match=r"must be EnvironmentSettings"):
+        Settings(environment=EngineSettings())
+
+
+def test_settings_that_do_not_go_together_are_refused_in_python():
+    with pytest.raises(SettingsError, match=r"engine.num_nodes=4 \(from Python\)"):
+        Settings(num_agents=3, engine=EngineSettings("inprocess", num_nodes=4))
+    whole = Settings(algorithm="fldb_ons", information="sketch", dimension=20)
+    with pytest.raises(SettingsError, match=r"sketch_rank=16 \(from Python\)"):
+        dataclasses.replace(whole, dimension=17)
+
+
+def test_the_origin_is_pythons_again_after_a_refusal_of_others():
+    with pytest.raises(SettingsError, match=r"num-agents=0 \(from a file\)"):
+        from_flat({"num-agents": 0}, "a file")
+    with pytest.raises(SettingsError, match=r"num_agents=0 \(from Python\)"):
+        Settings(num_agents=0)
 
 
 # --- round trips ---------------------------------------------------------------------------

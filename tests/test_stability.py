@@ -159,6 +159,46 @@ def test_features_of_extreme_scale(monkeypatch, learner, scale):
         assert got < 0.75 * random
 
 
+@pytest.mark.parametrize("scale", [1e8, 1e30])
+@pytest.mark.parametrize("agents", [3, 30])
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {"algorithm": "fldb_gd"},
+        {"algorithm": "fldb_gd", "solver": "gd", "gd_steps": 10},
+        LEARNERS["ldb"],
+    ],
+)
+def test_features_beside_which_lambda_is_lost(monkeypatch, learner, agents, scale):
+    """Squares of features are 1e16 and more: lambda = 1/60 is a rounding error of W beside them.
+
+    People are as sure as their rewards are large, here of the order of the features.
+    """
+
+    class Sure(Scaled):
+        def contexts(self, streams, iterations):
+            drawn = super().contexts(streams, iterations)
+            return Contexts(drawn.features, drawn.rewards * scale)
+
+    Sure.scale = scale
+    random = regret(monkeypatch, Sure, {"algorithm": "random"}, num_agents=agents)
+    assert regret(monkeypatch, Sure, learner, num_agents=agents) < 0.75 * random
+
+
+@pytest.mark.parametrize("ridge", [1e-16, 1e-30, 1e-100])
+@pytest.mark.parametrize("learner", ["gd", "ons", "ldb"])
+def test_a_ridge_that_is_lost_among_rounding_errors(monkeypatch, learner, ridge):
+    random = regret(monkeypatch, Scaled, {"algorithm": "random"})
+    assert regret(monkeypatch, Scaled, LEARNERS[learner], lambda_=ridge) < 0.75 * random
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e150])
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_features_whose_squares_are_just_finite(monkeypatch, learner, scale):
+    world = type("World", (Scaled,), {"scale": scale / 4.0})
+    assert regret(monkeypatch, world, LEARNERS[learner]) >= 0.0
+
+
 @pytest.mark.parametrize("learner", ["ons", "ons geometric", "gd"])
 def test_few_agents_with_separable_first_duels(monkeypatch, learner):
     """Two agents in four dimensions: the first duels are always separable."""

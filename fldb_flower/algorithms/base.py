@@ -10,6 +10,7 @@ import numpy as np
 from fldb_flower import schedules
 from fldb_flower.algorithms.estimation import SINGLE_TOLERANCE, TOLERANCE, Minimum, newton
 from fldb_flower.arrays import Array
+from fldb_flower.errors import ConvergenceError
 from fldb_flower.federation import Broadcast, Federation, Play, Upload
 from fldb_flower.forms import make_form
 from fldb_flower.schedules import Round
@@ -57,12 +58,31 @@ class Algorithm(ABC):
         return Play(turn.first, turn.last, self.theta_sync, self.information)
 
     def round(self, federation: Federation, turn: Round) -> None:
-        """Let the agents play a round, learn from its duels and acknowledge them."""
+        """Let the agents play a round, learn from its duels and acknowledge them.
+
+        Raises
+        ------
+        ConvergenceError
+            The estimate diverges; the state is as before.
+        """
         if turn.learns:
-            self.learn(federation, turn)
+            self._learn(federation, turn)
         else:
             federation.exchange(Broadcast(self.play(turn), None))
         federation.acknowledge()
+
+    def _learn(self, federation: Federation, turn: Round) -> None:
+        """Learn from a round, and check that all numbers of the state can be used."""
+        before = self.state()
+        try:
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # checked here
+                self.learn(federation, turn)
+                for name, array in self.state().items():
+                    if not np.isfinite(array).all():
+                        raise FloatingPointError(f"{name} is not finite")
+        except (FloatingPointError, np.linalg.LinAlgError) as error:
+            self.restore(before)
+            raise ConvergenceError(f"iteration {turn.last}: {error}: {self.remedy()}") from None
 
     @abstractmethod
     def learn(self, federation: Federation, turn: Round) -> None:
@@ -71,6 +91,14 @@ class Algorithm(ABC):
         The last exchange of a round is the one that is acknowledged. If this raises, the
         state must be as before.
         """
+
+    def remedy(self) -> str:
+        """Return which settings to change when numbers overflow, for an error message."""
+        settings = self.settings
+        return (
+            f"features, lambda={settings.ridge:g} or kappa_mu={settings.kappa_mu:g} are too far"
+            " from 1"
+        )
 
     def state(self) -> dict[str, Array]:
         """Return the state as arrays; see :meth:`restore`."""

@@ -64,6 +64,13 @@ class FLDBGD(Algorithm):
         self.theta_sync = self._minimum(ask, start, information)
         self.information = information
 
+    def remedy(self) -> str:
+        """Name the step size, if it was chosen."""
+        size = self.settings.gd_step_size
+        if self.settings.solver != "gd" or size == AUTO:
+            return super().remedy()
+        return f"gd_step_size={size:g} is too large; gd_step_size=auto is always stable"
+
     def _minimum(self, evaluate: Evaluate, start: Upload, information: Array) -> Array:
         theta, ridge = self.theta_sync, self.settings.ridge
         is_single = self.settings.wire == "float32"

@@ -55,6 +55,13 @@ class FLDBOGD(Online):
         )
         self.theta_sync = self.theta_sync + (self.theta_hat - self.theta_sync) / (turn.number + 1)
 
+    def remedy(self) -> str:
+        """Name what the step size depends on."""
+        return (
+            f"alpha={self.settings.alpha:g} makes steps too long (a larger one makes them shorter),"
+            f" or {super().remedy()}"
+        )
+
     def _project(self, theta: Array) -> Array:
         """Project onto the set S, a ball (paper, Sec. 3.2)."""
         fixed = self.settings.projection_center == "initial"

@@ -53,6 +53,10 @@ class FLDBONS(Online):
         """Add the curvature of the first duels."""
         self.curvature = self.form.total([self.curvature, minimum.upload.hessian])
 
+    def remedy(self) -> str:
+        """Name the ridge."""
+        return f"ons_ridge={self.settings.ons_ridge:g} is too small, or {super().remedy()}"
+
     def step(self, upload: Upload, turn: Round) -> None:
         """Take a Newton step with the curvature of all duels so far."""
         self.curvature = self.form.total([self.curvature, upload.hessian])

@@ -10,6 +10,7 @@ from fldb_flower.environments.movielens import MovieLens
 from fldb_flower.environments.sentences import Sentences
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.settings import AUTO, Settings
+from fldb_flower.streams import check_agents
 
 _TABLE: dict[str, Callable[[Settings, range], Environment]] = {
     "synthetic": Synthetic,
@@ -19,7 +20,14 @@ _TABLE: dict[str, Callable[[Settings, range], Environment]] = {
 
 
 def make_environment(settings: Settings, agents: range) -> Environment:
-    """Return the environment that the settings name, for a block of agents."""
+    """Return the environment that the settings name, for a block of agents.
+
+    Raises
+    ------
+    SettingsError
+        ``agents`` is not a range of some of the settings' agents.
+    """
+    check_agents(agents, settings.num_agents)
     return _TABLE[settings.environment.name](settings, agents)
 
 

@@ -81,12 +81,14 @@ def tie_step(features: Array, theta: Array, whitener: Whitener, width: Width) ->
     Raises
     ------
     FloatingPointError
-        A feature, theta or W is NaN or infinite.
+        A feature, theta or W is NaN or infinite, or the scores overflow.
     """
     width = width if isinstance(width, float) else float(namespace(width).max(width))
-    bound = _norm(features) * (largest_frobenius(theta, 1) + width * largest_norm(whitener))
-    if not math.isfinite(bound):
-        raise FloatingPointError("a feature is not a finite number")
+    length, reach = _norm(features), largest_norm(whitener)
+    bound = length * (largest_frobenius(theta, 1) + width * reach)
+    # Norms of differences are squared, and these are up to twice as long as features.
+    if not math.isfinite(bound + (2.0 * length * reach) * (2.0 * length * reach)):
+        raise FloatingPointError("a feature, theta or W is not a finite number, or too large")
     xp = namespace(features)
     return TIE * bound * float(xp.finfo(features.dtype).eps) / _EPSILON
 

@@ -14,11 +14,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import Any
 
-from fldb_flower.agents import AgentGroup, blocks_of, total_of_blocks
+from fldb_flower.agents import AgentGroup, block_size, blocks_of, total_of_blocks
 from fldb_flower.arrays import Array
 from fldb_flower.checkpoints import join_parts, part_of
 from fldb_flower.errors import FederationError
 from fldb_flower.federation import Broadcast, Upload
+from fldb_flower.memory import require_agents
 from fldb_flower.settings import Settings
 
 _BLOCKS = 4  # in a shard, at least: enough work to be worth a message between processes
@@ -41,6 +42,8 @@ class Shards:
     """
 
     def __init__(self, settings: Settings, processes: int | None = None) -> None:
+        agents = settings.num_agents
+        require_agents(settings, agents, min(block_size(settings), agents))
         self._settings = settings
         self._shards = list(_shards(settings))
         available = _processors(settings.device) if processes is None else processes

@@ -1,0 +1,464 @@
+"""Numbers of extreme size: a run is complete with finite numbers, or ends in one line.
+
+`pyproject.toml` turns RuntimeWarning into an error, so that no warning precedes either.
+"""
+
+import json
+import math
+import tempfile
+import tracemalloc
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import nested
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from fldb_flower import memory
+from fldb_flower.agents import AgentGroup
+from fldb_flower.environments import make_environment
+from fldb_flower.environments.base import Contexts
+from fldb_flower.environments.synthetic import Synthetic
+from fldb_flower.errors import ConvergenceError, DataError, FldbError, SettingsError
+from fldb_flower.federation import Broadcast, Play
+from fldb_flower.history import History
+from fldb_flower.memory import size_text
+from fldb_flower.results import RunDirectory
+from fldb_flower.schedules import geometric, periodic
+from fldb_flower.settings import Entry, Settings, from_nested, hydra_entries
+from fldb_flower.streams import AgentStreams
+from simulations.engines import vectorized
+from simulations.figures import simulate
+from simulations.run import run
+
+SMALL = {
+    "num_agents": 3, "horizon": 6, "num_arms": 3, "dimension": 4, "tau": 2, "sketch_rank": 2,
+    "gd_steps": 4, "checkpoint_seconds": 1e9, "node_wait": 0.01,
+}  # fmt: skip
+ACCEPTED_UP_TO = {
+    "num_agents": 40, "horizon": 40, "num_arms": 40, "dimension": 40, "gd_steps": 40,
+    "engine.num_nodes": 40, "node_wait": 0.1, "reply_timeout": 0.1,
+}  # fmt: skip
+EXTREMES = [
+    *(0.0, 5e-324, 2.2e-308, 1e-308, 1e-150, 1e-101, 1e-100, 1e-30, 1e-16, 1e-8, 0.5, 1 - 1e-16),
+    *(1.0, 1 + 2.3e-16, 2.0, 3.0, 1e3, 1e8, 1e16, 2.0**53, 2.0**63, 1e30, 1e99, 1e100, 1e101),
+    *(1e150, 1e154, 1e155, 1e306, 1e308, 1.7976931348623157e308, math.inf),
+]
+OF_NODES = {"wire", "robust", "fraction_train", "quorum", "dropout", "faults"}
+NUMBERS = [entry for entry in hydra_entries() if {int, float} & set(entry.kinds)]
+REALS = [entry for entry in NUMBERS if float in entry.kinds]
+FIXED = {"engine.name", "environment.name", "device", "rng"}  # or files and devices are needed
+NAMES = [
+    entry for entry in hydra_entries() if entry.metadata["choices"] and entry.dotted not in FIXED
+]
+
+
+def accepts(entry: Entry, value: float | int | str) -> bool:
+    try:
+        entry.check(value, entry.dotted, "a test")
+    except FldbError:
+        return False
+    return True
+
+
+def extremes(entry: Entry) -> tuple[list[float | int | str], list[float | int | str]]:
+    """Return numbers that a setting accepts and refuses: of extreme size, and at its limits.
+
+    Sizes, and seconds to wait, that are accepted but would take minutes are left out.
+    """
+    limits = [entry.metadata[key] for key in ("minimum", "above", "maximum", "below")]
+    values = [*EXTREMES, *(-value for value in EXTREMES), math.nan, 10**30]
+    for limit in limits:
+        if limit is not None:
+            values += [limit, math.nextafter(limit, -math.inf), math.nextafter(limit, math.inf)]
+    slow = ACCEPTED_UP_TO.get(entry.dotted, math.inf)
+    accepted = [value for value in values if accepts(entry, value)]
+    refused = [value for value in values if not accepts(entry, value)]
+    return [value for value in accepted if not slow < value < 1e12], refused
+
+
+def some(entries: list[Entry], least: int, most: int) -> st.SearchStrategy[list[Entry]]:
+    return st.lists(
+        st.sampled_from(entries), min_size=least, max_size=most, unique_by=lambda each: each.dotted
+    )
+
+
+@st.composite
+def cases(draw, engine):
+    """Draw choices, several numbers of extreme size, and in one case of three any number."""
+    unused = OF_NODES if engine == "vectorized" else set()
+    names, reals = (
+        [entry for entry in entries if entry.path[0] not in unused] for entries in (NAMES, REALS)
+    )
+    values = {"engine.name": engine}
+    for entry in draw(some(names, 0, 4)):
+        values[entry.dotted] = draw(st.sampled_from(entry.metadata["choices"]))
+    for entry in draw(some(reals, 1, 4)):
+        values[entry.dotted] = draw(st.sampled_from(extremes(entry)[0]))
+    if "gd_step_size" in values:
+        values |= {"algorithm": "fldb_gd", "solver": "gd"}
+    if draw(st.integers(0, 2)) == 0:
+        entry = draw(st.sampled_from(NUMBERS))
+        accepted, refused = extremes(entry)
+        values[entry.dotted] = draw(st.sampled_from(accepted + refused))
+    return values
+
+
+def settle(values):
+    """Run the settings; return the summary, or the line that the run ended with."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        named = {name.replace(".", "__"): value for name, value in (SMALL | values).items()}
+        line = None
+        try:
+            run(from_nested(nested(**named), "a test"), path)
+        except FldbError as error:
+            line = str(error)
+        if line is None:
+            return finite_results(path)
+        assert line.isprintable()
+        left = {file.name for file in path.iterdir()} if path.exists() else set()
+        assert "summary.json" not in left
+        assert "checkpoint.bin" in left or not left  # the directory can be used again
+        return line
+
+
+def finite_results(path):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    summary = json.loads((path / "summary.json").read_text(), parse_constant=refuse)
+    assert summary["complete"] is True
+    assert all(math.isfinite(value) for value in summary.values() if isinstance(value, int | float))
+    table = pd.read_csv(path / "regret.csv")
+    assert len(table) == summary["horizon"]
+    assert table.map(math.isfinite).all(axis=None)
+    last = table.cumulative_regret.iloc[-1]
+    assert last == pytest.approx(summary["final_regret"], rel=1e-12)
+    return summary
+
+
+def fuzz(cases):
+    return hypothesis_settings(
+        deadline=None,
+        derandomize=True,
+        max_examples=cases,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.mark.parametrize("entry", NUMBERS, ids=lambda entry: entry.dotted)
+def test_every_number_of_extreme_size_is_refused_or_works(entry):
+    accepted, refused = extremes(entry)
+    for value in refused:
+        line = settle({entry.dotted: value})
+        assert line.startswith(f"{entry.dotted}=")
+        assert "(from a test): must be" in line
+    assert refused
+    algorithm = {"ons_ridge": "fldb_ons", "gd_step_size": "fldb_gd", "gd_steps": "fldb_gd"}
+    needed = {"algorithm": algorithm.get(entry.dotted, "fldb_ogd"), "solver": "gd"}
+    if entry.path[0] in OF_NODES | {"engine"}:
+        needed["engine.name"] = "inprocess"
+    with patch("fldb_flower.plots.plot_regret"):
+        for value in accepted[:4] + accepted[-4:]:
+            settle(needed | {entry.dotted: value})
+
+
+@fuzz(500)
+@given(values=cases("vectorized"))
+def test_every_number_of_a_complete_run_is_finite(values):
+    with patch("fldb_flower.plots.plot_regret"):  # takes most of the time; drawn below
+        settle(values)
+
+
+@fuzz(60)
+@given(values=cases("inprocess"))
+def test_every_number_of_a_complete_run_over_flowers_messages_is_finite(values):
+    settle(values)
+
+
+# --- results that are not finite ---------------------------------------------------------------
+
+
+def chosen(**values):
+    return from_nested(nested(**SMALL | values), "a test")
+
+
+class Spoilt(Synthetic):
+    """One number of iteration 3 is not what it should be: agent 1's, of arm 2."""
+
+    feature = reward = None
+
+    def __init__(self, settings, agents):
+        super().__init__(settings, agents)
+        self._agents, self._played = agents, 0
+
+    def contexts(self, streams, iterations):
+        drawn = super().contexts(streams, iterations)
+        features, rewards = drawn.features.copy(), drawn.rewards.copy()
+        place = 2 - self._played
+        if 1 in self._agents and 0 <= place < iterations:
+            agent = self._agents.index(1)
+            if self.feature is not None:
+                features[agent, place, 2, 0] = self.feature
+            if self.reward is not None:
+                rewards[agent, place, 2] = self.reward
+        self._played += iterations
+        return Contexts(features, rewards)
+
+
+def spoil(monkeypatch, **numbers):
+    world = type("World", (Spoilt,), numbers)
+    monkeypatch.setattr("fldb_flower.environments._TABLE", {"synthetic": world})
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random"])
+@pytest.mark.parametrize("reward", [math.inf, math.nan, 1e308])
+def test_a_reward_that_is_not_finite(monkeypatch, tmp_path, engine, algorithm, reward):
+    settings = chosen(engine__name=engine, algorithm=algorithm)
+    with monkeypatch.context() as spoilt:
+        spoil(spoilt, reward=reward)
+        with pytest.raises(FldbError) as error:
+            run(settings, tmp_path)
+    assert "iteration 3: a reward is not a finite number, or too large" in str(error.value)
+    if not math.isfinite(reward):
+        assert "agent 1, arm 2, iteration 3" in str(error.value)
+    assert str(error.value).isprintable()
+    assert not list(tmp_path.iterdir())
+    run(settings, tmp_path)  # the directory can be used again
+    finite_results(tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb"])
+@pytest.mark.parametrize("feature", [math.inf, -math.inf, math.nan, 1e155, -1e300])
+def test_a_feature_that_cannot_be_used(monkeypatch, tmp_path, algorithm, feature):
+    spoil(monkeypatch, feature=feature)
+    with pytest.raises(DataError, match=r"^agent 1, arm 2, iteration 3: a feature is not"):
+        run(chosen(algorithm=algorithm), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_figures_use_no_regret_that_is_not_finite(monkeypatch):
+    spoil(monkeypatch, reward=math.inf)
+    with pytest.raises(DataError, match="iteration 3: a reward is not a finite number"):
+        simulate(chosen())
+
+
+@pytest.mark.parametrize(
+    ("regrets", "iteration"),
+    [
+        ([1.0, 2.0, math.inf, 1.0], 3),
+        ([1.0, math.nan, 1.0, 1.0], 2),
+        ([1e308, 1e308, 1.0, 1.0], 2),
+        ([math.inf, -math.inf, 1.0, 1.0], 1),
+    ],
+)
+def test_a_history_returns_no_regret_that_is_not_finite(tmp_path, regrets, iteration):
+    history = History(4)
+    history.add_regrets(1, 1, regrets)
+    with pytest.raises(DataError, match=rf"^regret is not finite from iteration {iteration} on"):
+        _ = history.cumulative_regret
+    with pytest.raises(DataError):
+        _ = history.regret
+    directory = RunDirectory(tmp_path / "run", chosen(horizon=4))
+    with pytest.raises(DataError):
+        directory.finish(history, engine="vectorized", runtime_seconds=1.0)
+    directory.close()
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["config.yaml"]
+
+
+def test_a_summary_is_json():
+    with tempfile.TemporaryDirectory() as folder:
+        directory = RunDirectory(Path(folder), chosen(horizon=4))
+        with pytest.raises(ValueError, match="JSON"):
+            directory.finish(History(4), engine="vectorized", runtime_seconds=math.nan)
+        directory.close()
+        assert not (Path(folder) / "summary.json").exists()
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"environment__sigma": 1e306}, "environment.sigma=1e+306 (from a test): must be at least"),
+        ({"alpha": 1e-308}, "alpha=1e-308 (from a test): must be at least 1e-100"),
+        ({"beta_scale": 1e308}, "beta_scale=1e+308 (from a test): must be at least 0 and at most"),
+        (
+            {"algorithm": "fldb_gd", "solver": "gd", "gd_steps": 100, "gd_step_size": 1e3},
+            "theta_hat is not finite, or above 1e+150: gd_step_size=1000 is too large",
+        ),
+        (
+            {"algorithm": "fldb_gd", "solver": "gd", "gd_step_size": 1e90, "lambda_": 1e90},
+            "gd_step_size=1e+90 is too large; gd_step_size=auto is always stable",
+        ),
+    ],
+)
+def test_a_run_that_diverges_names_the_setting(tmp_path, engine, values, words):
+    with pytest.raises(FldbError) as error:
+        run(chosen(horizon=20, engine__name=engine, **values), tmp_path)
+    assert words in str(error.value)
+    assert "9007199254740992" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sigma_that_is_large_and_allowed(tmp_path):
+    run(chosen(environment__sigma=1e100), tmp_path)
+    assert finite_results(tmp_path)["final_regret"] > 1e98
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons"])
+@pytest.mark.parametrize("theta", [1e200, math.inf, math.nan])
+@pytest.mark.parametrize("selection", ["ucb", "maxinp", "colstim", "maxpairucb", "thompson"])
+def test_an_estimate_that_overflows_scores(algorithm, theta, selection):
+    """Features are finite then: the error must not look for the one that is not."""
+    settings = chosen(algorithm=algorithm, selection=selection)
+    group = AgentGroup(settings, range(3))
+    play = Play(1, 2, np.full(4, theta), np.eye(4))
+    with pytest.raises(ConvergenceError, match="iteration 1: the arms' scores overflow") as error:
+        group.answer(Broadcast(play, np.zeros(4)), 0)
+    assert "beta_scale=1, kappa_mu=1, lambda=" in str(error.value)
+
+
+def test_a_norm_that_overflows_scores(monkeypatch):
+    """A feature of 1e60, and W_0^-1/2 of 1e100."""
+    spoil(monkeypatch, feature=1e60)
+    settings = chosen(kappa_mu=1e100, lambda_=1e-100, algorithm="ldb")
+    with pytest.raises(ConvergenceError, match=r"^iteration 3: the arms' scores overflow") as error:
+        vectorized.run(settings, History(6))
+    words = "features up to 1.0e+60 and beta_scale=1, kappa_mu=1e+100, lambda=1e-100"
+    assert words in str(error.value)
+
+
+# --- sizes ---------------------------------------------------------------------------------
+
+HUGE = {
+    "horizon=10000000000000: the regret of a run would take at least 240 TB": {"horizon": 1e13},
+    "horizon=1000000000000000019884624838656 (from a test): must be at": {"horizon": 1e30},
+    "num_agents=10000000, horizon=6, num_arms=100000, dimension=4096: 10000000 agents would": {
+        "num_agents": 1e7,
+        "num_arms": 1e5,
+        "dimension": 4096,
+    },
+    "10000000 agents would take at least 4 PB of memory, and this machine has 100 GB": {
+        "tau": 1e7,
+        "horizon": 1e7,
+        "num_agents": 1e7,
+    },
+    "10000000 agents would take at least 4 PB of": {
+        "algorithm": "fldb_gd",
+        "horizon": 1e7,
+        "num_agents": 1e7,
+    },
+    "horizon=10000000, num_arms=3, dimension=4: 10000000 agents would take at least 4 PB": {
+        "algorithm": "ldb",
+        "horizon": 1e7,
+        "num_agents": 1e7,
+    },
+    "5 agents would take at least 200 GB": {
+        "num_arms": 1e5,
+        "selection": "maxinp",
+        "num_agents": 5,
+    },
+}
+
+
+@pytest.mark.parametrize("words", HUGE)
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_what_does_not_fit_is_refused_before_it_is_allocated(monkeypatch, tmp_path, engine, words):
+    def allocate(*arguments):
+        raise AssertionError
+
+    monkeypatch.setattr("fldb_flower.agents.AgentBlock", allocate)
+    monkeypatch.setattr(memory, "machine_memory", lambda: 10**11)
+    with pytest.raises(FldbError) as error:
+        run(chosen(engine__name=engine, engine__num_nodes=1, **HUGE[words]), tmp_path)
+    assert words in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"algorithm": "fldb_ogd", "tau": 1},
+        {"algorithm": "fldb_ogd", "tau": 300},
+        {"algorithm": "fldb_ons", "schedule__name": "geometric"},
+        {"algorithm": "fldb_gd", "solver": "gd"},
+        {"algorithm": "ldb"},
+        {"algorithm": "ldb", "horizon": 3, "dimension": 20},
+        {"algorithm": "random"},
+        {"algorithm": "fldb_ogd", "num_arms": 200, "dimension": 50, "horizon": 3},
+        {"algorithm": "fldb_ogd", "num_arms": 200, "selection": "maxinp", "horizon": 3},
+    ],
+    ids=str,
+)
+def test_no_run_is_refused_that_fits(monkeypatch, values):
+    """What is required is less than what a run takes, and not a hundred times less."""
+    settings = chosen(**{"num_agents": 40, "horizon": 300, **values})
+    required = []
+    monkeypatch.setattr(memory, "require_memory", lambda count, what: required.append(count))
+    vectorized.run(settings, History(settings.horizon))  # imports and caches
+    required.clear()
+    tracemalloc.start()
+    try:
+        vectorized.run(settings, History(settings.horizon))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak / 100 < max(required) < peak
+
+
+def test_too_little_memory_is_said_on_one_line(monkeypatch, tmp_path):
+    def fail(*arguments):
+        raise MemoryError("Unable to allocate 2.00 TiB")
+
+    monkeypatch.setattr(vectorized, "run", fail)
+    with pytest.raises(
+        DataError, match=r"^out of memory \(Unable to allocate 2.00 TiB\): num_agents=3"
+    ):
+        run(chosen(), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_bytes():
+    sizes = [1, 999, 1000, 25_300_000_000, 2 * 10**30]
+    texts = ["1 bytes", "999 bytes", "1 kB", "25.3 GB", "2e+12 EB"]
+    assert [size_text(size) for size in sizes] == texts
+
+
+# --- what is built in Python ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: History(0), "horizon=0 (from Python): must be at least 1"),
+        (lambda: History(-1), "horizon=-1 (from Python)"),
+        (lambda: History(2.5), "horizon=2.5 (from Python): must be a whole number"),
+        (lambda: History("5"), "horizon='5' (from Python)"),
+        (lambda: History(10**15), "horizon=1000000000000000: the regret of a run would take"),
+        (lambda: AgentStreams(-1, range(2)), "seed=-1 (from Python): must be a whole number"),
+        (lambda: AgentStreams(1.5, range(2)), "seed=1.5 (from Python): must be a whole number"),
+        (lambda: AgentStreams(True, range(2)), "seed=True (from Python)"),
+        (lambda: AgentStreams(0, range(0)), "agents=range(0, 0) (from Python): must be a range"),
+        (lambda: AgentStreams(0, range(-1, 2)), "agents=range(-1, 2) (from Python)"),
+        (lambda: AgentStreams(0, range(0, 9, 2)), "agents=range(0, 9, 2) (from Python)"),
+        (lambda: AgentStreams(0, 5), "agents=5 (from Python): must be a range"),
+        (lambda: AgentGroup(Settings(num_agents=3), range(4)), "below num_agents=3"),
+        (lambda: make_environment(Settings(num_agents=3), range(2, 4)), "below num_agents=3"),
+        (lambda: periodic(0), "tau=0 (from Python): must be at least 1"),
+        (lambda: periodic(1.5), "tau=1.5 (from Python): must be a whole number"),
+        (lambda: geometric(1.0), "ratio=1.0 (from Python): must be above 1"),
+        (lambda: geometric(math.nan), "ratio=nan (from Python): must be a number"),
+        (lambda: geometric(1e308), "ratio=1e+308 (from Python): must be above 1 and at most"),
+    ],
+)
+def test_other_arguments_are_checked_in_python_too(build, words):
+    with pytest.raises(SettingsError) as error:
+        build()
+    assert words in str(error.value)
+    assert str(error.value).isprintable()

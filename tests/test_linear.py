@@ -1,0 +1,83 @@
+"""Equations and norms with matrices that rounding errors have made singular."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from fldb_flower.linear import pseudo_solve, solve, whiten_singular
+
+property_test = hypothesis_settings(deadline=None, derandomize=True, max_examples=50)
+scales = st.sampled_from([1e-150, 1e-8, 1.0, 1e8, 1e150])
+
+
+@property_test
+@given(scales, scales)
+def test_a_singular_matrix_by_hand(first, second):
+    """``x x^T`` with x = (s, t): in units of s and t, M is all ones, and M^+ a quarter of it."""
+    x = np.array([first, second])
+    matrix = np.outer(x, x)
+    vector = np.array([3.0 * first, 5.0 * second])
+    expected = np.array([2.0 / first, 2.0 / second])
+    np.testing.assert_allclose(pseudo_solve(matrix, vector), expected, rtol=1e-12)
+    exactly = np.array([[1.0, 1.0], [1.0, 1.0]])
+    np.testing.assert_allclose(solve(exactly, np.array([3.0, 5.0])), [2.0, 2.0], rtol=1e-12)
+
+
+@property_test
+@given(st.integers(1, 8), st.integers(0, 10**6), scales)
+def test_definite_matrices_are_solved_as_by_elimination(d, seed, scale):
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(-4, 5, (2 * d, d)).astype(float)
+    matrix = rows.T @ rows + np.eye(d)
+    vector = rng.integers(-4, 5, d).astype(float)
+    exact = eliminate(matrix, vector)
+    for solved in (solve(matrix * scale, vector * scale), pseudo_solve(matrix, vector)):
+        np.testing.assert_allclose(solved, exact, rtol=1e-9, atol=1e-9)
+
+
+def eliminate(matrix, vector):
+    """Solve in fractions, exactly; the matrix is positive definite and needs no pivoting."""
+    rows = [[Fraction(x) for x in (*row, y)] for row, y in zip(matrix, vector, strict=True)]
+    for place, pivot in enumerate(rows):
+        pivot[:] = [x / pivot[place] for x in pivot]
+        for row in rows:
+            if row is not pivot:
+                row[:] = [x - row[place] * y for x, y in zip(row, pivot, strict=True)]
+    return np.array([float(row[-1]) for row in rows])
+
+
+def test_a_batch_with_one_singular_matrix():
+    matrices = np.array([np.eye(2), np.ones((2, 2)), [[2.0, 0.0], [0.0, 4.0]]])
+    vectors = np.array([[1.0, 2.0], [3.0, 5.0], [2.0, 4.0]])
+    np.testing.assert_allclose(solve(matrices, vectors), [[1, 2], [2, 2], [1, 1]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-140, 1.0, 1e8, 1e140])
+def test_norms_where_the_ridge_is_lost(scale):
+    """400 equal duels x: ``||x||`` is 1 / 20, and a direction never seen is very uncertain."""
+    x = scale * np.array([3.0, 0.0, 4.0])
+    whitener = whiten_singular(400.0 * np.outer(x, x) + 1e-30 * scale**2 * np.eye(3))
+    assert np.linalg.norm(x @ whitener) == pytest.approx(1 / 20, rel=1e-6)
+    unseen = scale * np.array([4.0, 0.0, -3.0])
+    assert np.linalg.norm(unseen @ whitener) > 1e5
+    assert np.linalg.norm(scale * np.array([0.0, 5.0, 0.0]) @ whitener) > 1e5
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        np.array([[1.0, 2.0], [2.0, 1.0]]),
+        -np.eye(2),
+        np.zeros((2, 2)),
+        np.array([[1.0, np.nan], [np.nan, 1.0]]),
+        np.array([[np.inf, 0.0], [0.0, 1.0]]),
+    ],
+    ids=["indefinite", "negative", "zero", "NaN", "infinite"],
+)
+def test_what_no_rounding_explains_is_refused(matrix):
+    with pytest.raises(np.linalg.LinAlgError):
+        whiten_singular(matrix)
