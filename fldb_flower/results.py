@@ -19,7 +19,7 @@ from fldb_flower.settings import Settings, from_nested, hydra_entries, to_nested
 
 CONFIG, REGRET, PLOT, SUMMARY = "config.yaml", "regret.csv", "regret.png", "summary.json"
 PARTICIPATION, CHECKPOINT, STOP = "participation.csv", "checkpoint.bin", "stop"
-_FORMAT = 1  # of what a run's checkpoint holds
+_FORMAT = 2  # of what a run's checkpoint holds
 _HOW_IT_IS_KEPT = ("resume", "checkpoint_seconds")
 _MAY_CHANGE = (  # between two parts of one run: no result depends on it
     *_HOW_IT_IS_KEPT, "node_wait", "reply_timeout", "max_message_mb",
@@ -159,6 +159,8 @@ class RunDirectory:
             asked = sum(row.asked for row in history.participation)
             replied = sum(row.replied for row in history.participation)
             summary["participation"] = replied / asked
+            summary["node_uploaded_bytes"] = history.node_uploaded_bytes
+            summary["node_downloaded_bytes"] = history.node_downloaded_bytes
         return {**summary, "complete": True}
 
 

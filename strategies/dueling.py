@@ -20,7 +20,7 @@ from fldb_flower.federation import Broadcast, Federation, Play, Upload, total
 from fldb_flower.history import History, Participation
 from fldb_flower.messages import Ask, UploadError, encode_broadcast, traffic
 from fldb_flower.plausible import implausible
-from fldb_flower.records import pack_vector
+from fldb_flower.records import content_bytes, pack_vector
 from fldb_flower.robust import combine
 from fldb_flower.schedules import Round
 from fldb_flower.settings import Settings
@@ -252,6 +252,7 @@ class DuelingStrategy(Federation, Strategy):
                 continue
             if contribution is None:
                 self._greeted.add(node)
+                self._rejected.pop(node, None)
             else:
                 fresh[node] = contribution
         self._usable |= self._plausible(fresh)
@@ -260,7 +261,6 @@ class DuelingStrategy(Federation, Strategy):
         for node, reason in disputes.items():
             if node in self._usable or node in self._greeted:
                 self._rejected[node] = reason
-        self._greeted -= disputes.keys()
         for node in self._answered:
             self._rejected.pop(node, None)
         return None, MetricRecord({"uploads": len(self._answered)})
@@ -318,8 +318,8 @@ class DuelingStrategy(Federation, Strategy):
         patience = Patience(self._grid, self.settings.node_wait)
         while True:
             self._ask([node for node in asked if node not in self._answered], arrays, config)
-            if self._greeted:
-                self._ask(sorted(self._greeted), arrays, config)
+            if met := sorted(self._greeted - self._rejected.keys()):
+                self._ask(met, arrays, config)
             if len(self._answered) >= enough or not patience.wait():
                 break
         self._absent = [node for node in asked if node not in self._answered]
@@ -355,9 +355,28 @@ class DuelingStrategy(Federation, Strategy):
         self._nodes, self._greeted = nodes, set()
         messages = list(self.configure_train(self._trips, arrays, config, self._grid))
         timeout = self.settings.reply_timeout
-        replies = send_and_receive(self._grid, messages, timeout, earlier=self._unanswered())
+        replies = list(send_and_receive(self._grid, messages, timeout, earlier=self._unanswered()))
         self._sent |= {each.metadata.message_id: each.metadata.dst_node_id for each in messages}
         self.aggregate_train(self._trips, replies)
+        self._count_bytes(messages, replies)
+
+    def _count_bytes(self, messages: list[Message], replies: list[Message]) -> None:
+        """Count what was sent, and what arrived, whether or not it can be used."""
+        replies = [reply for reply in replies if not reply.has_error()]
+        self.history.count_node_bytes(
+            sum(content_bytes(reply.content) for reply in replies),
+            sum(content_bytes(message.content) for message in messages),
+        )
+        if self._broadcast.theta_hat is None:
+            return
+        asked = {message.metadata.dst_node_id for message in messages}
+        answered = {self._sent.get(reply.metadata.reply_to_message_id) for reply in replies}
+        uploads = {node for node in answered if node is not None} - self._greeted
+        up, down = traffic(self._broadcast, self.algorithm.form, wire=self.settings.wire)
+        self.history.count_bytes(
+            up * self.members.agents(uploads, self._connected),
+            down * self.members.agents(asked, self._connected),
+        )
 
     def _unanswered(self) -> dict[str, int]:
         """Return the messages of this exchange to nodes that have not answered usably."""
@@ -371,10 +390,6 @@ class DuelingStrategy(Federation, Strategy):
         return sorted(self._answered.values(), key=lambda each: each.order)
 
     def _record(self, broadcast: Broadcast, asked: list[int]) -> None:
-        if broadcast.theta_hat is not None:
-            self.history.count_bytes(
-                *traffic(broadcast, self.algorithm.form, len(self._answered), self.settings.wire)
-            )
         rejected = tuple(self._reasons())
         for line in rejected:
             _LOG.log(WARNING, "not counted in this round: %s", line)

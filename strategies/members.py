@@ -70,6 +70,10 @@ class Members(ABC):
             The nodes whose claims are refused, and why.
         """
 
+    def agents(self, nodes: Collection[int], connected: Collection[int]) -> int:
+        """Return how many agents some of the connected nodes host."""
+        return len(nodes)
+
     def settle(self, contributions: Mapping[int, Contribution]) -> None:  # noqa: B027
         """Accept the claims of the nodes that contributed to an exchange."""
 

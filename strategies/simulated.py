@@ -91,8 +91,9 @@ class SimulatedNodes(Members):
         self._history = history
         self._counted: dict[int, int] = {}  # node -> last iteration whose duels are counted
         self._claims: dict[int, Claim] = {}  # node -> the last one
-        self._settled: dict[int, int] = {}  # node -> partition, once it has contributed
+        self._settled: dict[int, Claim] = {}  # node -> its claim, once it has contributed
         self._partitions: dict[int, int] = {}  # node -> partition, where nobody disputes it
+        self._sizes: dict[int, int] = {}  # node -> agents, of the same nodes
         self._exchange = 0  # number of the exchange, which an upload must be an answer to
         self._contents: tuple[ArrayRecord | None, dict[int, RecordDict]] = (None, {})
 
@@ -126,7 +127,7 @@ class SimulatedNodes(Members):
             raise UploadError(f"an answer to exchange {exchange} instead of {self._exchange}")
         upload = decode_upload(vector, answer, broadcast, self._form, self._settings.wire)
         self._check_counts(node, upload, agents, broadcast)
-        return Contribution(answer.partition_id, upload, None)
+        return Contribution(answer.partition_id, upload, claim)
 
     def disputes(self, connected: Collection[int]) -> dict[int, str]:
         """Compare the claims of all connected nodes, of this exchange or an earlier one.
@@ -138,15 +139,15 @@ class SimulatedNodes(Members):
         claims = {node: self._claims[node] for node in sorted(connected) if node in self._claims}
         reasons = _disputed_numbers(claims, len(connected))
         claimants: dict[int, list[int]] = {}
-        for node, (partition, _) in claims.items():
-            mine = self._settled.get(node, partition)
+        for node, claim in claims.items():
+            partition, before = claim.partition, self._settled.get(node, claim).partition
             if node in reasons:
                 continue
-            if mine == partition:
+            if before == partition:
                 claimants.setdefault(partition, []).append(node)
             else:
-                reasons[node] = f"partition-id={partition}, but it was partition {mine} before"
-        owners = {partition: node for node, partition in self._settled.items()}
+                reasons[node] = f"partition-id={partition}, but it was partition {before} before"
+        owners = {claim.partition: node for node, claim in self._settled.items()}
         for partition, nodes in claimants.items():
             if partition in owners:
                 owner = owners[partition]
@@ -155,13 +156,30 @@ class SimulatedNodes(Members):
             elif len(nodes) > 1:
                 reason = f"partition-id={partition} is claimed by nodes {_listed(nodes)}"
                 reasons |= dict.fromkeys(nodes, reason)
-        undisputed = {node: each.partition for node, each in claims.items() if node not in reasons}
-        self._partitions = {**undisputed, **self._settled}
+        self._know({node: claim for node, claim in claims.items() if node not in reasons})
         return reasons
+
+    def _know(self, undisputed: Mapping[int, Claim]) -> None:
+        """Record the partitions of nodes, beside those that are settled."""
+        known, agents = {**undisputed, **self._settled}, self._settings.num_agents
+        self._partitions = {node: claim.partition for node, claim in known.items()}
+        self._sizes = {node: len(agents_of_node(*claim, agents)) for node, claim in known.items()}
 
     def settle(self, contributions: Mapping[int, Contribution]) -> None:
         """Keep the partitions of the nodes that contributed."""
-        self._settled |= {node: each.order for node, each in contributions.items()}
+        self._settled |= {node: each.mark for node, each in contributions.items()}
+
+    def agents(self, nodes: Collection[int], connected: Collection[int]) -> int:
+        """Return how many agents some of the connected nodes host.
+
+        Nodes whose partition is not known share the other agents equally.
+        """
+        unknown = sum(node not in self._sizes for node in nodes)
+        known = sum(self._sizes.get(node, 0) for node in nodes)
+        if not unknown:
+            return known
+        others = self._settings.num_agents - sum(self._sizes.get(each, 0) for each in connected)
+        return known + others * unknown // sum(node not in self._sizes for node in connected)
 
     def _check_counts(self, node: int, upload: Upload, agents: int, broadcast: Broadcast) -> None:
         play, counted = broadcast.play, self._counted.get(node, 0)
@@ -233,10 +251,10 @@ class SimulatedNodes(Members):
         for each, (is_known, is_settled, counted) in zip(told, known, strict=True):
             if is_known:
                 self._claims[each.node] = Claim(each.partition, each.partitions)
-                self._partitions[each.node] = each.partition
             if is_settled:
-                self._settled[each.node] = each.partition
+                self._settled[each.node] = self._claims[each.node]
                 self._counted[each.node] = counted
+        self._know(self._claims)
 
     def _states(self, grid: Grid, states: Mapping[int, bytes]) -> list[NodeState]:
         """Give every node a state, or ask for its own (b""); return theirs by partition."""
