@@ -20,6 +20,7 @@ from fldb_flower.errors import SettingsError, one_line
 MODES = ("simulation", "devices")
 ALGORITHMS = ("fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random")
 ONLINE_ALGORITHMS = ("fldb_ogd", "fldb_ons")
+ALONE = ("ldb", "random")  # agents do not collaborate: there is no common estimate
 ENVIRONMENTS = ("synthetic", "movielens", "sentences")
 ROBUST = ("none", "trimmed", "median")
 INFORMATION = ("full", "diagonal", "sketch")

@@ -40,7 +40,7 @@ SMALL = {
     "checkpoint_seconds": 0.0,
     "engine__num_nodes": 3,
 }
-RESULTS = ("config.yaml", "regret.csv", "participation.csv")
+RESULTS = ("config.yaml", "regret.csv", "participation.csv", "model.json")
 
 
 class KilledError(BaseException):
