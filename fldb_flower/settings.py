@@ -130,40 +130,6 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
-class FaultSettings:
-    """What goes wrong, by chance, with each message (engine=inprocess)."""
-
-    nodes: int = setting(0, "Nodes that faults befall, the first ones; 0: all.", minimum=0)
-    late: float = setting(0.0, "Chance that a reply comes after the timeout.", minimum=0, maximum=1)
-    duplicate: float = setting(
-        0.0, "Chance that a broadcast is answered twice.", minimum=0, maximum=1
-    )
-    reorder: float = setting(
-        0.0, "Chance that the replies to an exchange arrive in another order.", minimum=0, maximum=1
-    )
-    crash: float = setting(0.0, "Chance that a client raises.", minimum=0, maximum=1)
-    nan: float = setting(0.0, "Chance of an upload with a NaN.", minimum=0, maximum=1)
-    huge: float = setting(0.0, "Chance of an upload with 1e300.", minimum=0, maximum=1)
-    shape: float = setting(0.0, "Chance of an upload of a wrong shape.", minimum=0, maximum=1)
-    dtype: float = setting(0.0, "Chance of an upload of a wrong dtype.", minimum=0, maximum=1)
-    indefinite: float = setting(
-        0.0, "Chance that W_new is not positive semi-definite.", minimum=0, maximum=1
-    )
-    scaled: float = setting(
-        0.0, "Chance of an upload that is ten times too large.", minimum=0, maximum=1
-    )
-    flipped: float = setting(
-        0.0, "Chance of a gradient of the opposite sign.", minimum=0, maximum=1
-    )
-    past: float = setting(
-        0.0, "Chance that the node's last upload comes again instead.", minimum=0, maximum=1
-    )
-    future: float = setting(
-        0.0, "Chance of an upload that claims a later iteration.", minimum=0, maximum=1
-    )
-
-
-@dataclass(frozen=True)
 class DevicesSettings:
     """Rounds with real devices (mode=devices): Flower only."""
 
@@ -228,7 +194,6 @@ class Settings:
         minimum=0,
         maximum=1,
     )
-    faults: FaultSettings = field(default_factory=FaultSettings)
     devices: DevicesSettings = field(default_factory=DevicesSettings)
     selection: str = setting("ucb", "How a pair of arms is selected.", choices=SELECTIONS)
     lambda_: float | str = setting(
@@ -326,11 +291,6 @@ class Settings:
     output_dir: str = setting(
         "", "Absolute folder of the results (Flower); empty: a new one under ~/fldb-runs."
     )
-
-    @property
-    def is_faulty(self) -> bool:
-        """Whether anything is to go wrong by chance."""
-        return self.dropout > 0 or self.faults != FaultSettings()
 
     @property
     def ridge(self) -> float:
@@ -478,7 +438,7 @@ def entries(cls: type = Settings, path: tuple[str, ...] = ()) -> Iterator[Entry]
 
 
 _FLOWER_ONLY = ("output_dir", "mode", "devices")
-_HYDRA_ONLY = ("engine", "dropout", "faults")
+_HYDRA_ONLY = ("engine", "dropout")
 
 
 def flower_entries() -> Iterator[Entry]:
@@ -581,9 +541,9 @@ def _check_together(settings: Settings, source: str) -> None:
             f"engine.num_nodes={nodes} (from {source}): must be at most num_agents={agents},"
             " because each node hosts at least one agent"
         )
-    if settings.is_faulty and settings.engine.name != "inprocess":
+    if settings.dropout > 0 and settings.engine.name != "inprocess":
         raise SettingsError(
-            f"dropout and faults (from {source}): need engine=inprocess, not"
+            f"dropout={settings.dropout:g} (from {source}): needs engine=inprocess, not"
             f" engine={settings.engine.name}"
         )
     if settings.robust != "none" and settings.algorithm not in ONLINE_ALGORITHMS:
