@@ -169,7 +169,7 @@ def conduct(
     directory: RunDirectory,
     *,
     engine: str,
-    run: Callable[[History, Keeper], Any],
+    run: Callable[[History, Keeper], Array],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run, write the results, say where they are and close the directory.
@@ -183,7 +183,8 @@ def conduct(
     engine : str
         Name of the engine, for the summary.
     run : callable
-        Runs the algorithm, recording into the history it is given, saved by the keeper.
+        Runs the algorithm, recording into the history it is given, saved by the keeper; returns
+        theta_sync.
     say : callable
         Prints one line to the user.
 
@@ -202,8 +203,10 @@ def conduct(
     try:
         history = History(settings.horizon, on_progress=ProgressLines(say))
         keeper = Keeper(directory, settings, say)
-        run(history, keeper)
-        summary = directory.finish(history, engine=engine, runtime_seconds=keeper.seconds)
+        theta_sync = run(history, keeper)
+        summary = directory.finish(
+            history, theta_sync, engine=engine, runtime_seconds=keeper.seconds
+        )
     except FldbError:
         directory.abandon()
         raise

@@ -56,7 +56,10 @@ class History:
     exchanges, rounds : int
         Trips that carried statistics, and acknowledged ones among them.
     uploaded_bytes, downloaded_bytes : int
-        Payload of all agents' (or nodes') messages, without protocol overhead.
+        Vectors of the messages if every agent exchanges messages of its own, in exchanges that
+        carry statistics. They do not depend on the engine or on the number of nodes.
+    node_uploaded_bytes, node_downloaded_bytes : int
+        Content of the messages that nodes did exchange with the server; 0 without nodes.
 
     Raises
     ------
@@ -70,6 +73,8 @@ class History:
     rounds: int = 0
     uploaded_bytes: int = 0
     downloaded_bytes: int = 0
+    node_uploaded_bytes: int = 0
+    node_downloaded_bytes: int = 0
     participation: list[Participation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -92,9 +97,14 @@ class History:
             self._exchanges[self.iteration] = self.exchanges
 
     def count_bytes(self, uploaded: int, downloaded: int) -> None:
-        """Count the payload of one trip, over all its messages."""
+        """Count the vectors of some messages, one for each agent."""
         self.uploaded_bytes += uploaded
         self.downloaded_bytes += downloaded
+
+    def count_node_bytes(self, uploaded: int, downloaded: int) -> None:
+        """Count the content of some messages of nodes."""
+        self.node_uploaded_bytes += uploaded
+        self.node_downloaded_bytes += downloaded
 
     def add_regrets(self, first: int, agents: int, sums: ArrayLike) -> None:
         """Add the regret of iterations from ``first`` on, summed over ``agents`` agents."""
@@ -121,13 +131,17 @@ class History:
             "exchanges": self.exchanges,
             "uploaded_bytes": self.uploaded_bytes,
             "downloaded_bytes": self.downloaded_bytes,
+            "node_uploaded_bytes": self.node_uploaded_bytes,
+            "node_downloaded_bytes": self.node_downloaded_bytes,
         }
 
     def restore_counts(self, counts: dict[str, int]) -> None:
-        """Take back what :meth:`counts` returned."""
+        """Take back what :meth:`counts` returned; counts of nodes' messages may be missing."""
         self.exchanges = counts["exchanges"]
         self.uploaded_bytes = counts["uploaded_bytes"]
         self.downloaded_bytes = counts["downloaded_bytes"]
+        self.node_uploaded_bytes = counts.get("node_uploaded_bytes", 0)
+        self.node_downloaded_bytes = counts.get("node_downloaded_bytes", 0)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return everything so far as arrays of their own, for :meth:`restore`."""

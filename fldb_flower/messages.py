@@ -123,10 +123,13 @@ def upload_size(broadcast: Broadcast, form: Form) -> int:
 
 
 def traffic(
-    broadcast: Broadcast, form: Form, messages: int, wire: str = "float64"
+    broadcast: Broadcast, form: Form, agents: int = 1, wire: str = "float64"
 ) -> tuple[int, int]:
-    """Return the bytes that ``messages`` answers and as many broadcasts hold."""
-    each = messages * np.dtype(wire).itemsize
+    """Return the bytes of the vectors of some agents' uploads, and of as many broadcasts.
+
+    Every agent exchanges a message of its own, whichever node hosts it.
+    """
+    each = agents * np.dtype(wire).itemsize
     return upload_size(broadcast, form) * each, broadcast_size(broadcast, form) * each
 
 

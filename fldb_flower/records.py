@@ -16,7 +16,7 @@ import re
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, RecordDict
 
 from fldb_flower.forms import Vector
 
@@ -43,6 +43,20 @@ def pack_vector(vector: Vector) -> ArrayRecord:
     """Return a record of one array."""
     data = _header(vector.size, vector.dtype.str) + vector.tobytes()
     return ArrayRecord({"0": Array(vector.dtype.name, vector.shape, _STYPE, data)})
+
+
+def content_bytes(content: RecordDict) -> int:
+    """Return the bytes of a message's arrays, numbers and texts, without their names."""
+    total = 0
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            total += sum(len(array.data) for array in record.values())
+            continue
+        for value in record.values():
+            values = value if isinstance(value, list) else [value]
+            texts = [each for each in values if isinstance(each, str | bytes)]
+            total += sum(map(len, texts)) + 8 * (len(values) - len(texts))
+    return total
 
 
 def unpack_vector(record: Any, max_mb: float = math.inf) -> Vector:

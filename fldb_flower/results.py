@@ -10,16 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fldb_flower.arrays import Array
 from fldb_flower.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-from fldb_flower.errors import FldbError, OutputError
+from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.files import lock_folder, partial_of, replace_file
 from fldb_flower.history import History
-from fldb_flower.settings import Settings, from_nested, hydra_entries, to_nested
+from fldb_flower.settings import ALONE, Settings, from_nested, hydra_entries, to_nested
 
 CONFIG, REGRET, PLOT, SUMMARY = "config.yaml", "regret.csv", "regret.png", "summary.json"
 PARTICIPATION, CHECKPOINT, STOP = "participation.csv", "checkpoint.bin", "stop"
-_FORMAT = 1  # of what a run's checkpoint holds
+MODEL = "model.json"
+_FORMAT = 2  # of what a run's checkpoint holds
 _HOW_IT_IS_KEPT = ("resume", "checkpoint_seconds")
 _MAY_CHANGE = (  # between two parts of one run: no result depends on it
     *_HOW_IT_IS_KEPT, "node_wait", "reply_timeout", "max_message_mb",
@@ -89,26 +92,35 @@ class RunDirectory:
         checkpoint = Checkpoint(identity(self._settings), numbers, arrays)
         save_checkpoint(self.path / CHECKPOINT, checkpoint)
 
-    def finish(self, history: History, *, engine: str, runtime_seconds: float) -> dict[str, Any]:
+    def finish(
+        self, history: History, theta_sync: Array, *, engine: str, runtime_seconds: float
+    ) -> dict[str, Any]:
         """Write the results, ``summary.json`` last and atomically, and return the summary.
+
+        ``model.json`` holds the estimate that the federation learned. Where agents learn alone
+        or not at all, there is none.
 
         Raises
         ------
         DataError
             The regret is not finite; nothing was written.
+        FederationError
+            The estimate is not finite.
         OutputError
             The disk is full, or the directory went away or became read-only.
         """
         from fldb_flower.plots import plot_regret  # noqa: PLC0415 - matplotlib takes a second
 
         summary = self._summary(history, engine, runtime_seconds)
+        model = self._model(history, theta_sync)
         try:
             replace_file(self.path / REGRET, _regret_csv(history).encode())
             if history.participation:
                 replace_file(self.path / PARTICIPATION, _participation_csv(history).encode())
             plot_regret(self.path / PLOT, history, self._settings)
-            text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
-            replace_file(self.path / SUMMARY, text.encode())
+            if model is not None:
+                replace_file(self.path / MODEL, _json(model))
+            replace_file(self.path / SUMMARY, _json(summary))
         except OSError as error:
             raise OutputError(f"cannot write results to {self.path}: {error.strerror}") from None
         _discard_checkpoint(self.path)
@@ -120,7 +132,7 @@ class RunDirectory:
         If anything was saved, that is the same run with ``resume``.
         """
         if not (self.path / CHECKPOINT).exists():
-            _remove(self.path, CONFIG, REGRET)
+            _remove(self.path, CONFIG, REGRET, MODEL)
 
     def _claim(self) -> None:
         text = _config_yaml(self._settings)
@@ -162,7 +174,27 @@ class RunDirectory:
             asked = sum(row.asked for row in history.participation)
             replied = sum(row.replied for row in history.participation)
             summary["participation"] = replied / asked
+            summary["node_uploaded_bytes"] = history.node_uploaded_bytes
+            summary["node_downloaded_bytes"] = history.node_downloaded_bytes
         return {**summary, "complete": True}
+
+    def _model(self, history: History, theta_sync: Array) -> dict[str, Any] | None:
+        settings = self._settings
+        if settings.algorithm in ALONE:
+            return None
+        if not np.isfinite(theta_sync).all():
+            raise FederationError(
+                f"algorithm={settings.algorithm}: the estimate is not finite after iteration"
+                f" {history.iteration}: smaller steps or a larger lambda help"
+            )
+        return {
+            "algorithm": settings.algorithm,
+            "environment": settings.environment.name,
+            "dimension": settings.dimension,
+            "iteration": history.iteration,
+            "round": history.rounds,
+            "theta_sync": theta_sync.tolist(),
+        }
 
 
 def is_finished(path: Path, settings: Settings) -> bool:
@@ -246,6 +278,10 @@ def _config_yaml(settings: Settings) -> str:
     for name in _HOW_IT_IS_KEPT:  # which is not what the run is
         del values[name]
     return OmegaConf.to_yaml(OmegaConf.create(values))
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()
 
 
 def default_directory() -> Path:

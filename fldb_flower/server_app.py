@@ -1,6 +1,5 @@
 """Flower's entry point on the server."""
 
-import json
 import sys
 from dataclasses import replace
 from logging import ERROR, INFO, getLogger
@@ -13,7 +12,7 @@ from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.experiment import conduct
 from fldb_flower.history import History
 from fldb_flower.results import RunDirectory, default_directory, is_finished
-from fldb_flower.settings import Settings, from_flat, from_nested
+from fldb_flower.settings import Settings, from_flat
 from strategies import make_strategy
 from strategies.device_results import DeviceDirectory
 from strategies.device_server import DeviceServer
@@ -31,40 +30,39 @@ def main(grid: Grid, context: Context) -> None:
         if settings.mode == "devices":
             _serve_devices(settings, grid)
         else:
-            _run_experiment(settings, grid, context)
+            settings = _on_flower(settings)
+            run_experiment(settings, grid, _output_directory(settings.output_dir))
     except FldbError as error:
-        if "engine" in context.node_config:
-            raise  # the engine in this process reports it
         # Flower logs a failed run's stack trace; a user's mistake has none worth reading.
         sys.tracebacklimit = 0
         _LOG.log(ERROR, "the run failed: %s", error)
         raise
 
 
-def _run_experiment(settings: Settings, grid: Grid, context: Context) -> None:
-    path = _output_directory(settings.output_dir)
-    settings = _with_engine(settings, context)
+def _on_flower(settings: Settings) -> Settings:
+    """Name the engine; Flower knows the number of nodes, so the default must fit the agents."""
+    nodes = min(settings.engine.num_nodes, settings.num_agents)
+    return replace(settings, engine=replace(settings.engine, name="flower", num_nodes=nodes))
+
+
+def run_experiment(settings: Settings, grid: Grid, path: Path) -> None:
+    """Run one experiment over the nodes of a grid, and write its results to a folder.
+
+    Raises
+    ------
+    FldbError
+        Something the user can put right.
+    """
     if settings.resume and is_finished(path, settings):
         _say(f"{path}: finished already")
         return
     conduct(
         settings,
         RunDirectory(path, settings),
-        engine=str(context.node_config.get("engine", "flower")),
+        engine=settings.engine.name,
         run=lambda history, keeper: make_strategy(settings, history).start(grid, keeper),
         say=_say,
     )
-
-
-def _with_engine(settings: Settings, context: Context) -> Settings:
-    """Add what Flower's run config cannot hold: which engine runs this, and its faults."""
-    whole = context.node_config.get("settings")
-    if whole is None:
-        # How many nodes there are, Flower knows: the default must not exceed the agents.
-        nodes = min(settings.engine.num_nodes, settings.num_agents)
-        engine = replace(settings.engine, name="flower", num_nodes=nodes)
-        return replace(settings, engine=engine)
-    return replace(from_nested(json.loads(str(whole)), "the engine"), mode=settings.mode)
 
 
 def _serve_devices(settings: Settings, grid: Grid) -> None:

@@ -23,6 +23,7 @@ from fldb_flower.errors import SettingsError, one_line
 MODES = ("simulation", "devices")
 ALGORITHMS = ("fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random")
 ONLINE_ALGORITHMS = ("fldb_ogd", "fldb_ons")
+ALONE = ("ldb", "random")  # agents do not collaborate: there is no common estimate
 ENVIRONMENTS = ("synthetic", "movielens", "sentences")
 ROBUST = ("none", "trimmed", "median")
 INFORMATION = ("full", "diagonal", "sketch")
@@ -162,42 +163,6 @@ class EngineSettings(_Checked):
 
 
 @dataclass(frozen=True)
-class FaultSettings(_Checked):
-    """What goes wrong, by chance, with each message (engine=inprocess)."""
-
-    nodes: int = setting(
-        0, "Nodes that faults befall, the first ones; 0: all.", minimum=0, maximum=WHOLE
-    )
-    late: float = setting(0.0, "Chance that a reply comes after the timeout.", minimum=0, maximum=1)
-    duplicate: float = setting(
-        0.0, "Chance that a broadcast is answered twice.", minimum=0, maximum=1
-    )
-    reorder: float = setting(
-        0.0, "Chance that the replies to an exchange arrive in another order.", minimum=0, maximum=1
-    )
-    crash: float = setting(0.0, "Chance that a client raises.", minimum=0, maximum=1)
-    nan: float = setting(0.0, "Chance of an upload with a NaN.", minimum=0, maximum=1)
-    huge: float = setting(0.0, "Chance of an upload with 1e300.", minimum=0, maximum=1)
-    shape: float = setting(0.0, "Chance of an upload of a wrong shape.", minimum=0, maximum=1)
-    dtype: float = setting(0.0, "Chance of an upload of a wrong dtype.", minimum=0, maximum=1)
-    indefinite: float = setting(
-        0.0, "Chance that W_new is not positive semi-definite.", minimum=0, maximum=1
-    )
-    scaled: float = setting(
-        0.0, "Chance of an upload that is ten times too large.", minimum=0, maximum=1
-    )
-    flipped: float = setting(
-        0.0, "Chance of a gradient of the opposite sign.", minimum=0, maximum=1
-    )
-    past: float = setting(
-        0.0, "Chance that the node's last upload comes again instead.", minimum=0, maximum=1
-    )
-    future: float = setting(
-        0.0, "Chance of an upload that claims a later iteration.", minimum=0, maximum=1
-    )
-
-
-@dataclass(frozen=True)
 class DevicesSettings(_Checked):
     """Rounds with real devices (mode=devices): Flower only."""
 
@@ -282,7 +247,6 @@ class Settings(_Checked):
         minimum=0,
         maximum=1,
     )
-    faults: FaultSettings = field(default_factory=FaultSettings)
     devices: DevicesSettings = field(default_factory=DevicesSettings)
     selection: str = setting("ucb", "How a pair of arms is selected.", choices=SELECTIONS)
     lambda_: float | str = setting(
@@ -419,11 +383,6 @@ class Settings(_Checked):
                     f"{name}={_shown(value)} (from {source}): must be {kind.__name__}(...)"
                 )
         _check_together(self, source)
-
-    @property
-    def is_faulty(self) -> bool:
-        """Whether anything is to go wrong by chance."""
-        return self.dropout > 0 or self.faults != FaultSettings()
 
     @property
     def ridge(self) -> float:
@@ -638,7 +597,7 @@ def check_value(name: str, value: Any) -> Any:
 
 
 _FLOWER_ONLY = ("output_dir", "mode", "devices")
-_HYDRA_ONLY = ("engine", "dropout", "faults")
+_HYDRA_ONLY = ("engine", "dropout")
 
 
 def flower_entries() -> Iterator[Entry]:
@@ -736,9 +695,9 @@ def _check_together(settings: Settings, source: str) -> None:
             f"engine.num_nodes={nodes} (from {source}): must be at most num_agents={agents},"
             " because each node hosts at least one agent"
         )
-    if settings.is_faulty and settings.engine.name != "inprocess":
+    if settings.dropout > 0 and settings.engine.name != "inprocess":
         raise SettingsError(
-            f"dropout and faults (from {source}): need engine=inprocess, not"
+            f"dropout={settings.dropout:g} (from {source}): needs engine=inprocess, not"
             f" engine={settings.engine.name}"
         )
     if settings.robust != "none" and settings.algorithm not in ONLINE_ALGORITHMS:

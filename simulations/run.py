@@ -66,8 +66,8 @@ def run(settings: Settings, directory: Path) -> None:
     else:
         from simulations.engines import flower, inprocess  # noqa: PLC0415 - imports Flower
 
-        engines = {"inprocess": inprocess.run, "flower": flower.run}
-        engines[engine](settings, str(directory))
+        module = inprocess if engine == "inprocess" else flower
+        module.run(settings, str(directory))
 
 
 @hydra.main(version_base="1.3", config_path=str(_CONF), config_name="config")

@@ -56,7 +56,8 @@ class Devices(Members):
         self._first_duels = 2 * settings.dimension if chosen == AUTO else int(chosen)
         self.counted: dict[str, int] = {}
         self.duels = 0
-        self._devices: dict[int, str] = {}  # node -> device id
+        self._claims: dict[int, str] = {}  # node -> device id, as it said last
+        self._devices: dict[int, str] = {}  # node -> device id, where nobody disputes it
         self._asked: dict[int, DeviceAnswer] = {}  # node -> the answers this round is about
 
     def content(self, node: int, arrays: ArrayRecord, ask: Ask, *, again: bool) -> RecordDict:
@@ -66,9 +67,7 @@ class Devices(Members):
         upto = self._asked[node].end if again else _NEW
         return with_acknowledgement(arrays, ask, device=device, upto=upto, duels=self.duels)
 
-    def check(
-        self, node: int, reply: Message, broadcast: Broadcast, connected: Collection[int]
-    ) -> Contribution | None:
+    def check(self, node: int, reply: Message, broadcast: Broadcast) -> Contribution | None:
         """Return a device's upload; None if the device was not known to be at this node."""
         try:
             vector, numbers, content = read_reply(reply, self._max_mb, len(DeviceAnswer._fields))
@@ -78,25 +77,42 @@ class Devices(Members):
             raise UploadError(f"not an upload: {error!r}") from None
         if not isinstance(device, str) or not _DEVICE_ID.fullmatch(device):
             raise UploadError("the id of its store is not 32 hexadecimal digits")
+        self._claims[node] = device
         if self._devices.get(node) != device:
-            self._meet(node, device, connected)
             return None
         upload = decode_statistics(vector, answer.num_duels, broadcast, self._form, self._wire)
         self._check_span(node, device, answer, broadcast)
         self._asked[node] = answer
         return Contribution(device, upload, Mark(device, answer))
 
-    def _meet(self, node: int, device: str, connected: Collection[int]) -> None:
-        """Remember which device is at a node; it is no longer the one that was there."""
-        self._devices.pop(node, None)
-        for other, known in self._devices.items():
-            if known == device and other in connected:
-                raise UploadError(
-                    f"its store says that it is device {short_name(device)}, which is node {other}:"
-                    " a store must not be copied to a second device"
+    def disputes(self, connected: Collection[int]) -> dict[int, str]:
+        """Compare which devices the connected nodes claim to be.
+
+        A device stays at its node while that node is connected and claims nothing else. Where
+        several other nodes claim the same device, all of them are refused.
+        """
+        claims = {node: self._claims[node] for node in sorted(connected) if node in self._claims}
+        self._devices = {
+            n: known for n, known in self._devices.items() if claims.get(n, known) == known
+        }
+        owners = {device: node for node, device in self._devices.items() if node in connected}
+        claimants: dict[str, list[int]] = {}
+        for node, device in claims.items():
+            if owners.get(device) != node:
+                claimants.setdefault(device, []).append(node)
+        reasons: dict[int, str] = {}
+        for device, nodes in claimants.items():
+            rivals = sorted({*nodes, owners.get(device, nodes[0])})
+            if len(rivals) > 1:
+                reason = (
+                    f"device {short_name(device)} is claimed by nodes"
+                    f" {', '.join(map(str, rivals))}: a store must not be copied to a second device"
                 )
-        self._devices = {n: known for n, known in self._devices.items() if known != device}
-        self._devices[node] = device
+                reasons |= dict.fromkeys(nodes, reason)
+            else:
+                self._devices = {n: known for n, known in self._devices.items() if known != device}
+                self._devices[nodes[0]] = device
+        return reasons
 
     def _check_span(
         self, node: int, device: str, answer: DeviceAnswer, broadcast: Broadcast

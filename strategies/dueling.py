@@ -20,7 +20,7 @@ from fldb_flower.federation import Broadcast, Federation, Play, Upload, total
 from fldb_flower.history import History, Participation
 from fldb_flower.messages import Ask, UploadError, encode_broadcast, traffic
 from fldb_flower.plausible import implausible
-from fldb_flower.records import pack_vector
+from fldb_flower.records import content_bytes, pack_vector
 from fldb_flower.robust import combine
 from fldb_flower.schedules import Round
 from fldb_flower.settings import Settings
@@ -69,7 +69,8 @@ class DuelingStrategy(Federation, Strategy):
         self._nodes: list[int] = []  # nodes to ask in this trip
         self._sent: dict[str, int] = {}  # message of this trip -> node
         self._connected: frozenset[int] = frozenset()
-        self._answered: dict[int, Contribution] = {}  # by node
+        self._usable: dict[int, Contribution] = {}  # replies that are valid by themselves
+        self._answered: dict[int, Contribution] = {}  # those of nodes whose claims hold
         self._rejected: dict[int, str] = {}  # node -> why its reply was not used
         self._greeted: set[int] = set()  # nodes that said who they are, and must be asked again
         self._absent: list[int] = []  # nodes of the last trip without a usable reply
@@ -232,38 +233,60 @@ class DuelingStrategy(Federation, Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check the replies and keep the usable uploads for :meth:`exchange` to sum."""
+        """Check the replies and keep the usable uploads for :meth:`exchange` to sum.
+
+        Each reply is checked by itself. What the nodes claim to be is then judged over all
+        replies of the exchange, so that no claim is preferred because it arrived first.
+        """
         fresh: dict[int, Contribution] = {}
-        for reply in replies:
-            # By the message it answers: where a node is unavailable, Flower itself replies.
-            node = self._sent.get(reply.metadata.reply_to_message_id)
-            if node is None or node in self._answered:
-                continue  # to an earlier exchange, or once more
+        for node, reply in self._in_order(replies):
+            if node in fresh:
+                continue
             if reply.has_error():
                 self._rejected[node] = _last_line(reply.error.reason or "")
                 continue
             try:
-                contribution = self.members.check(node, reply, self._broadcast, self._connected)
+                contribution = self.members.check(node, reply, self._broadcast)
             except UploadError as error:
                 self._rejected[node] = str(error)
                 continue
             if contribution is None:
                 self._greeted.add(node)
+                self._rejected.pop(node, None)
             else:
-                fresh.setdefault(node, contribution)
-        if fresh and self._broadcast.theta_hat is not None:
-            uploads = [each.upload for each in fresh.values()]
-            reasons = implausible(
-                uploads, self._broadcast, self._max_difference, self.settings.wire
-            )
-            for node, reason in zip(list(fresh), reasons, strict=True):
-                if reason:
-                    self._rejected[node] = reason
-                    del fresh[node]
-        for node in fresh:
+                fresh[node] = contribution
+        self._usable |= self._plausible(fresh)
+        disputes = self.members.disputes(self._connected)
+        self._answered = {node: c for node, c in self._usable.items() if node not in disputes}
+        for node, reason in disputes.items():
+            if node in self._usable or node in self._greeted:
+                self._rejected[node] = reason
+        for node in self._answered:
             self._rejected.pop(node, None)
-        self._answered.update(fresh)
         return None, MetricRecord({"uploads": len(self._answered)})
+
+    def _in_order(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
+        """Yield the replies that still matter, with their nodes, in an order of their own."""
+        by_node: dict[int, list[Message]] = {}
+        for reply in replies:
+            # By the message it answers: where a node is unavailable, Flower itself replies.
+            node = self._sent.get(reply.metadata.reply_to_message_id)
+            if node is not None and node not in self._answered:  # else an earlier exchange's
+                by_node.setdefault(node, []).append(reply)
+        for node, several in sorted(by_node.items()):
+            if len(several) > 1:
+                several.sort(key=_content_key)
+            yield from ((node, reply) for reply in several)
+
+    def _plausible(self, fresh: dict[int, Contribution]) -> dict[int, Contribution]:
+        """Return the contributions that an honest node may have sent; reject the others."""
+        if not fresh or self._broadcast.theta_hat is None:
+            return fresh
+        uploads = [each.upload for each in fresh.values()]
+        reasons = implausible(uploads, self._broadcast, self._max_difference, self.settings.wire)
+        refused = {node: reason for node, reason in zip(fresh, reasons, strict=True) if reason}
+        self._rejected |= refused
+        return {node: each for node, each in fresh.items() if node not in refused}
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -287,7 +310,7 @@ class DuelingStrategy(Federation, Strategy):
         self._trips += 1
         asked = self._whom(broadcast)
         self._broadcast = broadcast
-        self._answered, self._rejected, self._sent = {}, {}, {}
+        self._usable, self._answered, self._rejected, self._sent = {}, {}, {}, {}
         vector, ask = encode_broadcast(broadcast, self.settings.wire)
         arrays, config = pack_vector(vector), ConfigRecord({"ask": list(ask)})
         least = len(asked) if again else self.settings.quorum * len(asked)
@@ -295,13 +318,14 @@ class DuelingStrategy(Federation, Strategy):
         patience = Patience(self._grid, self.settings.node_wait)
         while True:
             self._ask([node for node in asked if node not in self._answered], arrays, config)
-            if self._greeted:
-                self._ask(sorted(self._greeted), arrays, config)
+            if met := sorted(self._greeted - self._rejected.keys()):
+                self._ask(met, arrays, config)
             if len(self._answered) >= enough or not patience.wait():
                 break
         self._absent = [node for node in asked if node not in self._answered]
         if len(self._answered) < least:
             raise self._too_few(asked, again=again)
+        self.members.settle(self._answered)
         self._record(broadcast, asked)
         if broadcast.theta_hat is not None:
             self.members.expect_enough(self._answered)
@@ -331,9 +355,28 @@ class DuelingStrategy(Federation, Strategy):
         self._nodes, self._greeted = nodes, set()
         messages = list(self.configure_train(self._trips, arrays, config, self._grid))
         timeout = self.settings.reply_timeout
-        replies = send_and_receive(self._grid, messages, timeout, earlier=self._unanswered())
+        replies = list(send_and_receive(self._grid, messages, timeout, earlier=self._unanswered()))
         self._sent |= {each.metadata.message_id: each.metadata.dst_node_id for each in messages}
         self.aggregate_train(self._trips, replies)
+        self._count_bytes(messages, replies)
+
+    def _count_bytes(self, messages: list[Message], replies: list[Message]) -> None:
+        """Count what was sent, and what arrived, whether or not it can be used."""
+        replies = [reply for reply in replies if not reply.has_error()]
+        self.history.count_node_bytes(
+            sum(content_bytes(reply.content) for reply in replies),
+            sum(content_bytes(message.content) for message in messages),
+        )
+        if self._broadcast.theta_hat is None:
+            return
+        asked = {message.metadata.dst_node_id for message in messages}
+        answered = {self._sent.get(reply.metadata.reply_to_message_id) for reply in replies}
+        uploads = {node for node in answered if node is not None} - self._greeted
+        up, down = traffic(self._broadcast, self.algorithm.form, wire=self.settings.wire)
+        self.history.count_bytes(
+            up * self.members.agents(uploads, self._connected),
+            down * self.members.agents(asked, self._connected),
+        )
 
     def _unanswered(self) -> dict[str, int]:
         """Return the messages of this exchange to nodes that have not answered usably."""
@@ -347,10 +390,6 @@ class DuelingStrategy(Federation, Strategy):
         return sorted(self._answered.values(), key=lambda each: each.order)
 
     def _record(self, broadcast: Broadcast, asked: list[int]) -> None:
-        if broadcast.theta_hat is not None:
-            self.history.count_bytes(
-                *traffic(broadcast, self.algorithm.form, len(self._answered), self.settings.wire)
-            )
         rejected = tuple(self._reasons())
         for line in rejected:
             _LOG.log(WARNING, "not counted in this round: %s", line)
@@ -383,6 +422,11 @@ class DuelingStrategy(Federation, Strategy):
 def _one_line(text: str) -> str:
     """Keep what a node had a say in from filling a log, or looking like more lines of it."""
     return "".join(c if c.isprintable() else " " for c in text[:_LONGEST_REASON])
+
+
+def _content_key(reply: Message) -> tuple[bool, str]:
+    """Return a sort key for the replies of one node that depends on their content alone."""
+    return (True, str(reply.error)) if reply.has_error() else (False, reply.content.object_id)
 
 
 def _last_line(text: str) -> str:

@@ -42,16 +42,40 @@ class Members(ABC):
         """Return what to send to a node; ``again`` asks about the same duels as before."""
 
     @abstractmethod
-    def check(
-        self, node: int, reply: Message, broadcast: Broadcast, connected: Collection[int]
-    ) -> Contribution | None:
-        """Return what a node's reply says; None if it only said who it is: ask it again.
+    def check(self, node: int, reply: Message, broadcast: Broadcast) -> Contribution | None:
+        """Check one reply by itself, and record what the node claims to be.
+
+        Claims are compared with those of other nodes by :meth:`disputes`.
+
+        Returns
+        -------
+        Contribution or None
+            None if the reply only introduces the node, which must then be asked again.
 
         Raises
         ------
         UploadError
             The reply must not be counted.
         """
+
+    @abstractmethod
+    def disputes(self, connected: Collection[int]) -> dict[int, str]:
+        """Compare what all connected nodes claim to be.
+
+        The result does not depend on the order in which the claims were received.
+
+        Returns
+        -------
+        dict
+            The nodes whose claims are refused, and why.
+        """
+
+    def agents(self, nodes: Collection[int], connected: Collection[int]) -> int:
+        """Return how many agents some of the connected nodes host."""
+        return len(nodes)
+
+    def settle(self, contributions: Mapping[int, Contribution]) -> None:  # noqa: B027
+        """Accept the claims of the nodes that contributed to an exchange."""
 
     def name(self, node: int) -> str:
         """Return what a node is called in logs and results."""

@@ -65,8 +65,17 @@ class NodeState(NamedTuple):
         return state
 
 
+class Claim(NamedTuple):
+    """What a node says it is: one of how many blocks of agents."""
+
+    partition: int
+    partitions: int
+
+
 class SimulatedNodes(Members):
     """Knows nodes by their partition-id, and counts their duels by iteration.
+
+    A node that contributed to an exchange keeps its partition for the rest of the run.
 
     Parameters
     ----------
@@ -81,10 +90,10 @@ class SimulatedNodes(Members):
         self._form = make_form(settings)
         self._history = history
         self._counted: dict[int, int] = {}  # node -> last iteration whose duels are counted
-        self._nodes: dict[int, int] = {}  # partition -> node
-        self._partitions: dict[int, int] = {}  # node -> partition
-        self._told: dict[int, int] = {}  # node -> how many partitions it says there are
-        self._usual = 0  # what most of them say
+        self._claims: dict[int, Claim] = {}  # node -> the last one
+        self._settled: dict[int, Claim] = {}  # node -> its claim, once it has contributed
+        self._partitions: dict[int, int] = {}  # node -> partition, where nobody disputes it
+        self._sizes: dict[int, int] = {}  # node -> agents, of the same nodes
         self._exchange = 0  # number of the exchange, which an upload must be an answer to
         self._contents: tuple[ArrayRecord | None, dict[int, RecordDict]] = (None, {})
 
@@ -100,42 +109,77 @@ class SimulatedNodes(Members):
             contents[counted] = with_acknowledgement(arrays, ask, exchange=self._exchange)
         return contents[counted]
 
-    def check(
-        self, node: int, reply: Message, broadcast: Broadcast, connected: Collection[int]
-    ) -> Contribution:
-        """Return the upload of a node's block of agents."""
+    def check(self, node: int, reply: Message, broadcast: Broadcast) -> Contribution:
+        """Return the upload of a node's block of agents, if its numbers fit its claim."""
         most = len(Answer._fields) + self._settings.horizon
         try:
             vector, numbers, content = read_reply(reply, self._settings.max_message_mb, most)
             answer, exchange = Answer.from_numbers(numbers), content["numbers"]["exchange"]
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError(f"not an upload: {error!r}") from None
-        agents = self._agents(node, answer, len(connected))
+        claim = Claim(answer.partition_id, answer.num_partitions)
+        try:
+            agents = len(agents_of_node(*claim, self._settings.num_agents))
+        except ValueError as error:
+            raise UploadError(str(error)) from None
+        self._claims[node] = claim
         if exchange != self._exchange:
             raise UploadError(f"an answer to exchange {exchange} instead of {self._exchange}")
         upload = decode_upload(vector, answer, broadcast, self._form, self._settings.wire)
         self._check_counts(node, upload, agents, broadcast)
-        self._nodes[answer.partition_id] = node
-        return Contribution(answer.partition_id, upload, None)
+        return Contribution(answer.partition_id, upload, claim)
 
-    def _agents(self, node: int, answer: Answer, connected: int) -> int:
-        """Return how many agents a node hosts, and remember which partition it says it is."""
-        partition, partitions = answer.partition_id, answer.num_partitions
-        if partitions < connected:
-            raise UploadError(f"num-partitions={partitions}, but {connected} nodes are connected")
-        if self._told.get(node) != partitions:
-            self._told[node] = partitions
-            self._usual = Counter(self._told.values()).most_common(1)[0][0]
-        if partitions != self._usual:
-            raise UploadError(f"num-partitions={partitions}, but other nodes say {self._usual}")
-        if self._nodes.get(partition, node) != node:
-            raise UploadError(f"partition-id={partition} is another node's")
-        try:
-            block = agents_of_node(partition, partitions, self._settings.num_agents)
-        except ValueError as error:
-            raise UploadError(str(error)) from None
-        self._partitions[node] = partition
-        return len(block)
+    def disputes(self, connected: Collection[int]) -> dict[int, str]:
+        """Compare the claims of all connected nodes, of this exchange or an earlier one.
+
+        ``num-partitions`` is what most nodes say; of equally many, the number of connected nodes.
+        A partition belongs to the node that contributed as that partition before. Where neither
+        decides, all claimants are refused.
+        """
+        claims = {node: self._claims[node] for node in sorted(connected) if node in self._claims}
+        reasons = _disputed_numbers(claims, len(connected))
+        claimants: dict[int, list[int]] = {}
+        for node, claim in claims.items():
+            partition, before = claim.partition, self._settled.get(node, claim).partition
+            if node in reasons:
+                continue
+            if before == partition:
+                claimants.setdefault(partition, []).append(node)
+            else:
+                reasons[node] = f"partition-id={partition}, but it was partition {before} before"
+        owners = {claim.partition: node for node, claim in self._settled.items()}
+        for partition, nodes in claimants.items():
+            if partition in owners:
+                owner = owners[partition]
+                reason = f"partition-id={partition} is another node's, node {owner}"
+                reasons |= dict.fromkeys((node for node in nodes if node != owner), reason)
+            elif len(nodes) > 1:
+                reason = f"partition-id={partition} is claimed by nodes {_listed(nodes)}"
+                reasons |= dict.fromkeys(nodes, reason)
+        self._know({node: claim for node, claim in claims.items() if node not in reasons})
+        return reasons
+
+    def _know(self, undisputed: Mapping[int, Claim]) -> None:
+        """Record the partitions of nodes, beside those that are settled."""
+        known, agents = {**undisputed, **self._settled}, self._settings.num_agents
+        self._partitions = {node: claim.partition for node, claim in known.items()}
+        self._sizes = {node: len(agents_of_node(*claim, agents)) for node, claim in known.items()}
+
+    def settle(self, contributions: Mapping[int, Contribution]) -> None:
+        """Keep the partitions of the nodes that contributed."""
+        self._settled |= {node: each.mark for node, each in contributions.items()}
+
+    def agents(self, nodes: Collection[int], connected: Collection[int]) -> int:
+        """Return how many agents some of the connected nodes host.
+
+        Nodes whose partition is not known share the other agents equally.
+        """
+        unknown = sum(node not in self._sizes for node in nodes)
+        known = sum(self._sizes.get(node, 0) for node in nodes)
+        if not unknown:
+            return known
+        others = self._settings.num_agents - sum(self._sizes.get(each, 0) for each in connected)
+        return known + others * unknown // sum(node not in self._sizes for node in connected)
 
     def _check_counts(self, node: int, upload: Upload, agents: int, broadcast: Broadcast) -> None:
         play, counted = broadcast.play, self._counted.get(node, 0)
@@ -150,12 +194,12 @@ class SimulatedNodes(Members):
             raise UploadError(f"regret of other iterations or agents than asked for: {rows}")
 
     def name(self, node: int) -> str:
-        """Return the partition, the same in every run, once the node has told it."""
+        """Return the partition, the same in every run, once it is known."""
         partition = self._partitions.get(node)
         return super().name(node) if partition is None else f"partition {partition}"
 
     def place(self, node: int) -> tuple[int, int]:
-        """Sort by partition, and nodes that have not told theirs after the others."""
+        """Sort by partition, and nodes whose partition is not known after the others."""
         partition = self._partitions.get(node)
         return (1, node) if partition is None else (0, partition)
 
@@ -172,9 +216,12 @@ class SimulatedNodes(Members):
             A node did not answer: nothing less than all of them is a state.
         """
         told = self._states(grid, dict.fromkeys(nodes, b""))
-        used = set(self._nodes.values())
         known = [
-            (each.node in self._partitions, each.node in used, self._counted.get(each.node, 0))
+            (
+                each.node in self._partitions,
+                each.node in self._settled,
+                self._counted.get(each.node, 0),
+            )
             for each in told
         ]
         agents = {
@@ -201,12 +248,13 @@ class SimulatedNodes(Members):
             grid, {each.node: state[f"agents.{each.partition}"].tobytes() for each in told}
         )
         self._exchange = int(state["exchange"])
-        for each, (has_told, was_used, counted) in zip(told, known, strict=True):
-            if has_told:
-                self._partitions[each.node] = each.partition
-            if was_used:
-                self._nodes[each.partition] = each.node
+        for each, (is_known, is_settled, counted) in zip(told, known, strict=True):
+            if is_known:
+                self._claims[each.node] = Claim(each.partition, each.partitions)
+            if is_settled:
+                self._settled[each.node] = self._claims[each.node]
                 self._counted[each.node] = counted
+        self._know(self._claims)
 
     def _states(self, grid: Grid, states: Mapping[int, bytes]) -> list[NodeState]:
         """Give every node a state, or ask for its own (b""); return theirs by partition."""
@@ -231,3 +279,25 @@ class SimulatedNodes(Members):
         """Count the nodes' duels up to the last iteration played."""
         for node in contributions:
             self._counted[node] = self._history.iteration
+
+
+def _disputed_numbers(claims: Mapping[int, Claim], connected: int) -> dict[int, str]:
+    """Return the nodes whose ``num-partitions`` is refused, and why."""
+    reasons = {
+        node: f"num-partitions={claim.partitions}, but {connected} nodes are connected"
+        for node, claim in claims.items()
+        if claim.partitions < connected
+    }
+    votes = Counter(claim.partitions for node, claim in claims.items() if node not in reasons)
+    usual = {number for number, count in votes.items() if count == max(votes.values())}
+    if connected in usual:
+        usual = {connected}
+    for node, (_, number) in claims.items():
+        others = usual - {number}
+        if node not in reasons and others:
+            reasons[node] = f"num-partitions={number}, but other nodes say {_listed(others)}"
+    return reasons
+
+
+def _listed(numbers: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))

@@ -457,16 +457,33 @@ def test_a_store_restored_from_an_old_backup_counts_nothing_twice(tmp_path):
     assert server.devices.duels == 14
 
 
-def test_a_copied_store_is_refused(tmp_path):
+def test_a_copied_store_is_refused_and_the_known_one_still_counts(tmp_path):
+    federation = Federation(tmp_path, devices=1)
+    federation.answer(0, 8)
+    federation.serve()
+    federation.agents[0].store.backup(tmp_path / "copy.db")
+    federation.answer(0, 3)
+    federation.stores.insert(1, tmp_path / "copy.db")
+    federation.grid = Devicegrid(federation.stores, federation.config)
+    server = federation.serve(quorum=0.5)
+    assert server.devices.duels == 11
+    rows = (tmp_path / "server" / "rounds.csv").read_text()
+    assert "claimed by nodes 1001, 1002: a store must not be copied to a second device" in rows
+
+
+def test_two_unknown_nodes_with_one_store_are_refused_both(tmp_path):
     federation = Federation(tmp_path, devices=1)
     federation.answer(0, 8)
     federation.agents[0].store.backup(tmp_path / "copy.db")
     federation.stores.append(tmp_path / "copy.db")
     federation.grid = Devicegrid(federation.stores, federation.config)
-    server = federation.serve(quorum=0.5)
-    assert server.devices.duels == 8
-    rows = (tmp_path / "server" / "rounds.csv").read_text()
-    assert "a store must not be copied to a second device" in rows
+    server = federation.server(quorum=0.5)
+    server.strategy.connect(federation.grid)
+    assert not server._try_round()
+    (line,) = federation.lines
+    assert "node 1001: device" in line
+    assert "node 1002: device" in line
+    assert "claimed by nodes 1001, 1002" in line
 
 
 def test_a_damaged_or_foreign_checkpoint_is_refused_and_kept(tmp_path):

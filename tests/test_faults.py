@@ -19,10 +19,9 @@ from fldb_flower.history import History
 from fldb_flower.messages import Ask
 from fldb_flower.schedules import Round
 from fldb_flower.settings import from_nested, to_flat
-from simulations.engines import vectorized
-from simulations.engines.faults import LOST, UNHEARD, FaultyGrid
+from simulations.engines import inprocess, vectorized
+from simulations.engines.faults import LOST, UNHEARD, Faults, FaultyGrid
 from simulations.engines.grid import InProcessGrid
-from simulations.run import run
 from strategies import make_strategy, transport
 from strategies.simulated import SimulatedNodes
 
@@ -41,7 +40,13 @@ EVERY = ("dropout", *TRANSPORT, *REJECTED)  # that leaves the sums over counted 
 
 
 def chance(kind, probability):
-    return {kind if kind == "dropout" else f"faults__{kind}": probability}
+    """Return the settings of a fault: dropout is the only one that users can set."""
+    return {"dropout": probability} if kind == "dropout" else {}
+
+
+def faults(kind, probability, **others):
+    """Return what the grid is given for a fault."""
+    return Faults(**others) if kind == "dropout" else Faults(**{kind: probability}, **others)
 
 
 def settings(nodes=3, engine="inprocess", **values):
@@ -52,8 +57,8 @@ def settings(nodes=3, engine="inprocess", **values):
 class Witness:
     """Writes down each duel as it is played, and whose iterations are counted in which round."""
 
-    def __init__(self, chosen):
-        self.settings = chosen
+    def __init__(self, chosen, faults=None):
+        self.settings, self.faults = chosen, faults
         self.duels = {}  # (first agent of a block, iteration) -> differences, preferences
         self.covered = {}  # first agent of a block -> last iteration counted
         self.rounds = []  # (last iteration, differences, preferences), of those learned from
@@ -87,7 +92,7 @@ class Witness:
         history = History(self.settings.horizon)
         self.strategy = make_strategy(self.settings, history)
         if grid is None:
-            grid = FaultyGrid(self.settings, to_flat(self.settings))
+            grid = FaultyGrid(self.settings, to_flat(self.settings), self.faults)
         self.strategy.start(grid)
         return self.strategy
 
@@ -181,7 +186,7 @@ def test_counted_duels_count_once_whatever_goes_wrong(kind, algorithm):
     absent = 0
     for seed in range(3):
         chosen = settings(algorithm=algorithm, seed=seed, **chance(kind, 0.3))
-        with Witness(chosen) as witness:
+        with Witness(chosen, faults(kind, 0.3)) as witness:
             strategy = witness.run()
         witness.expect_all_right()
         # Every agent's regret of every iteration was heard of in the end, once.
@@ -197,7 +202,8 @@ def test_where_every_node_must_answer_faults_change_nothing(kind):
         clean = settings(algorithm=algorithm, engine="vectorized")
         history = History(clean.horizon)
         vectorized.run(clean, history)
-        with Witness(settings(algorithm=algorithm, quorum=1.0, **chance(kind, 0.3))) as witness:
+        chosen = settings(algorithm=algorithm, quorum=1.0, **chance(kind, 0.3))
+        with Witness(chosen, faults(kind, 0.3)) as witness:
             strategy = witness.run()
         assert strategy.history.exchanges == history.exchanges
         np.testing.assert_allclose(
@@ -207,12 +213,11 @@ def test_where_every_node_must_answer_faults_change_nothing(kind):
 
 @pytest.mark.parametrize("algorithm", ["ldb", "random"])
 def test_agents_that_do_not_collaborate_do_not_notice(algorithm):
-    faults = {"dropout": 0.3, "faults__late": 0.2, "faults__crash": 0.2}
     histories = []
-    for values in ({}, faults):
+    for values, others in (({}, None), ({"dropout": 0.3}, Faults(late=0.2, crash=0.2))):
         chosen = settings(algorithm=algorithm, **values)
         history = History(chosen.horizon)
-        make_strategy(chosen, history).start(FaultyGrid(chosen, to_flat(chosen)))
+        make_strategy(chosen, history).start(FaultyGrid(chosen, to_flat(chosen), others))
         histories.append(history)
     clean, faulty = histories
     np.testing.assert_array_equal(agents_heard_of(faulty), SMALL["num_agents"])
@@ -222,8 +227,8 @@ def test_agents_that_do_not_collaborate_do_not_notice(algorithm):
 def test_faults_leave_the_agents_draws_alone():
     """The arms and answers that an agent would see are the same; only estimates differ."""
     played = []
-    for values in ({}, {"faults__duplicate": 0.5, "faults__reorder": 1.0}):
-        with Witness(settings(algorithm="fldb_ons", **values)) as witness:
+    for others in (None, Faults(duplicate=0.5, reorder=1.0)):
+        with Witness(settings(algorithm="fldb_ons"), others) as witness:
             witness.run()
         played.append(witness.duels)
     assert played[0].keys() == played[1].keys()
@@ -238,8 +243,8 @@ def test_faults_leave_the_agents_draws_alone():
 class ScheduledGrid(FaultyGrid):
     """Messages meet the scheduled faults, one after the other; at the horizon perhaps none."""
 
-    def __init__(self, chosen, schedule, *, calm_end):
-        super().__init__(chosen, to_flat(chosen))
+    def __init__(self, chosen, schedule, *, calm_end, reorder):
+        super().__init__(chosen, to_flat(chosen), Faults(reorder=reorder))
         self.schedule = iter(schedule)
         self.calm_from = chosen.horizon if calm_end else chosen.horizon + 1
 
@@ -279,10 +284,10 @@ def test_any_schedule_counts_duels_once(
     """Lost, late, repeated and reordered messages, and clients that raise, in any order."""
     chosen = settings(
         min(nodes, agents), algorithm=algorithm, num_agents=agents, horizon=tau * rounds, tau=tau,
-        dimension=2, num_arms=3, quorum=quorum, fraction_train=share, faults__reorder=reorder,
+        dimension=2, num_arms=3, quorum=quorum, fraction_train=share,
     )  # fmt: skip
     with Witness(chosen) as witness:
-        strategy = witness.run(ScheduledGrid(chosen, schedule, calm_end=calm_end))
+        strategy = witness.run(ScheduledGrid(chosen, schedule, calm_end=calm_end, reorder=reorder))
     witness.expect_all_right()
     np.testing.assert_array_equal(agents_heard_of(strategy.history), agents)
     if calm_end and share == 1.0 and rounds * tau > 1:
@@ -332,7 +337,8 @@ def test_a_wrong_upload_is_no_more_than_a_lost_one(kind, algorithm):
 
 @pytest.mark.parametrize("kind", [*REJECTED, "crash", "dropout", "late"])
 def test_participation_names_who_was_absent_and_why(tmp_path, kind):
-    run(settings(4, quorum=0.5, faults__nodes=1, **chance(kind, 1.0)), tmp_path)
+    chosen = settings(4, quorum=0.5, **chance(kind, 1.0))
+    inprocess.run(chosen, str(tmp_path), faults(kind, 1.0, nodes=1))
     table = pd.read_csv(tmp_path / "participation.csv", keep_default_na=False)
     assert list(table.columns) == ["iteration", "asked", "replied", "absent", "rejected"]
     first = {"iteration": 1, "asked": 4, "replied": 3}
@@ -349,12 +355,12 @@ def test_participation_names_who_was_absent_and_why(tmp_path, kind):
         assert all(text.startswith(f"{name}: ") for text in learned.rejected)
         assert all(REJECTED[kind] in text for text in learned.rejected)
     elif kind == "crash":
-        assert set(learned.rejected) == {f"{name}: a client that raises (faults.crash)"}
+        assert set(learned.rejected) == {f"{name}: a client that raises"}
     else:
         assert set(learned.rejected) == {""}
 
 
-def regrets(seeds, nodes, algorithm, **values):
+def regrets(seeds, nodes, algorithm, faults=None, **values):
     """Return the final regret for each seed; there are as many agents as nodes."""
     found = []
     for seed in range(seeds):
@@ -366,19 +372,19 @@ def regrets(seeds, nodes, algorithm, **values):
         if chosen.engine.name == "vectorized":
             vectorized.run(chosen, history)
         else:
-            make_strategy(chosen, history).start(FaultyGrid(chosen, to_flat(chosen)))
+            make_strategy(chosen, history).start(FaultyGrid(chosen, to_flat(chosen), faults))
         found.append(history.regret)
     return np.array(found)
 
 
 @pytest.fixture(scope="module")
 def one_is_silent():
-    return regrets(5, 100, "fldb_ons", horizon=10, quorum=0.9, dropout=1.0, faults__nodes=1)
+    return regrets(5, 100, "fldb_ons", Faults(nodes=1), horizon=10, quorum=0.9, dropout=1.0)
 
 
 @pytest.mark.parametrize("kind", [*REJECTED, "scaled", "flipped", "late", "crash"])
 def test_one_wrong_client_of_100_is_as_good_as_silent(one_is_silent, kind):
-    got = regrets(5, 100, "fldb_ons", horizon=10, quorum=0.9, faults__nodes=1, **chance(kind, 1.0))
+    got = regrets(5, 100, "fldb_ons", faults(kind, 1.0, nodes=1), horizon=10, quorum=0.9)
     error = one_is_silent.std(ddof=1) / np.sqrt(5)
     assert abs(got.mean() - one_is_silent.mean()) <= 2 * error
 
@@ -519,15 +525,15 @@ def test_the_share_is_drawn_by_partition_whatever_the_node_ids():
 
 # --- from the command line ------------------------------------------------------------------
 
-MESS = {
-    "dropout": 0.1, "faults__late": 0.1, "faults__duplicate": 0.1, "faults__reorder": 0.5,
-    "faults__crash": 0.1, "faults__nan": 0.05, "faults__past": 0.05, "faults__future": 0.05,
-}  # fmt: skip
+MESS = Faults(
+    late=0.1, duplicate=0.1, reorder=0.5, crash=0.1, nan=0.05, past=0.05, future=0.05
+)  # fmt: skip
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("other", 1)):
-        run(settings(algorithm="fldb_ons", seed=seed, **MESS), tmp_path / name)
+        chosen = settings(algorithm="fldb_ons", seed=seed, dropout=0.1)
+        inprocess.run(chosen, str(tmp_path / name), MESS)
     first, second, other = (
         [(tmp_path / name / file).read_bytes() for file in ("regret.csv", "participation.csv")]
         for name in ("a", "b", "other")
@@ -538,7 +544,8 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
 
 def test_a_checkpoint_after_every_round_changes_nothing(tmp_path):
     for seconds in (0.0, 30.0):
-        run(settings(checkpoint_seconds=seconds, **MESS), tmp_path / str(seconds))
+        chosen = settings(checkpoint_seconds=seconds, dropout=0.1)
+        inprocess.run(chosen, str(tmp_path / str(seconds)), MESS)
     first, second = (
         [(tmp_path / name / file).read_bytes() for file in ("regret.csv", "participation.csv")]
         for name in ("0.0", "30.0")

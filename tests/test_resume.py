@@ -29,6 +29,8 @@ from fldb_flower.federation import Broadcast, Play
 from fldb_flower.history import History, Participation
 from fldb_flower.results import RunDirectory, identity, request_stop
 from fldb_flower.settings import from_nested
+from simulations.engines import inprocess
+from simulations.engines.faults import Faults
 from simulations.run import run
 
 SMALL = {
@@ -40,7 +42,7 @@ SMALL = {
     "checkpoint_seconds": 0.0,
     "engine__num_nodes": 3,
 }
-RESULTS = ("config.yaml", "regret.csv", "participation.csv")
+RESULTS = ("config.yaml", "regret.csv", "participation.csv", "model.json")
 
 
 class KilledError(BaseException):
@@ -67,7 +69,15 @@ def results(path):
     return summary, files
 
 
-def kill_at(path, chosen, checkpoint, *, before=False):
+def start_run(chosen, path, faults=None):
+    """Run the settings, with faults that no user can set if there are any."""
+    if faults is None:
+        run(chosen, path)
+    else:
+        inprocess.run(chosen, str(path), faults)
+
+
+def kill_at(path, chosen, checkpoint, *, before=False, faults=None):
     """Run until the checkpoint of that number was, or was just not, written; False if it ended."""
     written = 0
     save = RunDirectory.save
@@ -84,7 +94,7 @@ def kill_at(path, chosen, checkpoint, *, before=False):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunDirectory, "save", saving)
         try:
-            run(chosen, path)
+            start_run(chosen, path, faults)
         except KilledError:
             assert not (path / "summary.json").exists()
             return True
@@ -206,23 +216,26 @@ def test_movielens_goes_on_too(tmp_path, ratings):
 
 
 @pytest.mark.parametrize(
-    "faults",
+    ("values", "faults"),
     [
-        {"dropout": 0.3, "quorum": 0.3},
-        {"faults__crash": 0.2, "faults__late": 0.2, "quorum": 0.3},
-        {"faults__duplicate": 0.5, "faults__reorder": 0.5, "faults__nan": 0.1, "quorum": 0.3},
-        {"fraction_train": 0.5},
-        {"robust": "median", "faults__nan": 0.2, "quorum": 0.3},
+        ({"dropout": 0.3, "quorum": 0.3}, None),
+        ({"dropout": 0.3, "quorum": 1.0, "algorithm": "fldb_gd", "horizon": 12}, None),
+        ({"dropout": 0.3, "quorum": 0.3, "fraction_train": 0.5, "algorithm": "fldb_ons"}, None),
+        ({"dropout": 0.5, "algorithm": "ldb", "quorum": 0.2}, None),
+        ({"quorum": 0.3}, Faults(crash=0.2)),
+        ({"quorum": 0.3}, Faults(duplicate=0.5, reorder=0.5, nan=0.1)),
+        ({"fraction_train": 0.5}, None),
+        ({"robust": "median", "quorum": 0.3}, Faults(nan=0.2)),
     ],
     ids=str,
 )
-def test_what_befalls_messages_befalls_them_after_a_break_as_well(tmp_path, faults):
-    values = {"engine__name": "inprocess", "engine__num_nodes": 5, "horizon": 40, **faults}
-    run(settings(**values), tmp_path / "whole")
+def test_a_resumed_run_meets_the_same_faults(tmp_path, values, faults):
+    values = {"engine__name": "inprocess", "engine__num_nodes": 5, "horizon": 40, **values}
+    start_run(settings(**values), tmp_path / "whole", faults)
     for number in (1, 4, 9):
         cut = tmp_path / str(number)
-        assert kill_at(cut, settings(**values), number)
-        run(settings(**values, resume=True), cut)
+        assert kill_at(cut, settings(**values), number, faults=faults)
+        start_run(settings(**values, resume=True), cut, faults)
         assert results(cut) == results(tmp_path / "whole")
 
 

@@ -416,7 +416,7 @@ def test_a_claim_of_too_many_duels_does_not_reach_the_books(count):
     }
     broadcast = Broadcast(Play(1, 1, np.zeros(2), np.eye(2)), np.zeros(2), hessian=True)
     with pytest.raises(UploadError, match="a number beyond 9007199254740992"):
-        devices.check(7, SimpleNamespace(content=RecordDict(content)), broadcast, [7])
+        devices.check(7, SimpleNamespace(content=RecordDict(content)), broadcast)
 
 
 @property_test
@@ -447,4 +447,4 @@ def test_whatever_a_node_replies_is_an_upload_or_an_upload_error(arrays, numbers
     play = Play(1, 1, np.zeros(2), np.eye(2))
     for known in members():
         with contextlib.suppress(UploadError):
-            known.check(7, reply, Broadcast(play, np.zeros(2), hessian=True), [7])
+            known.check(7, reply, Broadcast(play, np.zeros(2), hessian=True))

@@ -30,6 +30,7 @@ from fldb_flower.settings import (
     to_flat,
     to_nested,
 )
+from simulations.run import check_overrides
 
 SOURCE = "the test's file"
 ALL = {entry.dotted: entry for entry in entries()}
@@ -159,7 +160,7 @@ def test_every_setting_reaches_hydra_or_flower():
     devices = {"rounds", "round_seconds", "at_least", "first_duels", "max_duels"}
     only_flower = {"output_dir", "mode", *(f"devices.{name}" for name in devices)}
     assert set(ALL) - hydra == only_flower
-    only_hydra = {"engine", "dropout", "faults"}
+    only_hydra = {"engine", "dropout"}
     assert {name.split(".")[0] for name in set(ALL) - flower} == only_hydra
 
 
@@ -211,14 +212,6 @@ LIMITS = {
     ),
     "dimension": ([0, 4097], [1, 4096], "at least 1 and at most 4096"),
     "dropout": ([-0.1, 1.1], [0, 1], "at least 0 and at most 1"),
-    "faults.nodes": ([-1, 2**63], [0, 5], f"at least 0 and {WHOLE_TEXT}"),
-    **{
-        f"faults.{name}": ([-0.1, 1.1], [0, 1], "at least 0 and at most 1")
-        for name in (
-            *("late", "duplicate", "reorder", "crash", "nan", "huge", "shape", "dtype"),
-            *("indefinite", "scaled", "flipped", "past", "future"),
-        )
-    },
     "max_difference": ([0, -1, 1e-101, 1e101], [0.1, "auto"], WITHIN),
     "fraction_train": ([0, 1.1], [0.1, 1], "above 0 and at most 1"),
     "checkpoint_seconds": ([-1, 1.1e9], [0, 30], "at least 0 and at most 1e+09"),
@@ -574,10 +567,22 @@ def together(values):
     if values["information"] == "sketch":
         values["sketch_rank"] = values["sketch_rank"] % (values["dimension"] - 2) + 1
     if "engine.name" in values and values["engine.name"] != "inprocess":
-        values.update({name: 0 for name in values if name.split(".")[0] in ("dropout", "faults")})
+        values.update({name: 0 for name in values if name == "dropout"})
     if "engine.num_nodes" in values:
         values["engine.num_nodes"] = min(values["engine.num_nodes"], values["num_agents"])
     return values
+
+
+@pytest.mark.parametrize("name", ["late", "crash", "nodes"])
+def test_faults_are_no_settings_of_users(name):
+    """Tests give them to the grid; `dropout` is the user's."""
+    with pytest.raises(SettingsError, match=rf"^faults\.{name} \(from .*there is no such setting"):
+        from_nested({"engine": {"name": "inprocess"}, "faults": {name: 1}}, SOURCE)
+    with pytest.raises(
+        SettingsError, match=rf"^faults\.{name} \(from the command line\): there is no"
+    ):
+        check_overrides([f"faults.{name}=1"])
+    assert not any(entry.dotted.startswith("faults") for entry in hydra_entries())
 
 
 @property_test

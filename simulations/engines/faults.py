@@ -1,9 +1,10 @@
-"""A Grid on which things go wrong by chance, as ``dropout`` and ``faults`` say."""
+"""A Grid whose messages are lost by chance (``dropout``), and for tests also delayed or damaged."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,28 +21,70 @@ UNHEARD, LOST = "unheard", "lost"
 """The two ways in which a message is lost: the broadcast, or the reply to it."""
 
 
+@dataclass(frozen=True)
+class Faults:
+    """Chances of what goes wrong with a message, beside ``dropout``. Tests use them.
+
+    Replies that are late and the last upload are in no checkpoint, so that a run with ``late`` or
+    ``past`` cannot be resumed with identical results.
+
+    Attributes
+    ----------
+    nodes : int
+        The first nodes, whose messages are affected; 0: all.
+    late, duplicate, reorder : float
+        A reply comes after the timeout; comes twice; the replies of an exchange are permuted.
+    crash : float
+        The client raises.
+    nan, huge, shape, dtype, indefinite, scaled, flipped : float
+        The upload has a NaN; has 1e300; a wrong shape; a wrong dtype; a W_new that is not positive
+        semi-definite; is ten times too large; has a gradient of the opposite sign.
+    past, future : float
+        The node's last upload comes again; the upload claims a later iteration.
+    """
+
+    nodes: int = 0
+    late: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    crash: float = 0.0
+    nan: float = 0.0
+    huge: float = 0.0
+    shape: float = 0.0
+    dtype: float = 0.0
+    indefinite: float = 0.0
+    scaled: float = 0.0
+    flipped: float = 0.0
+    past: float = 0.0
+    future: float = 0.0
+
+
 class FaultyGrid(InProcessGrid):
     """An :class:`InProcessGrid` whose messages are lost, late, repeated, reordered or wrong.
 
     Nothing is waited for: what is lost or late is absent from the replies, and what is late
     arrives beside the replies to some later exchange.
 
-    What befalls a node is drawn from a stream of its own, keyed by (seed, "faults", partition,
-    exchange): neither the agents' draws nor another node's faults depend on it, and a run that
-    goes on from a checkpoint meets the same faults.
+    The faults of a node are drawn from a stream of its own, keyed by (seed, "faults", partition,
+    exchange). The agents' draws and other nodes' faults do not depend on it, and a run that is
+    resumed from a checkpoint loses the same messages.
 
     Parameters
     ----------
     settings : Settings
-        ``dropout`` and ``faults``; ``engine.num_nodes`` and ``seed``.
+        ``dropout``, ``engine.num_nodes`` and ``seed``.
     run_config : dict
         Flower's run config, as every node gets it.
+    faults : Faults, optional
+        What else goes wrong; nothing by default.
     """
 
-    def __init__(self, settings: Settings, run_config: dict[str, Any]) -> None:
+    def __init__(
+        self, settings: Settings, run_config: dict[str, Any], faults: Faults | None = None
+    ) -> None:
         super().__init__(settings.engine.num_nodes, run_config)
         self._seed, self._dimension = settings.seed, settings.dimension
-        chances = dataclasses.asdict(settings.faults)
+        chances = dataclasses.asdict(faults or Faults())
         faulty = chances.pop("nodes") or len(self.contexts)
         self._reorder = chances.pop("reorder")
         self._chances = {LOST: settings.dropout, **chances}
@@ -52,7 +95,7 @@ class FaultyGrid(InProcessGrid):
         self._previous: dict[int, RecordDict] = {}  # node -> what it answered last
 
     def draw(self, message: Message) -> set[str]:
-        """Draw what goes wrong with a message: settings of ``faults``, UNHEARD or LOST."""
+        """Draw what goes wrong with a message: names of :class:`Faults`, UNHEARD or LOST."""
         partition = self._faulty.get(message.metadata.dst_node_id)
         if partition is None:
             return set()
@@ -113,7 +156,7 @@ class FaultyGrid(InProcessGrid):
         before = dict(context.state)
         self.deliver(message)
         context.state = RecordDict(before)
-        return failure(message, "a client that raises (faults.crash)")
+        return failure(message, "a client that raises")
 
     def _answer(self, message: Message, faults: set[str], previous: RecordDict | None) -> Message:
         reply = self.deliver(message)

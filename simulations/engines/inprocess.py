@@ -1,24 +1,31 @@
-"""Real Flower messages without processes: ServerApp and ClientApps in one process, no Ray."""
+"""Real Flower messages without Ray: the strategy and the ClientApps in one process."""
 
 from __future__ import annotations
 
-import json
 import logging
+from pathlib import Path
 
-from flwr.app import Context, RecordDict
-
-from fldb_flower import server_app
 from fldb_flower.agents import block_size
 from fldb_flower.memory import require_agents
-from fldb_flower.settings import Settings, to_flat, to_nested
-from simulations.engines.faults import FaultyGrid
-from simulations.engines.grid import SERVER_NODE, InProcessGrid
+from fldb_flower.server_app import run_experiment
+from fldb_flower.settings import Settings, to_flat
+from simulations.engines.faults import Faults, FaultyGrid
+from simulations.engines.grid import InProcessGrid
 
 __all__ = ["InProcessGrid", "run"]
 
 
-def run(settings: Settings, output_dir: str) -> None:
-    """Run the real ServerApp over nodes in this process; it writes the results.
+def run(settings: Settings, output_dir: str, faults: Faults | None = None) -> None:
+    """Run one experiment over nodes in this process, and write its results.
+
+    Parameters
+    ----------
+    settings : Settings
+        Settings of the run.
+    output_dir : str
+        Folder of the results.
+    faults : Faults, optional
+        What goes wrong with messages, beside ``dropout``; for tests.
 
     Raises
     ------
@@ -27,18 +34,11 @@ def run(settings: Settings, output_dir: str) -> None:
     """
     agents = settings.num_agents  # all of them are in this process
     require_agents(settings, agents, min(block_size(settings), agents))
-    run_config = {**to_flat(settings), "output-dir": output_dir}
-    if settings.is_faulty:
-        grid: InProcessGrid = FaultyGrid(settings, run_config)
-    else:
-        grid = InProcessGrid(settings.engine.num_nodes, run_config)
-    context = Context(
-        run_id=grid.run.run_id,
-        node_id=SERVER_NODE,
-        # What the run config cannot hold, too: which engine this is, and its faults.
-        node_config={"engine": "inprocess", "settings": json.dumps(to_nested(settings))},
-        state=RecordDict(),
-        run_config=run_config,
+    run_config = to_flat(settings)
+    grid = (
+        FaultyGrid(settings, run_config, faults)
+        if settings.dropout or faults
+        else InProcessGrid(settings.engine.num_nodes, run_config)
     )
     logging.getLogger("flwr").propagate = False  # Flower prints its lines itself
-    server_app.app(grid, context)
+    run_experiment(settings, grid, Path(output_dir))

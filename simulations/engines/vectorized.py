@@ -21,10 +21,7 @@ from simulations.engines.shards import Shards
 
 
 class DirectFederation(Federation):
-    """All N agents in one group, called without messages.
-
-    Bytes are those of N agents that each exchange a message of their own.
-    """
+    """All N agents in one group, called without messages."""
 
     def __init__(self, settings: Settings, history: History) -> None:
         super().__init__(history)

@@ -894,7 +894,7 @@ function buildCharts() {
   const bytes = (figures) => figures.up + figures.down;
   const scatters = [
     ["by-exchanges", "exchanges", (figures) => figures.exchanges, formatTick, (cost) => `exchanges ${formatNumber(cost)}`],
-    ["by-bytes", "bytes, up and down", bytes, (value) => formatBytes(value), (cost) => `${formatBytes(cost)} up and down`],
+    ["by-bytes", "bytes of all agents, up and down", bytes, (value) => formatBytes(value), (cost) => `${formatBytes(cost)} up and down`],
   ];
   for (const [id, name, measure, tick, words] of scatters) {
     new Chart(byId(id), {

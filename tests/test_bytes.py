@@ -1,0 +1,209 @@
+"""Bytes of a run: of N agents with a message each on every engine, and of nodes' messages."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import nested
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from test_devices import Federation
+
+from fldb_flower.history import History
+from fldb_flower.records import content_bytes, pack_vector
+from fldb_flower.settings import from_nested, to_flat
+from simulations.engines import vectorized
+from simulations.engines.faults import FaultyGrid
+from simulations.engines.grid import InProcessGrid
+from simulations.run import run
+from strategies import make_strategy
+from strategies.simulated import Claim
+
+SMALL = {"num_agents": 7, "horizon": 10, "num_arms": 4, "dimension": 4, "tau": 3, "quorum": 0.3}
+FRAME = 128  # bytes of a vector's .npy header
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """A picture takes longer than the run it shows."""
+    monkeypatch.setattr("fldb_flower.plots.plot_regret", lambda path, *_: path.touch())
+
+
+def settings(nodes=3, **values):
+    where = {"engine__name": "inprocess", "engine__num_nodes": nodes}
+    return from_nested(nested(**{**SMALL, **where, **values}), "a test")
+
+
+def over(grid, chosen):
+    history = History(chosen.horizon)
+    make_strategy(chosen, history).start(grid)
+    return history
+
+
+def in_process(chosen):
+    return over(InProcessGrid(chosen.engine.num_nodes, to_flat(chosen)), chosen)
+
+
+GRID = [
+    {"algorithm": "fldb_ogd"},
+    {"algorithm": "fldb_ogd", "schedule__name": "geometric", "information": "diagonal"},
+    {"algorithm": "fldb_ogd", "information": "sketch", "sketch_rank": 2},
+    {"algorithm": "fldb_ons", "schedule__name": "geometric"},
+    {"algorithm": "fldb_ons", "information": "diagonal"},
+    {"algorithm": "fldb_ons", "information": "sketch", "sketch_rank": 2, "tau": 1},
+    {"algorithm": "fldb_gd"},
+    {"algorithm": "fldb_gd", "solver": "gd", "gd_steps": 3, "schedule__name": "geometric"},
+    {"algorithm": "ldb"},
+    {"algorithm": "random"},
+]
+
+
+@pytest.mark.parametrize("values", GRID, ids=str)
+def test_bytes_do_not_depend_on_engine_or_nodes(values):
+    direct = History(SMALL["horizon"])
+    vectorized.run(settings(**values), direct)
+    assert (direct.node_uploaded_bytes, direct.node_downloaded_bytes) == (0, 0)
+    for nodes in (1, 3, 7):
+        history = in_process(settings(nodes, **values))
+        assert history.exchanges == direct.exchanges
+        assert history.uploaded_bytes == direct.uploaded_bytes
+        assert history.downloaded_bytes == direct.downloaded_bytes
+
+
+def test_with_lbfgs_bytes_depend_on_the_number_of_exchanges_alone():
+    """PyTorch's line search amplifies rounding, so that the number of exchanges may differ."""
+    pytest.importorskip("torch")
+    values = {"algorithm": "fldb_gd", "solver": "lbfgs", "information": "diagonal"}
+    direct = History(SMALL["horizon"])
+    vectorized.run(settings(**values), direct)
+    for history in (direct, in_process(settings(3, **values))):
+        exchanges = history.exchanges  # d = 4: theta_hat; theta_sync and W in each of 10 iterations
+        assert history.uploaded_bytes == 7 * 8 * exchanges * (4 + 4 + 1)
+        assert history.downloaded_bytes == 7 * 8 * (exchanges * 4 + 10 * (4 + 4))
+
+
+def test_summaries_name_the_bytes_of_nodes_apart(tmp_path):
+    summaries = {}
+    for engine in ("vectorized", "inprocess"):
+        run(settings(engine__name=engine), tmp_path / engine)
+        summaries[engine] = json.loads((tmp_path / engine / "summary.json").read_text())
+    extra = {"node_uploaded_bytes", "node_downloaded_bytes", "participation"}
+    assert summaries["inprocess"].keys() - summaries["vectorized"].keys() == extra
+    for key in ("uploaded_bytes", "downloaded_bytes"):
+        assert summaries["inprocess"][key] == summaries["vectorized"][key]
+
+
+def test_messages_of_nodes_by_hand():
+    """Pairs at random, d = 4: nothing but the regret travels, and what was asked for."""
+    history = in_process(settings(3, algorithm="random"))
+    # 10 exchanges of one iteration: an Ask of 8 numbers and the exchange's; an answer of 5 numbers,
+    # the regret and the exchange's. Vectors are empty.
+    assert history.uploaded_bytes == history.downloaded_bytes == 0
+    assert history.node_downloaded_bytes == 10 * 3 * (FRAME + 8 * 9)
+    assert history.node_uploaded_bytes == 10 * 3 * (FRAME + 8 * 7)
+
+
+def test_single_precision_counts_half(tmp_path):
+    double, single = (in_process(settings(wire=wire)) for wire in ("float64", "float32"))
+    assert single.uploaded_bytes / single.exchanges == pytest.approx(
+        double.uploaded_bytes / double.exchanges / 2, rel=0.1
+    )
+    solve = single.exchanges - 3  # t = 1, 3, 6 and 9: d = 4, triangle 10
+    assert single.uploaded_bytes == 7 * 4 * (3 * 14 + solve * 24)
+    assert single.downloaded_bytes == 7 * 4 * (4 * 18 + (solve - 1) * 4)
+
+
+class Weighed:
+    """A mixin for grids that counts agents' bytes itself, from what is sent and what arrives."""
+
+    agents = (3, 2, 2)  # of 7 on three nodes
+
+    def block(self, message_or_reply, node):
+        arrays = message_or_reply.content["arrays"]
+        (vector,) = arrays.to_numpy_ndarrays()
+        return self.agents[node - 1001] * vector.nbytes
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        learns = [m for m in messages if m.content["config"]["ask"][3]]
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        self.down += sum(self.block(m, m.metadata.dst_node_id) for m in learns)
+        if learns:
+            self.up += sum(self.block(r, r.metadata.src_node_id) for r in replies)
+        self.asked += len(messages)
+        self.arrived += len(replies)
+        return replies
+
+
+class WeighedGrid(Weighed, InProcessGrid):
+    up = down = asked = arrived = 0
+
+
+class WeighedFaultyGrid(Weighed, FaultyGrid):
+    up = down = asked = arrived = 0
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
+@pytest.mark.parametrize(
+    "values", [{"dropout": 0.3, "quorum": 1.0}, {"dropout": 0.3}, {"fraction_train": 0.5}], ids=str
+)
+def test_what_was_sent_and_what_arrived_is_counted(algorithm, values):
+    chosen = settings(algorithm=algorithm, **values)
+    grid = (
+        WeighedFaultyGrid(chosen, to_flat(chosen))
+        if chosen.dropout
+        else WeighedGrid(3, to_flat(chosen))
+    )
+    # Tell the partitions first: agents of nodes that never told theirs can only be estimated.
+    history = History(chosen.horizon)
+    strategy = make_strategy(chosen, history)
+    strategy.members._know({1001 + place: claim_of(place) for place in range(3)})
+    strategy.members._claims = {1001 + place: claim_of(place) for place in range(3)}
+    strategy.start(grid)
+    assert (history.uploaded_bytes, history.downloaded_bytes) == (grid.up, grid.down)
+    if chosen.dropout:
+        assert grid.arrived < grid.asked
+
+
+def claim_of(place):
+    return Claim(place, 3)
+
+
+def test_nodes_of_unknown_partitions_share_the_agents_that_are_left():
+    chosen = settings(3, num_agents=8)
+    members = make_strategy(chosen, History(chosen.horizon)).members
+    nodes = [1001, 1002, 1003]
+    assert members.agents(nodes, nodes) == 8
+    assert members.agents(nodes[:1], nodes) == 8 // 3
+    members._know({1001: claim_of(0)})  # hosts 3 of the 8
+    assert [members.agents([node], nodes) for node in nodes] == [3, 2, 2]
+    assert members.agents(nodes, nodes) == 8
+    assert members.agents([], nodes) == 0
+
+
+def test_a_device_is_an_agent(tmp_path):
+    """Rounds of FLDB-ONS with d = 3: gradient 3, W_new and Hessian 6 each."""
+    federation = Federation(tmp_path)
+    for device in range(3):
+        federation.answer(device, 4)
+    federation.serve()
+    before = json.loads((tmp_path / "server" / "summary.json").read_text())
+    for device in range(3):
+        federation.answer(device, 2)
+    federation.serve()
+    after = json.loads((tmp_path / "server" / "summary.json").read_text())
+    assert after["exchanges"] == before["exchanges"] + 1
+    assert after["uploaded_bytes"] - before["uploaded_bytes"] == 3 * 8 * (3 + 6 + 6)
+    assert after["downloaded_bytes"] - before["downloaded_bytes"] == 3 * 8 * (3 + 3 + 6)
+    assert after["node_uploaded_bytes"] > before["node_uploaded_bytes"]
+
+
+def test_content_is_arrays_numbers_and_texts():
+    content = RecordDict(
+        {
+            "a": pack_vector(np.zeros(5)),
+            "b": MetricRecord({"x": [1.0, 2.0], "y": 3}),
+            "c": ConfigRecord({"s": "", "t": "four", "u": [b"ab", b"c"], "v": True}),
+        }
+    )
+    assert content_bytes(content) == FRAME + 5 * 8 + 3 * 8 + 4 + 3 + 8
+    assert content_bytes(RecordDict({"e": ArrayRecord()})) == 0

@@ -1,0 +1,322 @@
+"""What nodes claim to be is judged over all replies of an exchange, whatever their order."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import nested
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from fldb_flower.agents import agents_of_node
+from fldb_flower.errors import FederationError
+from fldb_flower.federation import Broadcast, Play
+from fldb_flower.history import History
+from fldb_flower.messages import Answer
+from fldb_flower.records import pack_vector
+from fldb_flower.settings import from_flat, from_nested, to_flat
+from simulations.engines.grid import InProcessGrid
+from strategies import make_strategy, transport
+from strategies.devices import Devices
+from strategies.simulated import SimulatedNodes
+
+PARTITION, PARTITIONS = 1, 2  # places in an answer's numbers
+AGENTS, NODES = 8, 4
+FIRST = 1001  # the id of partition 0's node
+FIRST_PLAY = Broadcast(Play(1, 1, np.zeros(2), np.eye(2)), np.zeros(2))
+
+
+def settings(**values):
+    small = {"num_agents": AGENTS, "horizon": 5, "num_arms": 3, "dimension": 2, "tau": 1}
+    nodes = {"engine__name": "inprocess", "engine__num_nodes": NODES, "quorum": 0.3}
+    return from_nested(nested(**{**small, **nodes, **values}), "a test")
+
+
+# --- simulated nodes: all claims of one exchange --------------------------------------------
+
+
+def reply(partition, partitions, agents=24):
+    """Return an upload of iteration 1 that fits its claim: every agent showed one arm twice."""
+    block = len(agents_of_node(partition, partitions, agents))
+    numbers = Answer(block, partition, partitions, block, 1, [0.0]).to_numbers()
+    content = {
+        "arrays": pack_vector(np.zeros(5)),  # gradient 2, triangle 3
+        "numbers": MetricRecord({"answer": numbers, "exchange": 0}),
+    }
+    return SimpleNamespace(content=RecordDict(content))
+
+
+def judge(claims, order, connected):
+    """Return the refused nodes and why, and the nodes' names."""
+    members = SimulatedNodes(settings(num_agents=24), History(5))
+    for node in order:
+        members.check(node, reply(*claims[node]), FIRST_PLAY)
+    return members.disputes(connected), [members.name(node) for node in connected]
+
+
+claims_of_nodes = st.lists(
+    st.integers(1, 6).flatmap(lambda n: st.tuples(st.integers(0, n - 1), st.just(n))),
+    min_size=1,
+    max_size=5,
+).map(dict.fromkeys).map(list)  # fmt: skip
+
+
+@hypothesis_settings(deadline=None)
+@given(claims_of_nodes, st.integers(0, 2), st.randoms(use_true_random=False))
+def test_refusals_do_not_depend_on_the_order_of_arrival(claims, silent, random):
+    claims = dict(enumerate(claims, start=FIRST))
+    connected = range(FIRST, FIRST + len(claims) + silent)
+    order = list(claims)
+    expected = judge(claims, order, connected)
+    random.shuffle(order)
+    assert judge(claims, order, connected) == expected
+
+
+@pytest.mark.parametrize("honest", [3, 4, 5])
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_wrong_number_of_partitions_among_three_or_more_refuses_no_other(honest, place):
+    """The liar has the lowest or the highest node id; all orders of arrival."""
+    nodes = list(range(FIRST, FIRST + honest + 1))
+    liar = nodes[place]
+    claims = {node: (number, honest + 1) for number, node in enumerate(nodes)}
+    claims[liar] = (claims[liar][0], honest + 2)
+    for order in itertools.permutations(nodes):
+        refused, _ = judge(claims, order, nodes)
+        wanted = f"num-partitions={honest + 2}, but other nodes say {honest + 1}"
+        assert refused == {liar: wanted}
+
+
+def test_of_equally_many_claims_the_number_of_connected_nodes_is_right():
+    claims = {FIRST: (0, 3), FIRST + 1: (1, 2)}
+    for order in itertools.permutations(claims):
+        refused, _ = judge(claims, order, list(claims))
+        assert refused == {FIRST: "num-partitions=3, but other nodes say 2"}
+
+
+def test_of_equally_many_claims_that_nothing_decides_all_are_refused_and_named():
+    claims = {FIRST: (0, 3), FIRST + 1: (1, 4)}  # of one node
+    for order in itertools.permutations(claims):
+        refused, _ = judge(claims, order, [FIRST, FIRST + 1])
+        assert refused == {
+            FIRST: "num-partitions=3, but other nodes say 4",
+            FIRST + 1: "num-partitions=4, but other nodes say 3",
+        }
+
+
+def test_of_two_unknown_nodes_that_claim_one_partition_both_are_refused_and_named():
+    claims = {1001: (0, 4), 1002: (1, 4), 1003: (1, 4), 1004: (3, 4)}
+    for order in itertools.permutations(claims):
+        refused, names = judge(claims, order, list(claims))
+        assert refused == dict.fromkeys(
+            (1002, 1003), "partition-id=1 is claimed by nodes 1002, 1003"
+        )
+        assert names == ["partition 0", "node 1002", "node 1003", "partition 3"]
+
+
+# --- simulated nodes: whole runs ------------------------------------------------------------
+
+
+class LyingGrid(InProcessGrid):
+    """One node's answers claim something else, from an exchange on; replies come in any order.
+
+    With ``twice`` it sends the true answer as well.
+    """
+
+    def __init__(self, chosen, lie, shuffle, *, since=1, twice=False):
+        super().__init__(NODES, to_flat(chosen))
+        self.liar, self.place, self.number = lie
+        self.shuffle, self.since, self.twice = shuffle, since, twice
+
+    def replies(self, message):
+        true = self.deliver(message)
+        is_late = int(message.metadata.group_id) >= self.since
+        if message.metadata.dst_node_id != self.liar or not is_late:
+            return [true]
+        numbers = dict(true.content["numbers"])
+        answer = list(numbers["answer"])
+        answer[self.place] = self.number
+        numbers["answer"] = answer
+        content = {"arrays": true.content["arrays"], "numbers": MetricRecord(numbers)}
+        false = Message(RecordDict(content), reply_to=message)
+        return [false, true] if self.twice else [false]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        return self.shuffle(replies)
+
+
+def first(liar):
+    """Return a function that puts the liar's replies before all others."""
+    return lambda replies: sorted(replies, key=lambda each: each.metadata.src_node_id != liar)
+
+
+def last(liar):
+    return lambda replies: first(liar)(replies)[::-1]
+
+
+def run_over(lie, shuffle, **when):
+    chosen = settings()
+    history = History(chosen.horizon)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transport, "_TRIES", 2)
+        make_strategy(chosen, history).start(LyingGrid(chosen, lie, shuffle, **when))
+    return history
+
+
+def rejected(history):
+    return {line for row in history.participation for line in row.rejected}
+
+
+@pytest.mark.parametrize("liar", [0, 2])
+@pytest.mark.parametrize(
+    ("place", "number", "reason"),
+    [(PARTITIONS, 5.0, "num-partitions=5, but other nodes say 4"), (PARTITION, 3.0, None)],
+)
+def test_a_liar_that_answers_first_gets_no_other_node_refused(liar, place, number, reason):
+    """Its lie about its partition begins when all are known."""
+    lie, when = (FIRST + liar, place, number), {"since": 1 if reason else 2}
+    early = run_over(lie, first(FIRST + liar), **when)
+    late = run_over(lie, last(FIRST + liar), **when)
+    assert early == late
+    np.testing.assert_array_equal(early.cumulative_regret, late.cumulative_regret)
+    if reason:
+        assert rejected(early) == {f"node {FIRST + liar}: {reason}"}
+    else:
+        wanted = f"partition {liar}: partition-id=3, but it was partition {liar} before"
+        assert rejected(early) == {wanted}
+    assert all(len(row.absent) <= 1 for row in early.participation)
+
+
+def test_an_unknown_liar_with_anothers_partition_is_refused_together_with_that_node():
+    lie = (FIRST + 3, PARTITION, 1.0)
+    histories = [run_over(lie, order(FIRST + 3)) for order in (first, last)]
+    assert histories[0] == histories[1]
+    reason = "partition-id=1 is claimed by nodes 1002, 1004"
+    assert rejected(histories[0]) == {f"node 1002: {reason}", f"node 1004: {reason}"}
+
+
+@hypothesis_settings(deadline=None, max_examples=15)
+@given(
+    lie=st.tuples(
+        st.integers(FIRST, FIRST + NODES - 1),
+        st.sampled_from([PARTITION, PARTITIONS]),
+        st.sampled_from([0.0, 1.0, 4.0, 5.0]),
+    ),
+    since=st.integers(1, 3),
+    twice=st.booleans(),
+    random=st.randoms(use_true_random=False),
+)
+def test_a_run_does_not_depend_on_the_order_of_replies(lie, since, twice, random):
+    def shuffled(replies):
+        random.shuffle(replies)
+        return replies
+
+    histories = [
+        run_over(lie, order, since=since, twice=twice) for order in (first(lie[0]), shuffled)
+    ]
+    assert histories[0] == histories[1]
+    np.testing.assert_array_equal(*(each.cumulative_regret for each in histories))
+
+
+def test_a_claim_of_an_earlier_exchange_is_remembered_while_its_node_is_connected():
+    """Two nodes claim partition 1; in the next exchange only one of them replies."""
+    chosen = settings(quorum=0.5)
+    grid = LyingGrid(chosen, (FIRST + 3, PARTITION, 1.0), list)
+    strategy = make_strategy(chosen, History(chosen.horizon))
+    strategy.connect(grid)
+    strategy.exchange(strategy._broadcast._replace(play=Play(1, 1, np.zeros(2), np.eye(2))))
+    grid.shuffle = lambda replies: [r for r in replies if r.metadata.src_node_id != FIRST + 1]
+    strategy.exchange(strategy._broadcast._replace(play=Play(2, 2, np.zeros(2), np.eye(2))))
+    assert sorted(strategy._answered) == [FIRST, FIRST + 2]
+
+
+def test_replies_that_come_with_a_later_try_overrule_a_lie_that_was_alone():
+    """At first only the liar's reply arrives; then all others', which outvote it."""
+    chosen = settings(quorum=0.75)
+    grid, tries = LyingGrid(chosen, (FIRST, PARTITIONS, 5.0), list), itertools.count()
+
+    def shuffle(replies):
+        is_first = next(tries) == 0
+        return [r for r in replies if not is_first or r.metadata.src_node_id == FIRST]
+
+    grid.shuffle = shuffle
+    strategy = make_strategy(chosen, History(chosen.horizon))
+    strategy.connect(grid)
+    strategy.exchange(strategy._broadcast._replace(play=Play(1, 1, np.zeros(2), np.eye(2))))
+    assert sorted(strategy._answered) == [FIRST + 1, FIRST + 2, FIRST + 3]
+    assert rejected(strategy.history) == {f"node {FIRST}: num-partitions=5, but other nodes say 4"}
+
+
+def test_a_quorum_that_a_dispute_prevents_names_both_nodes():
+    chosen = settings(quorum=1.0)
+    grid = LyingGrid(chosen, (FIRST + 3, PARTITION, 1.0), list)
+    with pytest.raises(FederationError, match=r"node 1002: .* 1002, 1004; node 1004: .*1002, 1004"):
+        make_strategy(chosen, History(chosen.horizon)).start(grid)
+
+
+# --- devices --------------------------------------------------------------------------------
+
+IDS = [f"{number:032x}" for number in range(4)]
+
+
+def introduction(device):
+    content = {
+        "arrays": pack_vector(np.zeros(0)),
+        "numbers": MetricRecord({"answer": [0.0] * 5}),
+        "device": ConfigRecord({"id": device}),
+    }
+    return SimpleNamespace(content=RecordDict(content))
+
+
+def meet(known, claims, order, connected):
+    """Let nodes introduce themselves; return who is refused, and which device is at which node."""
+    devices = Devices(from_flat({"mode": "devices", "algorithm": "fldb_ons"}, "a test"))
+    devices.restore({"counted": {}, "duels": 0, "nodes": known})
+    for node in order:
+        if known.get(node) != claims[node]:
+            assert devices.check(node, introduction(claims[node]), FIRST_PLAY) is None
+    return devices.disputes(connected), devices.state()["nodes"]
+
+
+@hypothesis_settings(deadline=None)
+@given(
+    known=st.lists(st.sampled_from(IDS), unique=True, max_size=4),
+    claims=st.lists(st.sampled_from(IDS), min_size=1, max_size=4),
+    gone=st.sets(st.integers(1, 4)),
+    random=st.randoms(use_true_random=False),
+)
+def test_which_devices_are_refused_does_not_depend_on_the_order(known, claims, gone, random):
+    known, claims = dict(enumerate(known, start=1)), dict(enumerate(claims, start=1))
+    connected, order = {*claims, *known} - gone, list(claims)
+    expected = meet(known, claims, order, connected)
+    random.shuffle(order)
+    refused, places = meet(known, claims, order, connected)
+    assert (refused, places) == expected
+    assert len(set(places.values())) == len(places)  # a device is at one node
+    accepted = {node: claims[node] for node in claims.keys() & connected - refused.keys()}
+    assert {str(node): device for node, device in accepted.items()}.items() <= places.items()
+
+
+def test_devices_that_changed_places_are_both_known_at_once():
+    known, claims = {1: IDS[0], 2: IDS[1]}, {1: IDS[1], 2: IDS[0]}
+    for order in itertools.permutations(claims):
+        assert meet(known, claims, order, [1, 2]) == ({}, {"1": IDS[1], "2": IDS[0]})
+
+
+def test_of_two_unknown_nodes_with_one_store_both_are_refused_and_named():
+    claims = {1: IDS[0], 2: IDS[3], 3: IDS[0]}
+    for order in itertools.permutations(claims):
+        refused, places = meet({}, claims, order, [1, 2, 3])
+        assert places == {"2": IDS[3]}
+        assert refused.keys() == {1, 3}
+        assert all("is claimed by nodes 1, 3" in reason for reason in refused.values())
+
+
+def test_a_known_device_keeps_its_place_against_a_copy_that_answers_first():
+    for order in itertools.permutations((1, 2)):
+        refused, places = meet({2: IDS[0]}, {1: IDS[0], 2: IDS[0]}, order, [1, 2])
+        assert refused.keys() == {1}
+        assert places == {"2": IDS[0]}
