@@ -202,7 +202,7 @@ def conduct(
     try:
         run(history, keeper)
         summary = directory.finish(history, engine=engine, runtime_seconds=keeper.seconds)
-    except FldbError:
+    except Exception:
         directory.abandon()
         raise
     finally:
@@ -212,7 +212,8 @@ def conduct(
         f" {summary['exchanges']} exchanges, {_size(summary['uploaded_bytes'])} up,"
         f" {_size(summary['downloaded_bytes'])} down, {summary['runtime_seconds']:.1f} s"
     )
-    say(f"results: {directory.path}  plot: {directory.path / PLOT}")
+    plot = f"  plot: {directory.path / PLOT}" if settings.plot else ""
+    say(f"results: {directory.path}{plot}")
     return summary
 
 

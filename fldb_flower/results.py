@@ -20,7 +20,7 @@ from fldb_flower.settings import Settings, from_nested, hydra_entries, to_nested
 CONFIG, REGRET, PLOT, SUMMARY = "config.yaml", "regret.csv", "regret.png", "summary.json"
 PARTICIPATION, CHECKPOINT, STOP = "participation.csv", "checkpoint.bin", "stop"
 _FORMAT = 1  # of what a run's checkpoint holds
-_HOW_IT_IS_KEPT = ("resume", "checkpoint_seconds")
+_HOW_IT_IS_KEPT = ("resume", "checkpoint_seconds", "plot")
 _MAY_CHANGE = (  # between two parts of one run: no result depends on it
     *_HOW_IT_IS_KEPT, "node_wait", "reply_timeout", "max_message_mb",
     "engine.num_cpus", "engine.num_gpus",
@@ -97,14 +97,15 @@ class RunDirectory:
         OutputError
             The disk is full, or the directory went away or became read-only.
         """
-        from fldb_flower.plots import plot_regret  # noqa: PLC0415 - matplotlib takes a second
-
         summary = self._summary(history, engine, runtime_seconds)
         try:
             replace_file(self.path / REGRET, _regret_csv(history).encode())
             if history.participation:
                 replace_file(self.path / PARTICIPATION, _participation_csv(history).encode())
-            plot_regret(self.path / PLOT, history, self._settings)
+            if self._settings.plot:
+                from fldb_flower.plots import plot_regret  # noqa: PLC0415 - takes a second
+
+                plot_regret(self.path / PLOT, history, self._settings)
             replace_file(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
         except OSError as error:
             raise OutputError(f"cannot write results to {self.path}: {error.strerror}") from None

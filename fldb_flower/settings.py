@@ -319,6 +319,7 @@ class Settings:
     checkpoint_seconds: float = setting(
         30.0, "Seconds between two checkpoints of a run; 0: one after every round.", minimum=0
     )
+    plot: bool = setting(True, "Draw regret.png; the jobs of a sweep draw it only with plot=true.")
     max_message_mb: float = setting(
         256.0, "Largest message that is read, in MiB (Flower).", above=0
     )
