@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -94,7 +95,7 @@ class CachingLoader(ConfigLoaderImpl):
         """Return the configuration of the job with these overrides."""
         parsed = OverridesParser.create().parse_overrides(list(sweep_overrides))
         plain = [each for each in parsed if _is_plain(each, master_config)]
-        others = tuple(each.input_line for each in parsed if each not in plain)
+        others = tuple(str(each.input_line) for each in parsed if each not in plain)
         if others not in self._composed:
             composed = super().load_sweep_config(master_config, list(others))
             self._composed[others] = composed
@@ -170,7 +171,9 @@ class GridSweeper(BasicSweeper):
 
     def plan(self, arguments: Sequence[str]) -> tuple[list[Job], dict[str, str]]:
         """Return a sweep's distinct jobs in order, and why others are refused, by their names."""
-        loader = self.hydra_context.config_loader  # type: ignore[union-attr]
+        assert self.hydra_context is not None
+        assert self.config is not None
+        loader = self.hydra_context.config_loader
         parser = OverridesParser.create(config_loader=loader)
         parsed = parser.parse_overrides([*self._parse_config(), *arguments])
         swept = {each.get_key_element(): each.is_sweep_override() for each in parsed}
@@ -240,6 +243,8 @@ class GridSweeper(BasicSweeper):
         before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
         # A terminal sends SIGINT to all its processes, and workers would die of it. They inherit
         # the mask of this thread; here, the thread that shows the progress receives the signal.
+        # Python's resource tracker unblocks SIGINT when it starts, so it has to start before.
+        resource_tracker.ensure_running()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, () if here else {signal.SIGINT})
         try:
             yield
