@@ -56,9 +56,8 @@ def report(runs: Sequence[Run], failed: Sequence[str], folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     if runs:
         summarise(runs, folder)
-        print(
-            f"{statistics_text(runs)}\n{len(runs)} runs in {folder}: {TABLE}, {CURVES}, {PICTURE}"
-        )
+        print(statistics_text(runs))
+        print(f"results of {len(runs)} jobs: {TABLE}, {CURVES} and {PICTURE} in {folder}")
     for line in failed:
         print(f"error: job {line}", file=sys.stderr)
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -22,12 +22,13 @@ from types import FrameType
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.core_plugins import basic_sweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -119,11 +120,13 @@ def _is_plain(override: Override, config: DictConfig) -> bool:
         and override.package is None
         and key not in config.hydra.runtime.choices
         and not key.startswith(("hydra/", "hydra."))
-        and not OmegaConf.is_config(OmegaConf.select(config, key))
+        and not OmegaConf.is_config(
+            OmegaConf.select(config, key, throw_on_resolution_failure=False)
+        )
     ) or key == "hydra.sweep.subdir"
 
 
-class GridSweeper(BasicSweeper):
+class GridSweeper(Sweeper):
     """Sweep over the product of the overrides, as Hydra's own sweeper does.
 
     Jobs with equal settings are one job. With ``resume=true``, jobs whose result is anywhere in
@@ -131,16 +134,24 @@ class GridSweeper(BasicSweeper):
     and jobs without a result are named; then the exit status is 1.
     """
 
+    def __init__(
+        self, max_batch_size: int | None = None, params: Mapping[str, str] | None = None
+    ) -> None:
+        self._batch_size = max_batch_size
+        self._params = [f"{key}={value}" for key, value in (params or {}).items()]
+
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Take over what Hydra passes, with a loader that composes each file once."""
+        """Create the launcher, with a loader that composes each file once."""
         loader = CachingLoader(hydra_context.config_loader)
-        super().setup(
-            hydra_context=HydraContext(config_loader=loader, callbacks=hydra_context.callbacks),
-            task_function=task_function,
-            config=config,
+        context = HydraContext(config_loader=loader, callbacks=hydra_context.callbacks)
+        self.config: DictConfig = config
+        self.launcher: Launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=context, task_function=task_function, config=config
         )
+        self._loader = loader
+        self._folder = Path(str(config.hydra.sweep.dir))
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the jobs that have no result yet, and summarise all of them.
@@ -152,8 +163,7 @@ class GridSweeper(BasicSweeper):
         SystemExit
             A job has no result, or a signal came.
         """
-        assert self.config is not None
-        folder = Path(str(self.config.hydra.sweep.dir))
+        folder = self._folder
         jobs, refused = self.plan(arguments)
         if not jobs and len(set(refused.values())) == 1:
             raise SettingsError(next(iter(refused.values())))
@@ -171,19 +181,18 @@ class GridSweeper(BasicSweeper):
 
     def plan(self, arguments: Sequence[str]) -> tuple[list[Job], dict[str, str]]:
         """Return a sweep's distinct jobs in order, and why others are refused, by their names."""
-        assert self.hydra_context is not None
-        assert self.config is not None
-        loader = self.hydra_context.config_loader
-        parser = OverridesParser.create(config_loader=loader)
-        parsed = parser.parse_overrides([*self._parse_config(), *arguments])
+        parser = OverridesParser.create(config_loader=self._loader)
+        parsed = parser.parse_overrides([*self._params, *arguments])
+        # Hydra executes its plugins' modules again when it looks for plugins: no class is imported.
+        grids = basic_sweeper.BasicSweeper.split_arguments(parsed, None)[0]
         swept = {each.get_key_element(): each.is_sweep_override() for each in parsed}
         quiet = () if "plot" in swept else ("plot=false",)
         jobs: dict[str, Job] = {}
         refused: dict[str, str] = {}
-        for number, grid in enumerate(self.split_arguments(parsed, None)[0]):
+        for number, grid in enumerate(grids):
             varied = [text for text in grid if swept[text.partition("=")[0]]]
             name, overrides = " ".join(varied or grid), (*grid, *quiet)
-            config = loader.load_sweep_config(self.config, list(overrides))
+            config = self._loader.load_sweep_config(self.config, list(overrides))
             try:
                 settings = _settings_of(config)
             except FldbError as error:
@@ -199,10 +208,9 @@ class GridSweeper(BasicSweeper):
 
     def _launch(self, todo: Sequence[Job], folder: Path) -> str:
         """Launch jobs; return what went wrong with the launcher itself, if anything did."""
-        assert self.launcher is not None
         for job in todo:
             (job.folder / ERROR).unlink(missing_ok=True)
-        size = self.max_batch_size or len(todo)
+        size = self._batch_size or len(todo)
         try:
             for first in range(0, len(todo), size or 1):
                 batch = [job.overrides for job in todo[first : first + size]]
@@ -226,8 +234,9 @@ class GridSweeper(BasicSweeper):
         if threading.current_thread() is not threading.main_thread():  # Python's rule for handlers
             yield
             return
-        folder = Path(str(self.config.hydra.sweep.dir))  # type: ignore[union-attr]
-        here = isinstance(self.launcher, BasicLauncher)  # its jobs handle signals themselves
+        folder = self._folder
+        # Jobs in this process handle signals themselves.
+        here = str(self.config.hydra.launcher.get("_target_")).endswith(".BasicLauncher")
         came: list[int] = []
 
         def stop(number: int, _frame: FrameType | None) -> None:
