@@ -19,6 +19,7 @@ from fldb_flower.experiment import StoppedError
 from fldb_flower.files import replace_file
 from fldb_flower.results import STOP, SUMMARY
 
+SOURCE = "the command line or conf/"  # of settings, in messages
 ERROR = "error.txt"
 """Why a job failed: one line, and below it the trace of an unexpected exception."""
 

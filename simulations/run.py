@@ -33,7 +33,7 @@ from fldb_flower.settings import (
     hydra_entries,
     suggestion,
 )
-from simulations.jobs import attempt
+from simulations.jobs import SOURCE, attempt
 
 _LOG = logging.getLogger("fldb_flower")
 _CONF = Path(conf.__path__[0])
@@ -77,7 +77,7 @@ def _job(config: DictConfig) -> float | None:
 
     def work() -> None:
         values: Any = OmegaConf.to_container(config, resolve=True)
-        run(from_nested(values, "the command line or conf/"), directory)
+        run(from_nested(values, SOURCE), directory)
 
     if _is_sweep():
         with _stopping_on_signals(directory):

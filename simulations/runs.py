@@ -115,13 +115,18 @@ def find_finished(folder: Path, wanted: Collection[str] | None = None) -> dict[s
     finished: dict[str, Run] = {}
     runs, _ = find_runs([folder]) if folder.is_dir() else ([], [])
     for run in runs:
-        try:
-            key = identity(from_nested(run.settings, str(run.path)))
-        except FldbError:
-            continue  # of another version
-        if wanted is None or key in wanted:
+        key = identity_of(run)
+        if key and (wanted is None or key in wanted):
             finished.setdefault(key, run)
     return finished
+
+
+def identity_of(run: Run) -> str:
+    """Return the identity of a run's settings; empty if they are not those of this version."""
+    try:
+        return identity(from_nested(run.settings, str(run.path)))
+    except FldbError:
+        return ""
 
 
 def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,12 +42,11 @@ from fldb_flower.results import (
     stop_requested,
 )
 from fldb_flower.settings import Settings, from_nested
-from simulations.jobs import ERROR, describe_exception, failure
+from simulations.jobs import ERROR, SOURCE, describe_exception, failure
 from simulations.progress import Progress
-from simulations.runs import Run, find_finished, read_run
+from simulations.runs import Run, find_finished, identity_of, read_run
 from simulations.sweep import report
 
-SOURCE = "the command line or conf/"
 _NUMBERED = "${hydra.job.num}"  # Hydra's default name of a job's folder
 _HASH_DIGITS = 10
 _LONGEST_NAME = 80
@@ -252,8 +251,8 @@ class GridSweeper(Sweeper):
         before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
         # A terminal sends SIGINT to all its processes, and workers would die of it. They inherit
         # the mask of this thread; here, the thread that shows the progress receives the signal.
-        # Python's resource tracker unblocks SIGINT when it starts, so it has to start before.
-        resource_tracker.ensure_running()
+        if not here:  # Python's resource tracker unblocks SIGINT when it starts
+            resource_tracker.ensure_running()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, () if here else {signal.SIGINT})
         try:
             yield
@@ -277,10 +276,11 @@ class GridSweeper(Sweeper):
         runs, failed = [], [f"{name}: {reason}" for name, reason in refused.items()]
         for job in jobs:
             run = finished.get(job.identity) or read_run(job.folder)
-            if isinstance(run, Run):
+            if isinstance(run, Run) and identity_of(run) == job.identity:
                 runs.append(run)
             else:
-                why = failure(job.folder) or _reason(job.folder, run.reason, trouble)
+                why = "a run of other settings" if isinstance(run, Run) else run.reason
+                why = failure(job.folder) or _reason(job.folder, why, trouble)
                 failed.append(f"{job.name}: {why}")
         report(runs, failed, folder)
         if trouble:

@@ -217,15 +217,28 @@ def test_an_extended_sweep_agrees_with_single_runs(tmp_path, launcher):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert {path: path.read_bytes() for path in before} == before
-    table = pd.read_csv(tmp_path / "sweep.csv", float_precision="round_trip")
+    table = pd.read_csv(tmp_path / "sweep.csv", dtype={"final_regret": str})
     pairs = [(tau, seed) for tau in (1, 2) for seed in (0, 1, 2)]
     assert list(zip(table.tau, table.seed, strict=True)) == pairs
-    assert list(table.final_regret) == [final_regret(tau=tau, seed=seed) for tau, seed in pairs]
+    expected = [final_regret(tau=tau, seed=seed) for tau, seed in pairs]
+    assert [float(text) for text in table.final_regret] == expected
     assert [name for name in table.job if name.isdecimal()] == ["0", "1", "2", "3"]
     assert len(list(tmp_path.glob("tau-*/summary.json"))) == 2
     curves = pd.read_csv(tmp_path / "curves.csv")
     assert (curves.groupby(["tau", "seed"]).size() == 30).all()
     assert len(curves) == 6 * 30
+
+
+def test_a_chosen_folder_with_another_run_is_a_failure_and_no_row(tmp_path):
+    """Users may number folders; then the numbers of an extended sweep shift."""
+    run(from_nested({**SMALL, "tau": 2}, "a test"), tmp_path / "job-1")
+    done = call(
+        "-m", "tau=1,4", "num_agents=4", "horizon=30", "resume=true",
+        "hydra.sweep.subdir='job-${hydra.job.num}'", f"hydra.sweep.dir={tmp_path}",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: job tau=4: {tmp_path / 'job-1'} holds a run of other")
+    assert pd.read_csv(tmp_path / "sweep.csv").job.to_list() == ["job-0"]
 
 
 def test_without_resume_existing_jobs_are_refused_and_untouched(tmp_path):
@@ -325,7 +338,7 @@ def call_broken(tmp_path, failure, *arguments):
     (modules / "sitecustomize.py").write_text(BROKEN.format(failure=failure))
     path = os.pathsep.join([str(modules), str(ROOT)])
     return subprocess.run(
-        [sys.executable, "-m", "simulations.run", "num_agents=4", "horizon=30", *arguments],
+        [sys.executable, "-m", "simulations.run", *arguments, "num_agents=4", "horizon=30"],
         check=False, capture_output=True, text=True, cwd=ROOT, timeout=120,
         env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
