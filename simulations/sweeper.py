@@ -201,7 +201,7 @@ class GridSweeper(Sweeper):
             if key not in jobs:
                 folder = _folder(config, number, varied or grid, key)
                 subdir = str(folder.relative_to(str(config.hydra.sweep.dir)))
-                place = f"hydra.sweep.subdir={_quoted(subdir)}"
+                place = f"hydra.sweep.subdir={quoted(subdir)}"
                 jobs[key] = Job(name, (*overrides, place), settings, key, folder)
         return list(jobs.values()), refused
 
@@ -324,7 +324,7 @@ def _folder(config: DictConfig, number: int, overrides: Sequence[str], key: str)
     return there[0] if there else sweep / f"{words[:_LONGEST_NAME]}_{digest}"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """Return text as a quoted value of Hydra's grammar for overrides."""
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
     return f"'{escaped}'"

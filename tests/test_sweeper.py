@@ -35,7 +35,7 @@ from simulations.jobs import attempt, failure
 from simulations.run import run
 from simulations.runs import Run
 from simulations.sweep import SummariseSweep, statistics, statistics_text
-from simulations.sweeper import CachingLoader, _quoted, register
+from simulations.sweeper import CachingLoader, quoted, register
 
 LAUNCHERS = ["basic", "joblib", "submitit_local"]
 SMALL = {"num_agents": 4, "horizon": 30}
@@ -197,8 +197,8 @@ def test_a_name_that_the_user_chose_is_kept(hydra_loader):
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1))
 @settings(derandomize=True, deadline=None)
 def test_quoted_text_is_what_hydra_reads(text):
-    quoted = f"hydra.sweep.subdir={_quoted(text)}"
-    assert OverridesParser.create().parse_override(quoted).value() == text
+    override = f"hydra.sweep.subdir={quoted(text)}"
+    assert OverridesParser.create().parse_override(override).value() == text
 
 
 # --- what a sweep leaves -----------------------------------------------------------------------
