@@ -7,7 +7,6 @@ extended, and its tables hold each of its jobs once, whatever else is in its fol
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import re
 import signal
@@ -19,12 +18,9 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.core_plugins import basic_sweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
@@ -42,6 +38,7 @@ from fldb_flower.results import (
     stop_requested,
 )
 from fldb_flower.settings import Settings, from_nested
+from simulations.composition import CachingLoader
 from simulations.jobs import ERROR, SOURCE, describe_exception, failure
 from simulations.progress import Progress
 from simulations.runs import Run, find_finished, identity_of, read_run
@@ -76,53 +73,6 @@ class Job:
     settings: Settings
     identity: str
     folder: Path
-
-
-class CachingLoader(ConfigLoaderImpl):
-    """Composes the configuration of a sweep's jobs once for each choice of config groups.
-
-    Composition takes Hydra a tenth of a second, most of it to read and merge the same files. A
-    plain ``key=value`` is applied to a copy, as Hydra does at the end of each composition.
-    """
-
-    def __init__(self, loader: Any) -> None:
-        super().__init__(loader.config_search_path)
-        self._composed: dict[tuple[str, ...], DictConfig] = {}
-
-    def load_sweep_config(
-        self, master_config: DictConfig, sweep_overrides: Sequence[str]
-    ) -> DictConfig:
-        """Return the configuration of the job with these overrides."""
-        parsed = OverridesParser.create().parse_overrides(list(sweep_overrides))
-        plain = [each for each in parsed if _is_plain(each, master_config)]
-        others = tuple(str(each.input_line) for each in parsed if each not in plain)
-        if others not in self._composed:
-            composed = super().load_sweep_config(master_config, list(others))
-            self._composed[others] = composed
-        config = copy.deepcopy(self._composed[others])
-        self._apply_overrides_to_config(plain, config)
-        ours = [each for each in parsed if not each.is_hydra_override()]
-        config.hydra.overrides.task = [each.input_line for each in ours]
-        style = config.hydra.job.config.override_dirname
-        config.hydra.job.override_dirname = get_overrides_dirname(
-            ours, kv_sep=style.kv_sep, item_sep=style.item_sep, exclude_keys=style.exclude_keys
-        )
-        OmegaConf.copy_cache(from_config=master_config, to_config=config)
-        return config
-
-
-def _is_plain(override: Override, config: DictConfig) -> bool:
-    """Whether an override only gives one value a new one, and chooses no file."""
-    key = override.key_or_group
-    return (
-        override.type == OverrideType.CHANGE
-        and override.package is None
-        and key not in config.hydra.runtime.choices
-        and not key.startswith(("hydra/", "hydra."))
-        and not OmegaConf.is_config(
-            OmegaConf.select(config, key, throw_on_resolution_failure=False)
-        )
-    ) or key == "hydra.sweep.subdir"
 
 
 class GridSweeper(Sweeper):

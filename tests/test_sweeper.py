@@ -29,13 +29,14 @@ from fldb_flower.history import History
 from fldb_flower.results import identity
 from fldb_flower.settings import defaults_nested, from_nested
 from simulations import sweep as tables
+from simulations.composition import CachingLoader
 from simulations.engines import vectorized
 from simulations.figures import PANELS, SEEDS, settings_of
 from simulations.jobs import attempt, failure
 from simulations.run import run
 from simulations.runs import Run
 from simulations.sweep import SummariseSweep, statistics, statistics_text
-from simulations.sweeper import CachingLoader, quoted, register
+from simulations.sweeper import quoted, register
 
 LAUNCHERS = ["basic", "joblib", "submitit_local"]
 SMALL = {"num_agents": 4, "horizon": 30}
