@@ -207,9 +207,6 @@ def conduct(
         summary = directory.finish(
             history, theta_sync, engine=engine, runtime_seconds=keeper.seconds
         )
-    except FldbError:
-        directory.abandon()
-        raise
     except MemoryError as error:
         directory.abandon()
         raise DataError(
@@ -217,6 +214,9 @@ def conduct(
             f" horizon={settings.horizon}, num_arms={settings.num_arms} or"
             f" dimension={settings.dimension} is too large for this machine"
         ) from None
+    except Exception:
+        directory.abandon()
+        raise
     finally:
         directory.close()
     say(
@@ -224,7 +224,8 @@ def conduct(
         f" {summary['exchanges']} exchanges, {_size(summary['uploaded_bytes'])} up,"
         f" {_size(summary['downloaded_bytes'])} down, {summary['runtime_seconds']:.1f} s"
     )
-    say(f"results: {directory.path}  plot: {directory.path / PLOT}")
+    plot = f"  plot: {directory.path / PLOT}" if settings.plot else ""
+    say(f"results: {directory.path}{plot}")
     return summary
 
 

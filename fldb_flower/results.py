@@ -23,7 +23,7 @@ CONFIG, REGRET, PLOT, SUMMARY = "config.yaml", "regret.csv", "regret.png", "summ
 PARTICIPATION, CHECKPOINT, STOP = "participation.csv", "checkpoint.bin", "stop"
 MODEL = "model.json"
 _FORMAT = 2  # of what a run's checkpoint holds
-_HOW_IT_IS_KEPT = ("resume", "checkpoint_seconds")
+_HOW_IT_IS_KEPT = ("resume", "checkpoint_seconds", "plot")
 _MAY_CHANGE = (  # between two parts of one run: no result depends on it
     *_HOW_IT_IS_KEPT, "node_wait", "reply_timeout", "max_message_mb",
     "engine.num_cpus", "engine.num_gpus",
@@ -109,15 +109,16 @@ class RunDirectory:
         OutputError
             The disk is full, or the directory went away or became read-only.
         """
-        from fldb_flower.plots import plot_regret  # noqa: PLC0415 - matplotlib takes a second
-
         summary = self._summary(history, engine, runtime_seconds)
         model = self._model(history, theta_sync)
         try:
             replace_file(self.path / REGRET, _regret_csv(history).encode())
             if history.participation:
                 replace_file(self.path / PARTICIPATION, _participation_csv(history).encode())
-            plot_regret(self.path / PLOT, history, self._settings)
+            if self._settings.plot:
+                from fldb_flower.plots import plot_regret  # noqa: PLC0415 - takes a second
+
+                plot_regret(self.path / PLOT, history, self._settings)
             if model is not None:
                 replace_file(self.path / MODEL, _json(model))
             replace_file(self.path / SUMMARY, _json(summary))

@@ -366,6 +366,7 @@ class Settings(_Checked):
         minimum=0,
         maximum=SECONDS,
     )
+    plot: bool = setting(True, "Draw regret.png; the jobs of a sweep draw it only with plot=true.")
     max_message_mb: float = setting(
         256.0, "Largest message that is read, in MiB (Flower).", above=0, maximum=1_000_000
     )

@@ -33,11 +33,12 @@ from fldb_flower.settings import (
     hydra_entries,
     suggestion,
 )
+from simulations.jobs import SOURCE, attempt
 
 _LOG = logging.getLogger("fldb_flower")
 _CONF = Path(conf.__path__[0])
 _SIGNALLED = 128  # exit status: this and the signal's number
-_FAILURES: list[str] = []  # of this process's jobs, said already
+_FAILURES: list[str] = []  # of a single run, reported already
 
 
 def run(settings: Settings, directory: Path) -> None:
@@ -71,17 +72,23 @@ def run(settings: Settings, directory: Path) -> None:
 
 
 @hydra.main(version_base="1.3", config_path=str(_CONF), config_name="config")
-def _job(config: DictConfig) -> None:
-    values: Any = OmegaConf.to_container(config, resolve=True)
+def _job(config: DictConfig) -> float | None:
     directory = Path(HydraConfig.get().runtime.output_dir)
-    try:
-        settings = from_nested(values, "the command line or conf/")
+
+    def work() -> None:
+        values: Any = OmegaConf.to_container(config, resolve=True)
+        run(from_nested(values, SOURCE), directory)
+
+    if _is_sweep():
         with _stopping_on_signals(directory):
-            run(settings, directory)
-    except FldbError as error:  # the other jobs of a sweep go on
-        overrides = " ".join(HydraConfig.get().overrides.task)
-        _FAILURES.append(f"{error}" if not _is_sweep() else f"job {overrides}: {error}")
-        print(f"error: {_FAILURES[-1]}", file=sys.stderr)
+            return attempt(work, directory, Path(HydraConfig.get().sweep.dir))
+    try:
+        with _stopping_on_signals(directory):
+            work()
+    except FldbError as error:
+        _FAILURES.append(str(error))
+        print(f"error: {error}", file=sys.stderr)
+    return None
 
 
 @contextlib.contextmanager
@@ -136,7 +143,7 @@ def _groups() -> dict[str, list[str]]:
 
 
 def _left_unfinished() -> bool:
-    """Whether a sweep had jobs without a result, which may have run in other processes."""
+    """Whether the sweep of another sweeper than ours had jobs without a result."""
     sweep = sys.modules.get("simulations.sweep")
     return sweep is not None and bool(sweep.jobs_without_result)
 

@@ -10,7 +10,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ import numpy as np
 import pandas as pd
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from fldb_flower.errors import DataError
-from fldb_flower.results import CONFIG, REGRET, SUMMARY
+from fldb_flower.errors import DataError, FldbError
+from fldb_flower.results import CONFIG, REGRET, SUMMARY, identity
+from fldb_flower.settings import from_nested
 
 CURVE_COLUMNS = ("iteration", "cumulative_regret", "exchanges")
 NUMBERS = (
@@ -93,12 +94,39 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
     runs: list[Run] = []
     unfinished: list[Unfinished] = []
     for found in _candidates(folders):
-        result = found if isinstance(found, Unfinished) else _read(found)
+        result = found if isinstance(found, Unfinished) else read_run(found)
         if isinstance(result, Run):
             runs.append(result)
         else:
             unfinished.append(result)
     return runs, unfinished
+
+
+def find_finished(folder: Path, wanted: Collection[str] | None = None) -> dict[str, Run]:
+    """Return finished runs below a folder by the identity of their settings, one for each.
+
+    Parameters
+    ----------
+    folder : Path
+        Need not exist.
+    wanted : collection of str, optional
+        Identities to return; all by default. See :func:`fldb_flower.results.identity`.
+    """
+    finished: dict[str, Run] = {}
+    runs, _ = find_runs([folder]) if folder.is_dir() else ([], [])
+    for run in runs:
+        key = identity_of(run)
+        if key and (wanted is None or key in wanted):
+            finished.setdefault(key, run)
+    return finished
+
+
+def identity_of(run: Run) -> str:
+    """Return the identity of a run's settings; empty if they are not those of this version."""
+    try:
+        return identity(from_nested(run.settings, str(run.path)))
+    except FldbError:
+        return ""
 
 
 def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,7 +208,8 @@ def natural_order(value: Any) -> tuple[Any, ...]:
     return (0, float(text), text) if text.isdecimal() else (1, 0.0, text)
 
 
-def _read(path: Path) -> Run | Unfinished:
+def read_run(path: Path) -> Run | Unfinished:
+    """Read the run in a directory, or return why it cannot be used."""
     try:
         settings = _settings(path / CONFIG)
         summary = _summary(path / SUMMARY)

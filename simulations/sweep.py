@@ -2,93 +2,64 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
-from tqdm import tqdm
 
-from fldb_flower.results import SUMMARY
-from simulations.runs import Run, find_runs, group_by_seed, varying
+from simulations.jobs import ERROR, failure
+from simulations.runs import Run, find_finished, group_by_seed, varying
 
-_LOG = logging.getLogger("fldb_flower")
-_SECONDS_BETWEEN_LOOKS = 0.5
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
 _COLUMNS = ("final_regret", "exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
+_MOST_ROWS = 60  # of the table that is printed
 
 jobs_without_result: list[str] = []
-"""Of the sweep just ended; `simulations.run` exits with 1 if there are any."""
+"""Of a sweep with another sweeper; `simulations.run` exits with 1 if there are any."""
 
 
 class SummariseSweep(Callback):
-    """Hydra callback: shows how far a sweep is, and summarises it when its last job has ended."""
+    """Hydra callback: makes our sweeper known to Hydra, and summarises the sweeps of others.
 
-    def __init__(self) -> None:
-        self._bar: _Bar | None = None
+    Which jobs another sweeper asked for is not known here: its tables hold every distinct run in
+    the sweep's folder.
+    """
 
     def on_multirun_start(self, config: DictConfig, **_kwargs: Any) -> None:
-        """Show a progress bar if somebody is watching."""
-        if sys.stderr.isatty():
-            self._bar = _Bar(Path(config.hydra.sweep.dir), list(config.hydra.overrides.task))
+        """Make our sweeper known."""
+        from simulations.sweeper import register  # noqa: PLC0415 - jobs need none of it
+
+        register()
 
     def on_multirun_end(self, config: DictConfig, **_kwargs: Any) -> None:
-        """Write the sweep's table, curves and picture into its directory."""
-        if self._bar is not None:
-            self._bar.close()
-        folder = Path(config.hydra.sweep.dir)
-        runs, _ = find_runs([folder])
-        # Launchers keep files of their own in hidden folders.
-        jobs = {path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."}
-        jobs_without_result.extend(sorted(str(path) for path in jobs - {run.path for run in runs}))
-        if runs:
-            summarise(runs, folder)
-            _LOG.info("%d runs: %s, %s and %s in %s", len(runs), TABLE, CURVES, PICTURE, folder)
+        """Write the tables and the picture of another sweeper's sweep."""
+        if str(config.hydra.sweeper.get("_target_")).endswith(".GridSweeper"):
+            return
+        folder = Path(str(config.hydra.sweep.dir))
+        runs = list(find_finished(folder).values())
+        for path in sorted(folder.glob(f"*/{ERROR}")):
+            jobs_without_result.append(f"{path.parent.name}: {failure(path.parent)}")
+        report(runs, jobs_without_result, folder)
 
 
-class _Bar:
-    """A bar over a sweep's jobs, fed by looking for results: jobs may run in any process."""
+def report(runs: Sequence[Run], failed: Sequence[str], folder: Path) -> None:
+    """Write and print the tables of a sweep, and name the jobs without a result.
 
-    def __init__(self, folder: Path, overrides: Sequence[str]) -> None:
-        self._folder = folder
-        self._tqdm = tqdm(total=count_jobs(overrides), unit="job", file=sys.stderr)
-        self._ended = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._watcher.start()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
-            self._look()
-
-    def _look(self) -> None:
-        self._tqdm.n = sum(1 for _ in self._folder.glob(f"*/{SUMMARY}"))
-        self._tqdm.refresh()
-
-    def close(self) -> None:
-        """Show the last count and leave the bar standing."""
-        self._ended.set()
-        self._watcher.join()
-        self._look()
-        self._tqdm.close()
-
-
-def count_jobs(overrides: Sequence[str]) -> int:
-    """Return how many jobs a sweep has: the product of its overrides' choices."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return math.prod(
-        sum(1 for _ in override.sweep_string_iterator()) if override.is_sweep_override() else 1
-        for override in parsed
-    )
+    Tables of an earlier sweep are removed.
+    """
+    for name in (TABLE, CURVES, PICTURE):
+        (folder / name).unlink(missing_ok=True)
+    if runs:
+        summarise(runs, folder)
+        print(statistics_text(runs))
+        print(f"results of {len(runs)} jobs: {TABLE}, {CURVES} and {PICTURE} in {folder}")
+    for line in failed:
+        print(f"error: job {line}", file=sys.stderr)
 
 
 def summarise(runs: Sequence[Run], folder: Path) -> None:
@@ -111,6 +82,32 @@ def table(runs: Sequence[Run], keys: Sequence[str], folder: Path) -> pd.DataFram
     )
 
 
+def statistics(runs: Sequence[Run]) -> pd.DataFrame:
+    """One row a configuration: what varied but the seed, and the final regret over its seeds.
+
+    The standard error is that of the mean, ``deviation / sqrt(seeds)``; NaN for a single seed.
+    """
+    keys = [key for key in varying(runs) if key != "seed"]
+    rows = []
+    for group in group_by_seed(runs):
+        final = pd.Series([run.summary["final_regret"] for run in group], dtype=float)
+        numbers = {"mean": final.mean(), "std. error": final.sem(), "median": final.median()}
+        chosen = {key: group[0].settings.get(key) for key in keys}
+        rows.append({**chosen, **numbers, "seeds": len(group)})
+    return pd.DataFrame(rows)
+
+
+def statistics_text(runs: Sequence[Run]) -> str:
+    """Return :func:`statistics` as aligned text, the first 60 rows of a long table."""
+    table = statistics(runs)
+    text = table.head(_MOST_ROWS).to_string(
+        index=False, na_rep="-", float_format=lambda value: f"{value:.6g}"
+    )
+    left = len(table) - _MOST_ROWS
+    more = f"\n... and {left} more configurations in {TABLE}" if left > 0 else ""
+    return f"final regret by configuration:\n{text}{more}"
+
+
 def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
     """One row for each iteration of each job: what was swept, and its regret by then."""
     parts = []
@@ -124,6 +121,9 @@ def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
 
 def picture(runs: Sequence[Run], keys: Sequence[str], path: Path) -> None:
     """Draw mean and standard error over seeds, a curve for each value of what was swept."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - takes a second
+    from matplotlib.figure import Figure  # noqa: PLC0415 - see above
+
     labels = [key for key in keys if key != "seed"]
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     FigureCanvasAgg(figure)

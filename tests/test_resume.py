@@ -401,16 +401,21 @@ def test_a_sweep_that_is_stopped_begins_no_other_job_and_goes_on(tmp_path):
     assert call(*jobs, f"hydra.sweep.dir={tmp_path / 'whole'}").returncode == 0
     cut = tmp_path / "cut"
     process = start(*jobs, f"hydra.sweep.dir={cut}")
-    wait_until((cut / "1" / "checkpoint.bin").exists, process)
+    wait_until(lambda: list(cut.glob("seed-1_*/checkpoint.bin")), process)
     process.terminate()
     out, error = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, out + error
-    assert not (cut / "2").exists()
+    assert "1 of 3 jobs are finished and kept" in error
+    assert f"resume=true hydra.sweep.dir={cut}" in error
+    assert len(error.strip().splitlines()) == 1
+    assert not list(cut.glob("seed-2_*"))
     done = call(*jobs, f"hydra.sweep.dir={cut}", "resume=true")
     assert done.returncode == 0, done.stderr
-    assert f"{cut}/0: finished already" in done.stdout
-    assert "goes on after iteration" in done.stdout
-    for job in "012":
+    assert "3 jobs in" in done.stdout
+    assert "1 of them finished before" in done.stdout
+    jobs = [path.parent.name for path in cut.glob("*/summary.json")]
+    assert len(jobs) == 3
+    for job in jobs:
         assert results(cut / job) == results(tmp_path / "whole" / job)
     curves = [(tmp_path / name / "curves.csv").read_bytes() for name in ("whole", "cut")]
     assert curves[0] == curves[1]

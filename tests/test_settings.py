@@ -18,7 +18,6 @@ from fldb_flower.settings import (
     DevicesSettings,
     EngineSettings,
     EnvironmentSettings,
-    FaultSettings,
     ScheduleSettings,
     Settings,
     defaults_nested,
@@ -403,7 +402,6 @@ GROUPS = {
     "environment": EnvironmentSettings,
     "schedule": ScheduleSettings,
     "engine": EngineSettings,
-    "faults": FaultSettings,
     "devices": DevicesSettings,
 }
 
@@ -426,9 +424,9 @@ def test_numbers_are_checked_in_python_too(name):
             with pytest.raises(SettingsError, match=rf"^{spelled}=.* \(from Python\): ") as error:
                 build(name, value)
             assert words.split(" (")[0] in str(error.value)
-    together = {"dropout", "faults.crash", "sketch_rank"}  # need other settings as well
+    together = {"dropout", "sketch_rank"}  # need other settings as well
     for value in inside:
-        if name not in together and not name.startswith("faults."):
+        if name not in together:
             assert ALL[name].value(in_python(name, value)) == value
 
 

@@ -16,7 +16,7 @@ from test_run import ROOT, call
 
 from fldb_flower.settings import defaults_nested, from_nested
 from simulations.figures import PANELS
-from simulations.sweep import count_jobs, draw_mean
+from simulations.sweep import draw_mean
 
 CONF = ROOT / "conf"
 SWEEP = ("-m", "tau=1,4", "num_agents=5,9", "seed=0,1", "horizon=40")
@@ -83,16 +83,16 @@ def test_joblib_gives_the_same_results_and_reports_failures(tmp_path):
     joblib = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     assert sweep(tmp_path / "basic").returncode == 0
     assert sweep(tmp_path / "joblib", launcher=joblib).returncode == 0
-    for job in range(8):
+    for job in pd.read_csv(tmp_path / "basic" / "sweep.csv").job:
         basic, parallel = (
-            (tmp_path / name / str(job) / "regret.csv").read_bytes() for name in ("basic", "joblib")
+            (tmp_path / name / job / "regret.csv").read_bytes() for name in ("basic", "joblib")
         )
         assert basic == parallel
     bad = ("-m", "tau=1,0", "horizon=5", f"hydra.sweep.dir={tmp_path / 'bad'}", *joblib)
     done = call(*bad)
     assert done.returncode == 1
     assert "tau=0" in done.stderr
-    assert (tmp_path / "bad" / "0" / "summary.json").exists()
+    assert len(list((tmp_path / "bad").glob("tau-1_*/summary.json"))) == 1
 
 
 def test_a_killed_sweep_resumes_with_the_same_bytes(tmp_path):
@@ -110,7 +110,9 @@ def test_a_killed_sweep_resumes_with_the_same_bytes(tmp_path):
     done = sweep(cut, "resume=true")
     assert done.returncode == 0, done.stderr
     assert all(path.stat().st_mtime_ns == then for path, then in finished.items())
-    for name in ["curves.csv", *(f"{job}/regret.csv" for job in range(8))]:
+    jobs = [path.parent.name for path in whole.glob("*/regret.csv")]
+    assert len(jobs) == 8
+    for name in ["curves.csv", *(f"{job}/regret.csv" for job in jobs)]:
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
     untimed = [
         pd.read_csv(folder / "sweep.csv").drop(columns="runtime_seconds") for folder in (whole, cut)
@@ -188,11 +190,6 @@ def test_the_papers_claims_at_smaller_scale():
     reading = {"num_agents": 100, "step_index": "round", "horizon": 500, "seeds": 25}
     as_printed = [final(tau=tau, **reading) for tau in (1, 8)]
     assert rises(as_printed[1], as_printed[0])
-
-
-def test_jobs_are_counted_as_hydra_launches_them():
-    assert count_jobs(["tau=1,2,4,8", "num_agents=10,50,100", "seed=0,1,2", "horizon=5"]) == 36
-    assert count_jobs(["seed=range(5)", "tau=choice(1,2)"]) == 10
 
 
 def test_a_watched_sweep_shows_a_bar(tmp_path):

@@ -1,0 +1,76 @@
+"""How far a sweep is: one bar in a terminal, one line elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tqdm import tqdm
+
+from fldb_flower.results import SUMMARY
+from simulations.jobs import ERROR
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class Progress:
+    """A bar over a sweep's jobs, fed by looking for their files: jobs may run in any process.
+
+    Parameters
+    ----------
+    todo : sequence of Path
+        Folders of the jobs that are about to be launched.
+    total : int
+        Number of jobs, with those that are finished already.
+    sweep : Path
+        The sweep's folder.
+    """
+
+    def __init__(self, todo: Sequence[Path], total: int, sweep: Path) -> None:
+        self._waiting, self._before, self._failed = set(todo), total - len(todo), 0
+        before = f", {self._before} of them finished before" if self._before else ""
+        if not sys.stderr.isatty():
+            print(f"{total} jobs in {sweep}{before}", flush=True)
+        self._tqdm = tqdm(
+            total=total,
+            initial=self._before,
+            unit="job",
+            file=sys.stderr,
+            disable=not sys.stderr.isatty(),
+        )
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> None:
+        self._watcher.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Show the last count and leave the bar."""
+        self._ended.set()
+        self._watcher.join()
+        self._look()
+        self._tqdm.close()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
+            self._look()
+
+    def _look(self) -> None:
+        if self._tqdm.disable:
+            return
+        ended = {path for path in self._waiting if (path / SUMMARY).exists()}
+        failed = {path for path in self._waiting - ended if (path / ERROR).exists()}
+        self._failed += len(failed)
+        self._waiting -= ended | failed
+        if self._failed:
+            self._tqdm.set_postfix(failed=self._failed, refresh=False)
+        self._tqdm.update(len(ended) + len(failed))
+        self._tqdm.refresh()

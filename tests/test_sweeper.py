@@ -1,0 +1,472 @@
+"""Jobs of a sweep: which there are, where their results go, and what becomes of failures."""
+
+import os
+import re
+import signal
+import string
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.types import HydraContext, RunMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from test_run import ROOT, call
+
+from fldb_flower.errors import SettingsError
+from fldb_flower.history import History
+from fldb_flower.results import identity
+from fldb_flower.settings import defaults_nested, from_nested
+from simulations import sweep as tables
+from simulations.composition import CachingLoader
+from simulations.engines import vectorized
+from simulations.figures import PANELS, SEEDS, settings_of
+from simulations.jobs import attempt, failure
+from simulations.run import run
+from simulations.runs import Run
+from simulations.sweep import SummariseSweep, statistics, statistics_text
+from simulations.sweeper import quoted, register
+
+LAUNCHERS = ["basic", "joblib", "submitit_local"]
+SMALL = {"num_agents": 4, "horizon": 30}
+
+
+@pytest.fixture
+def hydra_loader():
+    ConfigStore.instance().store(name="settings", node=defaults_nested())
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        yield GlobalHydra.instance().config_loader()
+
+
+def sweeper_of(loader, *overrides, folder="/nowhere"):
+    """Return the sweeper that Hydra would create, and its arguments."""
+    given = [*overrides, f"hydra.sweep.dir={folder}", "hydra.mode=MULTIRUN"]
+    config = loader.load_configuration("config", overrides=given, run_mode=RunMode.MULTIRUN)
+    register()
+    sweeper = Plugins.instance().instantiate_sweeper(
+        hydra_context=HydraContext(loader, Callbacks()),
+        task_function=lambda _config: None,
+        config=config,
+    )
+    return sweeper, list(config.hydra.overrides.task)
+
+
+def plan(loader, *overrides, folder="/nowhere"):
+    sweeper, arguments = sweeper_of(loader, *overrides, folder=folder)
+    return sweeper.plan(arguments)
+
+
+def final_regret(**values):
+    chosen = from_nested({**SMALL, **values}, "a test")
+    history = History(chosen.horizon)
+    vectorized.run(chosen, history)
+    return history.regret
+
+
+# --- which jobs there are --------------------------------------------------------------------
+
+
+def test_the_jobs_are_the_product_of_the_overrides_in_order(hydra_loader):
+    jobs, refused = plan(hydra_loader, "tau=1,2,4,8", "num_agents=10,50,100", "seed=range(3)")
+    assert not refused
+    expected = [
+        (tau, agents, seed) for tau in (1, 2, 4, 8) for agents in (10, 50, 100) for seed in range(3)
+    ]
+    assert [(j.settings.tau, j.settings.num_agents, j.settings.seed) for j in jobs] == expected
+    assert len({job.folder for job in jobs}) == 36
+
+
+def test_jobs_with_equal_settings_are_one_job(hydra_loader):
+    jobs, _ = plan(hydra_loader, "tau=choice(1,1,2)", "seed=0,0", "checkpoint_seconds=1,2")
+    assert [job.settings.tau for job in jobs] == [1, 2]
+
+
+def test_refused_settings_are_named_and_the_others_planned(hydra_loader):
+    jobs, refused = plan(hydra_loader, "tau=1,0", "seed=0,1")
+    assert [job.settings.tau for job in jobs] == [1, 1]
+    assert list(refused) == ["tau=0 seed=0", "tau=0 seed=1"]
+    assert all("tau=0" in reason and "at least 1" in reason for reason in refused.values())
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_swept_experiment_is_the_whole_figure(hydra_loader, name):
+    ratings = ["environment.path=x"] if name == "fig1d" else []
+    jobs, refused = plan(hydra_loader, f"experiment={name}", *ratings)
+    wanted = {
+        identity(settings_of(name, curve, seed, "x"))
+        for curve in PANELS[name].curves.values()
+        for seed in SEEDS
+    }
+    assert not refused
+    assert {job.identity for job in jobs} == wanted
+    assert len(jobs) == len(PANELS[name].curves) * len(SEEDS)
+
+
+def test_an_override_wins_over_the_experiments_sweep(hydra_loader):
+    jobs, _ = plan(hydra_loader, "experiment=fig1a", "seed=7", "algorithm=ldb,fldb_ons")
+    found = [(job.settings.algorithm, job.settings.seed, job.settings.num_agents) for job in jobs]
+    assert found == [("ldb", 7, 50), ("fldb_ons", 7, 50)]
+
+
+COMPOSED = [
+    ["tau=3"],
+    ["environment.sigma=0.5", "seed=2", "hydra.sweep.subdir='a b'"],
+    ["algorithm=ldb", "tau=7"],
+    ["environment=sentences", "environment.sigma=0.25"],
+    ["experiment=fig2c", "seed=4"],
+    ["schedule=geometric", "schedule.ratio=2", "tau=2"],
+    ["lambda=0.5", "lambda=0.25", "robust=median"],
+    ["environment.path='/x y/${seed}'", "seed=3"],
+    ["++engine.num_nodes=3", "hydra.job.name=x"],
+]
+
+
+@pytest.mark.parametrize("overrides", COMPOSED, ids=" ".join)
+def test_the_caching_loader_composes_what_hydra_composes(hydra_loader, overrides):
+    master = hydra_loader.load_configuration(
+        "config", overrides=["hydra.sweep.dir=/s", "tau=1,2"], run_mode=RunMode.MULTIRUN
+    )
+    ours = CachingLoader(hydra_loader)
+    expected = hydra_loader.load_sweep_config(master, overrides)
+    for _ in range(2):  # composed, and from the copy
+        found = ours.load_sweep_config(master, overrides)
+        assert found.hydra.overrides.task == expected.hydra.overrides.task
+        for part in ("job", "sweep", "launcher", "runtime"):
+            assert OmegaConf.to_yaml(found.hydra[part]) == OmegaConf.to_yaml(expected.hydra[part])
+        values = [OmegaConf.to_container(each, resolve=False) for each in (found, expected)]
+        for each in values:
+            del each["hydra"]
+        assert values[0] == values[1]
+
+
+def test_a_key_that_does_not_exist_is_refused_as_by_hydra(hydra_loader):
+    master = hydra_loader.load_configuration(
+        "config", overrides=["hydra.sweep.dir=/s"], run_mode=RunMode.MULTIRUN
+    )
+    for loader in (hydra_loader, CachingLoader(hydra_loader)):
+        with pytest.raises(HydraException, match="tua"):
+            loader.load_sweep_config(master, ["tua=3"])
+
+
+# --- names of folders ------------------------------------------------------------------------
+
+
+def test_a_folder_is_named_by_the_settings_and_not_by_what_else_is_swept(hydra_loader, tmp_path):
+    def folders(*overrides):
+        jobs, _ = plan(hydra_loader, *overrides, folder=tmp_path)
+        return {(job.settings.tau, job.settings.seed): job.folder for job in jobs}
+
+    few = folders("tau=1,2", "seed=0,1")
+    assert re.fullmatch(r"tau-1_seed-0_[0-9a-f]{10}", few[1, 0].name)
+    for path in few.values():
+        path.mkdir()
+    more = folders("seed=0,1,2", "tau=1,2", "resume=true", "node_wait=9")
+    assert {key: more[key] for key in few} == few
+    assert len(set(more.values())) == 6
+    other = folders("tau=1,2", "seed=0,1", "horizon=7")
+    assert not set(other.values()) & set(few.values())
+
+
+def test_odd_values_make_plain_names(hydra_loader):
+    jobs, _ = plan(hydra_loader, "environment.path='/a b/ü.data','../x=(1)'", "alpha=1e-3,2")
+    for job in jobs:
+        assert set(job.folder.name) <= {*string.ascii_letters, *string.digits, *".+_-"}
+        assert len(job.folder.name) <= 100
+        assert not job.folder.name.startswith(".")
+        assert str(job.folder.parent) == "/nowhere"
+    assert len({job.folder for job in jobs}) == 4
+    long, _ = plan(hydra_loader, f"environment.path={'x' * 300},y")
+    assert all(len(job.folder.name) <= 100 for job in long)
+
+
+def test_a_name_that_the_user_chose_is_kept(hydra_loader):
+    jobs, _ = plan(hydra_loader, "tau=1,2", "hydra.sweep.subdir='${hydra.job.override_dirname}'")
+    assert [str(job.folder) for job in jobs] == ["/nowhere/tau=1", "/nowhere/tau=2"]
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1))
+@settings(derandomize=True, deadline=None)
+def test_quoted_text_is_what_hydra_reads(text):
+    override = f"hydra.sweep.subdir={quoted(text)}"
+    assert OverridesParser.create().parse_override(override).value() == text
+
+
+# --- what a sweep leaves -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_extended_sweep_agrees_with_single_runs(tmp_path, launcher):
+    """Results lie where an older version left them, by number, among other runs and folders."""
+    for number, (tau, seed) in enumerate([(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]):
+        run(from_nested({**SMALL, "tau": tau, "seed": seed}, "a test"), tmp_path / str(number))
+    (tmp_path / "notes").mkdir()
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/*")}
+    done = call(
+        "-m", f"hydra/launcher={launcher}", "tau=1,2", "seed=0,1,2", "num_agents=4", "horizon=30",
+        "resume=true", f"hydra.sweep.dir={tmp_path}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert {path: path.read_bytes() for path in before} == before
+    table = pd.read_csv(tmp_path / "sweep.csv", dtype={"final_regret": str})
+    pairs = [(tau, seed) for tau in (1, 2) for seed in (0, 1, 2)]
+    assert list(zip(table.tau, table.seed, strict=True)) == pairs
+    expected = [final_regret(tau=tau, seed=seed) for tau, seed in pairs]
+    assert [float(text) for text in table.final_regret] == expected
+    assert [name for name in table.job if name.isdecimal()] == ["0", "1", "2", "3"]
+    assert len(list(tmp_path.glob("tau-*/summary.json"))) == 2
+    curves = pd.read_csv(tmp_path / "curves.csv")
+    assert (curves.groupby(["tau", "seed"]).size() == 30).all()
+    assert len(curves) == 6 * 30
+
+
+def test_a_chosen_folder_with_another_run_is_a_failure_and_no_row(tmp_path):
+    """Users may number folders; then the numbers of an extended sweep shift."""
+    run(from_nested({**SMALL, "tau": 2}, "a test"), tmp_path / "job-1")
+    done = call(
+        "-m", "tau=1,4", "num_agents=4", "horizon=30", "resume=true",
+        "hydra.sweep.subdir='job-${hydra.job.num}'", f"hydra.sweep.dir={tmp_path}",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: job tau=4: {tmp_path / 'job-1'} holds a run of other")
+    assert pd.read_csv(tmp_path / "sweep.csv").job.to_list() == ["job-0"]
+
+
+def test_without_resume_existing_jobs_are_refused_and_untouched(tmp_path):
+    sweep = ("-m", "tau=1,2", "num_agents=4", "horizon=30", f"hydra.sweep.dir={tmp_path}")
+    assert call(*sweep).returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    done = call(*sweep)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        f"error: {tmp_path} holds runs of 2 of the 2 jobs: add resume=true to use them, or name"
+        " another hydra.sweep.dir"
+    )
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_settings_that_no_job_can_have_are_refused_once(tmp_path):
+    done = call("-m", "experiment=fig1d", f"hydra.sweep.dir={tmp_path / 's'}")
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "environment.path is empty" in done.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_jobs_draw_their_pictures_on_request_and_single_runs_by_default(tmp_path):
+    small = ("num_agents=4", "horizon=30")
+    assert call("-m", *small, f"hydra.sweep.dir={tmp_path / 'few'}").returncode == 0
+    assert not list(tmp_path.glob("few/*/regret.png"))
+    assert call("-m", *small, "plot=true", f"hydra.sweep.dir={tmp_path / 'all'}").returncode == 0
+    assert len(list(tmp_path.glob("all/*/regret.png"))) == 1
+    done = call(*small, "plot=false", f"hydra.run.dir={tmp_path / 'one'}")
+    assert done.returncode == 0
+    assert "regret.png" not in done.stdout
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {
+        "config.yaml", "regret.csv", "summary.json",
+    }  # fmt: skip
+
+
+def test_a_sweep_prints_a_table_and_few_lines(tmp_path):
+    done = call(
+        "-m", "tau=1,2", "seed=range(4)", "num_agents=4", "horizon=30",
+        f"hydra.sweep.dir={tmp_path}",
+    )  # fmt: skip
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 6
+    assert lines[2].split() == ["tau", "mean", "std.", "error", "median", "seeds"]
+    for tau, line in zip((1, 2), lines[3:5], strict=True):
+        values = np.array([final_regret(tau=tau, seed=seed) for seed in range(4)])
+        error = values.std(ddof=1) / 2
+        expected = [tau, values.mean(), error, np.median(values), 4]
+        np.testing.assert_allclose([float(word) for word in line.split()], expected, rtol=1e-5)
+    assert str(tmp_path) in lines[5]
+
+
+def made_up(tmp_path, final, **chosen):
+    settings = {"tau": 1, "seed": 0, "schedule.name": "periodic", **chosen}
+    return Run(tmp_path, settings, {"final_regret": final}, pd.DataFrame())
+
+
+def test_statistics_by_hand(tmp_path):
+    """Values 1, 2, 6: mean 3, deviation sqrt(7), standard error sqrt(7 / 3), median 2."""
+    runs = [made_up(tmp_path, value, seed=seed) for seed, value in enumerate([1.0, 2.0, 6.0])]
+    table = statistics([*runs, made_up(tmp_path, 5.0, tau=2)])
+    assert table.columns.to_list() == ["tau", "mean", "std. error", "median", "seeds"]
+    np.testing.assert_allclose(table.iloc[0], [1, 3, np.sqrt(7 / 3), 2, 3])
+    np.testing.assert_allclose(table.iloc[1], [2, 5, np.nan, 5, 1])
+
+
+def test_a_long_table_is_cut(tmp_path):
+    runs = [made_up(tmp_path, 1.0, tau=tau) for tau in range(1, 101)]
+    lines = statistics_text(runs).splitlines()
+    assert len(lines) == 63
+    assert lines[-1] == "... and 40 more configurations in sweep.csv"
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+BROKEN = """
+import os
+import simulations.engines.vectorized as engine
+
+original = engine.run
+
+def run(settings, *rest):
+    if settings.seed == 1:
+        {failure}
+    return original(settings, *rest)
+
+engine.run = run
+"""
+
+
+def call_broken(tmp_path, failure, *arguments):
+    """Run with an engine that fails for seed 1, in whatever process it runs."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "sitecustomize.py").write_text(BROKEN.format(failure=failure))
+    path = os.pathsep.join([str(modules), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, "-m", "simulations.run", *arguments, "num_agents=4", "horizon=30"],
+        check=False, capture_output=True, text=True, cwd=ROOT, timeout=120,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_unexpected_exception_is_one_jobs_failure(tmp_path, launcher):
+    sweep = tmp_path / "s"
+    done = call_broken(
+        tmp_path, "raise IndexError('no arm 7\\nof 5')", "-m", "seed=0,1,2",
+        f"hydra/launcher={launcher}", f"hydra.sweep.dir={sweep}",
+    )  # fmt: skip
+    assert done.returncode == 1
+    (trace,) = sweep.glob("*/error.txt")
+    assert trace.parent.name.startswith("seed-1_")
+    assert done.stderr.strip() == (
+        f"error: job seed=1: IndexError: no arm 7\\nof 5 (trace: {trace})"
+    )
+    assert "Traceback (most recent call last)" in trace.read_text()
+    assert list(pd.read_csv(sweep / "sweep.csv").seed) == [0, 2]
+    # Without the fault, it runs; the record of the failure goes.
+    again = call(
+        "-m", "seed=0,1,2", "num_agents=4", "horizon=30", "resume=true", f"hydra.sweep.dir={sweep}"
+    )
+    assert again.returncode == 0, again.stderr
+    assert list(pd.read_csv(sweep / "sweep.csv").seed) == [0, 1, 2]
+    assert not trace.exists()
+
+
+def test_a_worker_that_dies_costs_no_result_of_another(tmp_path):
+    run(from_nested({**SMALL, "seed": 0}, "a test"), tmp_path / "s" / "0")
+    done = call_broken(
+        tmp_path, "os._exit(9)", "-m", "seed=0,1,2,3", "resume=true", "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2", f"hydra.sweep.dir={tmp_path / 's'}",
+    )  # fmt: skip
+    assert done.returncode == 1
+    finished = {int(seed) for seed in pd.read_csv(tmp_path / "s" / "sweep.csv").seed}
+    named = {int(seed) for seed in re.findall("error: job seed=([0-9]): ", done.stderr)}
+    assert 0 in finished
+    assert 1 in named
+    assert sorted([*finished, *named]) == [0, 1, 2, 3]
+    assert "error: the launcher failed: TerminatedWorkerError: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_single_run_shows_the_trace_of_an_unexpected_exception(tmp_path):
+    done = call_broken(
+        tmp_path, "raise IndexError('no arm 7')", "seed=1", f"hydra.run.dir={tmp_path / 'r'}"
+    )
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "IndexError: no arm 7" in done.stderr
+
+
+def test_what_a_job_raises_becomes_its_record_or_passes(tmp_path):
+    def raising(error):
+        def work():
+            print("not shown")
+            raise error
+
+        return work
+
+    assert attempt(raising(SettingsError("tau=0: no")), tmp_path, tmp_path) is None
+    assert failure(tmp_path) == "tau=0: no"
+    assert attempt(raising(MemoryError()), tmp_path, tmp_path) is None
+    assert failure(tmp_path) == f"MemoryError (trace: {tmp_path / 'error.txt'})"
+    for error in (KeyboardInterrupt(), SystemExit(3)):
+        with pytest.raises(type(error)):
+            attempt(raising(error), tmp_path, tmp_path)
+    (tmp_path / "summary.json").write_text('{"final_regret": 2.5}')
+    assert attempt(lambda: None, tmp_path, tmp_path) == 2.5
+    assert failure(tmp_path) is None
+
+
+def test_no_job_begins_in_a_sweep_that_was_stopped(tmp_path):
+    (tmp_path / "stop").touch()
+    assert attempt(lambda: pytest.fail("it began"), tmp_path / "job", tmp_path) is None
+
+
+# --- other sweepers ------------------------------------------------------------------------------
+
+
+def test_another_sweepers_tables_hold_each_distinct_run_once(tmp_path, capsys):
+    for name, seed in (("0", 0), ("1", 1), ("again", 1)):
+        run(from_nested({**SMALL, "seed": seed}, "a test"), tmp_path / name)
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "error.txt").write_text("tau=0: must be at least 1\n")
+    capsys.readouterr()
+    config = OmegaConf.create(
+        {"hydra": {"sweep": {"dir": str(tmp_path)}, "sweeper": {"_target_": "a.Sweeper"}}}
+    )
+    tables.jobs_without_result.clear()
+    SummariseSweep().on_multirun_end(config)
+    assert list(pd.read_csv(tmp_path / "sweep.csv").job.astype(str)) == ["0", "1"]
+    assert tables.jobs_without_result == ["2: tau=0: must be at least 1"]
+    assert "error: job 2: tau=0: must be at least 1" in capsys.readouterr().err
+    tables.jobs_without_result.clear()
+
+
+# --- stopping ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_ctrl_c_stops_a_parallel_sweep_which_resumes_with_the_same_bytes(tmp_path, launcher):
+    """A terminal sends SIGINT to every process of the group."""
+    jobs = ["-m", "seed=0,1,2,3", "num_agents=100", "horizon=1000", "tau=1"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert call(*jobs, f"hydra.sweep.dir={whole}").returncode == 0
+    command = [sys.executable, "-m", "simulations.run", *jobs, f"hydra.sweep.dir={cut}"]
+    process = subprocess.Popen(
+        [*command, f"hydra/launcher={launcher}"], cwd=ROOT, start_new_session=True, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    deadline = time.monotonic() + 90
+    while not list(cut.glob("*/config.yaml")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=90)
+    finished = {path: path.stat().st_mtime_ns for path in cut.glob("*/summary.json")}
+    assert process.returncode == 128 + signal.SIGINT, error
+    assert error.strip() == (
+        f"stopped: {len(finished)} of 4 jobs are finished and kept;"
+        f" the same command with resume=true hydra.sweep.dir={cut} runs the rest"
+    )
+    assert len(finished) < 4
+    assert not list(cut.rglob("stop"))
+    done = call(*jobs, "resume=true", f"hydra.sweep.dir={cut}")
+    assert done.returncode == 0, done.stderr
+    assert all(path.stat().st_mtime_ns == then for path, then in finished.items())
+    assert (cut / "curves.csv").read_bytes() == (whole / "curves.csv").read_bytes()
