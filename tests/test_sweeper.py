@@ -1,5 +1,6 @@
 """Jobs of a sweep: which there are, where their results go, and what becomes of failures."""
 
+import json
 import os
 import re
 import signal
@@ -376,7 +377,9 @@ def test_a_worker_that_dies_costs_no_result_of_another(tmp_path):
         "hydra.launcher.n_jobs=2", f"hydra.sweep.dir={tmp_path / 's'}",
     )  # fmt: skip
     assert done.returncode == 1
-    finished = {int(seed) for seed in pd.read_csv(tmp_path / "s" / "sweep.csv").seed}
+    table = pd.read_csv(tmp_path / "s" / "sweep.csv", dtype=str)
+    texts = [(tmp_path / "s" / job / "summary.json").read_text() for job in table.job]
+    finished = {json.loads(text)["seed"] for text in texts}
     named = {int(seed) for seed in re.findall("error: job seed=([0-9]): ", done.stderr)}
     assert 0 in finished
     assert 1 in named
