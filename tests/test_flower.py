@@ -122,6 +122,13 @@ def test_engine_flower_equals_vectorized_and_leaves_no_process(tmp_path):
     run(from_nested(nested(**SMALL), "a test"), tmp_path / "v")
     expected, got = (pd.read_csv(tmp_path / name / "regret.csv") for name in ("v", "f"))
     np.testing.assert_allclose(got.cumulative_regret, expected.cumulative_regret, rtol=1e-9)
+    for file, keys in (
+        ("summary.json", ("uploaded_bytes", "downloaded_bytes")),
+        ("model.json", ("theta_sync", "iteration")),
+    ):
+        ours, theirs = (json.loads((tmp_path / name / file).read_text()) for name in ("v", "f"))
+        for key in keys:
+            np.testing.assert_allclose(theirs[key], ours[key], rtol=1e-9)
     deadline = time.monotonic() + 20  # what the SuperLink had started ends a moment after it
     while (left := set(superlinks()) - before) and time.monotonic() < deadline:
         time.sleep(0.1)
