@@ -274,7 +274,7 @@ def test_jobs_draw_their_pictures_on_request_and_single_runs_by_default(tmp_path
     assert done.returncode == 0
     assert "regret.png" not in done.stdout
     assert {path.name for path in (tmp_path / "one").iterdir()} == {
-        "config.yaml", "regret.csv", "summary.json",
+        "config.yaml", "model.json", "regret.csv", "summary.json",
     }  # fmt: skip
 
 
