@@ -212,7 +212,8 @@ def conduct(
         f" {summary['exchanges']} exchanges, {_size(summary['uploaded_bytes'])} up,"
         f" {_size(summary['downloaded_bytes'])} down, {summary['runtime_seconds']:.1f} s"
     )
-    say(f"results: {directory.path}  plot: {directory.path / PLOT}")
+    plot = directory.path / PLOT
+    say(f"results: {directory.path}" + (f"  plot: {plot}" if plot.exists() else ""))
     return summary
 
 

@@ -15,6 +15,7 @@ from fldb_flower.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from fldb_flower.errors import FldbError, OutputError
 from fldb_flower.files import lock_folder, partial_of, replace_file
 from fldb_flower.history import History
+from fldb_flower.plots import plot_regret
 from fldb_flower.settings import Settings, from_nested, hydra_entries, to_nested
 
 CONFIG, REGRET, PLOT, SUMMARY = "config.yaml", "regret.csv", "regret.png", "summary.json"
@@ -92,13 +93,13 @@ class RunDirectory:
     def finish(self, history: History, *, engine: str, runtime_seconds: float) -> dict[str, Any]:
         """Write the results, ``summary.json`` last and atomically, and return the summary.
 
+        A picture that cannot be drawn is left out; a line in the log gives the reason.
+
         Raises
         ------
         OutputError
             The disk is full, or the directory went away or became read-only.
         """
-        from fldb_flower.plots import plot_regret  # noqa: PLC0415 - matplotlib takes a second
-
         summary = self._summary(history, engine, runtime_seconds)
         try:
             replace_file(self.path / REGRET, _regret_csv(history).encode())

@@ -14,11 +14,10 @@ import numpy as np
 import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from fldb_flower.plots import save_figure
 from fldb_flower.results import SUMMARY
 from simulations.runs import Run, find_runs, group_by_seed, varying
 
@@ -125,21 +124,22 @@ def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
 def picture(runs: Sequence[Run], keys: Sequence[str], path: Path) -> None:
     """Draw mean and standard error over seeds, a curve for each value of what was swept."""
     labels = [key for key in keys if key != "seed"]
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
     groups = group_by_seed(runs)
-    for group in groups:
-        names = ", ".join(f"{key}={group[0].settings.get(key)}" for key in labels)
-        draw_mean(axes, [run.curve.cumulative_regret.to_numpy() for run in group], label=names)
-    axes.set_xlabel("iteration")
-    axes.set_ylabel("cumulative regret, average per agent")
-    seeds = max(len(group) for group in groups)
-    axes.set_title(f"mean ± standard error of {seeds} seeds", fontsize=10)
-    axes.grid(alpha=0.3)
-    if labels:
-        axes.legend(fontsize=8, ncols=1 + len(groups) // 8)
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        for group in groups:
+            names = ", ".join(f"{key}={group[0].settings.get(key)}" for key in labels)
+            draw_mean(axes, [run.curve.cumulative_regret.to_numpy() for run in group], label=names)
+        axes.set_xlabel("iteration")
+        axes.set_ylabel("cumulative regret, average per agent")
+        seeds = max(len(group) for group in groups)
+        axes.set_title(f"mean ± standard error of {seeds} seeds", fontsize=10)
+        axes.grid(alpha=0.3)
+        if labels:
+            axes.legend(fontsize=8, ncols=1 + len(groups) // 8)
+
+    save_figure(path, draw, size=(7.2, 4.6))
 
 
 def draw_mean(axes: Any, values: Sequence[Any], *, label: str, **style: Any) -> None:
