@@ -27,6 +27,30 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
+def leaving_if_dropped(came: list[int], line: Callable[[], str]) -> Iterator[None]:
+    """End the process where Python drops what a signal's handler raised, as in a destructor.
+
+    Parameters
+    ----------
+    came : list of int
+        The signals that came.
+    line : callable
+        Returns the line to print.
+    """
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if isinstance(unraisable.exc_value, Interrupted):
+            leave(came[0], line())
+        before(unraisable)
+
+    before, sys.unraisablehook = sys.unraisablehook, hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+@contextmanager
 def interruptible(
     line: Callable[[], str] = lambda: INTERRUPTED, *, insist: bool = True
 ) -> Iterator[None]:
@@ -57,22 +81,16 @@ def interruptible(
         if len(came) == 1:
             raise Interrupted
 
-    def dropped(unraisable: sys.UnraisableHookArgs) -> None:
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):  # such as in a destructor
-            leave((came or [signal.SIGINT])[0], line())
-        sys.__unraisablehook__(unraisable)
-
     before = {number: signal.signal(number, handle) for number in SIGNALS}
-    hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
-        yield
+        with leaving_if_dropped(came, line):
+            yield
     except BaseException as error:
         said = isinstance(error, SystemExit) and came and error.code == SIGNALLED + came[0]
         if not came or said:
             raise
     finally:
         over = True
-        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
     if came:

@@ -185,6 +185,10 @@ def _check(override: Override, groups: Sequence[str], choices: Choices) -> None:
 def _check_choice(group: str, values: Sequence[Any], choices: Choices) -> None:
     for value in values:
         for name in value if isinstance(value, list) else [value]:
+            if group == "hydra/launcher" and name in _LAUNCHERS:
+                extra, module = _LAUNCHERS[name]
+                if find_spec("hydra_plugins") is None or find_spec(module) is None:
+                    raise extra_missing(f"{group}={name}", extra)
             folder, _, file = str(name).rpartition("/")
             there = choices(f"{group}/{folder}" if folder else group)
             if file not in there:
@@ -193,7 +197,3 @@ def _check_choice(group: str, values: Sequence[Any], choices: Choices) -> None:
                     f"{group}={one_line(name)} {_HERE}: must be one of"
                     f" {', '.join(listed)}{suggestion(str(name), listed)}"
                 )
-            if group == "hydra/launcher" and name in _LAUNCHERS:
-                extra, module = _LAUNCHERS[name]
-                if find_spec("hydra_plugins") is None or find_spec(module) is None:
-                    raise extra_missing(f"{group}={name}", extra)

@@ -37,7 +37,7 @@ from fldb_flower.results import (
     stop_requested,
 )
 from fldb_flower.settings import Settings, defaults_nested, from_nested, hydra_entries
-from fldb_flower.signals import Interrupted, interruptible
+from fldb_flower.signals import Interrupted, interruptible, leaving_if_dropped
 from fldb_flower.startup import INTERRUPTED, SIGNALLED, SIGNALS, leave, say_interrupted
 from simulations.overrides import CONF, check_overrides, config_groups, search_path
 
@@ -106,10 +106,13 @@ def _stopping_on_signals(directory: Path) -> Iterator[None]:
         return
     came: list[int] = []
 
+    def at_once() -> str:
+        return one_line(f"stopped at once: {_kept(directory)}")
+
     def stop(number: int, _frame: FrameType | None) -> None:
         came.append(number)
         if len(came) > 2:  # what the second one raised was caught, or closing takes long
-            leave(came[0], f"stopped at once: {_kept(directory)}")
+            leave(came[0], at_once())
         if len(came) > 1:
             raise Interrupted
         try:
@@ -121,7 +124,8 @@ def _stopping_on_signals(directory: Path) -> Iterator[None]:
     before = {each: signal.signal(each, stop) for each in SIGNALS}
     line = ""
     try:
-        yield
+        with leaving_if_dropped(came, at_once):
+            yield
     except StoppedError as stopped:
         came = came or [signal.SIGTERM]
         line = f"{stopped}, in {directory}"
@@ -132,7 +136,7 @@ def _stopping_on_signals(directory: Path) -> Iterator[None]:
     except BaseException:
         if len(came) < 2:
             raise
-        line = f"stopped at once: {_kept(directory)}"
+        line = at_once()
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
