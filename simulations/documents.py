@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fldb_flower.commands import Parser
-from fldb_flower.errors import DataError, FldbError, SettingsError, one_line
+from fldb_flower.errors import DataError, FldbError, SettingsError, extra_missing, one_line
 from fldb_flower.signals import interruptible
 from simulations import figures, measured
 
@@ -151,7 +151,7 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
     try:
         from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - of the dev extra
     except ImportError:
-        raise SettingsError("documents need Jinja2: pip install -e '.[dev]'") from None
+        raise extra_missing("python -m simulations.documents", "dev") from None
     environment = Environment(
         undefined=StrictUndefined,
         trim_blocks=True,

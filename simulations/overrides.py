@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -105,7 +106,7 @@ def _parse(text: str, *, sweep: bool) -> Override:
         one = _quote(text, sweep=False) if _takes_text(key) else ""
         raise SettingsError(f"{_named(text)}: several values are a sweep, which needs -m{one}")
     value = override.value()
-    if override.key_or_group in _FOLDERS and str(value).startswith("~"):
+    if override.key_or_group in _FOLDERS and _expanded(str(value)) != str(value):
         end = _quote(f"{override.key_or_group}={value}", sweep=False)
         raise SettingsError(f"{_named(text)}: Hydra does not expand ~{end}")
     is_text = isinstance(value, str) or value is None or override.is_sweep_override()
@@ -135,7 +136,7 @@ def _quote(text: str, *, sweep: bool) -> str:
     if name in _ENTRIES and not _takes_text(name):
         return ""
     if name in _FOLDERS:
-        value = str(Path(value).expanduser())
+        value = _expanded(value)
     parts = value.split(",") if sweep else [value]
     quoted = f"{key}={','.join(map(_quoted, parts))}"
     with suppress(HydraException, OmegaConfBaseException):
@@ -144,6 +145,10 @@ def _quote(text: str, *, sweep: bool) -> str:
         if is_meant and quoted.isprintable():
             return f"; quoted it is {shlex.quote(quoted)}"
     return ""
+
+
+def _expanded(path: str) -> str:
+    return os.path.expanduser(path)  # noqa: PTH111 - which leaves an unknown user's as it is
 
 
 def _quoted(value: str) -> str:

@@ -54,6 +54,7 @@ PATHS = st.text(
 @example("/data/${x} (1)/\\${y}")
 @example("!important")
 @example("2024")
+@example("~nobody-of-that-name/x")
 @example("[1,2]")
 @example("{a:b}")
 def test_a_refused_value_is_suggested_so_that_hydra_reads_it(path):
@@ -88,12 +89,15 @@ def test_commas_of_a_sweep_stay_its_commas(paths):
         ("environment.path=~/u.data", """'environment.path="~/u.data"'"""),
         ("environment.path=a (1).zip", """'environment.path="a (1).zip"'"""),
         ("environment.path=a,b.zip", """'environment.path="a,b.zip"'"""),
+        ("hydra.run.dir=~nobody-here/x", "'hydra.run.dir=\"~nobody-here/x\"'"),
         ("hydra.run.dir=~/runs", f"hydra.run.dir={Path.home()}/runs"),
         ("""hydra.run.dir="~/runs\"""", f"hydra.run.dir={Path.home()}/runs"),
     ],
 )
-def test_what_is_suggested_is_short(text, pasted):
-    assert refusal(text).endswith(f"; quoted it is {pasted}")
+def test_what_is_suggested_is_short_and_accepted(text, pasted):
+    message = refusal(text)
+    assert message.endswith(f"; quoted it is {pasted}")
+    check_overrides([suggested(message)])
 
 
 def test_a_sweep_without_m_is_named_and_numbers_are_not_quoted():

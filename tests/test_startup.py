@@ -21,6 +21,7 @@ COMMANDS = {
     "run": ["simulations.run", "num_agents=20", "horizon=400000", "hydra.run.dir=DIR/run"],
     "sweep": ["simulations.run", "-m", "seed=1,2", "horizon=400000", "hydra.sweep.dir=DIR/sweep"],
     "figures": ["simulations.figures", "fig2b", "--output", "DIR/figures"],
+    "documents": ["simulations.documents", "--recompute", "figures"],
     "report": ["simulations.report", "DIR"],
     "benchmark": ["simulations.benchmark", "scale"],
     "service": ["clients.service", "--store", "DIR/duels.db", "--port", "0"],
@@ -168,7 +169,7 @@ def test_handlers_are_there_before_anything_that_takes_long():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert not {"numpy", "hydra", "pandas", "typing", "argparse"} & set(done.stdout.split())
-    for file in ("run", "figures", "report", "benchmark", "demo"):
+    for file in ("run", "figures", "documents", "report", "benchmark", "demo"):
         text = (ROOT / "simulations" / f"{file}.py").read_text()
         assert text.index("start.begin()") < text.index("\nimport ")
 

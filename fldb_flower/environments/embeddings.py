@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.errors import extra_missing
+from fldb_flower.errors import SettingsError, extra_missing
 from fldb_flower.files import replace_file
 from fldb_flower.settings import EMBEDDING_DIMENSIONS
 
