@@ -11,6 +11,14 @@ latter tells its host that it is shown, to whom and when, so it is the applicati
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes long to import
+    try:
+        from fldb_flower import startup
+    except ImportError as error:
+        raise SystemExit(f"error: {error}: another module has this project's name") from None
+    startup.begin()
+    startup.require("python -m clients.service", "service", "fastapi", "uvicorn", "fastapi_offline")
+
 import argparse
 import asyncio
 import dataclasses
@@ -23,7 +31,6 @@ import random
 import re
 import reprlib
 import secrets
-import signal
 import socket
 import stat
 import sys
@@ -55,8 +62,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from clients.preference_agent import EXPIRE_AFTER, LONGEST, Duel, PreferenceAgent
 from clients.store import ConflictingAnswerError, DuelExpiredError, Proposal, UnknownDuelError
 from fldb_flower.commands import Parser, bounded
-from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError, one_line
+from fldb_flower.errors import (
+    DataError,
+    FldbError,
+    OutputError,
+    SettingsError,
+    extra_missing,
+    one_line,
+)
 from fldb_flower.pages import digest
+from fldb_flower.signals import interruptible
 
 PORT = 8377
 MAX_BODY = 32 * 2**20
@@ -456,9 +471,7 @@ def _application(lifespan: Any) -> FastAPI:
     try:
         from fastapi_offline import FastAPIOffline  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
-        raise SettingsError(
-            "the service needs more packages: pip install 'fldb-flower[service]'"
-        ) from None
+        raise extra_missing("the service", "service") from None
     app: FastAPI = FastAPIOffline(
         title="Duels of this device",
         summary="Propose a duel, record who won.",
@@ -794,18 +807,17 @@ def serve(arguments: argparse.Namespace) -> None:
             ws="none",
             timeout_graceful_shutdown=_GRACE,
         )
-        for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises it again once it is done
-            signal.signal(number, lambda *_: sys.exit(0))
         uvicorn.Server(config).run(sockets=[listener])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: exit status 1, with one line on stderr, for a mistake of the user's."""
     arguments = _arguments(argv)
-    try:
-        serve(arguments)
-    except FldbError as error:
-        sys.exit(f"error: {one_line(error)}")
+    with interruptible(lambda: "stopped"):  # uvicorn raises the signal again once it is done
+        try:
+            serve(arguments)
+        except FldbError as error:
+            sys.exit(f"error: {one_line(error)}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.errors import SettingsError
+from fldb_flower.errors import SettingsError, extra_missing
 
 Array: TypeAlias = Any
 """A NumPy array or a torch tensor of floats; docstrings give its shape."""
@@ -121,7 +121,7 @@ def arrays_on(device: str) -> Arrays:
 
 
 def import_torch(what: str, instead: str) -> Any:
-    """Import PyTorch, or say what wanted it and what to do without.
+    """Import PyTorch, or name what needs it and what works without.
 
     Raises
     ------
@@ -131,6 +131,4 @@ def import_torch(what: str, instead: str) -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError:
-        raise SettingsError(
-            f"{what} needs PyTorch: pip install 'fldb-flower[torch]', or use {instead}"
-        ) from None
+        raise extra_missing(what, "torch", instead) from None

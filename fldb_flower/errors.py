@@ -14,6 +14,29 @@ class SettingsError(FldbError):
     """A setting is unknown, of the wrong type or out of range."""
 
 
+def extra_missing(
+    what: str, extra: str, instead: str = "", reason: Exception | None = None
+) -> SettingsError:
+    """Return the error of something that needs an optional dependency of this project.
+
+    Parameters
+    ----------
+    what : str
+        What the user asked for.
+    extra : str
+        The extra to install, as ``pyproject.toml`` names it.
+    instead : str
+        What works without it.
+    reason : Exception, optional
+        Why importing it failed.
+    """
+    way_out = f", or use {instead}" if instead else ""
+    why = "" if reason is None else f" ({reason})"
+    return SettingsError(
+        f"{what} needs the {extra} extra: pip install 'fldb-flower[{extra}]'{way_out}{why}"
+    )
+
+
 class DataError(FldbError):
     """A data file is missing, truncated or not what it should be."""
 

@@ -224,8 +224,8 @@ def conduct(
         f" {summary['exchanges']} exchanges, {_size(summary['uploaded_bytes'])} up,"
         f" {_size(summary['downloaded_bytes'])} down, {summary['runtime_seconds']:.1f} s"
     )
-    plot = f"  plot: {directory.path / PLOT}" if settings.plot else ""
-    say(f"results: {directory.path}{plot}")
+    plot = directory.path / PLOT
+    say(f"results: {directory.path}" + (f"  plot: {plot}" if plot.exists() else ""))
     return summary
 
 

@@ -17,6 +17,7 @@ from fldb_flower.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.files import lock_folder, partial_of, replace_file
 from fldb_flower.history import History
+from fldb_flower.plots import plot_regret
 from fldb_flower.settings import ALONE, Settings, from_nested, hydra_entries, to_nested
 
 CONFIG, REGRET, PLOT, SUMMARY = "config.yaml", "regret.csv", "regret.png", "summary.json"
@@ -98,7 +99,8 @@ class RunDirectory:
         """Write the results, ``summary.json`` last and atomically, and return the summary.
 
         ``model.json`` holds the estimate that the federation learned. Where agents learn alone
-        or not at all, there is none.
+        or not at all, there is none. A picture that cannot be drawn is left out; a line in the
+        log gives the reason.
 
         Raises
         ------
@@ -116,8 +118,6 @@ class RunDirectory:
             if history.participation:
                 replace_file(self.path / PARTICIPATION, _participation_csv(history).encode())
             if self._settings.plot:
-                from fldb_flower.plots import plot_regret  # noqa: PLC0415 - takes a second
-
                 plot_regret(self.path / PLOT, history, self._settings)
             if model is not None:
                 replace_file(self.path / MODEL, _json(model))

@@ -9,6 +9,11 @@ claim is a ratio of two times measured in turn; medians over the repetitions are
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes long to import
+    from simulations import start
+
+    start.begin()
+
 import argparse
 import json
 import os
@@ -29,6 +34,7 @@ import pandas as pd
 from fldb_flower.history import History
 from fldb_flower.preference import derivatives
 from fldb_flower.settings import Settings, from_nested
+from fldb_flower.signals import interruptible
 from fldb_flower.streams import AgentStreams
 from simulations.device_benchmark import devices
 from simulations.engines import vectorized
@@ -199,15 +205,7 @@ def flower(repetitions: int, nodes: int = 2) -> pd.DataFrame:
     )
 
 
-def main() -> None:
-    """Print a table for each section asked for."""
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    sections = ["algorithms", "inprocess", "scale", "forms", "devices", "flower"]
-    parser.add_argument("section", nargs="*", choices=[*sections, []], help=", ".join(sections))
-    parser.add_argument("--repetitions", type=int, default=9, help="of each timing (default 9)")
-    parser.add_argument("--picture", type=Path, help="PNG file that scale is drawn to")
-    asked = parser.parse_args()
+def _print_tables(asked: argparse.Namespace, sections: list[str]) -> None:
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, NumPy {np.__version__}")
     for section in asked.section or sections[:-1]:
         if section == "algorithms":
@@ -223,6 +221,19 @@ def main() -> None:
         else:
             table = flower(max(1, asked.repetitions // 3))
         print(f"\n{section}\n{table.to_string(index=False)}", flush=True)
+
+
+def main() -> None:
+    """Print a table for each section asked for."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    sections = ["algorithms", "inprocess", "scale", "forms", "devices", "flower"]
+    parser.add_argument("section", nargs="*", choices=[*sections, []], help=", ".join(sections))
+    parser.add_argument("--repetitions", type=int, default=9, help="of each timing (default 9)")
+    parser.add_argument("--picture", type=Path, help="PNG file that scale is drawn to")
+    asked = parser.parse_args()
+    with interruptible():
+        _print_tables(asked, sections)
 
 
 if __name__ == "__main__":

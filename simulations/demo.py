@@ -7,10 +7,14 @@ left for you: open its page and answer too. Ctrl-C ends all of it.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes long to import
+    from simulations import start
+
+    start.begin()
+
 import argparse
 import contextlib
 import json
-import signal
 import sys
 import tempfile
 import threading
@@ -25,6 +29,8 @@ from numpy.typing import NDArray
 from fldb_flower.commands import Parser, bounded
 from fldb_flower.deployment.local import Device, LocalFederation, Part
 from fldb_flower.errors import FederationError, FldbError, OutputError
+from fldb_flower.signals import interruptible
+from fldb_flower.startup import SERVICE_EXTRA, require
 
 FEATURES = ("hot", "sweet", "bitter", "sour", "creamy", "fizzy")
 DRINKS = {  # each feature from 0 to 9
@@ -242,18 +248,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _interrupt(*_: object) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # stopping takes seconds: let nobody stop that
-    raise KeyboardInterrupt
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: exit status 1, with an error on stderr, if it could not do what was asked."""
     arguments = _arguments(argv)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
-    with contextlib.ExitStack() as stack:
+    require("python -m simulations.demo", *SERVICE_EXTRA)
+    # Stopping takes seconds, and a second signal must not prevent it.
+    with interruptible(lambda: "stopped", insist=False), contextlib.ExitStack() as stack:
         try:
             if arguments.dir is None:
                 temporary = tempfile.TemporaryDirectory(prefix="fldb-demo-")
@@ -261,8 +261,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             else:
                 folder = arguments.dir.expanduser()
             demonstrate(arguments, folder)
-        except KeyboardInterrupt:
-            _say("stopped")
         except FldbError as error:
             sys.exit(f"error: {error}")
 

@@ -8,6 +8,11 @@ the runs in the result files has other results today. ``--recompute`` repeats al
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes long to import
+    from simulations import start
+
+    start.begin()
+
 import argparse
 import difflib
 import itertools
@@ -22,7 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fldb_flower.commands import Parser
-from fldb_flower.errors import DataError, FldbError, SettingsError, one_line
+from fldb_flower.errors import DataError, FldbError, SettingsError, extra_missing, one_line
+from fldb_flower.signals import interruptible
 from simulations import figures, measured
 
 if TYPE_CHECKING:
@@ -145,7 +151,7 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
     try:
         from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - of the dev extra
     except ImportError:
-        raise SettingsError("documents need Jinja2: pip install -e '.[dev]'") from None
+        raise extra_missing("python -m simulations.documents", "dev") from None
     environment = Environment(
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -226,14 +232,15 @@ def main() -> None:
         help="MovieLens 100K's ratings (default: FLDB_ML100K)",
     )
     asked = parser.parse_args()
-    try:
-        problems = _run(asked)
-    except FldbError as error:
-        sys.exit(f"error: {error}")
-    except OSError as error:
-        sys.exit(f"error: cannot write to {error.filename}: {error.strerror}")
-    if problems:
-        sys.exit("\n".join(f"error: {line}" for line in problems))
+    with interruptible():
+        try:
+            problems = _run(asked)
+        except FldbError as error:
+            sys.exit(f"error: {one_line(error)}")
+        except OSError as error:
+            sys.exit(f"error: cannot write to {error.filename}: {error.strerror}")
+        if problems:
+            sys.exit("\n".join(f"error: {line}" for line in problems))
 
 
 def _run(asked: argparse.Namespace) -> list[str]:

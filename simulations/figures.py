@@ -7,7 +7,13 @@ adds the paper's regret bounds, dashed. The figure ``regret`` is the README's, n
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes long to import
+    from simulations import start
+
+    start.begin()
+
 import sys
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +21,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 import conf
 from fldb_flower.commands import Parser, bounded
-from fldb_flower.errors import FldbError, OutputError, SettingsError
+from fldb_flower.errors import FldbError, OutputError, SettingsError, one_line
+from fldb_flower.plots import save_figure
 from fldb_flower.settings import Settings
+from fldb_flower.signals import interruptible
 from fldb_flower.theory import average_bound
 from simulations import measured
 from simulations.sweep import draw_mean
@@ -158,27 +164,33 @@ def runs_of(name: str, *, ours: bool, seeds: int) -> dict[str, measured.Run]:
 def draw(name: str, rows: pd.DataFrame, bounds: dict[str, Any], folder: Path) -> None:
     """Write one figure's PNG; ``bounds`` holds the curves' bounds by label."""
     panel = panel_of(name)
-    figure = Figure(figsize=(7.2, 4.0) if name == OVERVIEW else (4.6, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    if panel.against == "iteration":
-        for label in rows.curve.unique().tolist():
-            part = rows[rows.curve == label]
-            wide = part.pivot(index="seed", columns="iteration", values="cumulative_regret")
-            draw_mean(axes, list(wide.to_numpy()), label=label, linewidth=2)
-            if label in bounds:
-                color, steps = axes.lines[-1].get_color(), wide.columns.to_numpy()
-                axes.plot(steps, bounds[label], "--", color=color, label=f"{label}, bound")
-        axes.set_ylabel("average cumulative regret")
-    else:
-        _draw_final(axes, rows, panel.against)
-    axes.set_xlabel({"iteration": "iteration", "tau": "tau", "rounds": "rounds"}[panel.against])
-    if name == OVERVIEW:
-        axes.set_yscale("log")
-    axes.set_title(f"{panel.title}, {rows.seed.nunique()} seeds", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
-    figure.savefig(folder / f"{name}.png", dpi=120, metadata={"Software": None})
+
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
+        if panel.against == "iteration":
+            _draw_curves(axes, rows, bounds)
+        else:
+            _draw_final(axes, rows, panel.against)
+        axes.set_xlabel(panel.against)
+        if name == OVERVIEW:
+            axes.set_yscale("log")
+        axes.set_title(f"{panel.title}, {rows.seed.nunique()} seeds", fontsize=10)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=9)
+
+    size = (7.2, 4.0) if name == OVERVIEW else (4.6, 3.6)
+    save_figure(folder / f"{name}.png", paint, size=size, dpi=120)
+
+
+def _draw_curves(axes: Any, rows: pd.DataFrame, bounds: dict[str, Any]) -> None:
+    for label in rows.curve.unique().tolist():
+        part = rows[rows.curve == label]
+        wide = part.pivot(index="seed", columns="iteration", values="cumulative_regret")
+        draw_mean(axes, list(wide.to_numpy()), label=label, linewidth=2)
+        if label in bounds:
+            color, steps = axes.lines[-1].get_color(), wide.columns.to_numpy()
+            axes.plot(steps, bounds[label], "--", color=color, label=f"{label}, bound")
+    axes.set_ylabel("average cumulative regret")
 
 
 def _draw_final(axes: Any, rows: pd.DataFrame, against: str) -> None:
@@ -267,6 +279,20 @@ def _bounds(curves: dict[str, Settings]) -> dict[str, Any]:
     return {label: bound for label, bound in found.items() if bound is not None}
 
 
+def _make_asked(asked: Namespace) -> list[Path]:
+    """Make the figures asked for; return their files, pictures where they could be drawn."""
+    ours, bounds = "+ours" in asked.name, "+bounds" in asked.name
+    names = [name for name in asked.name if name not in ("+ours", "+bounds")]
+    if not names:
+        names = [name for name in PANELS if asked.movielens or name != "fig1d"]
+        if "fig1d" not in names:
+            print("fig1d is left out: it needs --movielens PATH", file=sys.stderr)
+    extras = {"ours": ours, "bounds": bounds, "seeds": asked.seeds}
+    make(names, asked.output, movielens=asked.movielens, **extras)
+    pictures = [asked.output / f"{name}.png" for name in names]
+    return [path if path.exists() else path.with_suffix(".csv") for path in pictures]
+
+
 def main() -> None:
     """Entry point."""
     assert __doc__ is not None
@@ -278,18 +304,12 @@ def main() -> None:
     seeds = bounded(int, 1, 1000)
     parser.add_argument("--seeds", type=seeds, default=len(SEEDS), help="of each curve (default 3)")
     asked = parser.parse_args()
-    ours, bounds = "+ours" in asked.name, "+bounds" in asked.name
-    names = [name for name in asked.name if name not in ("+ours", "+bounds")]
-    try:
-        if not names:
-            names = [name for name in PANELS if asked.movielens or name != "fig1d"]
-            if "fig1d" not in names:
-                print("fig1d is left out: it needs --movielens PATH", file=sys.stderr)
-        extras = {"ours": ours, "bounds": bounds, "seeds": asked.seeds}
-        make(names, asked.output, movielens=asked.movielens, **extras)
-        print(*(f"{asked.output / name}.png" for name in names), sep="\n")
-    except FldbError as error:
-        sys.exit(f"error: {error}")
+    with interruptible():
+        try:
+            for path in _make_asked(asked):
+                print(path)
+        except FldbError as error:
+            sys.exit(f"error: {one_line(error)}")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.files import replace_file
 from fldb_flower.history import History
 from fldb_flower.settings import Settings, from_nested
+from simulations.pools import map_in_processes
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 COUNTS = ("rounds", "exchanges", "uploaded_bytes", "downloaded_bytes")
@@ -172,8 +171,7 @@ def each_once(settings: Iterable[Settings]) -> dict[Settings, Result]:
     """Run once with each of some settings, on all processors; equal settings share a run."""
     # The longest first, so that no processor waits for one of them at the end.
     unique = sorted(set(settings), key=cost, reverse=True)
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(unique, pool.map(simulate, unique), strict=True))
+    return dict(zip(unique, map_in_processes(simulate, unique), strict=True))
 
 
 def fill(run: Run, results: Sequence[Result]) -> None:

@@ -6,6 +6,11 @@ folder. Its parts lie in ``report_page/``; the runs travel in it as one block of
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes long to import
+    from simulations import start
+
+    start.begin()
+
 import argparse
 import datetime
 import json
@@ -26,6 +31,7 @@ import numpy.typing as npt
 from fldb_flower.commands import Parser
 from fldb_flower.errors import DataError, FldbError, OutputError, one_line
 from fldb_flower.pages import digest
+from fldb_flower.signals import interruptible
 from simulations.runs import (
     Run,
     Unfinished,
@@ -323,13 +329,14 @@ def report(folders: Sequence[Path], output: Path | None = None) -> Mapping[str, 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: exit status 1, with one line on stderr, for a mistake of the user's."""
     arguments = _arguments(argv)
-    try:
-        made = report(arguments.folders, arguments.output)
-    except FldbError as error:
-        sys.exit(f"error: {one_line(error)}")
-    for item in made["unfinished"]:
-        print(one_line(f"skipped {item.path}: {item.reason}"), file=sys.stderr)
-    print(one_line(f"report: {made['path']} ({made['runs']} runs)"))
+    with interruptible():
+        try:
+            made = report(arguments.folders, arguments.output)
+        except FldbError as error:
+            sys.exit(f"error: {one_line(error)}")
+        for item in made["unfinished"]:
+            print(one_line(f"skipped {item.path}: {item.reason}"), file=sys.stderr)
+        print(one_line(f"report: {made['path']} ({made['runs']} runs)"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes long to import
+    from simulations import start
+
+    start.begin()
+
 import contextlib
 import logging
 import os
@@ -16,28 +21,31 @@ from typing import Any
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import conf
-from fldb_flower.errors import FldbError, SettingsError, one_line
+from fldb_flower.commands import Parser
+from fldb_flower.errors import FldbError, one_line
 from fldb_flower.experiment import StoppedError, conduct
-from fldb_flower.results import RunDirectory, is_finished, request_stop, stop_requested
-from fldb_flower.settings import (
-    Settings,
-    defaults_nested,
-    from_nested,
-    hydra_entries,
-    suggestion,
+from fldb_flower.results import (
+    CHECKPOINT,
+    RunDirectory,
+    is_finished,
+    request_stop,
+    stop_requested,
 )
+from fldb_flower.settings import Settings, defaults_nested, from_nested, hydra_entries
+from fldb_flower.signals import Interrupted, interruptible, leaving_if_dropped
+from fldb_flower.startup import INTERRUPTED, SIGNALLED, SIGNALS, leave, say_interrupted
 from simulations.jobs import SOURCE, attempt
+from simulations.overrides import CONF, check_overrides, config_groups, search_path
 
 _LOG = logging.getLogger("fldb_flower")
-_CONF = Path(conf.__path__[0])
-_SIGNALLED = 128  # exit status: this and the signal's number
+_INTERRUPTED_SWEEP = (
+    "interrupted: finished jobs are kept; resume=true with the same hydra.sweep.dir runs the rest"
+)
 _FAILURES: list[str] = []  # of a single run, reported already
 
 
@@ -71,7 +79,7 @@ def run(settings: Settings, directory: Path) -> None:
         module.run(settings, str(directory))
 
 
-@hydra.main(version_base="1.3", config_path=str(_CONF), config_name="config")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def _job(config: DictConfig) -> float | None:
     directory = Path(HydraConfig.get().runtime.output_dir)
 
@@ -105,41 +113,55 @@ def _stopping_on_signals(directory: Path) -> Iterator[None]:
         return
     came: list[int] = []
 
+    def at_once() -> str:
+        return one_line(f"stopped at once: {_kept(directory)}")
+
     def stop(number: int, _frame: FrameType | None) -> None:
         came.append(number)
+        if len(came) > 2:  # what the second one raised was caught, or closing takes long
+            leave(came[0], at_once())
+        if len(came) > 1:
+            raise Interrupted
         try:
             request_stop(directory)
         except OSError as error:
-            print(f"stopped: cannot write to {directory}: {error.strerror}", file=sys.stderr)
-            sys.exit(_SIGNALLED + number)
-        if len(came) > 1:
-            sys.exit(_SIGNALLED + number)
+            raise StoppedError(f"stopped: {error.strerror}, cannot write") from None
 
     stop_requested(directory)  # by a signal to a run that was killed then
-    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
+    before = {each: signal.signal(each, stop) for each in SIGNALS}
+    line = ""
     try:
-        yield
+        with leaving_if_dropped(came, at_once):
+            yield
     except StoppedError as stopped:
-        print(f"{stopped}, in {directory}", file=sys.stderr)
-        sys.exit(_SIGNALLED + (came[0] if came else signal.SIGTERM))
+        came = came or [signal.SIGTERM]
+        line = f"{stopped}, in {directory}"
+    except FldbError as error:
+        if not came:
+            raise
+        line = f"error: {error}"
+    except BaseException:
+        if len(came) < 2:
+            raise
+        line = at_once()
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-    if came:  # in its last round
+    if line:
+        say_interrupted(one_line(line))
+    if came:  # without a line: in its last round
         stop_requested(directory)
-        sys.exit(_SIGNALLED + came[0])
+        sys.exit(SIGNALLED + came[0])
+
+
+def _kept(directory: Path) -> str:
+    if (directory / CHECKPOINT).exists():
+        return f"resume=true resumes from the last checkpoint, in {directory}"
+    return f"nothing was saved in {directory}"
 
 
 def _is_sweep() -> bool:
     return HydraConfig.get().mode == RunMode.MULTIRUN
-
-
-def _groups() -> dict[str, list[str]]:
-    """Return each configuration group and its choices."""
-    groups: dict[str, list[str]] = {}
-    for file in sorted(_CONF.glob("*/*.yaml")):
-        groups.setdefault(file.parent.name, []).append(file.stem)
-    return groups
 
 
 def _left_unfinished() -> bool:
@@ -148,60 +170,25 @@ def _left_unfinished() -> bool:
     return sweep is not None and bool(sweep.jobs_without_result)
 
 
-def check_overrides(overrides: list[str]) -> None:
-    """Check that each override names a setting or a group's choice, before Hydra starts.
-
-    Hydra's own answer to a misspelt name is six lines that end in a hint about stack traces.
-
-    Raises
-    ------
-    SettingsError
-        An override cannot be parsed, or names nothing.
-    """
-    groups, parser = _groups(), OverridesParser.create()
-    known = {entry.dotted for entry in hydra_entries()} | set(groups)
-    for text in overrides:
-        try:
-            override = parser.parse_override(text)
-        except HydraException as error:
-            reason = str(error).splitlines()[0]
-            raise SettingsError(f"{text!r} (from the command line): {reason}") from None
-        key = override.key_or_group
-        swept = override.is_sweep_override()
-        values = list(override.sweep_string_iterator()) if swept else [override.value()]
-        if not values:
-            raise SettingsError(f"{text} (from the command line): an empty sweep has no job to run")
-        changes = override.is_delete() or (override.is_add() and key not in groups)
-        if key.startswith("hydra."):
-            continue
-        if key.startswith("hydra/") or (changes and key):
-            if all(isinstance(value, str) or value is None for value in values):
-                continue  # groups of Hydra's, or of the user's own (--config-dir)
-            raise SettingsError(
-                f"{text!r} (from the command line): must name a file of the group {one_line(key)}"
-            )
-        if key not in known:
-            raise SettingsError(
-                f"{one_line(key)} (from the command line): there is no such setting"
-                f"{suggestion(key, tuple(known)) or '; --help lists them'}"
-            )
-        choices = groups.get(key, [])
-        wrong = [value for value in values if value not in choices]
-        if choices and wrong:
-            raise SettingsError(
-                f"{key}={one_line(wrong[0])} (from the command line): must be one of"
-                f" {', '.join(choices)}{suggestion(str(wrong[0]), tuple(choices))}"
-            )
-
-
-def help_text() -> str:
+def help_text(config_dir: str | None = None) -> str:
     """Return what ``--help`` prints: the groups, and every setting with default and meaning."""
-    lines = ["usage: python -m simulations.run [-m] [GROUP=CHOICE ...] [SETTING=VALUE ...]", ""]
-    lines += ["-m runs a sweep over every combination: -m tau=1,2,4 seed=range(3)", "", "groups:"]
-    lines += [f"  {group}={'|'.join(choices)}" for group, choices in _groups().items()]
+    lines = [
+        "usage: python -m simulations.run [-m] [GROUP=CHOICE ...] [SETTING=VALUE ...]",
+        "",
+        "-m runs a sweep over every combination of the values given:",
+        "  python -m simulations.run -m tau=1,2,4 'seed=range(3)'",
+        "A value with spaces or special characters needs quotes, and quotes for the shell:",
+        "  python -m simulations.run environment=movielens 'environment.path=\"~/ml (1).zip\"'",
+        "--config-dir DIR adds your own choices, such as DIR/experiment/mine.yaml:",
+        "  python -m simulations.run --config-dir DIR experiment=mine",
+        "",
+        "groups:",
+    ]
+    with config_groups(search_path(config_dir)) as (groups, choices):
+        lines += [f"  {group}={'|'.join(choices(group))}" for group in groups]
     lines += ["", "settings:"]
     for entry in hydra_entries():
-        if entry.path[-1] != "name" and entry.dotted not in _groups():
+        if entry.path[-1] != "name" and entry.dotted not in groups:
             default = entry.default if entry.default != "" else "''"
             lines.append(f"  {f'{entry.dotted}={default}':32} {entry.metadata['help']}")
     lines += [
@@ -211,22 +198,45 @@ def help_text() -> str:
     return "\n".join(lines)
 
 
+def _arguments() -> Parser:
+    """Return a parser of the options that matter here, and of those whose next word is a value."""
+    parser = Parser(prog="python -m simulations.run", add_help=False, allow_abbrev=False)
+    parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--config-dir", "-cd")
+    for long, short in {
+        "cfg": "c",
+        "config-name": "cn",
+        "config-path": "cp",
+        "package": "p",
+    }.items():
+        parser.add_argument(f"--{long}", f"-{short}")
+    return parser
+
+
 def main() -> None:
     """Entry point: exit status 1, with one line on stderr, for a mistake of the user's."""
-    if {"--help", "-h"} & set(sys.argv[1:]):
-        print(help_text())
-        return
-    ConfigStore.instance().store(name="settings", node=defaults_nested())
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # so that our own errors reach the line below
-    try:
-        check_overrides([arg for arg in sys.argv[1:] if "=" in arg and not arg.startswith("-")])
-        _job()
-        if _FAILURES or _left_unfinished():
-            sys.exit(1)
-    except (FldbError, HydraException, OmegaConfBaseException) as error:
-        sys.exit("error: " + " ".join(str(error).split()))
-    except OSError as error:  # Hydra creates the run's directory
-        sys.exit(f"error: cannot write to {error.filename}: {error.strerror}")
+    asked, rest = _arguments().parse_known_args()
+    with interruptible(lambda: _INTERRUPTED_SWEEP if asked.multirun else INTERRUPTED):
+        try:
+            if asked.help:
+                print(help_text(asked.config_dir))
+                return
+            ConfigStore.instance().store(name="settings", node=defaults_nested())
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # so that our own errors reach the line below
+            overrides = [arg for arg in rest if "=" in arg and not arg.startswith("-")]
+            # Hydra takes an option only where no override precedes it.
+            sys.argv[1:] = [*(arg for arg in sys.argv[1:] if arg not in overrides), *overrides]
+            check_overrides(overrides, config_dir=asked.config_dir, sweep=asked.multirun)
+            _job()
+            if _FAILURES or _left_unfinished():
+                sys.exit(1)
+        except FldbError as error:
+            sys.exit(f"error: {one_line(error)}")
+        except (HydraException, OmegaConfBaseException) as error:
+            sys.exit("error: " + " ".join(str(error).split()))
+        except OSError as error:  # Hydra creates the run's directory
+            sys.exit(f"error: cannot write to {error.filename}: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -7,19 +7,18 @@ import os
 import resource
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from fldb_flower.arrays import arrays_on
 from fldb_flower.errors import SettingsError
 from fldb_flower.history import History
+from fldb_flower.plots import save_figure
 from fldb_flower.settings import Settings, from_nested
 from simulations.engines import vectorized
+from simulations.pools import map_in_processes
 
 BASE = {"algorithm": "fldb_ons", "num_agents": 1000, "num_arms": 10, "dimension": 5, "horizon": 100}
 VARIED: dict[str, tuple[dict[str, int], list[int]]] = {
@@ -64,8 +63,8 @@ def _gpus() -> list[str]:
 def _run(values: dict[str, Any]) -> dict[str, float]:
     chosen = from_nested(values, "the benchmark")
     # Not a Pool: its processes may not have any of their own.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        seconds, megabytes = pool.submit(_measure, chosen).result()
+    spawn = multiprocessing.get_context("spawn")
+    ((seconds, megabytes),) = map_in_processes(_measure, [chosen], 1, spawn)
     each = seconds / chosen.num_agents / chosen.horizon
     return {
         "seconds": round(seconds, 2),
@@ -88,17 +87,18 @@ def _measure(chosen: Settings) -> tuple[float, float]:
 
 
 def _draw(table: pd.DataFrame, picture: Path) -> None:
-    figure = Figure(figsize=(9.0, 6.0), layout="constrained")
-    FigureCanvasAgg(figure)
-    for place, name in enumerate(VARIED, start=1):
-        axes = figure.add_subplot(2, 2, place)
-        for device, rows in table[table["varied"] == name].groupby("device"):
-            axes.loglog(rows["size"], rows["seconds"], "o-", label=f"{device}: seconds")
-            axes.loglog(rows["size"], rows["peak MB"] / 1000, "s--", label=f"{device}: GB at peak")
-        sizes = VARIED[name][1]
-        axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=8)
-        axes.minorticks_off()
-        axes.set_xlabel(_NAMES[name])
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    figure.savefig(picture, dpi=110, metadata={"Software": None})
+    def paint(figure: Any) -> None:
+        for place, name in enumerate(VARIED, start=1):
+            axes = figure.add_subplot(2, 2, place)
+            for device, rows in table[table["varied"] == name].groupby("device"):
+                axes.loglog(rows["size"], rows["seconds"], "o-", label=f"{device}: seconds")
+                peak = rows["peak MB"] / 1000
+                axes.loglog(rows["size"], peak, "s--", label=f"{device}: GB at peak")
+            sizes = VARIED[name][1]
+            axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=8)
+            axes.minorticks_off()
+            axes.set_xlabel(_NAMES[name])
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize=8)
+
+    save_figure(picture, paint, size=(9.0, 6.0), dpi=110)

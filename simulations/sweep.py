@@ -12,6 +12,7 @@ import pandas as pd
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from fldb_flower.plots import save_figure
 from simulations.jobs import ERROR, failure
 from simulations.runs import Run, find_finished, group_by_seed, varying
 
@@ -121,25 +122,23 @@ def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
 
 def picture(runs: Sequence[Run], keys: Sequence[str], path: Path) -> None:
     """Draw mean and standard error over seeds, a curve for each value of what was swept."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - takes a second
-    from matplotlib.figure import Figure  # noqa: PLC0415 - see above
-
     labels = [key for key in keys if key != "seed"]
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
     groups = group_by_seed(runs)
-    for group in groups:
-        names = ", ".join(f"{key}={group[0].settings.get(key)}" for key in labels)
-        draw_mean(axes, [run.curve.cumulative_regret.to_numpy() for run in group], label=names)
-    axes.set_xlabel("iteration")
-    axes.set_ylabel("cumulative regret, average per agent")
-    seeds = max(len(group) for group in groups)
-    axes.set_title(f"mean ± standard error of {seeds} seeds", fontsize=10)
-    axes.grid(alpha=0.3)
-    if labels:
-        axes.legend(fontsize=8, ncols=1 + len(groups) // 8)
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        for group in groups:
+            names = ", ".join(f"{key}={group[0].settings.get(key)}" for key in labels)
+            draw_mean(axes, [run.curve.cumulative_regret.to_numpy() for run in group], label=names)
+        axes.set_xlabel("iteration")
+        axes.set_ylabel("cumulative regret, average per agent")
+        seeds = max(len(group) for group in groups)
+        axes.set_title(f"mean ± standard error of {seeds} seeds", fontsize=10)
+        axes.grid(alpha=0.3)
+        if labels:
+            axes.legend(fontsize=8, ncols=1 + len(groups) // 8)
+
+    save_figure(path, draw, size=(7.2, 4.6))
 
 
 def draw_mean(axes: Any, values: Sequence[Any], *, label: str, **style: Any) -> None:

@@ -659,7 +659,7 @@ def test_the_demonstration_is_stopped_by_a_signal(demo, number):
         lines.append(line)
     process.send_signal(number)
     assert process.communicate(timeout=60)[0].splitlines()[-1] == "stopped"
-    assert process.returncode == 0
+    assert process.returncode == 128 + number
 
 
 @pytest.mark.parametrize(

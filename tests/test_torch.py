@@ -192,7 +192,7 @@ def test_it_learns_as_well_from_the_devices_draws():
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
 def test_without_torch_it_is_said_what_to_do(device, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(SettingsError, match=rf"device={device} needs PyTorch: pip install"):
+    with pytest.raises(SettingsError, match=rf"device={device} needs the torch extra: pip install"):
         results(device=device)
 
 

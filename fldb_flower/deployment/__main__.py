@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes long to import
+    from fldb_flower import startup
+
+    startup.begin()
+
 import argparse
 import sys
 from collections.abc import Sequence
@@ -9,7 +14,8 @@ from pathlib import Path
 
 from fldb_flower.commands import Parser
 from fldb_flower.deployment import credentials
-from fldb_flower.errors import FldbError
+from fldb_flower.errors import FldbError, one_line
+from fldb_flower.signals import interruptible
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -40,20 +46,24 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def _made(arguments: argparse.Namespace) -> Sequence[Path]:
+    if arguments.command == "credentials":
+        return credentials.create(arguments.folder, arguments.host, arguments.devices)
+    if arguments.command == "add-devices":
+        return credentials.add_devices(arguments.folder, arguments.devices)
+    return [credentials.renew(arguments.folder, arguments.host)]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: exit status 1, with one line on stderr, for a mistake of the user's."""
     arguments = _arguments(argv)
-    try:
-        if arguments.command == "credentials":
-            made = credentials.create(arguments.folder, arguments.host, arguments.devices)
-        elif arguments.command == "add-devices":
-            made = credentials.add_devices(arguments.folder, arguments.devices)
-        else:
-            made = [credentials.renew(arguments.folder, arguments.host)]
-    except FldbError as error:
-        sys.exit(f"error: {error}")
-    for path in made:
-        print(path)
+    with interruptible():
+        try:
+            made = _made(arguments)
+        except FldbError as error:
+            sys.exit(f"error: {one_line(error)}")
+        for path in made:
+            print(path)
 
 
 if __name__ == "__main__":

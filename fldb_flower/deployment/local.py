@@ -22,7 +22,15 @@ from typing import Any
 
 from fldb_flower.deployment import credentials
 from fldb_flower.errors import FederationError
-from fldb_flower.processes import HOST, free_port, is_open, toml, tool
+from fldb_flower.processes import (
+    HOST,
+    free_port,
+    is_open,
+    own_environment,
+    project_folder,
+    toml,
+    tool,
+)
 
 PROJECT = Path(__file__).parents[2]
 _LINK = "local"  # what flwr's configuration calls the SuperLink
@@ -301,8 +309,7 @@ class LocalFederation:
         node_config: Mapping[str, object] | None = None,
         arms: Path | None = None,
     ) -> None:
-        if not (PROJECT / "pyproject.toml").exists():
-            raise FederationError("this needs the source of fldb-flower: pip install -e DIRECTORY")
+        project_folder("a federation on this machine")
         self.folder = folder.absolute()
         self.results = self.folder / "server"
         self.port = free_port()
@@ -461,7 +468,7 @@ def environment(home: Path) -> dict[str, str]:
     """Return the environment of a part: Flower's commands are found, its home is its own."""
     path = os.environ.get("PATH", os.defpath)
     return {
-        **os.environ,
+        **own_environment(),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{path}",
         "PYTHONPATH": str(PROJECT),
         "PYTHONUNBUFFERED": "1",

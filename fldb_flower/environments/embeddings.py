@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.errors import SettingsError
+from fldb_flower.errors import SettingsError, extra_missing
 from fldb_flower.files import replace_file
 from fldb_flower.settings import EMBEDDING_DIMENSIONS
 
@@ -70,7 +70,7 @@ def _cache_file(sentences: tuple[str, ...]) -> Path:
     try:
         version = metadata.version(_PACKAGE)
     except metadata.PackageNotFoundError as error:
-        raise _extra_missing(error) from error
+        raise extra_missing("environment=sentences", "text", reason=error) from error
     key = json.dumps([_PACKAGE, version, sentences]).encode()
     cache = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -81,13 +81,6 @@ def _cache_file(sentences: tuple[str, ...]) -> Path:
             " folder: set XDG_CACHE_HOME to an absolute path"
         ) from None
     return folder / "fldb-flower" / f"embeddings-{hashlib.sha256(key).hexdigest()}.npy"
-
-
-def _extra_missing(error: ImportError) -> SettingsError:
-    return SettingsError(
-        "environment=sentences needs a model of language:"
-        f" pip install 'fldb-flower[text]' ({error})"
-    )
 
 
 def _kept(file: Path, count: int) -> NDArray[np.float32] | None:
@@ -114,7 +107,7 @@ def _computed(sentences: tuple[str, ...]) -> NDArray[np.float32]:
         logging.disable_progress_bar()
         model = load_model("cpu")  # on any machine, so that results are the same
     except ImportError as error:
-        raise _extra_missing(error) from error
+        raise extra_missing("environment=sentences", "text", reason=error) from error
     rows = model.encode(list(sentences), normalize_embeddings=True, show_progress_bar=False)
     return np.asarray(rows, dtype=np.float32)
 

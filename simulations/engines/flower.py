@@ -11,14 +11,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import conf
 from fldb_flower.errors import FederationError
 from fldb_flower.experiment import STOPPED, StoppedError
-from fldb_flower.processes import HOST, free_port, is_open, toml, tool
-from fldb_flower.results import SUMMARY, default_directory
+from fldb_flower.processes import (
+    HOST,
+    boxed,
+    free_port,
+    is_open,
+    last_words,
+    own_environment,
+    project_folder,
+    toml,
+    tool,
+)
+from fldb_flower.results import SUMMARY, default_directory, stop_requested
 from fldb_flower.settings import Settings, to_flat
 
-_PROJECT = Path(conf.__path__[0]).parent
 _START_SECONDS = 60
 _STOP_SECONDS = 15
 _OURS = re.compile(r"the run failed: (.*)")
@@ -33,12 +41,14 @@ def run(settings: Settings, output_dir: str | None = None) -> None:
     StoppedError
         Somebody asked the run to stop, and it was saved.
     FederationError
-        The run ended without a result; Flower itself exits with 0 then.
+        The run ended without a result, though Flower itself exits with 0 then; or this
+        installation is not a checkout.
     """
     directory = Path(output_dir) if output_dir else default_directory()
+    project = project_folder("engine=flower")
     with tempfile.TemporaryDirectory(prefix="fldb-flower-") as home:
         environment = {
-            **os.environ,
+            **own_environment(),
             "FLWR_HOME": home,
             "FLWR_TELEMETRY_ENABLED": os.environ.get("FLWR_TELEMETRY_ENABLED", "0"),
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -46,8 +56,10 @@ def run(settings: Settings, output_dir: str | None = None) -> None:
             "RAY_ADDRESS": os.environ.get("RAY_ADDRESS", "local"),
         }
         with _superlink(Path(home), environment):
+            if stop_requested(directory):
+                raise StoppedError(f"{STOPPED}: before the run started; resume=true starts it")
             done = subprocess.run(
-                _command(settings, directory),
+                _command(settings, directory, project),
                 check=False,
                 env=environment,
                 text=True,
@@ -63,14 +75,14 @@ def run(settings: Settings, output_dir: str | None = None) -> None:
     print(*_last_words(done.stdout), sep="\n")
 
 
-def _command(settings: Settings, directory: Path) -> list[str]:
+def _command(settings: Settings, directory: Path, project: Path) -> list[str]:
     engine = settings.engine
     values = {**to_flat(settings), "output-dir": str(directory.absolute())}
     resources = (
         f"num-supernodes={engine.num_nodes} client-resources-num-cpus={engine.num_cpus}"
         f" client-resources-num-gpus={engine.num_gpus}"
     )
-    start = [tool("flwr"), "run", str(_PROJECT), "job", "--stream"]
+    start = [tool("flwr"), "run", str(project), "job", "--stream"]
     return [*start, "--federation-config", resources, "--run-config", toml(values)]
 
 
@@ -105,8 +117,8 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            lines = log.read_text().strip().splitlines() or ["nothing was said"]
-            raise FederationError(f"flower-superlink ended at once: {lines[-1]}")
+            reason = last_words(log.read_text()) or "it printed nothing"
+            raise FederationError(f"flower-superlink ended at once: {reason}")
         if is_open(port):
             return
         time.sleep(0.1)
@@ -121,8 +133,9 @@ def _reason(output: str, settings: Settings) -> str:
             f" engine.num_gpus={engine.num_gpus:g}"
         )
     found = _OURS.findall(output) or _FIRST_ERROR.findall(output)
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return found[0].strip() if found else (lines[-1] if lines else "it said nothing")
+    if found:
+        return str(found[0]).strip()
+    return boxed(output) or last_words(output) or "it printed nothing"
 
 
 def _last_words(output: str) -> list[str]:

@@ -122,6 +122,7 @@ class _Worker:
 
     def close(self) -> None:
         self._hang_up()
+        self._process.kill()  # what it may still be at is of no use
         self._process.join()
 
 

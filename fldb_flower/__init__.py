@@ -1,0 +1,1 @@
+"""Federated linear dueling bandits: the mathematics, the settings and the results."""

@@ -1,0 +1,204 @@
+"""What a user may write after ``python -m simulations.run``, checked before Hydra starts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import conf
+from fldb_flower.errors import SettingsError, extra_missing, one_line
+from fldb_flower.settings import hydra_entries, suggestion
+
+CONF = Path(conf.__path__[0])
+_HERE = "(from the command line)"
+_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+_LAUNCHERS = {  # choice: the extra and the module that it needs
+    "joblib": ("joblib", "hydra_plugins.hydra_joblib_launcher"),
+    "slurm": ("slurm", "hydra_plugins.hydra_submitit_launcher"),
+    "submitit_local": ("slurm", "hydra_plugins.hydra_submitit_launcher"),
+    "submitit_slurm": ("slurm", "hydra_plugins.hydra_submitit_launcher"),
+}
+_ENTRIES = {entry.dotted: entry for entry in hydra_entries()}
+
+Choices = Callable[[str], list[str]]
+"""Returns the files of a configuration group."""
+
+
+@contextmanager
+def config_groups(searchpath: Sequence[str] = ()) -> Iterator[tuple[list[str], Choices]]:
+    """Yield the names of the configuration groups, and a function that returns a group's files.
+
+    Parameters
+    ----------
+    searchpath : sequence of str
+        Where Hydra looks beside ``conf/``: ``file://`` and ``pkg://`` addresses.
+    """
+    quoted = ",".join(QuotedString(each, Quote.double).with_quotes() for each in searchpath)
+    with initialize_config_dir(str(CONF), version_base="1.3"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Hydra names a folder that is missing when it starts
+        loader = GlobalHydra.instance().config_loader()
+
+        def choices(group: str) -> list[str]:
+            return loader.get_group_options(group, overrides=[f"hydra.searchpath=[{quoted}]"])
+
+        yield [group for group in loader.list_groups("") if group != "hydra"], choices
+
+
+def search_path(config_dir: str | None) -> list[str]:
+    """Return what ``--config-dir`` adds to where Hydra looks."""
+    return [] if config_dir is None else [f"file://{Path(config_dir).absolute()}"]
+
+
+def check_overrides(
+    overrides: Sequence[str], *, config_dir: str | None = None, sweep: bool = False
+) -> None:
+    """Check that each override names a setting or a group's choice, before Hydra starts.
+
+    Hydra's own answer to a misspelt name is six lines that end in a hint about stack traces.
+
+    Parameters
+    ----------
+    overrides : sequence of str
+        Arguments such as ``tau=3``.
+    config_dir : str, optional
+        The user's own folder of configuration groups (``--config-dir``).
+    sweep : bool
+        Whether several values of a setting are a sweep (``-m``).
+
+    Raises
+    ------
+    SettingsError
+        An override cannot be parsed, or names nothing.
+    """
+    parsed = [_parse(text, sweep=sweep) for text in overrides]
+    searchpath = search_path(config_dir)
+    for override in parsed:
+        value = override.value()
+        if override.key_or_group == "hydra.searchpath" and isinstance(value, list):
+            searchpath += map(str, value)
+    with config_groups(searchpath) as (groups, choices):
+        for override in parsed:
+            _check(override, groups, choices)
+
+
+def _parse(text: str, *, sweep: bool) -> Override:
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"{_named(text)}: {reason}{_quote(text, sweep=sweep)}") from None
+    if override.is_sweep_override() and not sweep:
+        key = override.key_or_group
+        one = _quote(text, sweep=False) if _takes_text(key) else ""
+        raise SettingsError(f"{_named(text)}: several values are a sweep, which needs -m{one}")
+    value = override.value()
+    if override.key_or_group in _FOLDERS and _expanded(str(value)) != str(value):
+        end = _quote(f"{override.key_or_group}={value}", sweep=False)
+        raise SettingsError(f"{_named(text)}: Hydra does not expand ~{end}")
+    is_text = isinstance(value, str) or value is None or override.is_sweep_override()
+    if _takes_text(override.key_or_group) and not is_text:
+        raise SettingsError(f"{_named(text)}: must be a text{_quote(text, sweep=sweep)}")
+    return override
+
+
+def _named(text: str) -> str:
+    return f"{one_line(text)} {_HERE}"
+
+
+def _takes_text(key: str) -> bool:
+    """Whether any text is a value of a setting."""
+    return key in _FOLDERS or (
+        key in _ENTRIES and _ENTRIES[key].default == "" and not _ENTRIES[key].metadata["choices"]
+    )
+
+
+def _quote(text: str, *, sweep: bool) -> str:
+    """Return the end of an error: the override as it can be pasted into a shell, if there is one.
+
+    A quoted value is taken by Hydra as it is; quotes around that are the shell's.
+    """
+    key, _, value = text.partition("=")
+    name = key.lstrip("+")
+    if name in _ENTRIES and not _takes_text(name):
+        return ""
+    if name in _FOLDERS:
+        value = _expanded(value)
+    parts = value.split(",") if sweep else [value]
+    quoted = f"{key}={','.join(map(_quoted, parts))}"
+    with suppress(HydraException, OmegaConfBaseException):
+        override = OverridesParser.create().parse_override(quoted)
+        is_meant = len(parts) > 1 or _resolved(override.value()) == value
+        if is_meant and quoted.isprintable():
+            return f"; quoted it is {shlex.quote(quoted)}"
+    return ""
+
+
+def _expanded(path: str) -> str:
+    return os.path.expanduser(path)  # noqa: PTH111 - which leaves an unknown user's as it is
+
+
+def _quoted(value: str) -> str:
+    with suppress(HydraException):
+        if OverridesParser.create().parse_override(f"x={value}").value() == value:
+            return value
+    return QuotedString(value.replace("${", "\\${"), Quote.double).with_quotes()
+
+
+def _resolved(value: Any) -> Any:
+    return OmegaConf.create({"value": value}).value
+
+
+def _check(override: Override, groups: Sequence[str], choices: Choices) -> None:
+    key = override.key_or_group
+    swept = override.is_sweep_override()
+    values = list(override.sweep_string_iterator()) if swept else [override.value()]
+    if not values:
+        text = override.input_line
+        raise SettingsError(f"{text} {_HERE}: an empty sweep has no job to run")
+    changes = override.is_delete() or (override.is_add() and key not in groups)
+    if key.startswith("hydra."):
+        return
+    if key in groups or key.startswith("hydra/"):
+        if not override.is_delete():
+            _check_choice(key, values, choices)
+    elif changes and key:  # groups of the user's own
+        if not all(isinstance(value, str) or value is None for value in values):
+            raise SettingsError(
+                f"{_named(str(override.input_line))}: must name a file of the group {one_line(key)}"
+            )
+    elif key not in _ENTRIES:
+        raise SettingsError(
+            f"{one_line(key)} {_HERE}: there is no such setting"
+            f"{suggestion(key, (*_ENTRIES, *groups)) or '; --help lists them'}"
+        )
+
+
+def _check_choice(group: str, values: Sequence[Any], choices: Choices) -> None:
+    for value in values:
+        for name in value if isinstance(value, list) else [value]:
+            if group == "hydra/launcher" and name in _LAUNCHERS:
+                extra, module = _LAUNCHERS[name]
+                if find_spec("hydra_plugins") is None or find_spec(module) is None:
+                    raise extra_missing(f"{group}={name}", extra)
+            folder, _, file = str(name).rpartition("/")
+            there = choices(f"{group}/{folder}" if folder else group)
+            if file not in there:
+                listed = tuple(there or choices(group))
+                raise SettingsError(
+                    f"{group}={one_line(name)} {_HERE}: must be one of"
+                    f" {', '.join(listed)}{suggestion(str(name), listed)}"
+                )

@@ -1,0 +1,23 @@
+"""The first import of each command here: see :mod:`fldb_flower.startup`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def begin() -> None:
+    """Begin a command.
+
+    Raises
+    ------
+    SystemExit
+        Another module has the name of one of this project's packages.
+    """
+    try:
+        from fldb_flower import startup  # noqa: PLC0415 - it may be another project's
+    except ImportError:
+        other = getattr(sys.modules.get("fldb_flower"), "__file__", None) or "another module"
+        root = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120
+        sys.exit(f"error: {other} shadows fldb-flower's package 'fldb_flower' in {root}: rename it")
+    startup.begin()

@@ -1,0 +1,202 @@
+"""Overrides of `python -m simulations.run`: quoting, the user's own choices, examples in help."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from test_run import ROOT, call
+
+from fldb_flower.environments.movielens import MovieLens
+from fldb_flower.errors import DataError, SettingsError
+from fldb_flower.settings import from_nested
+from simulations.overrides import check_overrides
+from simulations.run import help_text
+
+
+def read_by_hydra(override):
+    """Return the path in the configuration that Hydra itself makes of an override."""
+    with initialize(None, version_base="1.3"):
+        return compose(overrides=[f"+{override}"]).environment.path
+
+
+def refusal(*overrides, **options):
+    with pytest.raises(SettingsError) as caught:
+        check_overrides(overrides, **options)
+    return str(caught.value)
+
+
+def suggested(message):
+    """Return the argument that a POSIX shell makes of what a message suggests."""
+    (argument,) = shlex.split(message.partition("; quoted it is ")[2])
+    return argument
+
+
+PATHS = st.text(
+    st.sampled_from("abz019/._-~ ()[]{}=,:;'\"\\$%&!?*+@#<>|^`äéß中")
+    | st.characters(blacklist_categories=("C", "Z")),
+    min_size=1,
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(PATHS)
+@example("~/u.data")
+@example("/data/ratings (1).csv")
+@example("/data/a=b,c  d.csv")
+@example("/data/Bücher/ratings.csv")
+@example('it\'s "so" \\ or \\" not\\')
+@example("/data/${x} (1)/\\${y}")
+@example("!important")
+@example("2024")
+@example("~nobody-of-that-name/x")
+@example("[1,2]")
+@example("{a:b}")
+def test_a_refused_value_is_suggested_so_that_hydra_reads_it(path):
+    """Whatever is refused; Hydra's own composition decides what is read."""
+    try:
+        check_overrides([f"environment.path={path}"])
+    except SettingsError as error:
+        message = str(error)
+        assume("${" not in path or "; quoted" in message)  # not each one can be written
+        argument = suggested(message)
+        check_overrides([argument])
+        assert read_by_hydra(argument) == path
+
+
+@settings(deadline=None)
+@given(st.lists(PATHS.filter(lambda text: "," not in text and "${" not in text), min_size=2))
+def test_commas_of_a_sweep_stay_its_commas(paths):
+    text = f"environment.path={','.join(paths)}"
+    try:
+        check_overrides([text], sweep=True)
+    except SettingsError as error:
+        assume("; quoted" in str(error))
+        argument = suggested(str(error))
+        parsed = OverridesParser.create().parse_override(argument)
+        values = [str(getattr(each, "text", each)) for each in parsed.value().list]
+        assert values == [each.strip(" ") for each in paths] or values == paths
+
+
+@pytest.mark.parametrize(
+    ("text", "pasted"),
+    [
+        ("environment.path=~/u.data", """'environment.path="~/u.data"'"""),
+        ("environment.path=a (1).zip", """'environment.path="a (1).zip"'"""),
+        ("environment.path=a,b.zip", """'environment.path="a,b.zip"'"""),
+        ("hydra.run.dir=~nobody-here/x", "'hydra.run.dir=\"~nobody-here/x\"'"),
+        ("hydra.run.dir=~/runs", f"hydra.run.dir={Path.home()}/runs"),
+        ("""hydra.run.dir="~/runs\"""", f"hydra.run.dir={Path.home()}/runs"),
+    ],
+)
+def test_what_is_suggested_is_short_and_accepted(text, pasted):
+    message = refusal(text)
+    assert message.endswith(f"; quoted it is {pasted}")
+    check_overrides([suggested(message)])
+
+
+def test_a_sweep_without_m_is_named_and_numbers_are_not_quoted():
+    assert refusal("tau=1,2") == (
+        "tau=1,2 (from the command line): several values are a sweep, which needs -m"
+    )
+    assert "quoted" not in refusal("tau=[1")
+    check_overrides(["tau=1,2"], sweep=True)
+
+
+def test_the_suggestion_works_when_pasted(tmp_path):
+    """By way of a shell, as the message ends."""
+    path = tmp_path / "it's  ü (1).data"
+    path.write_text("")
+    done = call("environment=movielens", f"environment.path={path}")
+    pasted = done.stderr.strip().partition("; quoted it is ")[2]
+    again = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {pasted}"], capture_output=True, text=True, check=True
+    )
+    done = call("environment=movielens", again.stdout.rstrip("\n"))
+    assert done.stderr.startswith(f"error: {path}: ")  # it was found, and is empty
+
+
+def test_a_tilde_at_the_beginning_of_a_path_is_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    values = {"environment": {"name": "movielens", "path": "~/none.data"}}
+    with pytest.raises(DataError, match=re.escape(str(tmp_path / "none.data"))):
+        MovieLens(from_nested(values, "a test"), range(1))
+
+
+# --- the user's own choices -----------------------------------------------------------------
+
+
+@pytest.fixture
+def mine(tmp_path):
+    for file in ("experiment/mine.yaml", "experiment/more/deep.yaml", "algorithm/fast.yaml"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("# @package _global_\ntau: 3\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "experiment=mine", "experiment=more/deep", "experiment=fig1a", "algorithm=fast",
+        "experiment=[mine,fig1a]", "+model=unknown_to_us",
+    ],
+)  # fmt: skip
+def test_choices_of_a_config_dir_are_accepted(override, mine):
+    check_overrides([override], config_dir=str(mine))
+    check_overrides([override, f"hydra.searchpath=[file://{mine}]"])
+
+
+def test_a_misspelt_choice_of_the_users_own_has_a_suggestion(mine):
+    message = refusal("experiment=mnie", config_dir=str(mine))
+    assert message.endswith("fig5b, mine; did you mean mine?")
+    assert "mine" not in refusal("experiment=fig9").partition("must be")[2]
+
+
+def test_a_config_dir_runs_wherever_the_option_is(mine, tmp_path):
+    for number, words in enumerate(
+        (["--config-dir", str(mine), "experiment=mine"], ["experiment=mine", f"-cd={mine}"])
+    ):
+        where = tmp_path / f"run{number}"
+        done = call("num_agents=5", "horizon=5", *words, f"hydra.run.dir={where}")
+        assert done.returncode == 0, done.stderr
+        assert "tau: 3" in (where / "config.yaml").read_text()
+    assert re.search(r"^  experiment=.*\|mine$", call("--help", f"-cd={mine}").stdout, re.MULTILINE)
+
+
+# --- examples -------------------------------------------------------------------------------
+
+
+def commands():
+    """Yield the commands in help texts and docstrings of `simulations`."""
+    texts = [path.read_text() for path in sorted((ROOT / "simulations").glob("**/*.py"))]
+    for text in (*texts, help_text()):
+        quoted = re.findall(r"`(python -m [^`]*)`", text)
+        yield from (*quoted, *re.findall(r"^ +(python -m .*)$", text, re.MULTILINE))
+
+
+def test_every_example_is_accepted_by_bash():
+    found = {re.sub(r"\[.*?\]", "", command) for command in commands()}  # [OPTIONAL ...]
+    assert len(found) > 4
+    for command in found:
+        done = subprocess.run(
+            ["bash", "-n", "-c", command], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (command, done.stderr)
+
+
+def test_the_examples_of_help_are_accepted(mine):
+    """bash gives these words, and Hydra accepts them."""
+    shown = re.findall(r"^  (python -m simulations.run .*)$", help_text(), re.MULTILINE)
+    assert len(shown) == 3
+    for command in shown:
+        printed = subprocess.run(
+            ["bash", "-c", f"printf '%s\\n' {command.replace('DIR', str(mine))}"],
+            capture_output=True, text=True, check=True,
+        ).stdout.splitlines()  # fmt: skip
+        overrides = [word for word in printed[3:] if "=" in word]
+        check_overrides(overrides, config_dir=str(mine), sweep="-m" in printed)

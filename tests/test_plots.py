@@ -1,0 +1,136 @@
+"""Pictures never end a run, and do not depend on the user's Matplotlib."""
+
+import json
+import os
+import subprocess
+import sys
+
+import matplotlib as mpl
+import pytest
+from test_run import ROOT
+
+from fldb_flower import plots
+from fldb_flower.plots import save_figure
+from fldb_flower.settings import from_nested
+from simulations.run import run
+
+JUPYTER = "module://matplotlib_inline.backend_inline"
+
+
+def line(figure):
+    axes = figure.add_subplot()
+    axes.plot([0, 1, 4])
+    axes.set_title("squares")
+
+
+def python(code, *arguments, cwd=ROOT, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+RUN = """
+import sys
+from pathlib import Path
+from fldb_flower.settings import from_nested
+from simulations.run import run
+run(from_nested({"num_agents": 5, "horizon": 8}, "a test"), Path(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """Bytes of the picture that a run draws when the user has set nothing."""
+    folder = tmp_path_factory.mktemp("plain")
+    assert python(RUN, folder / "run").returncode == 0
+    return (folder / "run" / "regret.png").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("backend", "style"),
+    [
+        (JUPYTER, ""),
+        ("no_such_backend", ""),
+        ("", "text.usetex: True\nsavefig.dpi: 17\nfigure.facecolor: red\nlines.linewidth: 9\n"),
+    ],
+    ids=["Jupyter's", "misspelt", "style"],
+)
+def test_the_users_backend_and_matplotlibrc_change_nothing(backend, style, tmp_path, expected):
+    (tmp_path / "matplotlibrc").write_text(style)
+    environment = {"MPLBACKEND": backend} if backend else {}
+    where = tmp_path / "run"
+    done = python(RUN, where, cwd=tmp_path, **environment)  # matplotlibrc is read from here
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (where / "regret.png").read_bytes() == expected
+
+
+def test_a_style_that_is_in_use_changes_nothing_and_stays(tmp_path):
+    save_figure(tmp_path / "plain.png", line, size=(3, 2))
+    with mpl.rc_context():
+        mpl.style.use("dark_background")
+        before = dict(mpl.rcParams)
+        save_figure(tmp_path / "styled.png", line, size=(3, 2))
+        assert dict(mpl.rcParams) == before
+    assert (tmp_path / "plain.png").read_bytes() == (tmp_path / "styled.png").read_bytes()
+
+
+def test_the_users_backend_is_still_there_afterwards():
+    code = (
+        "import os; from pathlib import Path; from fldb_flower.plots import save_figure\n"
+        "save_figure(Path('/dev/null/x.png'), lambda figure: None, size=(1, 1))\n"
+        "import matplotlib; print(matplotlib.rcParams['backend'], os.environ['MPLBACKEND'])"
+    )
+    assert python(code, MPLBACKEND="svg").stdout == "svg svg\n"
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("latex was not\nable"), OSError(28, "No space left on device")]
+)
+def test_a_picture_that_fails_is_one_line_and_the_results_are_there(
+    error, tmp_path, monkeypatch, caplog
+):
+    settings = from_nested({"num_agents": 5, "horizon": 8}, "a test")
+    run(settings, tmp_path / "whole")
+
+    def fail(self, *args, **kwargs):
+        raise error
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
+    caplog.clear()
+    run(settings, tmp_path / "run")
+    whole, got = (
+        {each.name: each.read_bytes() for each in (tmp_path / name).iterdir()}
+        for name in ("whole", "run")
+    )
+    assert set(whole) - set(got) == {"regret.png"}
+    assert got["regret.csv"] == whole["regret.csv"]
+    assert json.loads(got["summary.json"])["complete"] is True
+    (warning,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert warning.startswith(f"no picture {tmp_path / 'run' / 'regret.png'}: ")
+    assert type(error).__name__ in warning
+    assert "\n" not in warning
+    assert not any("plot:" in each.message for each in caplog.records if each.levelname == "INFO")
+
+
+def test_matplotlib_is_imported_only_to_draw(tmp_path):
+    without = RUN.replace(
+        "run(from", "import fldb_flower.results as r\nr.plot_regret = print\nrun(from"
+    )
+    without += "print(*sys.modules)"
+    done = python(without, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "simulations.engines.vectorized" in loaded
+    assert not {"matplotlib", "flwr", "ray", "torch"} & loaded
+
+
+def test_one_module_imports_matplotlib():
+    """So that each picture is drawn as the tests above say."""
+    folders = ("fldb_flower", "simulations", "strategies", "clients")
+    files = [file for folder in folders for file in (ROOT / folder).glob("**/*.py")]
+    users = [file for file in files if "import matplotlib" in (text := file.read_text())
+             or "from matplotlib" in text]  # fmt: skip
+    assert [file.name for file in users] == ["plots.py"]
+    assert plots.save_figure.__module__ == "fldb_flower.plots"

