@@ -624,7 +624,7 @@ def test_a_wait_is_reported_when_it_begins_and_every_15_seconds(tmp_path, monkey
     monkeypatch.setattr(device_server.time, "monotonic", lambda: now)
     lines = []
     report = device_server.WaitReport(lines.append)
-    for now in (1000.0, 1001.0, 1014.9, 1015.0, 1029.9, 1030.1):  # noqa: B007
+    for now in (1000.0, 1001.0, 1014.9, 1015.0, 1029.9, 1030.1):
         report("round 1", f"at {now}")
     report("round 2", "another")
     assert lines == ["round 1: at 1000.0", "round 1: at 1015.0", "round 1: at 1030.1",
