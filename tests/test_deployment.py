@@ -826,7 +826,8 @@ def test_the_documented_commands_work_when_they_are_pasted(tmp_path):
     """All shell blocks, without a pause, in one shell: only ports and the home are ours."""
     blocks = re.findall(r"```bash\n(.*?)```", DOC, re.DOTALL)
     text = "".join(with_free_ports(blocks))
-    environ = environment(tmp_path) | {"HOME": str(tmp_path), "CURL_HOME": str(tmp_path)}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
     with telling(tmp_path / "fldb", "*.log"):
         try:
             done = subprocess.run(
