@@ -36,6 +36,6 @@ def test_a_section_is_written_with_what_is_needed_to_repeat_it(
 
 @pytest.mark.parametrize("sections", [[], ["devices", "devices"]])
 def test_an_output_file_holds_one_section(monkeypatch, tmp_path, table, sections):
-    with pytest.raises(SystemExit, match="^error: --output holds one section: name it$"):
+    with pytest.raises(SystemExit, match=r"^error: --output holds one section: name it$"):
         run(monkeypatch, *sections, "--output", tmp_path / "all.json")
     assert not list(tmp_path.iterdir())
