@@ -1,40 +1,6 @@
 """Combining uploads so that a few lies, within what is plausible, weigh less.
 
-What it is worth and what it costs, measured: regret, mean and standard error over 40 seeds, N = 100
-agents with a node each, T = 300, d = 5, K = 10. *Turned* liars tell the opposite of what was
-answered; *loud* ones tell in every round that an arm along the true theta, L = 14 better than
-the other, lost (arms that agents show differ by about 3). Both are plausible, so that
-:mod:`fldb_flower.plausible` lets them pass. Random pairs have a regret of about 1640.
-
-==================  =========  ===========  ===========  ===========
-algorithm           liars      none         trimmed      median
-==================  =========  ===========  ===========  ===========
-FLDB-ONS, tau = 1   none       18.6 +- 0.4  18.3 +- 0.7  43.6 +- 3.5
-FLDB-ONS, tau = 1   1 turned   19.4 +- 0.4  19.0 +- 0.6  46.9 +- 3.5
-FLDB-ONS, tau = 1   10 turned  28.1 +- 0.7  25.4 +- 0.8  73.8 +- 4.9
-FLDB-ONS, tau = 1   1 loud     272 +- 9     70 +- 2      62 +- 4
-FLDB-ONS, tau = 1   10 loud    2438 +- 123  1184 +- 110  1231 +- 118
-FLDB-ONS, tau = 10  none       20.8 +- 0.5  20.0 +- 0.5  21.2 +- 0.7
-FLDB-ONS, tau = 10  1 turned   22.0 +- 0.4  21.0 +- 0.5  23.2 +- 0.6
-FLDB-ONS, tau = 10  10 turned  35.1 +- 1.2  33.0 +- 1.2  33.1 +- 1.2
-FLDB-ONS, tau = 10  1 loud     283 +- 10    33.2 +- 0.9  30.9 +- 1.0
-FLDB-ONS, tau = 10  10 loud    2439 +- 117  359 +- 13    332 +- 12
-FLDB-OGD, tau = 1   none       38.4 +- 3.1  39.6 +- 3.3  41.1 +- 3.4
-FLDB-OGD, tau = 1   1 turned   42.1 +- 3.3  43.5 +- 3.4  45.6 +- 3.6
-FLDB-OGD, tau = 1   10 turned  80.4 +- 6.7  83.4 +- 7.1  96.7 +- 8.8
-FLDB-OGD, tau = 1   1 loud     67 +- 5      66 +- 5      77 +- 6
-FLDB-OGD, tau = 1   10 loud    2483 +- 107  1427 +- 85   1344 +- 88
-==================  =========  ===========  ===========  ===========
-
-- With one duel an upload (tau = 1) the median costs FLDB-ONS more than double: of (mu - y) x, small
-  when the likely arm won and large when it did not, the median is far from the mean. Of ten duels
-  (tau = 10) it is not. The trimmed mean costs nothing measurable in either.
-- Turned answers are a weak lie, and there is little to mend. Loud ones are a strong one: a single
-  liar makes FLDB-ONS fifteen times worse, and robust combination takes most of that back, the more
-  duels an upload has. What is left is the liars' W_new and Hessian, which are summed: they
-  freeze the estimate and end the exploration where the liars want it. A small ``max_difference``
-  limits that; nothing here does.
-- FLDB-OGD's steps are too short to be hurt much by one liar, or helped.
+docs/security.md has its effect on regret, with liars and without.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`python -m simulations.benchmark [SECTION ...]`: times, exchanges, bytes and regret.
 
 Sections: ``algorithms`` (each against the floors, vectorized), ``inprocess`` (one exchange of
-one node), ``scale`` (time and memory against N, d, K and T), ``forms`` (what ``information``
-costs in regret), ``devices`` (a device's store and client), ``flower`` (`flwr run` against an
-app that does nothing). All but ``flower`` run by default. Machines are noisy, so every
-claim is a ratio of two times measured in turn; medians over the repetitions are printed.
+one node), ``scale`` (time and memory against N, d, K and T), ``devices`` (a device's store and
+client), ``robust`` (regret with liars among the nodes), ``flower`` (`flwr run` against an app that
+does nothing). All but ``robust`` and ``flower`` run by default. Timings depend on what else the
+machine does: medians over the repetitions are printed, and ratios of times measured in turn.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ if __name__ == "__main__":  # before what takes long to import
     start.begin()
 
 import argparse
+import datetime
 import json
 import os
+import platform
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -31,14 +34,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fldb_flower.commands import Parser
 from fldb_flower.history import History
 from fldb_flower.preference import derivatives
 from fldb_flower.settings import Settings, from_nested
 from fldb_flower.signals import interruptible
 from fldb_flower.streams import AgentStreams
+from simulations import measured
 from simulations.device_benchmark import devices
 from simulations.engines import vectorized
-from simulations.forms_benchmark import forms
+from simulations.robust_benchmark import robust
 from simulations.scale_benchmark import scale
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -205,35 +210,74 @@ def flower(repetitions: int, nodes: int = 2) -> pd.DataFrame:
     )
 
 
-def _print_tables(asked: argparse.Namespace, sections: list[str]) -> None:
-    print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, NumPy {np.__version__}")
-    for section in asked.section or sections[:-1]:
-        if section == "algorithms":
-            table = algorithms(asked.repetitions)
-        elif section == "inprocess":
-            table = inprocess_exchange(asked.repetitions)
-        elif section == "scale":
-            table = scale(asked.picture)
-        elif section == "forms":
-            table = forms()
-        elif section == "devices":
-            table = devices(asked.repetitions)
-        else:
-            table = flower(max(1, asked.repetitions // 3))
+def record(table: pd.DataFrame, path: Path) -> None:
+    """Write a section's table as a result file, with the command, the date and the machine."""
+    arguments = shlex.join(sys.argv[1:])
+    content = {
+        "command": f"python -m simulations.benchmark {arguments}",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": machine(),
+        "rows": table.to_dict("records"),
+    }
+    measured.write(path, content)
+
+
+def machine() -> str:
+    """Return what this is measured on: processor, cores, versions."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in _lines(Path("/proc/cpuinfo"))
+        if line.startswith("model name")
+    ]
+    processor = names[0] if names else platform.processor() or platform.machine()
+    python = platform.python_version()
+    return f"{processor}, {os.cpu_count()} cores, Python {python}, NumPy {np.__version__}"
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _arguments() -> argparse.Namespace:
+    assert __doc__ is not None
+    parser = Parser(prog="python -m simulations.benchmark", description=__doc__.splitlines()[0])
+    parser.add_argument("section", nargs="*", choices=[*SECTIONS, []], help=", ".join(SECTIONS))
+    parser.add_argument("--repetitions", type=int, default=9, help="of each timing (default 9)")
+    parser.add_argument("--picture", type=Path, help="PNG file that scale is drawn to")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="JSON file that the section is written to"
+    )
+    asked = parser.parse_args()
+    if asked.output is not None and len(asked.section) != 1:
+        parser.error("--output holds one section: name it")
+    return asked
+
+
+SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
+    "algorithms": lambda asked: algorithms(asked.repetitions),
+    "inprocess": lambda asked: inprocess_exchange(asked.repetitions),
+    "scale": lambda asked: scale(asked.picture),
+    "devices": lambda asked: devices(asked.repetitions),
+    "robust": lambda _asked: robust(),
+    "flower": lambda asked: flower(max(1, asked.repetitions // 3)),
+}
+_LONG = ("robust", "flower")
+
+
+def _run(asked: argparse.Namespace) -> None:
+    print(machine())
+    for section in asked.section or [name for name in SECTIONS if name not in _LONG]:
+        table = SECTIONS[section](asked)
         print(f"\n{section}\n{table.to_string(index=False)}", flush=True)
+        if asked.output is not None:
+            record(table, asked.output)
 
 
 def main() -> None:
     """Print a table for each section asked for."""
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    sections = ["algorithms", "inprocess", "scale", "forms", "devices", "flower"]
-    parser.add_argument("section", nargs="*", choices=[*sections, []], help=", ".join(sections))
-    parser.add_argument("--repetitions", type=int, default=9, help="of each timing (default 9)")
-    parser.add_argument("--picture", type=Path, help="PNG file that scale is drawn to")
-    asked = parser.parse_args()
+    asked = _arguments()
     with interruptible():
-        _print_tables(asked, sections)
+        _run(asked)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """`python -m simulations.demo`: a federation of devices on this machine, with people on them.
 
 Starts a SuperLink, SuperNodes and preference services as on real devices (TLS, keys), lets
-simulated people answer duels between drinks, and prints a line for each round. One device is
-left for you: open its page and answer too. Ctrl-C ends all of it.
+simulated people answer duels between drinks, and prints what happens: each step of the start,
+each exchange, each round. One device is left for you: open its page and answer too. Ctrl-C ends
+all of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ if __name__ == "__main__":  # before what takes long to import
 import argparse
 import contextlib
 import json
+import re
 import sys
 import tempfile
 import threading
@@ -73,6 +75,7 @@ _SECONDS_AN_ANSWER = 0.7
 _ROUND_SECONDS = 5.0
 _LOOK_SECONDS = 0.2
 _SUMMARY = "summary.json"
+_WAITS = re.compile(r"(?:round \d+(?:, exchange \d+:| waits:|: \d+ of)|sending the last).*(?=\n)")
 _SOON = {"min-duels-per-upload": 2}  # nothing leaves this machine, and nobody wants to wait
 
 Vector = NDArray[np.float64]
@@ -133,25 +136,28 @@ class Person(threading.Thread):
 
 
 def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
-    """Start everything, print a line for each round until the end, stop everything.
+    """Start everything, report each step and each round until the end, stop everything.
 
     Raises
     ------
     FldbError
         Something did not start, or rounds ended early.
     """
-    begin = time.monotonic()
     theta = np.random.default_rng(arguments.seed).standard_normal(len(FEATURES))
     theta *= _SCALE / np.linalg.norm(theta)
     pages = _write_arms(folder / "arms.json")
     with LocalFederation(folder, arguments.devices, node_config=_SOON, arms=pages) as federation:
-        _say(f"{arguments.devices} devices are starting, logs in {federation.folder / 'logs'}")
-        federation.start()
+        _say(f"the logs are in {federation.folder / 'logs'}")
+        federation.start(_say)
         taken = federation.devices[: arguments.people]
         with _people(taken, theta):
+            if taken:
+                names = ", ".join(device.key.name for device in taken)
+                _say(f"simulated people are answering duels on {names}")
             for device in federation.devices[arguments.people :]:
                 _say(f"{device.key.name} is yours: {device.url}")
             (federation.results / _SUMMARY).unlink(missing_ok=True)  # of an earlier demonstration
+            _say("starting the rounds; the first one takes several exchanges")
             run = federation.run(
                 algorithm="fldb-ons",
                 dimension=len(FEATURES),
@@ -159,7 +165,6 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
                 devices_round_seconds=_ROUND_SECONDS,
                 devices_at_least=arguments.devices,
             )
-            _say(f"up after {time.monotonic() - begin:.0f} s; the first round takes the longest")
             _report(federation, run, theta, arguments)
 
 
@@ -187,17 +192,24 @@ def _people(devices: Sequence[Device], theta: Vector) -> Iterator[None]:
 def _report(
     federation: LocalFederation, run: Part, theta: Vector, arguments: argparse.Namespace
 ) -> None:
-    """Print rounds as they are counted, until the run ends or time is over."""
+    """Print exchanges and rounds as they happen, until the run ends or time is over."""
     deadline = time.monotonic() + (60 * arguments.minutes if arguments.minutes else np.inf)
-    seen = len(federation.rounds())
+    before = seen = len(federation.rounds())
+    of = f" of {before + arguments.rounds}" if arguments.rounds else ""
+    printed = 0
     while time.monotonic() < deadline:
         ended = not run.is_running
+        waits = _WAITS.findall(run.said())
+        for line in waits[printed:]:
+            _say(line)
+        printed = len(waits)
         model = federation.model()
         rows = federation.rounds()[: model["round"]] if model else []
         for row in rows[seen:]:
             only_simulated = not any(map(_answers, federation.devices[arguments.people :]))
             assert model is not None
-            _say(_line(row, _cosine(model["theta_sync"], theta) if only_simulated else None))
+            cosine = _cosine(model["theta_sync"], theta) if only_simulated else None
+            _say(f"round {row['round']}{of}: {_line(row, cosine)}")
         seen = len(rows)
         if ended and not (federation.results / _SUMMARY).exists():
             raise FederationError(f"rounds ended early; {run.log} says:\n{run.last_lines()}")
@@ -209,7 +221,7 @@ def _report(
 def _line(row: dict[str, str], cosine: float | None) -> str:
     agreement = f"{float(row['agreement']):.0%} as predicted" if row["agreement"] else "no forecast"
     words = [
-        f"round {row['round']}: {row['duels']} duels",
+        f"{row['duels']} duels",
         f"{int(row['contributed']) / int(row['asked']):.0%} of the devices took part",
         agreement,
         *([] if cosine is None else [f"cosine to the hidden theta {cosine:.3f}"]),

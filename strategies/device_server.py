@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from flwr.serverapp import Grid
 
@@ -16,7 +17,42 @@ from strategies.devices import Devices, Mark
 from strategies.dueling import DuelingStrategy
 
 _LOOK_SECONDS = 0.2
+_CONNECTED_SECONDS = 0.5  # between two looks for connected devices
 _AGAIN_SECONDS = 1.0  # at least, after a round that could not be counted
+_REPORT_SECONDS = 15.0  # between two lines about one wait
+
+
+class WaitReport:
+    """Prints a line about a wait when it begins, and every 15 s while it lasts.
+
+    Parameters
+    ----------
+    say : callable
+        Prints one line.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._name, self._due = "", 0.0
+        self._asked = 0
+
+    def __call__(self, name: str, state: str) -> None:
+        """Report the state of a wait; another name is another wait."""
+        now = time.monotonic()
+        if name != self._name or now >= self._due:
+            self._name, self._due = name, now + _REPORT_SECONDS
+            self._say(f"{name}: {state}")
+
+    def replies(self, name: str, waiting: int, seconds: float) -> None:
+        """Report how many devices have not replied in an exchange, and the seconds left."""
+        if name != self._name:
+            self._asked = waiting
+        replied = f"{self._asked - waiting} of {self._asked} devices have replied"
+        self(name, f"{replied}, waiting up to {seconds:.0f} s")
+
+    def end(self) -> None:
+        """Begin another wait with the next report, whatever its name."""
+        self._name = ""
 
 
 class DeviceServer:
@@ -58,6 +94,7 @@ class DeviceServer:
         self.devices = devices
         self.directory = directory
         self._say = say
+        self._report = WaitReport(say)
         self.round = directory.restore(strategy, devices)
         if self.round:
             say(f"goes on after round {self.round}, {devices.duels} duels counted")
@@ -65,15 +102,17 @@ class DeviceServer:
     def serve(self, grid: Grid) -> None:
         """Conduct rounds until ``devices-rounds`` of them were learned from.
 
-        Too few devices, a missed quorum or no new answers are said, and tried again when the
-        next round is due.
+        A round begins when it is due and enough devices are connected. A missed quorum or no
+        new answers are reported, and tried again when the next round is due.
         """
         chosen, strategy = self._settings.devices, self.strategy
         strategy.connect(grid)
+        strategy.watch = self._watch
         last = self.round + chosen.rounds
         due = time.monotonic()
         while not chosen.rounds or self.round < last:
             self._wait(due)
+            self._wait_for_devices()
             due = time.monotonic() + chosen.round_seconds
             if not self._try_round():
                 due = max(due, time.monotonic() + _AGAIN_SECONDS)
@@ -84,13 +123,21 @@ class DeviceServer:
         while time.monotonic() < due and not self.directory.round_demanded():
             time.sleep(min(_LOOK_SECONDS, max(0.0, due - time.monotonic())))
 
+    def _wait_for_devices(self) -> None:
+        wanted = self._settings.devices.at_least
+        while (connected := len(self.strategy.look())) < wanted:
+            name = f"round {self.round + 1}"
+            self._report(name, f"{connected} of {wanted} devices are connected, waiting for more")
+            time.sleep(_CONNECTED_SECONDS)
+
+    def _watch(self, waiting: int, seconds: float) -> None:
+        number = len(self.strategy.history.participation) + 1
+        self._report.replies(f"round {self.round + 1}, exchange {number}", waiting, seconds)
+
     def _try_round(self) -> bool:
-        """Conduct a round if that can be done now; return whether it was counted."""
+        """Conduct a round; return whether it was counted."""
         number, strategy, begin = self.round + 1, self.strategy, time.time()
-        connected, wanted = len(strategy.look()), self._settings.devices.at_least
-        if connected < wanted:
-            self._say(f"round {number} waits: {connected} devices connected of {wanted} wanted")
-            return False
+        self._report.end()
         strategy.history.participation.clear()
         try:
             strategy.algorithm.round(strategy, Round(number, number, number))
@@ -122,6 +169,7 @@ class DeviceServer:
     def _tell(self) -> None:
         """Send the last estimate, so that devices need not wait for another run for it."""
         strategy = self.strategy
+        strategy.watch = partial(self._report.replies, "sending the last estimate")
         play = strategy.algorithm.play(Round(self.round, self.round, self.round))
         try:
             strategy.exchange(Broadcast(play, None))

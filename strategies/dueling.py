@@ -27,7 +27,7 @@ from fldb_flower.settings import Settings
 from fldb_flower.streams import keyed_generator
 from strategies.members import Contribution, Members
 from strategies.simulated import SimulatedNodes
-from strategies.transport import Patience, send_and_receive
+from strategies.transport import Patience, Watch, ignore, send_and_receive
 
 if TYPE_CHECKING:
     from fldb_flower.experiment import Keeper
@@ -52,6 +52,11 @@ class DuelingStrategy(Federation, Strategy):
         Where exchanges, bytes, regret and participation are recorded.
     members : Members
         What the nodes are: simulated agents or devices.
+
+    Attributes
+    ----------
+    watch : callable
+        Called while an exchange waits for replies; see :data:`strategies.transport.Watch`.
     """
 
     ALGORITHM: type[Algorithm]
@@ -62,12 +67,14 @@ class DuelingStrategy(Federation, Strategy):
         self.settings = settings
         self.members = members
         self.algorithm = self.ALGORITHM(settings)
+        self.watch: Watch = ignore
         self._grid: Grid | None = None
         self._max_difference = max_difference(settings)
         self._broadcast = Broadcast(None, None)
         self._trips = 0
         self._nodes: list[int] = []  # nodes to ask in this trip
         self._sent: dict[str, int] = {}  # message of this trip -> node
+        self._replied: set[str] = set()  # messages of this trip that have a reply
         self._connected: frozenset[int] = frozenset()
         self._usable: dict[int, Contribution] = {}  # replies that are valid by themselves
         self._answered: dict[int, Contribution] = {}  # those of nodes whose claims hold
@@ -310,7 +317,8 @@ class DuelingStrategy(Federation, Strategy):
         self._trips += 1
         asked = self._whom(broadcast)
         self._broadcast = broadcast
-        self._usable, self._answered, self._rejected, self._sent = {}, {}, {}, {}
+        self._usable, self._answered, self._rejected = {}, {}, {}
+        self._sent, self._replied = {}, set()
         vector, ask = encode_broadcast(broadcast, self.settings.wire)
         arrays, config = pack_vector(vector), ConfigRecord({"ask": list(ask)})
         least = len(asked) if again else self.settings.quorum * len(asked)
@@ -355,7 +363,9 @@ class DuelingStrategy(Federation, Strategy):
         self._nodes, self._greeted = nodes, set()
         messages = list(self.configure_train(self._trips, arrays, config, self._grid))
         timeout = self.settings.reply_timeout
-        replies = list(send_and_receive(self._grid, messages, timeout, earlier=self._unanswered()))
+        earlier = self._unanswered()
+        replies = list(send_and_receive(self._grid, messages, timeout, earlier, self.watch))
+        self._replied |= {reply.metadata.reply_to_message_id for reply in replies}
         self._sent |= {each.metadata.message_id: each.metadata.dst_node_id for each in messages}
         self.aggregate_train(self._trips, replies)
         self._count_bytes(messages, replies)
@@ -379,8 +389,15 @@ class DuelingStrategy(Federation, Strategy):
         )
 
     def _unanswered(self) -> dict[str, int]:
-        """Return the messages of this exchange to nodes that have not answered usably."""
-        return {key: node for key, node in self._sent.items() if node not in self._answered}
+        """Return the messages of this exchange whose reply is awaited, and their nodes.
+
+        A reply can be pulled once: where it was, Flower replies at once that there is none.
+        """
+        return {
+            key: node
+            for key, node in self._sent.items()
+            if node not in self._answered and key not in self._replied
+        }
 
     def _confirm(self) -> None:
         self.members.confirm(self._answered)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -13,6 +13,13 @@ from flwr.superlink.grid.http_grid import HttpGrid
 _IN_MEMORY_SECONDS = 0.01  # Flower's in-memory grid sleeps 0.1 s
 _NETWORK_SECONDS = 0.2  # and its network grid 3 s
 _TRIES = 100  # in process, where a node that failed so often always will
+
+Watch = Callable[[int, float], None]
+"""Called while replies are awaited: how many nodes have not replied, and the seconds left."""
+
+
+def ignore(_waiting: int, _seconds: float) -> None:
+    """Watch nothing."""
 
 
 def poll_seconds(grid: Grid | None) -> float:
@@ -48,7 +55,11 @@ class Patience:
 
 
 def send_and_receive(
-    grid: Grid, messages: list[Message], timeout: float, earlier: Mapping[str, int] | None = None
+    grid: Grid,
+    messages: list[Message],
+    timeout: float,
+    earlier: Mapping[str, int] | None = None,
+    watch: Watch = ignore,
 ) -> Iterable[Message]:
     """Send messages and return the replies that arrive within ``timeout`` seconds.
 
@@ -57,14 +68,19 @@ def send_and_receive(
     and never heard.
     """
     if isinstance(grid, HttpGrid):
-        return poll_for_replies(grid, messages, timeout, earlier)
+        return poll_for_replies(grid, messages, timeout, earlier, watch)
+    watch(len(messages), timeout)
     if hasattr(grid, "pull_interval"):
         grid.pull_interval = _IN_MEMORY_SECONDS
     return grid.send_and_receive(messages, timeout=timeout)
 
 
 def poll_for_replies(
-    grid: Grid, messages: list[Message], timeout: float, earlier: Mapping[str, int] | None = None
+    grid: Grid,
+    messages: list[Message],
+    timeout: float,
+    earlier: Mapping[str, int] | None = None,
+    watch: Watch = ignore,
 ) -> list[Message]:
     """Send messages and look for replies several times a second, until each node has replied."""
     sent = zip(grid.push_messages(messages), messages, strict=False)
@@ -74,6 +90,7 @@ def poll_for_replies(
     deadline = time.monotonic() + timeout
     replies: list[Message] = []
     while nodes:
+        watch(len(nodes), max(0.0, deadline - time.monotonic()))
         arrived = list(grid.pull_messages(set(waiting)))
         replies += arrived
         # By the message: where a node is unavailable, Flower itself replies in its place.

@@ -42,7 +42,7 @@ from fldb_flower.deployment.local import (
 from fldb_flower.devices import DeviceAnswer
 from fldb_flower.errors import FederationError
 from fldb_flower.forms import unpack_symmetric
-from fldb_flower.processes import HOST, free_port, tool
+from fldb_flower.processes import HOST, free_port, is_open, tool
 from strategies.devices import short_name
 
 pytestmark = pytest.mark.xdist_group("deployment")  # one federation at a time
@@ -55,12 +55,12 @@ RIDGE = 1.0
 
 
 @contextlib.contextmanager
-def telling(folder: Path) -> Iterator[None]:
+def telling(folder: Path, logs: str = "logs/*.log") -> Iterator[None]:
     """On a failure, print the end of every log below a folder."""
     try:
         yield
     except BaseException:
-        for log in sorted((folder / "logs").glob("*.log")):
+        for log in sorted(folder.glob(logs)):
             lines = log.read_text(errors="replace").splitlines()[-40:]
             print(f"--- {log.name}", *lines, sep="\n")
         raise
@@ -639,11 +639,23 @@ def test_the_demonstration_runs_and_leaves_nothing(demo):
     process = demo("--rounds", "3")
     output = process.communicate(timeout=500)[0]
     assert process.returncode == 0, output
-    assert re.search(r"device3 is yours: http://127\.0\.0\.1:\d+/#token=\S{16,}", output)
+    lines = [re.sub("(?<=#token=).{16,}", "TOKEN", line) for line in output.splitlines()]
+    assert [re.sub(r":\d+/", ":PORT/", line) for line in lines[1:9]] == [
+        "starting the SuperLink",
+        "registering the keys of 3 devices",
+        *(f"waiting for devices: {connected} of 3 are connected" for connected in range(3)),
+        "simulated people are answering duels on device1, device2",
+        "device3 is yours: http://127.0.0.1:PORT/#token=TOKEN",
+        "starting the rounds; the first one takes several exchanges",
+    ]
+    # The first round takes one exchange to meet the devices' answers, and more to minimise.
+    for number, exchange in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
+        line = f"round {number}, exchange {exchange}: 0 of 3 devices have replied, waiting up to "
+        assert any(each.startswith(line) for each in lines), output
     for number in (1, 2, 3):
         assert re.search(
-            rf"^round {number}: \d+ duels, 67% of the devices took part, (\d+% as predicted|no"
-            r" forecast), cosine to the hidden theta 0\.\d+$",
+            rf"^round {number} of 3: \d+ duels, 67% of the devices took part, (\d+% as predicted"
+            r"|no forecast), cosine to the hidden theta 0\.\d+$",
             output,
             re.MULTILINE,
         ), output
@@ -809,20 +821,49 @@ def test_a_mistake_with_credentials_is_one_line(arguments, words, keys, tmp_path
 # ---- The documentation --------------------------------------------------------------------
 
 
-def options(text: str) -> set[str]:
-    return set(re.findall(r"(?<=\s)--[a-z-]+", text))
+@pytest.mark.timeout(600)
+def test_the_documented_commands_work_when_they_are_pasted(tmp_path):
+    """All shell blocks, without a pause, in one shell: only ports and the home are ours."""
+    blocks = re.findall(r"```bash\n(.*?)```", DOC, re.DOTALL)
+    text = "".join(with_free_ports(blocks))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    with telling(tmp_path / "fldb", "*.log"):
+        try:
+            done = subprocess.run(
+                ["bash"],  # which reads commands from its input, as from a terminal
+                input=text, cwd=ROOT, env=environ, text=True, capture_output=True,
+                check=False, timeout=500,
+            )  # fmt: skip
+            print(done.stdout, done.stderr, sep="\n---\n")
+            assert done.returncode == 0
+            asked = r"1\) \w+   2\) \w+   0\) I cannot say: "  # by answer.sh, for each answer
+            assert len(re.findall(asked, done.stderr)) == 30
+            rest = re.sub(asked, "", done.stderr).splitlines()
+            assert not [line for line in rest if "INFO" not in line]  # of `flwr run --stream`
+            assert "round 1, exchange 2: 0 of 3 devices have replied, waiting" in done.stdout
+            model = json.loads((tmp_path / "fldb" / "server" / "model.json").read_text())
+            assert (model["round"], model["duels"], model["devices"]) == (1, 30, 3)
+            assert (tmp_path / "fldb" / "server" / "summary.json").exists()
+            wait(lambda: not processes_of(tmp_path), 60, "the last block stops everything")
+        finally:
+            for pid in processes_of(tmp_path):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
-def test_the_documented_commands_are_those_that_are_tested(tmp_path):
-    """Options of flower-superlink and flower-supernode on one machine; subcommands of flwr."""
-    local = LocalFederation(tmp_path, devices=1)
-    text = " ".join(DOC.replace("\\\n", " ").split("\n"))
-    ours = {"flower-superlink": local.superlink, "flower-supernode": local.devices[0]}
-    for program, part in ours.items():
-        documented = re.findall(rf"{program} (--.*?)(?=&|```)", text)
-        assert options(" " + documented[0]) == options(" ".join(part.command))
-    assert "flwr supernode register" in text
-    assert "python -m fldb_flower.deployment credentials" in text
+def with_free_ports(blocks: list[str]) -> Iterator[str]:
+    """Replace the ports of the documented commands; `838$i` are three."""
+
+    def three() -> int:
+        while True:
+            prefix = random.SystemRandom().randrange(2000, 3200)
+            if not any(is_open(10 * prefix + last) for last in (1, 2, 3)):
+                return prefix
+
+    ports = {"9092": str(free_port()), "910$i": f"{three()}$i", "838$i": f"{three()}$i"}
+    for block in blocks:
+        yield re.sub("|".join(map(re.escape, ports)), lambda found: ports[found[0]], block)
 
 
 def test_every_file_that_the_documentation_names_is_there():

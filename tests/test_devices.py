@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import random
+import re
 import tempfile
 import threading
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Error, Message
+from flwr.superlink.grid.http_grid import HttpGrid
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ from fldb_flower.messages import decode_statistics, encode_broadcast
 from fldb_flower.selection import ucb
 from fldb_flower.settings import from_flat, to_flat
 from simulations.engines.inprocess import InProcessGrid
-from strategies import device_server, make_strategy
+from strategies import device_server, make_strategy, transport
 from strategies.device_results import DeviceDirectory
 from strategies.device_server import DeviceServer
 from strategies.devices import Devices, short_name
@@ -547,6 +549,100 @@ def test_a_round_on_demand_does_not_wait_for_the_clock(tmp_path):
     assert server.round == 2
     assert time.monotonic() - begin < 30
     assert not (tmp_path / "server" / "round-now").exists()
+
+
+class NetworkGrid(Devicegrid, HttpGrid):
+    """Replies arrive after some looks, the first node's first, and can be pulled once."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.messages = {}
+        self.looks = {}
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        ids = super().push_messages(messages)
+        for key, message in zip(ids, messages, strict=True):
+            self.messages[key] = message
+            self.looks[key] = 2 * list(self.contexts).index(message.metadata.dst_node_id)
+        return ids
+
+    def pull_messages(self, message_ids):
+        replies = []
+        for key in message_ids:
+            self.looks[key] -= 1
+            if key not in self._replies:
+                replies.append(Message(Error(3, "no such message"), reply_to=self.messages[key]))
+            elif self.looks[key] < 0:
+                replies += self._replies.pop(key)
+        return replies
+
+
+@pytest.fixture
+def network(tmp_path, monkeypatch):
+    monkeypatch.setattr(transport, "_NETWORK_SECONDS", 0.0)
+    federation = Federation(tmp_path)
+    federation.grid = NetworkGrid(federation.stores, federation.config)
+    for device in range(3):
+        federation.answer(device, 8)
+    return federation
+
+
+def exchanges_of(federation):
+    """Return the number of exchanges of the only round."""
+    with (federation.folder / "server" / "rounds.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    return int(row["exchanges"])
+
+
+def test_a_device_is_asked_once_in_an_exchange_and_once_more_when_it_is_met(network):
+    """However long replies take: a message sent again waits in line before the next exchange."""
+    server = network.serve(**{"node-wait": 60.0, "reply-timeout": 60.0})
+    exchanges = exchanges_of(network) + 1  # the last one sends the estimate
+    assert network.grid.sent == 3 * (exchanges + 1)
+    network.expect_central(server)
+
+
+def test_an_exchange_reports_what_it_waits_for(network, monkeypatch):
+    monkeypatch.setattr(device_server, "_REPORT_SECONDS", 0.0)
+    network.serve(**{"node-wait": 60.0, "reply-timeout": 60.0})
+    waits = [line for line in network.lines if "have replied" in line]
+    names = [f"round 1, exchange {number}" for number in range(1, exchanges_of(network) + 1)]
+    names.append("sending the last estimate")
+    # Devices reply at looks 1, 3 and 5; in the first exchange each is asked twice.
+    counts = [0, 1, 1, 2, 2]
+    expected = [(names[0], count) for count in counts]
+    expected += [(name, count) for name in names for count in counts]
+    form = re.compile(r"(.*): (\d) of 3 devices have replied, waiting up to (\d+) s")
+    found = [form.fullmatch(line).groups() for line in waits]
+    assert [(name, int(count)) for name, count, _ in found] == expected
+    assert {int(seconds) for *_, seconds in found} <= {59, 60}
+
+
+def test_a_wait_is_reported_when_it_begins_and_every_15_seconds(tmp_path, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(device_server.time, "monotonic", lambda: now)
+    lines = []
+    report = device_server.WaitReport(lines.append)
+    for now in (1000.0, 1001.0, 1014.9, 1015.0, 1029.9, 1030.1):
+        report("round 1", f"at {now}")
+    report("round 2", "another")
+    assert lines == ["round 1: at 1000.0", "round 1: at 1015.0", "round 1: at 1030.1",
+                     "round 2: another"]  # fmt: skip
+
+
+def test_a_round_begins_when_enough_devices_are_connected(tmp_path):
+    """And not only when the next round is due; meanwhile it reports how many are."""
+    federation = Federation(tmp_path)
+    federation.answer(0, 8)
+    connected = [[], [1001], [1001], [1001, 1002]]
+    federation.grid.get_node_ids = lambda: connected.pop(0) if connected[1:] else connected[0]
+    server = federation.server(**{"devices-round-seconds": 3600.0, "devices-at-least": 2})
+    server.serve(federation.grid)
+    assert server.round == 1
+    assert [line for line in federation.lines if "connected" in line] == [
+        "round 1: 0 of 2 devices are connected, waiting for more"
+    ]
 
 
 def test_a_checkpoint_that_cannot_be_written_counts_nothing(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """Combining uploads robustly: against NumPy and SciPy, over real messages, and what it is worth."""
 
+import json
+
 import numpy as np
 import pytest
 from conftest import nested
@@ -7,8 +9,8 @@ from flwr.app import ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from test_run import ROOT
 
-from fldb_flower import preference
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.environments import max_difference
 from fldb_flower.errors import SettingsError
@@ -18,7 +20,7 @@ from fldb_flower.plausible import implausible
 from fldb_flower.robust import combine, trimmed_mean
 from fldb_flower.settings import from_nested, to_flat
 from simulations.engines import inprocess, vectorized
-from simulations.engines.vectorized import DirectFederation
+from simulations.robust_benchmark import Case, LyingAgents, regret
 from strategies import make_strategy
 
 property_test = settings(deadline=None, derandomize=True, max_examples=100)
@@ -164,7 +166,7 @@ def test_over_flower_it_is_the_same_as_by_agent(algorithm, how):
     settings = chosen(algorithm=algorithm, robust=how, engine__name="inprocess")
     theta, history = over(settings)
     by_agent = History(settings.horizon)
-    expected = run_algorithm(PerAgent(settings, by_agent), settings)
+    expected = run_algorithm(LyingAgents(settings, by_agent), settings)
     np.testing.assert_allclose(theta, expected, rtol=1e-9)
     np.testing.assert_allclose(history.cumulative_regret, by_agent.cumulative_regret, rtol=1e-9)
     plain, _ = over(chosen(algorithm=algorithm, engine__name="inprocess"))
@@ -199,37 +201,13 @@ def test_the_vectorized_engine_says_that_it_has_no_nodes(values):
 # --- what it is worth ----------------------------------------------------------------------
 
 
-class PerAgent(DirectFederation):
-    """All agents as arrays, but an upload of each; the first ones lie, within what is plausible."""
+class PlausibleLies(LyingAgents):
+    """Agents whose lies the server cannot tell from what n duels would give."""
 
-    def __init__(self, settings, history, liars=0, lie="turned"):
-        super().__init__(settings, history)
-        self.liars, self.lie = liars, lie
-        self.longest = max_difference(settings)
-
-    def _trip(self, broadcast):
-        whole = super()._trip(broadcast)
-        if broadcast.theta_hat is None:
-            return whole
-        agents, d = self._settings.num_agents, self._settings.dimension
-        x, y = (np.array(each) for each in self._agents.groups[0].blocks[0].log.fresh())
-        x, y = x.reshape(-1, agents, d), y.reshape(-1, agents)
-        if self.lie == "turned":
-            y[:, : self.liars] = 1 - y[:, : self.liars]
-        else:  # the longest arm there may be, along the true theta, and it lost
-            theta = self._agents.groups[0].blocks[0]._environment.theta
-            x[:, : self.liars] = self.longest * theta / np.linalg.norm(theta)
-            y[:, : self.liars] = 0.0
-        uploads = []
-        for agent in range(agents):
-            mine, answers = x[:, agent], y[:, agent]
-            gradient, hessian = preference.derivatives(broadcast.theta_hat, mine, answers)
-            hessian = hessian if broadcast.hessian else None
-            information = preference.information(mine)
-            uploads.append(Upload(len(mine), gradient, information, hessian, None, ()))
-        assert not any(implausible(uploads, broadcast, self.longest))
-        robust = self._settings.robust if broadcast.robust else "none"
-        return combine(uploads, robust)._replace(regrets=whole.regrets)
+    def uploads(self, broadcast):
+        uploads = super().uploads(broadcast)
+        assert not any(implausible(uploads, broadcast, max_difference(self._settings)))
+        return uploads
 
 
 def regrets(seeds=8, liars=0, lie="loud", **values):
@@ -239,7 +217,7 @@ def regrets(seeds=8, liars=0, lie="loud", **values):
             algorithm="fldb_ons", num_agents=30, dimension=4, horizon=100, seed=seed, **values
         )
         history = History(settings.horizon)
-        run_algorithm(PerAgent(settings, history, liars, lie), settings)
+        run_algorithm(PlausibleLies(settings, history, liars, lie), settings)
         found.append(history.regret)
     return np.array(found)
 
@@ -262,8 +240,17 @@ def test_one_loud_liar_of_thirty_does_less_harm(how):
 
 
 def test_of_single_duels_the_median_is_biased_and_the_trimmed_mean_is_not():
-    """What the docstring's table says of its price, at a smaller size."""
+    """What docs/security.md reports of its price, at a smaller size."""
     honest, median = regrets(24), regrets(24, robust="median")
     trimmed = regrets(24, robust="trimmed")
     assert surely_below(honest, median)
     assert trimmed.mean() < 1.25 * honest.mean()
+
+
+def test_the_table_in_the_documents_is_todays():
+    """A sample of docs/results/robust.json: the cheapest row of each kind of lie."""
+    rows = json.loads((ROOT / "docs" / "results" / "robust.json").read_text())["rows"]
+    for lie in ("turned", "loud"):
+        row = next(row for row in rows if (row["lie"], row["tau"], row["liars"]) == (lie, 10, 1))
+        case = Case(**{name: row[name] for name in Case._fields})
+        assert regret(case, 0) == pytest.approx(row["regret"][0], rel=1e-5)

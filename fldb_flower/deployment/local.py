@@ -345,23 +345,32 @@ class LocalFederation:
 
     # --- starting ------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start the services and the SuperLink, tell it the devices' keys, start the SuperNodes.
+    def start(self, say: Callable[[str], None] = lambda _line: None) -> None:
+        """Start the services and the SuperLink, register the devices, start the SuperNodes.
 
         When this returns, the services answer and the SuperNodes are connected.
+
+        Parameters
+        ----------
+        say : callable
+            Prints one line; called before each step.
 
         Raises
         ------
         FederationError
             Something did not start; the message quotes its log.
         """
+        say("starting the SuperLink")
         for device in self.devices:
             device.service.start()
         self.start_superlink()
+        count = len(self.devices)
+        say(f"registering the keys of {count} devices")
         self.register(self.devices)
         for device in self.devices:
             device.start()
-        for device in self.devices:
+        for connected, device in enumerate(self.devices):
+            say(f"waiting for devices: {connected} of {count} are connected")
             device.wait_for_service()
             device.wait_until_connected()
 

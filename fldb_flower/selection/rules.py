@@ -122,17 +122,9 @@ def thompson(features: Array, theta: Array, whitener: Whitener, width: Width, no
     where kappa_mu bounds mu' from below, and since ``mu' <= 1/4`` it is at least about
     ``4 W^-1``. ``width`` is the half-axis of the confidence ellipsoid instead, as in the
     analyses of linear Thompson sampling that have a frequentist bound (Agrawal and Goyal
-    2013; Abeille and Lazaric 2017). In the runs below Laplace's deviation is 2 to 12 times
-    that of ``W^-1``, by direction, and ``width`` is 6 to 9. Draws of covariance ``W^-1`` are
-    too narrow: an unlucky start then lasts. Exact MLE every iteration, N(0, I) arms, K = 10,
-    d = 5, T = 300, average regret over 10 seeds (mean +- standard error):
-
-    ====  ===========  ================  ==============  ===========
-    N     `ucb`        beta_scale = 1    0.4             ``W^-1``
-    ====  ===========  ================  ==============  ===========
-    10    72 +- 12     138 +- 32         99 +- 23        304 +- 85
-    50    23.2 +- 0.5  32.8 +- 1.4       18.8 +- 1.8     30 +- 7
-    ====  ===========  ================  ==============  ===========
+    2013; Abeille and Lazaric 2017). It is several times Laplace's deviation, so a smaller
+    ``beta_scale`` helps: docs/selection.md compares the two. Draws of covariance ``W^-1`` are
+    too narrow: after an unlucky start they rarely explore again.
 
     Parameters
     ----------

@@ -30,8 +30,8 @@ class Shards:
     """All N agents, in shards that do not depend on how many processors there are.
 
     Nor do results: uploads are summed shard by shard. From two shards on, each processor that
-    this process may use plays some of them in a process of its own. (Threads would wait for
-    each other at every call of NumPy: two of them are 1.4 times faster than one.)
+    this process may use plays some of them in a process of its own. (Threads
+    would wait for each other at every call of NumPy.)
 
     Parameters
     ----------

@@ -1,0 +1,127 @@
+"""The benchmark's section for robust combination: regret with liars, within what is plausible."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fldb_flower import preference
+from fldb_flower.algorithms import run_algorithm
+from fldb_flower.environments import max_difference
+from fldb_flower.environments.synthetic import Synthetic
+from fldb_flower.federation import Broadcast, Upload
+from fldb_flower.history import History
+from fldb_flower.robust import combine
+from fldb_flower.settings import Settings, from_nested
+from simulations.engines.vectorized import DirectFederation
+
+COMMON = {"num_agents": 100, "num_arms": 10, "dimension": 5, "horizon": 300}
+ALGORITHMS = (("fldb_ons", 1), ("fldb_ons", 10), ("fldb_ogd", 1))  # each with a tau
+LIARS = ((0, "turned"), (1, "turned"), (10, "turned"), (1, "loud"), (10, "loud"))
+COMBINATIONS = ("none", "trimmed", "median")
+
+Numbers = NDArray[np.float64]
+
+
+class Case(NamedTuple):
+    """One row of the table: an algorithm, liars among 100 nodes of one agent, a combination."""
+
+    algorithm: str
+    tau: int
+    liars: int
+    lie: str
+    robust: str
+
+
+class LyingAgents(DirectFederation):
+    """All agents as arrays, an upload of each agent; the first ones lie.
+
+    Parameters
+    ----------
+    settings : Settings
+        Settings of the run; ``robust`` says how uploads are combined.
+    history : History
+        Where regret is counted.
+    liars : int
+        How many agents lie in every upload.
+    lie : {"turned", "loud"}
+        Report the opposite of each answer; or report, for each duel, that an arm along the true
+        theta, as much better than the other as two arms can be, lost. Both are plausible.
+    """
+
+    def __init__(
+        self, settings: Settings, history: History, liars: int = 0, lie: str = "turned"
+    ) -> None:
+        super().__init__(settings, history)
+        self._liars, self._lie = liars, lie
+        self._longest = max_difference(settings)
+
+    def _trip(self, broadcast: Broadcast) -> Upload:
+        whole = super()._trip(broadcast)
+        if broadcast.theta_hat is None:
+            return whole
+        uploads = self.uploads(broadcast)
+        how = self._settings.robust if broadcast.robust else "none"
+        return combine(uploads, how)._replace(regrets=whole.regrets)
+
+    def uploads(self, broadcast: Broadcast) -> list[Upload]:
+        """Return the upload of each agent."""
+        differences, preferences = self._reported()
+        uploads = []
+        for agent in range(self._settings.num_agents):
+            x, y = differences[:, agent], preferences[:, agent]
+            gradient, hessian = preference.derivatives(broadcast.theta_hat, x, y)
+            hessian = hessian if broadcast.hessian else None
+            uploads.append(Upload(len(x), gradient, preference.information(x), hessian, None, ()))
+        return uploads
+
+    def _reported(self) -> tuple[Numbers, Numbers]:
+        """Return the fresh duels as reported: (iterations, agents, d), (iterations, agents)."""
+        (block,) = (block for group in self._agents.groups for block in group.blocks)
+        agents = self._settings.num_agents
+        x, y = (np.array(each) for each in block.log.fresh())
+        x, y = x.reshape(-1, agents, self._settings.dimension), y.reshape(-1, agents)
+        if self._lie == "turned":
+            y[:, : self._liars] = 1 - y[:, : self._liars]
+        else:
+            theta = Synthetic(self._settings, range(1)).theta
+            x[:, : self._liars] = self._longest * theta / np.linalg.norm(theta)
+            y[:, : self._liars] = 0.0
+        return x, y
+
+
+def regret(case: Case, seed: int, **values: Any) -> float:
+    """Return the regret of one run."""
+    chosen = {"algorithm": case.algorithm, "tau": case.tau, "robust": case.robust, "seed": seed}
+    settings = from_nested({**COMMON, **chosen, **values}, "the benchmark")
+    history = History(settings.horizon)
+    run_algorithm(LyingAgents(settings, history, case.liars, case.lie), settings)
+    return round(history.regret, 4)
+
+
+def robust(seeds: int = 10) -> pd.DataFrame:
+    """Run each algorithm with each kind of liars and each combination; regret by seed.
+
+    Parameters
+    ----------
+    seeds : int
+        Runs of each kind.
+    """
+    cases = [
+        Case(*algorithm, *liars, combination)
+        for algorithm, liars, combination in itertools.product(ALGORITHMS, LIARS, COMBINATIONS)
+    ]
+    rows = []
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for case in cases:
+            regrets = list(pool.map(regret, [case] * seeds, range(seeds)))
+            rows.append({**case._asdict(), "regret": regrets})
+            print(rows[-1], file=sys.stderr, flush=True)
+    return pd.DataFrame(rows)
