@@ -8,7 +8,6 @@ import math
 import tempfile
 import tracemalloc
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -32,7 +31,7 @@ from fldb_flower.schedules import geometric, periodic
 from fldb_flower.settings import Entry, Settings, from_nested, hydra_entries
 from fldb_flower.streams import AgentStreams
 from simulations.engines import vectorized
-from simulations.figures import simulate
+from simulations.measured import simulate
 from simulations.run import run
 
 SMALL = {
@@ -132,6 +131,9 @@ def finite_results(path):
         raise AssertionError(f"{name} is not JSON")
 
     summary = json.loads((path / "summary.json").read_text(), parse_constant=refuse)
+    if (path / "model.json").exists():
+        model = json.loads((path / "model.json").read_text(), parse_constant=refuse)
+        assert np.isfinite(model["theta_sync"]).all()
     assert summary["complete"] is True
     assert all(math.isfinite(value) for value in summary.values() if isinstance(value, int | float))
     table = pd.read_csv(path / "regret.csv")
@@ -163,16 +165,14 @@ def test_every_number_of_extreme_size_is_refused_or_works(entry):
     needed = {"algorithm": algorithm.get(entry.dotted, "fldb_ogd"), "solver": "gd"}
     if entry.path[0] in OF_NODES | {"engine"}:
         needed["engine.name"] = "inprocess"
-    with patch("fldb_flower.plots.plot_regret"):
-        for value in accepted[:4] + accepted[-4:]:
-            settle(needed | {entry.dotted: value})
+    for value in accepted[:4] + accepted[-4:]:
+        settle(needed | {"plot": False, entry.dotted: value})
 
 
 @fuzz(500)
 @given(values=cases("vectorized"))
 def test_every_number_of_a_complete_run_is_finite(values):
-    with patch("fldb_flower.plots.plot_regret"):  # takes most of the time; drawn below
-        settle(values)
+    settle({"plot": False} | values)  # pictures take most of the time, and are drawn below
 
 
 @fuzz(60)
@@ -243,7 +243,7 @@ def test_a_feature_that_cannot_be_used(monkeypatch, tmp_path, algorithm, feature
     assert not list(tmp_path.iterdir())
 
 
-def test_figures_use_no_regret_that_is_not_finite(monkeypatch):
+def test_figures_and_documents_use_no_regret_that_is_not_finite(monkeypatch):
     spoil(monkeypatch, reward=math.inf)
     with pytest.raises(DataError, match="iteration 3: a reward is not a finite number"):
         simulate(chosen())
@@ -267,7 +267,7 @@ def test_a_history_returns_no_regret_that_is_not_finite(tmp_path, regrets, itera
         _ = history.regret
     directory = RunDirectory(tmp_path / "run", chosen(horizon=4))
     with pytest.raises(DataError):
-        directory.finish(history, engine="vectorized", runtime_seconds=1.0)
+        directory.finish(history, np.zeros(4), engine="vectorized", runtime_seconds=1.0)
     directory.close()
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["config.yaml"]
 
@@ -276,7 +276,7 @@ def test_a_summary_is_json():
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder), chosen(horizon=4))
         with pytest.raises(ValueError, match="JSON"):
-            directory.finish(History(4), engine="vectorized", runtime_seconds=math.nan)
+            directory.finish(History(4), np.zeros(4), engine="vectorized", runtime_seconds=math.nan)
         directory.close()
         assert not (Path(folder) / "summary.json").exists()
 
