@@ -114,6 +114,15 @@ def test_a_second_signal_ends_a_run_at_once_and_names_what_is_kept(start, tmp_pa
     assert line == f"stopped at once: nothing was saved in {folder}\n"
 
 
+def test_a_second_signal_ends_a_sweep_at_once_with_one_line(start, tmp_path):
+    long = ["num_agents=20000", "num_arms=200", "horizon=2000000", "tau=500000"]
+    process = start("simulations.run", "-m", "seed=1,2", *long, "hydra.sweep.dir=DIR/sweep")
+    for file in ("config.yaml", "stop"):  # the first signal asks the run to stop
+        wait_until(lambda: list((tmp_path / "sweep").glob(f"*/{file}")), process)  # noqa: B023
+        process.send_signal(signal.SIGINT)
+    assert "resume=true" in ends_in_one_line(process, signal.SIGINT)
+
+
 def test_an_interrupted_sweep_names_how_it_is_resumed(start, tmp_path):
     """Between two jobs there is no run to save."""
     (tmp_path / "sitecustomize.py").write_text(
