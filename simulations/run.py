@@ -147,7 +147,7 @@ def _stopping_on_signals(directory: Path) -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-    if line:
+    if line and not _is_sweep():  # the sweep prints a line of its own
         say_interrupted(one_line(line))
     if came:  # without a line: in its last round
         stop_requested(directory)

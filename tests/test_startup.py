@@ -21,7 +21,7 @@ COMMANDS = {
     "run": ["simulations.run", "num_agents=20", "horizon=400000", "hydra.run.dir=DIR/run"],
     "sweep": ["simulations.run", "-m", "seed=1,2", "horizon=400000", "hydra.sweep.dir=DIR/sweep"],
     "figures": ["simulations.figures", "fig2b", "--output", "DIR/figures"],
-    "documents": ["simulations.documents", "--recompute", "figures"],
+    "documents": ["simulations.documents", "--recompute", "no-such-file"],
     "report": ["simulations.report", "DIR"],
     "benchmark": ["simulations.benchmark", "scale"],
     "service": ["clients.service", "--store", "DIR/duels.db", "--port", "0"],
@@ -75,7 +75,8 @@ def ends_in_one_line(process, number):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ctrl_c_while_a_command_starts_is_one_line(command, start):
     """It reaches all processes of the group, as in a terminal."""
-    for delay in (0.0,) if command in ("report", "deployment") else (0.0, 0.3, 3.0):
+    ends_soon = command in ("documents", "report", "deployment")
+    for delay in (0.0,) if ends_soon else (0.0, 0.3, 3.0):
         process = start(*COMMANDS[command])
         wait_for_handlers(process)
         time.sleep(delay)
@@ -113,12 +114,21 @@ def test_a_second_signal_ends_a_run_at_once_and_names_what_is_kept(start, tmp_pa
     assert line == f"stopped at once: nothing was saved in {folder}\n"
 
 
+def test_a_second_signal_ends_a_sweep_at_once_with_one_line(start, tmp_path):
+    long = ["num_agents=20000", "num_arms=200", "horizon=2000000", "tau=500000"]
+    process = start("simulations.run", "-m", "seed=1,2", *long, "hydra.sweep.dir=DIR/sweep")
+    for file in ("config.yaml", "stop"):  # the first signal asks the run to stop
+        wait_until(lambda: list((tmp_path / "sweep").glob(f"*/{file}")), process)  # noqa: B023
+        process.send_signal(signal.SIGINT)
+    assert "resume=true" in ends_in_one_line(process, signal.SIGINT)
+
+
 def test_an_interrupted_sweep_names_how_it_is_resumed(start, tmp_path):
     """Between two jobs there is no run to save."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, signal, os\n"
         "def hook(event, arguments):\n"
-        "    if event == 'os.mkdir' and str(arguments[0]).endswith('/sweep/1'):\n"
+        "    if event == 'os.mkdir' and '/sweep/seed-2_' in str(arguments[0]):\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.addaudithook(hook)\n"
     )
