@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import sys
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +18,7 @@ from fldb_flower.history import History
 from fldb_flower.robust import combine
 from fldb_flower.settings import Settings, from_nested
 from simulations.engines.vectorized import DirectFederation
+from simulations.pools import map_in_processes
 
 COMMON = {"num_agents": 100, "num_arms": 10, "dimension": 5, "horizon": 300}
 ALGORITHMS = (("fldb_ons", 1), ("fldb_ons", 10), ("fldb_ogd", 1))  # each with a tau
@@ -118,10 +116,14 @@ def robust(seeds: int = 10) -> pd.DataFrame:
         Case(*algorithm, *liars, combination)
         for algorithm, liars, combination in itertools.product(ALGORITHMS, LIARS, COMBINATIONS)
     ]
-    rows = []
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for case in cases:
-            regrets = list(pool.map(regret, [case] * seeds, range(seeds)))
-            rows.append({**case._asdict(), "regret": regrets})
-            print(rows[-1], file=sys.stderr, flush=True)
+    jobs = [(case, seed) for case in cases for seed in range(seeds)]
+    regrets = map_in_processes(_regret_of, jobs)
+    rows = [
+        {**case._asdict(), "regret": regrets[place * seeds : (place + 1) * seeds]}
+        for place, case in enumerate(cases)
+    ]
     return pd.DataFrame(rows)
+
+
+def _regret_of(job: tuple[Case, int]) -> float:
+    return regret(*job)
