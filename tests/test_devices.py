@@ -681,6 +681,8 @@ def test_a_node_that_was_started_wrongly_is_told_what_to_pass(tmp_path, node_con
     context = next(iter(federation.grid.contexts.values()))
     context.node_config.clear()
     context.node_config.update(node_config)
+    if node_config.get("store-path") == "/d.db":
+        context.node_config["store-path"] = str(tmp_path / "d.db")
     server = federation.server()
     with pytest.raises(SettingsError, match=words):
         server.serve(federation.grid)
