@@ -318,9 +318,7 @@ def test_keys_and_contents_are_those_of_the_arms_shown(agent, path):
     assert (shown.first_key, shown.second_key) == ("coffee", "tea")
     agent.record(duel.id, "second")
     assert rows(path, "SELECT * FROM proposals") == []
-    assert rows(path, "SELECT id, first_key, second_key FROM answers") == [
-        (duel.id, "coffee", "tea")
-    ]
+    assert rows(path, "SELECT id FROM answers") == [(duel.id,)]
     plain = agent.propose(np.array([A, B, C]))
     assert (plain.first_key, plain.second_key) == (None, None)
 
