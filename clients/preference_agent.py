@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clients.store import DuelStore
+from clients.store import DuelStore, Forgotten
 from fldb_flower import preference, theory
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.forms import Vector, make_form
@@ -209,6 +209,20 @@ class PreferenceAgent:
             A ``preferred`` is none of the three; then nothing is recorded.
         """
         return self.store.record([(duel, _preference(preferred)) for duel, preferred in answers])
+
+    def forget(self) -> Forgotten:
+        """Remove the person's open duels and all answers from this device.
+
+        Answers that the server has counted stay in its sums: that cannot be undone. Answers that
+        were sent and not acknowledged yet may be counted too; they are not sent again. No
+        file of the store holds texts, keys, features or answers afterwards.
+
+        Returns
+        -------
+        Forgotten
+            How many of each.
+        """
+        return self.store.forget()
 
     def status(self) -> dict[str, Any]:
         """Return what the device knows: how many duels, what it learned, when it was told.
