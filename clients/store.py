@@ -27,10 +27,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.errors import DataError, FldbError, OutputError
+from fldb_flower.errors import DataError, FldbError, OutputError, one_line
 from fldb_flower.forms import Vector
 
 SCHEMA_VERSION = 2
+SELECTION_SETTINGS = (
+    "selection", "kappa_mu", "delta", "beta_scale", "lambda_", "information", "sketch_rank",
+)  # fmt: skip
+"""Settings of the server's run that a device selects with: ``Synchronization.parameters``."""
+
 _APPLICATION_ID = 0x666C6462  # "fldb": SQLite's mark of whose file this is
 _BUSY_SECONDS = 30.0
 _CLEAN_SECONDS = 0.1  # to wait for readers before the log is emptied
@@ -212,8 +217,9 @@ class DuelStore:
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
         try:
             self.path = Path(path).expanduser()
-        except RuntimeError as error:
-            raise OutputError(f"cannot use the duel store {path}: {error}") from None
+            os.fsencode(self.path)
+        except (RuntimeError, TypeError, UnicodeError) as error:
+            raise OutputError(one_line(f"cannot use the duel store {path!r}: {error}")) from None
         self._clock = clock
         self._lock = threading.RLock()
         self._cleaner: threading.Timer | None = None
