@@ -37,14 +37,16 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-Key = Annotated[str, Field(max_length=MAX_KEY)]
+Key = Annotated[str, Field(max_length=MAX_KEY, strict=True)]
 Text = Annotated[
-    str | None, Field(max_length=MAX_TEXT, description=f"At most {MAX_TEXT} characters.")
+    str | None,
+    Field(max_length=MAX_TEXT, strict=True, description=f"At most {MAX_TEXT} characters."),
 ]
 Image = Annotated[
     str | None,
     Field(
         pattern="^(https://|data:image/)",
+        strict=True,
         description="`data:image/...`, or an `https://` URL, whose host then learns that it is"
         " shown, to whom and when.",
     ),
@@ -74,6 +76,13 @@ class Content(Model):
 
     text: Text = None
     image: Image = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_an_object(cls, value: Any) -> Any:
+        if not isinstance(value, dict | Content):
+            raise ValueError(f"must be an object with a text or an image, not {shortened(value)}")
+        return value
 
     @model_validator(mode="after")
     def _shows_something(self) -> Content:
@@ -124,7 +133,7 @@ class Answer(Model):
 class NamedAnswer(Answer):
     """Who won which duel."""
 
-    id: str = Field(description="The duel's id.", max_length=MAX_KEY)
+    id: str = Field(description="The duel's id.", max_length=MAX_KEY, strict=True)
 
 
 _ANSWERS = TypeAdapter(list[NamedAnswer])

@@ -215,10 +215,13 @@ class DuelStore:
     """
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise OutputError(f"the path of a duel store is no text but {type(path).__name__}")
         try:
             self.path = Path(path).expanduser()
-            os.fsencode(self.path)
-        except (RuntimeError, TypeError, UnicodeError) as error:
+            if b"\0" in os.fsencode(self.path):
+                raise ValueError("its name holds a zero byte")
+        except (RuntimeError, TypeError, ValueError) as error:
             raise OutputError(one_line(f"cannot use the duel store {path!r}: {error}")) from None
         self._clock = clock
         self._lock = threading.RLock()

@@ -173,7 +173,9 @@ def test_a_store_of_schema_1_opens_and_loses_what_it_had_deleted(path):
 def evidence(path):
     """Return the first difference of each row that the store holds, by SQLite itself."""
     with contextlib.closing(sqlite3.connect(path)) as rows:
-        table = rows.execute("SELECT evidence FROM answers UNION ALL SELECT evidence FROM proposals")
+        table = rows.execute(
+            "SELECT evidence FROM answers UNION ALL SELECT evidence FROM proposals"
+        )
         return {float(np.frombuffer(row[0])[0]) for row in table}
 
 
@@ -281,7 +283,7 @@ class Forgetting(RuleBasedStateMachine):
     def count(self):
         """Let the server count what is in flight; the device learns of it later."""
         if self.flight is not None:
-            start, self.counted, information, _ = self.flight
+            _, self.counted, information, _ = self.flight
             self.total += information
             self.flight = None
 
