@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import resource
 import signal
 import socket
 import sqlite3
@@ -788,6 +789,109 @@ def test_a_chunked_body_is_limited_over_a_socket_too(start):
         sent = {"Content-Type": "application/json"}
         problem(client.post("/duels", content=chunks(), headers=sent), 413, "32 MiB")
         assert client.get("/health").status_code == 200
+
+
+# ---- Connections
+
+
+def connect(service: Process, sent: bytes = b"") -> socket.socket:
+    opened = socket.create_connection(("127.0.0.1", service.port), timeout=60)
+    opened.sendall(sent)
+    return opened
+
+
+def ended(opened: socket.socket) -> bytes:
+    """Return what came before the service closed the connection."""
+    received = b""
+    with opened, contextlib.suppress(ConnectionResetError):
+        while part := opened.recv(2**16):
+            received += part
+    return received
+
+
+def head(service: Process, method: str = "POST", length: int = 100) -> bytes:
+    return (
+        f"{method} /duels HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {service.token}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux alone")
+def test_hundreds_of_idle_connections_shut_nobody_out(start):
+    """Not even where a process may have only 256 files open, as on macOS."""
+    service = start()
+    resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (256, 256))
+    with contextlib.ExitStack() as idle:
+        for number in range(300):
+            idle.enter_context(connect(service, b"GET / HT" if number % 2 else b""))
+        with service.client() as client:
+            assert client.get("/health").status_code == 200
+            assert client.get("/status").json()["answered"] == 0
+    status, said = service.stop()
+    assert status == 0
+    assert said.count("\n") == 1
+    assert "more than 100 connections: idle ones are closed, the longest idle first" in said
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_request_that_does_not_arrive_is_given_up(start, sent, again):
+    """On a new connection, and on one that had a reply before."""
+    service = start("--request-seconds", "0.5")
+    whole = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    opened = connect(service, whole if again else b"")
+    if again:
+        assert opened.recv(2**16).startswith(b"HTTP/1.1 200")
+    opened.sendall(sent)
+    assert ended(opened) in {b"", b'{"status":"ok"}'}
+    _, said = service.stop()
+    assert ("head did not arrive within 0.5 s" in said) == bool(sent)
+
+
+@pytest.mark.parametrize("trickle", [False, True])
+def test_a_body_that_does_not_arrive_is_refused(start, trickle):
+    service = start("--request-seconds", "0.5")
+    opened = connect(service, head(service) + b"{")
+    if trickle:
+        with contextlib.suppress(OSError):
+            for _ in range(40):
+                opened.sendall(b" ")
+                time.sleep(0.05)
+    received = ended(opened) if not trickle else b""
+    if not trickle:
+        top, _, body = received.partition(b"\r\n\r\n")
+        assert top.startswith(b"HTTP/1.1 408")
+        assert b"connection: close" in top.lower()
+        assert json.loads(body) == {"detail": "the body did not arrive within 0.5 s"}
+    opened.close()
+    with service.client() as client:
+        assert client.get("/health").status_code == 200
+    _, said = service.stop()
+    assert said.count("POST /duels: the body did not arrive within 0.5 s") == 1
+    assert "Traceback" not in said
+
+
+def test_where_all_connections_are_busy_a_new_one_is_refused(start):
+    service = start("--max-connections", "2", "--request-seconds", "2")
+    busy = [connect(service, head(service)) for _ in range(2)]
+    time.sleep(0.3)
+    with service.client() as client:
+        assert client.get("/health").status_code == 503
+    assert all(ended(opened).startswith(b"HTTP/1.1 408") for opened in busy)
+    with service.client() as client:
+        assert client.get("/health").status_code == 200
+
+
+def test_a_refusal_does_not_wait_for_the_body(start):
+    """Who has no token holds no connection: the reply comes at once, and the body is not read."""
+    service = start("--max-connections", "1", "--request-seconds", "30")
+    service.token, token = "wrong" * 10, service.token
+    opened = connect(service, head(service))
+    assert opened.recv(2**16).startswith(b"HTTP/1.1 401")
+    service.token = token
+    with service.client() as client:
+        assert client.get("/status").status_code == 200
+    ended(opened)
 
 
 def test_a_remote_service_warns(start):
