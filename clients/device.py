@@ -13,8 +13,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 
-from clients.preference_agent import SELECTION_SETTINGS
-from clients.store import DuelStore, Synchronization
+from clients.store import SELECTION_SETTINGS, DuelStore, Synchronization
 from fldb_flower.devices import DeviceAnswer
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation import Broadcast, Play, Upload, statistics

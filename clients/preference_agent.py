@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clients.store import DuelStore
+from clients.models import check_answer, check_answers, check_arms, shortened
+from clients.store import SELECTION_SETTINGS, DuelStore, Forgotten
 from fldb_flower import preference, theory
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.forms import Vector, make_form
 from fldb_flower.selection import RULES, norms, rewards
-from fldb_flower.settings import MAX_DIMENSION, Settings
+from fldb_flower.settings import Settings
 from fldb_flower.streams import AgentStreams
 
 PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
@@ -27,14 +28,8 @@ PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 EXPIRE_AFTER = 7 * 24 * 3600.0
 """Seconds after which a duel that nobody answered cannot be answered any more."""
 
-
-SELECTION_SETTINGS = (
-    "selection", "kappa_mu", "delta", "beta_scale", "lambda_", "information", "sketch_rank",
-)  # fmt: skip
-"""Settings of the server's run that a device selects with."""
-
-LONGEST = 1e100
-"""Of a feature: sums of squares stay finite."""
+MOST_SECONDS = 1e9
+"""About 31 years: the latest that a duel may expire."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,8 @@ class PreferenceAgent:
     Raises
     ------
     DataError, OutputError
-        See :class:`~clients.store.DuelStore`.
+        See :class:`~clients.store.DuelStore`. DataError too if ``expire_after`` is no positive
+        number.
 
     Examples
     --------
@@ -99,6 +95,13 @@ class PreferenceAgent:
         expire_after: float = EXPIRE_AFTER,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        if isinstance(expire_after, bool) or not isinstance(expire_after, int | float):
+            raise DataError(f"expire_after={shortened(expire_after)}: must be a number of seconds")
+        if not 0 < expire_after <= MOST_SECONDS:
+            raise DataError(
+                f"expire_after={shortened(expire_after)}: must be above 0 and at most"
+                f" {MOST_SECONDS:.0f} seconds"
+            )
         self.store = DuelStore(path, clock=clock)
         self._expire_after = expire_after
         self._estimate: _Estimate | None = None
@@ -130,21 +133,21 @@ class PreferenceAgent:
         features : array_like
             phi of each arm, (K, d); K is at least 2 and may differ each time.
         keys : sequence of str, optional
-            K names of the application's own. They stay on the device.
-        contents : sequence of JSON values, optional
-            What the page of the local service shows of each arm: ``{"text": ...}`` or
-            ``{"image": URL, "text": ...}``. Deleted with the answer.
+            K names of the application's own, at most 1,000 characters each. They stay on the
+            device. Deleted with the answer.
+        contents : sequence of dict, optional
+            What the page of the local service shows of each arm: ``{"text": ...}``,
+            ``{"image": URL}`` or both. A text has at most 10,000 characters; a URL begins with
+            ``https://`` or ``data:image/``. Deleted with the answer.
 
         Raises
         ------
         DataError
             The features are not (K, d) finite numbers, K is below 2, d is not that of the
-            store, or there are not as many keys or contents as arms.
+            store, there are not as many keys or contents as arms, or a content is not what the
+            page shows. The service refuses the same values with the same message.
         """
-        arms = _checked(features)
-        for name, values in (("keys", keys), ("contents", contents)):
-            if values is not None and len(values) != len(arms):
-                raise DataError(f"{len(values)} {name} for {len(arms)} arms: one for each, or none")
+        arms, names, shown = check_arms(features, keys, contents)
         estimate = self._current(arms.shape[1])
         first, second = estimate.select(arms)
         difference = arms[first] - arms[second]
@@ -152,8 +155,8 @@ class PreferenceAgent:
         proposal = self.store.propose(
             difference,
             predicted if estimate.synchronized else np.nan,
-            keys=(None, None) if keys is None else (str(keys[first]), str(keys[second])),
-            contents=None if contents is None else [contents[first], contents[second]],
+            keys=(None, None) if names is None else (names[first], names[second]),
+            contents=None if shown is None else [shown[first], shown[second]],
             expire_after=self._expire_after,
         )
         return Duel(
@@ -186,11 +189,12 @@ class PreferenceAgent:
         Raises
         ------
         DataError
-            ``preferred`` is something else.
+            ``preferred`` is something else, or ``duel_id`` is no text.
         UnknownDuelError, DuelExpiredError, ConflictingAnswerError
             See :mod:`clients.store`.
         """
-        (result,) = self.record_many([(duel_id, preferred)])
+        check_answer(duel_id, preferred)
+        (result,) = self.store.record([(duel_id, PREFERENCES[preferred])])
         if isinstance(result, FldbError):
             raise result
         return result
@@ -206,9 +210,25 @@ class PreferenceAgent:
         Raises
         ------
         DataError
-            A ``preferred`` is none of the three; then nothing is recorded.
+            An answer is no such pair, or its ``preferred`` is none of the three; then nothing is
+            recorded.
         """
-        return self.store.record([(duel, _preference(preferred)) for duel, preferred in answers])
+        checked = check_answers(answers)
+        return self.store.record([(duel, PREFERENCES[preferred]) for duel, preferred in checked])
+
+    def forget(self) -> Forgotten:
+        """Remove the person's open duels and all answers from this device.
+
+        Answers that the server has counted stay in its sums: that cannot be undone. Answers that
+        were sent and not acknowledged yet may be counted too; they are not sent again. No
+        file of the store holds texts, keys, features or answers afterwards.
+
+        Returns
+        -------
+        Forgotten
+            How many of each.
+        """
+        return self.store.forget()
 
     def status(self) -> dict[str, Any]:
         """Return what the device knows: how many duels, what it learned, when it was told.
@@ -277,27 +297,3 @@ class _Estimate:
             place = int(np.argmax(rewards(others[None], self.theta) + width * bonus))
             return int(first[0]), place + int(place >= first[0])
         return int(first[0]), int(second[0])
-
-
-def _checked(features: ArrayLike) -> NDArray[np.float64]:
-    try:
-        arms = np.asarray(features, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise DataError("features must be K lists of d numbers, all of the same length") from None
-    if arms.ndim != 2 or arms.shape[1] == 0:
-        raise DataError(f"features of shape {arms.shape}: must be (K, d), a row for each arm")
-    if len(arms) < 2:
-        raise DataError(f"{len(arms)} arm: a duel needs at least two")
-    if arms.shape[1] > MAX_DIMENSION:
-        raise DataError(f"{arms.shape[1]} features an arm: at most {MAX_DIMENSION} are possible")
-    wrong = ~(np.abs(arms) <= LONGEST)  # NaN too
-    if wrong.any():
-        arm, place = np.argwhere(wrong)[0]
-        raise DataError(f"feature {place} of arm {arm} is {arms[arm, place]}: must be finite")
-    return arms
-
-
-def _preference(preferred: str) -> float:
-    if not isinstance(preferred, str) or preferred not in PREFERENCES:
-        raise DataError(f"preferred={preferred!r}: must be first, second or tie")
-    return PREFERENCES[preferred]

@@ -25,11 +25,9 @@ import dataclasses
 import functools
 import ipaddress
 import itertools
-import json
 import os
 import random
 import re
-import reprlib
 import secrets
 import socket
 import stat
@@ -47,19 +45,15 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.security import HTTPBearer
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clients.preference_agent import EXPIRE_AFTER, LONGEST, Duel, PreferenceAgent
+from clients import connections, models
+from clients.connections import Limits
+from clients.models import MAX_KEY, Answer, Content, Image, Model, NamedAnswer, Text, first_error
+from clients.preference_agent import EXPIRE_AFTER, MOST_SECONDS, Duel, PreferenceAgent
 from clients.store import ConflictingAnswerError, DuelExpiredError, Proposal, UnknownDuelError
 from fldb_flower.commands import Parser, bounded
 from fldb_flower.errors import (
@@ -76,8 +70,8 @@ from fldb_flower.signals import interruptible
 PORT = 8377
 MAX_BODY = 32 * 2**20
 """Bytes of a request's body."""
+LIMITS = Limits()
 MAX_ARMS, MAX_FEATURES, MAX_ANSWERS = 10_000, 2048, 10_000
-MAX_KEY, MAX_TEXT = 1000, 10_000
 
 _ASSETS = "/static-offline-docs"  # where fastapi-offline serves what /docs consists of
 _PUBLIC = {"/", "/health", "/docs", "/openapi.json"}
@@ -100,66 +94,28 @@ _T = TypeVar("_T")
 # ---- What travels -------------------------------------------------------------------------
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-Key = Annotated[str, Field(max_length=MAX_KEY)]
-Text = Annotated[
-    str | None, Field(max_length=MAX_TEXT, description=f"At most {MAX_TEXT} characters.")
-]
-Image = Annotated[
-    str | None,
-    Field(
-        pattern="^(https://|data:image/)",
-        description="`data:image/...`, or an `https://` URL, whose host then learns that it is"
-        " shown, to whom and when.",
-    ),
-]
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-LONGEST, le=LONGEST)]
-Features = Annotated[list[Number], Field(min_length=1, max_length=MAX_FEATURES, fail_fast=True)]
-Preferred = Annotated[
-    Literal["first", "second", "tie"], Field(description="Who won: `first`, `second` or `tie`.")
+_Features = Annotated[
+    list[models.Number], Field(min_length=1, max_length=MAX_FEATURES, fail_fast=True)
 ]
 
 
-class Content(_Model):
-    """What the page shows of an arm: a text, an image or both."""
-
-    text: Text = None
-    image: Image = None
-
-    @model_validator(mode="after")
-    def _shows_something(self) -> Content:
-        if not self.text and not self.image:
-            raise ValueError("needs a text or an image")
-        return self
-
-
-class Arms(_Model):
+class Arms(models.Arms):
     """Arms to select two from."""
 
-    features: list[Features] = Field(
-        description="phi of each arm: K lists of d numbers. K may differ each time, d may not.",
-        examples=[[[0.1, 0.9], [0.8, 0.2], [0.5, 0.5]]],
-        min_length=2,
-        max_length=MAX_ARMS,
-        fail_fast=True,
-    )
-    keys: list[Key] | None = Field(
-        default=None,
-        description="K names of your own. They stay on the device.",
-        examples=[["tea", "coffee", "cocoa"]],
-        max_length=MAX_ARMS,
-    )
-    contents: list[Content] | None = Field(
-        default=None,
-        description="What the page shows of each arm; without them, showing it is yours.",
-        max_length=MAX_ARMS,
-    )
+    features: Annotated[
+        list[_Features],
+        Field(
+            description="phi of each arm: K lists of d numbers. K may differ each time, d may not.",
+            examples=[[[0.1, 0.9], [0.8, 0.2], [0.5, 0.5]]],
+            min_length=2,
+            max_length=MAX_ARMS,
+            fail_fast=True,
+        ),
+        models.OF_ONE_LENGTH,
+    ]
 
 
-class ProposedDuel(_Model):
+class ProposedDuel(Model):
     """Two arms to show to a person, in random order: the first is the favourite."""
 
     id: str = Field(description="Names the duel when it is answered.")
@@ -174,7 +130,7 @@ class ProposedDuel(_Model):
     expires: float = Field(description="Until when it can be answered, in seconds since 1970.")
 
 
-class ShownArm(_Model):
+class ShownArm(Model):
     """An arm as a page shows it."""
 
     key: str | None = Field(default=None, description="The application's name for it.")
@@ -182,7 +138,7 @@ class ShownArm(_Model):
     image: str | None = Field(default=None, description="URL.")
 
 
-class ShownDuel(_Model):
+class ShownDuel(Model):
     """A duel that a page can show; put the two arms in random order."""
 
     id: str = Field(description="Names the duel when it is answered.")
@@ -191,25 +147,13 @@ class ShownDuel(_Model):
     second: ShownArm
 
 
-class Answer(_Model):
-    """Who won."""
-
-    preferred: Preferred
-
-
-class NamedAnswer(Answer):
-    """Who won which duel."""
-
-    id: str = Field(description="The duel's id.", max_length=MAX_KEY)
-
-
-class Recorded(_Model):
+class Recorded(Model):
     """The answer is on the disk."""
 
     number: int = Field(description="Number of the answer on this device, from 1.")
 
 
-class Result(_Model):
+class Result(Model):
     """What became of one of several answers."""
 
     number: int | None = Field(
@@ -219,11 +163,25 @@ class Result(_Model):
     detail: str | None = Field(default=None, description="Why it was not recorded.")
 
 
+class ForgottenAnswers(Model):
+    """What was removed from this device, and what cannot be undone."""
+
+    proposals: int = Field(description="Open duels that were removed.")
+    forgotten: int = Field(description="Answers that were removed before they were acknowledged.")
+    may_be_counted: int = Field(
+        description="How many of these had been sent: the server may have counted them."
+    )
+    counted: int = Field(
+        description="Answers that the server has counted: its sums keep them. Their copies on this"
+        " device are removed."
+    )
+
+
 class Status(BaseModel):
     """What the device knows."""
 
     open: int = Field(description="Duels that wait for an answer.")
-    answered: int = Field(description="Answers on this device, ever.")
+    answered: int = Field(description="Number of the last answer on this device.")
     counted: int = Field(description="Answers that the server has acknowledged.")
     dimension: int | None = Field(description="d; null before the first duel or broadcast.")
     theta: list[float] | None = Field(
@@ -234,23 +192,23 @@ class Status(BaseModel):
     received: float | None = Field(description="When it arrived, in seconds since 1970.")
 
 
-class Health(_Model):
+class Health(Model):
     """The service runs and its store can be read."""
 
     status: Literal["ok"] = "ok"
 
 
-class Problem(_Model):
+class Problem(Model):
     """What went wrong."""
 
     detail: str = Field(description="One line.")
 
 
-class Arm(_Model):
+class Arm(Model):
     """One entry of the ``--arms`` file."""
 
     key: Annotated[str, Field(min_length=1, max_length=MAX_KEY)]
-    features: Features
+    features: _Features
     text: Text = None
     image: Image = None
 
@@ -335,6 +293,7 @@ def create_app(
     choices: int = 10,
     expire_after: float = EXPIRE_AFTER,
     any_host: bool = False,
+    body_seconds: float = LIMITS.seconds,
 ) -> FastAPI:
     """Return the service of one device.
 
@@ -352,6 +311,8 @@ def create_app(
         Seconds within which a duel has to be answered.
     any_host : bool
         Serve other hosts than this machine too.
+    body_seconds : float
+        For the body of a request to arrive.
 
     Raises
     ------
@@ -370,7 +331,11 @@ def create_app(
     app = _application(lifespan)
     page, policy = _page()
     app.add_middleware(
-        _Guard, token=token, any_host=any_host, policies={"/": policy, "/docs": _DOCS}
+        _Guard,
+        token=token,
+        any_host=any_host,
+        body_seconds=body_seconds,
+        policies={"/": policy, "/docs": _DOCS},
     )
 
     @app.get("/", include_in_schema=False)
@@ -440,6 +405,11 @@ def create_app(
         results = await committer.record([(a.id, a.preferred) for a in answers])
         return [_result(result) for result in results]
 
+    @guarded.delete("/answers", tags=["duels"])
+    async def forget() -> ForgottenAnswers:
+        """Remove all open duels and answers from this device; say what cannot be undone."""
+        return ForgottenAnswers(**dataclasses.asdict(await writer.do(writer.agent.forget)))
+
     app.include_router(guarded)
     return app
 
@@ -484,6 +454,7 @@ def _application(lifespan: Any) -> FastAPI:
     )
     app.add_exception_handler(FldbError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_refusal)
     app.add_exception_handler(Exception, _on_bug)
     return app
 
@@ -492,9 +463,42 @@ async def _on_error(_request: Request, error: Exception) -> JSONResponse:
     return _problem(_status_of(error), error)
 
 
-async def _on_invalid(_request: Request, error: Exception) -> JSONResponse:
+async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    return _problem(422, _first_of(error.errors()))
+    first, as_json = error.errors()[0], "send JSON, as Content-Type: application/json"
+    if first["type"] == "json_invalid":
+        return _problem(422, f"the body is not JSON: {error.__cause__}")
+    if first["loc"] == ("body",) and first["type"] == "missing":
+        return _problem(422, f"the body is required: {as_json}")
+    if isinstance(first["input"], bytes):
+        kind = request.headers.get("content-type")
+        sent = "no Content-Type" if kind is None else f"Content-Type: {kind[:100]}"
+        return _problem(422, f"the body has {sent}: {as_json}")
+    return _problem(422, first_error(error.errors(), "the body"))
+
+
+async def _on_refusal(request: Request, error: Exception) -> JSONResponse:
+    """Say more than the framework does about requests that reach no endpoint."""
+    assert isinstance(error, HTTPException)
+    detail, headers, path = error.detail, dict(error.headers or {}), request.url.path[:200]
+    if error.status_code == 400 and error.__cause__ is not None:
+        detail = f"the body cannot be read: {_why_unreadable(error.__cause__)}"
+    elif error.status_code == 404 and detail == "Not Found":
+        detail = f"there is nothing at {path}: /docs describes the endpoints"
+    elif error.status_code == 405:
+        allowed = headers.get("Allow") or headers.get("allow") or "GET"
+        detail = f"{request.method} is not possible at {path}: use {allowed}"
+    return _problem(error.status_code, detail, **headers)
+
+
+def _why_unreadable(cause: BaseException) -> str:
+    if isinstance(cause, UnicodeDecodeError):
+        return f"byte {cause.start} is 0x{cause.object[cause.start]:02x}, which is not UTF-8"
+    if isinstance(cause, RecursionError):
+        return "its JSON is nested too deeply"
+    if isinstance(cause, ValueError):  # Python reads integers of so many digits only
+        return f"it holds an integer of more than {sys.get_int_max_str_digits()} digits"
+    return str(cause)
 
 
 async def _on_bug(_request: Request, _error: Exception) -> JSONResponse:
@@ -516,7 +520,7 @@ def _result(result: int | FldbError) -> Result:
 
 
 def _shown(proposal: Proposal) -> ShownDuel:
-    """Return a stored duel; its contents were anybody's, who may use the agent without us."""
+    """Return a stored duel as a page shows it."""
     keys = (proposal.first_key, proposal.second_key)
     first, second = map(_shown_arm, keys, proposal.contents)
     return ShownDuel(id=proposal.id, expires=proposal.expires, first=first, second=second)
@@ -525,9 +529,8 @@ def _shown(proposal: Proposal) -> ShownDuel:
 def _shown_arm(key: str | None, content: Any) -> ShownArm:
     try:
         return ShownArm(key=key, **Content.model_validate(content).model_dump())
-    except ValidationError:
-        text = content if isinstance(content, str) else json.dumps(content)
-        return ShownArm(key=key, text=text)
+    except ValidationError:  # written by a version that did not check it
+        return ShownArm(key=key, text=content if isinstance(content, str) else None)
 
 
 def _shown_of(duel: Duel, arms: Sequence[Arm]) -> ShownDuel:
@@ -535,20 +538,6 @@ def _shown_of(duel: Duel, arms: Sequence[Arm]) -> ShownDuel:
         ShownArm(key=arms[i].key, **arms[i].content()) for i in (duel.first, duel.second)
     )
     return ShownDuel(id=duel.id, expires=duel.expires, first=first, second=second)
-
-
-def _first_of(errors: Sequence[Any], whole: str = "the body") -> str:
-    """Return pydantic's first error as one line that names the field and its value."""
-    error = errors[0]
-    if error["type"] == "json_invalid":
-        reason = error["ctx"]["error"]
-        return f"not JSON: {reason}" + ("" if not error["loc"] else f" at {error['loc'][-1]}")
-    place = ".".join(str(part) for part in error["loc"] if part != "body") or whole
-    if isinstance(error["input"], bytes):
-        return f"{place}: send JSON, as Content-Type: application/json"
-    message = error["msg"].removeprefix("Value error, ")
-    got = "" if error["type"] == "missing" else f", not {reprlib.repr(error['input'])}"
-    return f"{place}: {message}{got}"
 
 
 def _page() -> tuple[str, str]:
@@ -572,11 +561,18 @@ class _Guard:
     """Refuse other hosts' names, wrong tokens and large bodies; add the headers of a reply."""
 
     def __init__(
-        self, app: ASGIApp, *, token: str, any_host: bool, policies: dict[str, str]
+        self,
+        app: ASGIApp,
+        *,
+        token: str,
+        any_host: bool,
+        body_seconds: float,
+        policies: dict[str, str],
     ) -> None:
         self._app = app
         self._token = token.encode()
         self._any_host = any_host
+        self._body_seconds = body_seconds
         self._policies = policies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -584,7 +580,9 @@ class _Guard:
             await self._app(scope, receive, send)
             return
         answer = self._refusal(scope["path"], Headers(scope=scope)) or self._app
-        await answer(scope, _limited(receive), self._protected(scope["path"], send))
+        what = f"{scope['method']} {scope['path']}"
+        receive = connections.limited(receive, what, MAX_BODY, self._body_seconds)
+        await answer(scope, receive, self._protected(scope["path"], send))
 
     def _refusal(self, path: str, headers: Headers) -> JSONResponse | None:
         # A page on evil.example can make its name mean 127.0.0.1: then the browser lets it ask.
@@ -598,7 +596,7 @@ class _Guard:
                 return _problem(401, detail, **{"WWW-Authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > MAX_BODY:
-            return _problem(413, _TOO_LARGE)
+            return _problem(413, connections.too_large(MAX_BODY), Connection="close")
         return None
 
     def _protected(self, path: str, send: Send) -> Send:
@@ -614,26 +612,8 @@ class _Guard:
         return protected
 
 
-_TOO_LARGE = f"the body is larger than {MAX_BODY // 2**20} MiB"
-
-
 def _is_this_machine(host: str) -> bool:
     return re.fullmatch(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", host, re.I) is not None
-
-
-def _limited(receive: Receive) -> Receive:
-    """Return a ``receive`` that stops at the limit: a chunked body does not say its length."""
-    left = MAX_BODY
-
-    async def limited() -> Message:
-        nonlocal left
-        message = await receive()
-        left -= len(message.get("body", b""))
-        if left < 0:
-            raise HTTPException(413, _TOO_LARGE)
-        return message
-
-    return limited
 
 
 # ---- The command --------------------------------------------------------------------------
@@ -698,7 +678,7 @@ def read_arms(path: Path) -> list[Arm]:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
-        raise DataError(f"{path}: {_first_of(error.errors(), 'the file')}") from None
+        raise DataError(f"{path}: {first_error(error.errors(), 'the file')}") from None
     if len(arms) < 2:
         raise DataError(f"{path}: {len(arms)} arms: a duel needs at least two")
     seen: set[str] = set()
@@ -732,9 +712,23 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--expire-after",
         metavar="SECONDS",
-        type=bounded(float, 1, 1e9),
+        type=bounded(float, 1, MOST_SECONDS),
         default=EXPIRE_AFTER,
         help="within which a duel has to be answered (%(default).0f)",
+    )
+    add(
+        "--max-connections",
+        metavar="N",
+        type=bounded(int, 1, 10_000),
+        default=LIMITS.connections,
+        help="at once; idle ones make room (%(default)s)",
+    )
+    add(
+        "--request-seconds",
+        metavar="SECONDS",
+        type=bounded(float, 0.1, 3600),
+        default=LIMITS.seconds,
+        help="for a request to arrive, its body apart (%(default).0f)",
     )
     add("--allow-remote", action="store_true", help="listen beyond this machine, unencrypted")
     return parser.parse_args(argv)
@@ -748,7 +742,7 @@ def _listen(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            listener.listen(2048)
+            listener.listen(LIMITS.connections)
         except BaseException:
             listener.close()
             raise
@@ -790,6 +784,7 @@ def serve(arguments: argparse.Namespace) -> None:
             choices=arguments.choices,
             expire_after=arguments.expire_after,
             any_host=arguments.allow_remote,
+            body_seconds=arguments.request_seconds,
         )
         if remote:
             print(
@@ -799,12 +794,12 @@ def serve(arguments: argparse.Namespace) -> None:
             )
         name = f"[{host}]" if ":" in host else host
         print(f"http://{name}:{listener.getsockname()[1]}/#token={token}", flush=True)
-        config = uvicorn.Config(
+        config = connections.config(
             app,
+            Limits(arguments.max_connections, arguments.request_seconds),
             log_level="warning",
             access_log=False,
             server_header=False,
-            ws="none",
             timeout_graceful_shutdown=_GRACE,
         )
         uvicorn.Server(config).run(sockets=[listener])

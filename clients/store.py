@@ -1,8 +1,12 @@
 """The duels of one device, on its disk: SQLite, shared by any number of processes.
 
 A duel is *proposed*, then *answered* or expired. Answers are numbered 1, 2, 3, ... in the order
-in which they became durable; the server acknowledges them up to a number. Nothing an answer
-was acknowledged for is ever taken back, and answers stay until :meth:`DuelStore.prune`.
+in which they became durable; the server acknowledges them up to a number. Answers stay until
+:meth:`DuelStore.prune` or :meth:`DuelStore.forget`.
+
+What is deleted is overwritten in the file, and the write-ahead log is emptied after each
+transaction that deletes: no file of the store holds it any more. Where another process is in
+the middle of reading at that moment, the log is emptied within a second after it has finished.
 """
 
 from __future__ import annotations
@@ -23,12 +27,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.errors import DataError, FldbError, OutputError
+from fldb_flower.errors import DataError, FldbError, OutputError, one_line
 from fldb_flower.forms import Vector
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+SELECTION_SETTINGS = (
+    "selection", "kappa_mu", "delta", "beta_scale", "lambda_", "information", "sketch_rank",
+)  # fmt: skip
+"""Settings of the server's run that a device selects with: ``Synchronization.parameters``."""
+
 _APPLICATION_ID = 0x666C6462  # "fldb": SQLite's mark of whose file this is
 _BUSY_SECONDS = 30.0
+_CLEAN_SECONDS = 0.1  # to wait for readers before the log is emptied
+_CLEAN_AGAIN_SECONDS = 1.0  # until the next try, where they were not done by then
 _MAX_ANSWERS = 2**53
 _READ_AT_ONCE = 2**16  # answers; SQLite limits one value to 1 GB
 _EXTRA = 2  # numbers after a difference in `evidence`: preference, predicted preference
@@ -43,17 +54,17 @@ CREATE TABLE proposals (         -- shown to a person, no answer yet
     expires REAL NOT NULL,
     evidence BLOB NOT NULL,      -- d + 2 float64: difference, room for the preference, predicted
     first_key TEXT, second_key TEXT,
-    contents TEXT                -- JSON: what a page shows; gone once answered
+    contents TEXT                -- JSON: what a page shows
 );
 CREATE TABLE answers (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    answered REAL NOT NULL,
-    evidence BLOB NOT NULL,      -- d + 2 float64: difference, preference, predicted preference
-    first_key TEXT, second_key TEXT
+    id TEXT UNIQUE,              -- of the duel; NULL once the answer is forgotten
+    answered REAL NOT NULL,      -- seconds since 1970; when it was forgotten, if it was
+    evidence BLOB NOT NULL       -- d + 2 float64: difference, preference, predicted preference
 );
 CREATE TABLE cuts (              -- where uploads began and ended: answers up to `position`
-    position INTEGER PRIMARY KEY
+    position INTEGER PRIMARY KEY,
+    forgotten INTEGER NOT NULL DEFAULT 0  -- 1: answers were forgotten since an upload ended here
 );
 CREATE TABLE questions (         -- where the server asked for gradients of answers, once each
     cut INTEGER NOT NULL,        -- of the answers from the cut before up to this one
@@ -70,6 +81,20 @@ CREATE TABLE synchronized (      -- what the last broadcast brought
     parameters TEXT NOT NULL     -- JSON: how pairs are selected
 );
 """
+_FROM_SCHEMA_1 = """
+ALTER TABLE answers RENAME TO old_answers;
+CREATE TABLE answers (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT UNIQUE,
+    answered REAL NOT NULL,
+    evidence BLOB NOT NULL
+);
+INSERT INTO answers SELECT sequence, id, answered, evidence FROM old_answers;
+DELETE FROM sqlite_sequence WHERE name = 'answers';
+INSERT INTO sqlite_sequence SELECT 'answers', seq FROM sqlite_sequence WHERE name = 'old_answers';
+DROP TABLE old_answers;
+ALTER TABLE cuts ADD COLUMN forgotten INTEGER NOT NULL DEFAULT 0;
+"""  # the keys of answered duels, which nothing read, are left out
 
 
 class UnknownDuelError(FldbError):
@@ -126,6 +151,29 @@ class Synchronization:
     parameters: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Forgotten:
+    """What :meth:`DuelStore.forget` removed, and what it could not undo.
+
+    Attributes
+    ----------
+    proposals : int
+        Open duels that were removed.
+    forgotten : int
+        Answers that were removed before the server acknowledged them.
+    may_be_counted : int
+        How many of ``forgotten`` had been sent: the server may have counted them.
+    counted : int
+        Answers that the server has counted. Its sums keep them; their copies on this device are
+        removed too.
+    """
+
+    proposals: int
+    forgotten: int
+    may_be_counted: int
+    counted: int
+
+
 class Evidence(NamedTuple):
     """Some consecutive answers.
 
@@ -167,12 +215,17 @@ class DuelStore:
     """
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise OutputError(f"the path of a duel store is no text but {type(path).__name__}")
         try:
             self.path = Path(path).expanduser()
-        except RuntimeError as error:
-            raise OutputError(f"cannot use the duel store {path}: {error}") from None
+            if b"\0" in os.fsencode(self.path):
+                raise ValueError("its name holds a zero byte")
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise OutputError(one_line(f"cannot use the duel store {path!r}: {error}")) from None
         self._clock = clock
         self._lock = threading.RLock()
+        self._cleaner: threading.Timer | None = None
         with self._errors():
             if not self.path.parent.is_dir():
                 raise OutputError(f"{self.path}: the folder {self.path.parent} does not exist")
@@ -183,14 +236,24 @@ class DuelStore:
             )
             self._file = self.path.stat().st_ino
             self._connection.execute("PRAGMA synchronous = FULL")
-            if self._version() != SCHEMA_VERSION:
+            self._connection.execute("PRAGMA secure_delete = ON")
+            version = self._version()
+            if version == 0:
                 self._create()
+            elif version < SCHEMA_VERSION:
+                self._migrate()
+            self._clean()  # a process that was killed may have left its log
             self.device_id = str(self._one("SELECT id FROM device")[0])
         self._dimension: int | None = None
 
     def close(self) -> None:
         """Close the file; a store is a context manager too."""
-        self._connection.close()
+        with self._lock:
+            self._clean()
+            if self._cleaner is not None:
+                self._cleaner.cancel()
+            self._cleaner = None
+            self._connection.close()
 
     def __enter__(self) -> DuelStore:
         return self
@@ -243,11 +306,13 @@ class DuelStore:
             raise DataError(f"contents are not JSON values: {error}") from None
         with self._writing():
             self._fix_dimension(difference.size)
-            self._connection.execute("DELETE FROM proposals WHERE expires < ?", (now,))
+            expired = self._connection.execute("DELETE FROM proposals WHERE expires < ?", (now,))
             self._connection.execute(
                 "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (proposal.id, now, proposal.expires, evidence, *keys, shown),
             )
+        if expired.rowcount:
+            self._clean()
         return proposal
 
     def open_proposals(self, limit: int = 1) -> list[Proposal]:
@@ -276,7 +341,12 @@ class DuelStore:
             :class:`ConflictingAnswerError`.
         """
         with self._writing():
-            return [self._record(duel, preference) for duel, preference in answers]
+            before = self._last()
+            results = [self._record(duel, preference) for duel, preference in answers]
+            recorded = self._last() > before
+        if recorded:
+            self._clean()
+        return results
 
     def _record(self, duel: str, preference: float) -> int | FldbError:
         rows = self._connection
@@ -294,11 +364,11 @@ class DuelStore:
                 " (1: first, 0: second, 0.5: tie); the first answer stays"
             )
         proposal = rows.execute(
-            "SELECT expires, evidence, first_key, second_key FROM proposals WHERE id = ?", (duel,)
+            "SELECT expires, evidence FROM proposals WHERE id = ?", (duel,)
         ).fetchone()
         if proposal is None:
             return UnknownDuelError(
-                f"duel {duel!r} is not known: it was never proposed here, or it expired"
+                f"duel {duel!r} is not known: it was never proposed here, expired or was forgotten"
             )
         now = self._clock()
         if proposal[0] < now:
@@ -308,9 +378,8 @@ class DuelStore:
         evidence = np.frombuffer(proposal[1]).copy()
         evidence[-_EXTRA] = preference
         sequence = rows.execute(
-            "INSERT INTO answers (id, answered, evidence, first_key, second_key)"
-            " VALUES (?, ?, ?, ?, ?)",
-            (duel, now, evidence.tobytes(), *proposal[2:]),
+            "INSERT INTO answers (id, answered, evidence) VALUES (?, ?, ?)",
+            (duel, now, evidence.tobytes()),
         ).lastrowid
         rows.execute("DELETE FROM proposals WHERE id = ?", (duel,))
         assert sequence is not None
@@ -358,13 +427,13 @@ class DuelStore:
                 self._catch_up(start)
                 return start
             end = min(last, start + at_most)
-            cut = int(self._one("SELECT coalesce(max(position), 0) FROM cuts")[0])
+            cut = self._last_cut(_MAX_ANSWERS)
             if end - cut >= max(at_least, 1):
-                self._connection.execute("INSERT INTO cuts VALUES (?)", (end,))
+                self._connection.execute("INSERT INTO cuts (position) VALUES (?)", (end,))
                 cut = end
             self._expect_cut(start)  # or nothing was cut: the transaction is rolled back
             if cut <= end:
-                return cut
+                return self._begin_upload(cut)
             within = "SELECT max(position) FROM cuts WHERE position > ? AND position <= ?"
             found = self._one(within, start, end)[0]
             if found is None:
@@ -372,7 +441,12 @@ class DuelStore:
                     f"{self.path}: the answers after {start} are uploaded together or not at all,"
                     f" and are more than the {at_most} that the server takes (devices-max-duels)"
                 )
-            return int(found)
+            return self._begin_upload(int(found))
+
+    def _begin_upload(self, cut: int) -> int:
+        """Return the cut; whoever asks for the answers up to it from now on gets the same ones."""
+        self._connection.execute("UPDATE cuts SET forgotten = 0 WHERE position = ?", (cut,))
+        return cut
 
     def _catch_up(self, counted: int) -> None:
         """Let new answers be numbered from ``counted`` on: this is an old backup of the store.
@@ -382,7 +456,7 @@ class DuelStore:
         rows = self._connection
         rows.execute("DELETE FROM sqlite_sequence WHERE name = 'answers'")
         rows.execute("INSERT INTO sqlite_sequence VALUES ('answers', ?)", (counted,))
-        rows.execute("INSERT INTO cuts VALUES (?)", (counted,))
+        rows.execute("INSERT INTO cuts (position) VALUES (?)", (counted,))
 
     def admit(self, start: int, end: int, theta: Vector, at_most: int) -> None:
         """Note that gradients at ``theta`` are about to be given of the answers between two cuts.
@@ -430,11 +504,17 @@ class DuelStore:
         Raises
         ------
         DataError
-            An end is no cut, or answers between them were pruned.
+            An end is no cut, answers between them were pruned, or answers were forgotten since
+            :meth:`cut` last returned ``end``: a round must not mix sums with and without them.
         """
         with self._reading():
             self._expect_cut(start)
             self._expect_cut(end)
+            if start < end and self._one("SELECT forgotten FROM cuts WHERE position = ?", end)[0]:
+                raise DataError(
+                    f"{self.path}: answers up to {end} were forgotten while the server asked about"
+                    " them: the round has to begin again"
+                )
             width = (self.dimension or 0) + _EXTRA
             # Joined by SQLite: a million Python rows would take twice as long.
             at_once = max(1, min(_READ_AT_ONCE, 2**26 // width))
@@ -454,6 +534,10 @@ class DuelStore:
                 " are left: the others were pruned, or lost with a store that a backup replaced"
             )
         return Evidence(table[:, :-_EXTRA], table[:, -_EXTRA], table[:, -1])
+
+    def _last_cut(self, up_to: int) -> int:
+        found = "SELECT coalesce(max(position), 0) FROM cuts WHERE position <= ?"
+        return int(self._one(found, up_to)[0])
 
     def _expect_cut(self, position: int) -> None:
         known = self._one("SELECT count(*) FROM cuts WHERE position = ?", position)[0]
@@ -527,10 +611,43 @@ class DuelStore:
         """
         with self._writing():
             counted = self._one("SELECT counted FROM synchronized", missing=(0,))[0]
-            return self._connection.execute(
+            pruned = self._connection.execute(
                 "DELETE FROM answers WHERE sequence <= ? AND answered < ?",
                 (counted, self._clock() - older_than),
             ).rowcount
+        if pruned:
+            self._clean()
+        return pruned
+
+    def forget(self) -> Forgotten:
+        """Remove all open duels and all answers.
+
+        An answer that was in no upload yet is deleted, and the next one takes its number.
+        An answer that was in one keeps its number, which the server may have counted already;
+        in its place stays a tie between equal arms, whose gradient, information and Hessian are 0.
+        So the numbers of server and device still agree, however an exchange under way ends.
+        Backups made before keep what they hold.
+        """
+        rows = self._connection
+        with self._writing():
+            sent = self._last_cut(_MAX_ANSWERS)
+            acknowledged = self._one("SELECT counted FROM synchronized", missing=(0,))[0]
+            counted = self._last_cut(acknowledged)  # a cut: no upload mixes kept and removed
+            proposals = rows.execute("DELETE FROM proposals").rowcount
+            unsent = rows.execute("DELETE FROM answers WHERE sequence > ?", (sent,)).rowcount
+            rows.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'answers'", (sent,))
+            uncertain = self._one(
+                "SELECT count(*) FROM answers WHERE sequence > ? AND id IS NOT NULL", counted
+            )[0]
+            nothing = np.zeros((self._one("SELECT dimension FROM device")[0] or 0) + _EXTRA)
+            nothing[-_EXTRA:] = 0.5, np.nan
+            rows.execute(
+                "UPDATE answers SET id = NULL, answered = ?, evidence = ? WHERE id IS NOT NULL",
+                (self._clock(), nothing.tobytes()),
+            )
+            rows.execute("UPDATE cuts SET forgotten = 1")
+        self._clean()
+        return Forgotten(proposals, unsent + uncertain, uncertain, counted)
 
     def backup(self, path: str | Path) -> None:
         """Write a copy of the store as it is now, while others go on using it.
@@ -587,6 +704,37 @@ class DuelStore:
             self._connection.execute("INSERT INTO device VALUES (?, NULL)", (device_id,))
             self._connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _migrate(self) -> None:
+        """Bring a store of schema 1 up to this one; it did not overwrite what it deleted."""
+        self._connection.execute("VACUUM")
+        with self._writing():
+            if self._version() == SCHEMA_VERSION:
+                return  # another process was faster
+            for statement in _FROM_SCHEMA_1.strip().split(";\n"):
+                self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _clean(self) -> None:
+        """Empty the write-ahead log, which holds what was deleted; later, if it is in use now."""
+        with self._lock:
+            try:
+                self._connection.execute(f"PRAGMA busy_timeout = {_CLEAN_SECONDS * 1e3:.0f}")
+                busy = self._one("PRAGMA wal_checkpoint(TRUNCATE)")[0]
+            except sqlite3.OperationalError:
+                busy = True  # a full disk, say: what was committed is durable all the same
+            except sqlite3.DatabaseError:
+                return  # closed meanwhile, or damaged: then the next statement reports it
+            self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1e3:.0f}")
+            if busy and self._cleaner is None:
+                self._cleaner = threading.Timer(_CLEAN_AGAIN_SECONDS, self._clean_again)
+                self._cleaner.daemon = True
+                self._cleaner.start()
+
+    def _clean_again(self) -> None:
+        with self._lock:
+            self._cleaner = None
+            self._clean()
 
     def _fix_dimension(self, dimension: int) -> None:
         known = self._one("SELECT dimension FROM device")[0]

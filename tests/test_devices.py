@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import itertools
 import json
 import math
 import random
@@ -24,7 +25,7 @@ from clients.preference_agent import PreferenceAgent
 from clients.store import DuelStore
 from fldb_flower import theory
 from fldb_flower.checkpoints import load_checkpoint
-from fldb_flower.errors import CheckpointError, FldbError, OutputError, SettingsError
+from fldb_flower.errors import CheckpointError, DataError, FldbError, OutputError, SettingsError
 from fldb_flower.federation import Broadcast
 from fldb_flower.forms import form_of, make_form
 from fldb_flower.history import History
@@ -75,7 +76,10 @@ class Devicegrid(InProcessGrid):
             return self.no_reply(message)
         if fault == "raises":
             return Message(Error(2, "the battery died"), reply_to=message)
-        reply = super().deliver(message)
+        try:
+            reply = super().deliver(message)
+        except DataError as error:
+            return Message(Error(2, str(error)), reply_to=message)  # as Flower does
         if fault == "answered twice":
             reply = super().deliver(message)
         return self.no_reply(message) if fault == "reply lost" else reply
@@ -338,6 +342,32 @@ def test_any_schedule_of_faults_counts_every_answer_once(seed, servers):
         for path in federation.stores:
             with DuelStore(path) as store:
                 assert server.devices.counted.get(store.device_id, 0) == store.last
+
+
+@pytest.mark.parametrize("quorum", [0.3, 1.0])
+@pytest.mark.parametrize("trip", [0, 2])
+def test_answers_forgotten_during_an_exchange_teach_nothing(tmp_path, trip, quorum):
+    """In the middle of round 1, whose exchanges are about the same answers: it begins again."""
+    federation = Federation(tmp_path, quorum=quorum)
+    for device in range(3):
+        federation.answer(device, 8)
+    trips = itertools.count()
+    results = []
+
+    def fault(_node):
+        if next(trips) == 3 * trip + 4:  # three nodes a trip, and one that introduces them
+            results.append(federation.agents[0].forget())
+        return "none"
+
+    federation.grid.fault = fault
+    server = federation.serve()
+    assert (results[0].forgotten, results[0].counted) == (8, 0)
+    assert results[0].may_be_counted in {0, 8}
+    federation.answer(0, 4)
+    server = federation.serve()
+    federation.expect_central(server)  # computed from the stores, where those answers are zeros
+    with DuelStore(federation.stores[0]) as store:
+        assert server.devices.counted[store.device_id] == store.last
 
 
 def test_ogd_on_devices_equals_its_formula(tmp_path):

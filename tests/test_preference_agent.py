@@ -308,7 +308,7 @@ def rows(path, query):
 
 def test_keys_and_contents_are_those_of_the_arms_shown(agent, path):
     synchronize(agent, [1, 0], np.eye(2), **scale_for(1.0, 2, 100))
-    contents = [{"text": "tea"}, {"text": "cocoa"}, {"text": "coffee", "image": "/c.png"}]
+    contents = [{"text": "tea"}, {"text": "cocoa"}, {"text": "coffee", "image": "https://c/c.png"}]
     duel = agent.propose([A, B, C], keys=["tea", "cocoa", "coffee"], contents=contents)
     assert (duel.first, duel.second) == (2, 0)
     assert (duel.first_key, duel.second_key) == ("coffee", "tea")
@@ -318,9 +318,7 @@ def test_keys_and_contents_are_those_of_the_arms_shown(agent, path):
     assert (shown.first_key, shown.second_key) == ("coffee", "tea")
     agent.record(duel.id, "second")
     assert rows(path, "SELECT * FROM proposals") == []
-    assert rows(path, "SELECT id, first_key, second_key FROM answers") == [
-        (duel.id, "coffee", "tea")
-    ]
+    assert rows(path, "SELECT id FROM answers") == [(duel.id,)]
     plain = agent.propose(np.array([A, B, C]))
     assert (plain.first_key, plain.second_key) == (None, None)
 
@@ -360,25 +358,32 @@ def test_several_answers_at_once(agent):
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        ([[1.0, 2.0], [3.0]], "features must be K lists of d numbers, all of the same length"),
-        ([["a", "b"], ["c", "d"]], "features must be K lists of d numbers"),
-        ([{}, {}], "features must be K lists of d numbers"),
-        ([1.0, 2.0], r"features of shape \(2,\): must be \(K, d\)"),
-        (3.0, r"features of shape \(\): must be \(K, d\)"),
-        (None, r"features of shape \(\): must be \(K, d\)"),
-        ([], r"features of shape \(0,\)"),
-        ([[], []], r"features of shape \(2, 0\)"),
-        (np.ones((2, 2, 2)), r"features of shape \(2, 2, 2\)"),
-        ([[1.0, 2.0]], "1 arm: a duel needs at least two"),
-        (np.empty((0, 2)), "0 arm.*at least two"),
-        ([[1.0, 2.0], [3.0, math.nan]], "feature 1 of arm 1 is nan: must be finite"),
-        ([[-math.inf, 2.0], [3.0, math.nan]], "feature 0 of arm 0 is -inf: must be finite"),
-        ([[1.0, 2.0], [None, 4.0]], "feature 0 of arm 1 is nan: must be finite"),
-        ([[1.0, 2.0], [1e160, 4.0]], r"feature 0 of arm 1 is 1e\+160"),  # cannot be squared
-        ([[1.0, -1.7e308], [3.0, 4.0]], r"feature 1 of arm 0 is -1\.7e\+308"),
-        (np.zeros((2, 4097)), "4097 features an arm: at most 4096"),
+        ([[1.0, 2.0], [3.0]], "features: arm 1 has 1 numbers and arm 0 has 2"),
+        ([["a", "b"], ["c", "d"]], "features.0.0: .* valid number, not 'a'"),
+        ([["1", "2"], ["3", "4"]], "features.0.0: .* valid number, not '1'"),
+        ([[True, False], [0, 1]], "features.0.0: .* valid number, not True"),
+        ([{}, {}], "features.0: .* valid list, not {}"),
+        ([1.0, 2.0], "features.0: .* valid list, not 1.0"),
+        (np.ones(2), "features.0: .* valid list, not 1.0"),
+        (3.0, "features: .* valid list, not 3.0"),
+        (None, "features: .* valid list, not None"),
+        ("ab", "features: .* valid list, not 'ab'"),
+        ([], "features: .* at least 2 items .* not 0"),
+        ([[], []], "features.0: .* at least 1 item .* not 0"),
+        (np.ones((2, 2, 2)), r"features.0.0: .* valid number, not \[1.0, 1.0\]"),
+        ([[1.0, 2.0]], "features: .* at least 2 items .* not 1"),
+        (np.empty((0, 2)), "features: .* at least 2 items .* not 0"),
+        ([[1.0, 2.0], [3.0, math.nan]], "features.1.1: .* finite number, not nan"),
+        (np.array([[1.0, 2.0], [3.0, math.nan]]), "features.1.1: .* finite number, not nan"),
+        ([[-math.inf, 2.0], [3.0, math.nan]], "features.0.0: .* finite number, not -inf"),
+        ([[1.0, 2.0], [None, 4.0]], "features.1.0: .* valid number, not None"),
+        ([[1.0, 2.0], [1e160, 4.0]], r"features.1.0: .* 1e\+160"),  # cannot be squared
+        ([[1.0, -1.7e308], [3.0, 4.0]], r"features.0.1: .* -1\.7e\+308"),
+        (np.zeros((2, 4097)), "features.0: .* at most 4096 items"),
+        (np.array([[1j, 0], [0, 0]]), "features.0.0: .* valid number, not 1j"),
         (np.ones((2, 3)), "features of 3 numbers each: this device's have 2"),
-        pytest.param([[10**400, 0], [0, 0]], "features"),
+        ([[10**400, 0], [0, 0]], "features.0.0: .* number"),
+        pytest.param([[10**5000, 0], [0, 0]], "features.0.0: .* a value of type int", id="digits"),
     ],
 )
 def test_wrong_features_are_refused(agent, features, message):
@@ -392,8 +397,9 @@ def test_wrong_features_are_refused(agent, features, message):
 @pytest.mark.parametrize("count", [0, 2, 4])
 @pytest.mark.parametrize("name", ["keys", "contents"])
 def test_one_key_and_content_for_each_arm(agent, name, count):
+    one = "x" if name == "keys" else {"text": "x"}
     with pytest.raises(DataError, match=f"{count} {name} for 3 arms: one for each, or none"):
-        agent.propose([A, B, C], **{name: ["x"] * count})
+        agent.propose([A, B, C], **{name: [one] * count})
     assert agent.status()["open"] == 0
 
 
@@ -424,10 +430,10 @@ def test_a_proposal_that_failed_fixes_no_dimension(agent):
 )
 def test_another_preference_is_refused(agent, preferred):
     good, other = (agent.propose([A, B]).id for _ in range(2))
-    with pytest.raises(DataError, match="must be first, second or tie") as error:
+    with pytest.raises(DataError, match=r"^preferred: .* 'first', 'second' or 'tie', not") as error:
         agent.record(good, preferred)
-    assert repr(preferred) in str(error.value)
-    with pytest.raises(DataError, match="must be first, second or tie"):
+    assert str(error.value).endswith(f"not {preferred!r}")
+    with pytest.raises(DataError, match=r"^1\.preferred: .* 'first', 'second' or 'tie', not"):
         agent.record_many([(good, "first"), (other, preferred)])
     assert agent.status()["answered"] == 0  # nothing of a list that holds a mistake
 
@@ -443,8 +449,55 @@ def test_each_wrong_answer_has_its_error(agent):
 
 
 def test_a_lone_surrogate_is_no_duel(agent):
-    with pytest.raises(UnknownDuelError):
+    with pytest.raises(DataError, match=r"id: .* unicode string, not '\\ud800'$"):
         agent.record("\ud800", "first")
+
+
+DEEP: list = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+LOOP: dict = {}
+LOOP["text"] = LOOP
+
+
+BAD = {
+    "number": 5, "none": None, "deep": DEEP, "loop": LOOP, "bytes": b"x", "surrogate": "\ud800",
+    "nan": math.nan, "huge": 10**5000, "object": object(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_of_any_kind_get_one_line(agent, name):
+    """No AttributeError, UnicodeEncodeError, RecursionError: an error of ours, on one line."""
+    bad = BAD[name]
+    duel = agent.propose([A, B]).id
+    calls = [
+        lambda: agent.propose(bad),
+        lambda: agent.propose([A, bad]),
+        lambda: agent.propose([["x" if bad == 5 else bad, 1.0], B]),
+        lambda: agent.propose([A, B], keys=[bad, "b"]),
+        lambda: agent.propose([A, B], contents=[bad, {"text": "b"}]),
+        lambda: agent.propose([A, B], contents=[{"text": bad, "image": 3}, {"text": "b"}]),
+        lambda: agent.propose([A, B], contents=[{bad: 1} if isinstance(bad, str) else [bad], {}]),
+        lambda: agent.record(bad, "first"),
+        lambda: agent.record(duel, bad),
+        lambda: agent.record_many(bad),
+        lambda: agent.record_many([bad]),
+        lambda: agent.record_many([(duel, "first"), (bad, "first")]),
+        lambda: PreferenceAgent(agent.store.path, expire_after=bad if bad != 5 else -5),
+        lambda: PreferenceAgent(bad if bad != b"x" else b"\xff"),
+    ]
+    if bad is not None:
+        calls.append(lambda: agent.propose([A, B], keys=bad))
+        calls.append(lambda: agent.propose([A, B], contents=bad))
+    for number, call in enumerate(calls):
+        with pytest.raises(FldbError) as error:
+            call()
+        assert str(error.value).isprintable(), number
+        assert str(error.value).isascii(), number
+        assert len(str(error.value)) < 400, number
+    assert agent.status()["answered"] == 0
+    assert agent.status()["open"] == 1
 
 
 def test_a_path_that_is_no_store_is_refused(tmp_path):

@@ -7,8 +7,10 @@ import base64
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
+import resource
 import signal
 import socket
 import sqlite3
@@ -24,12 +26,14 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from clients import service, store
 from clients.preference_agent import PreferenceAgent
 from clients.store import ConflictingAnswerError, Synchronization
-from fldb_flower.errors import OutputError
+from fldb_flower.errors import FldbError, OutputError
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "a-token-of-the-tests"
@@ -63,6 +67,13 @@ def idle(tmp_path_factory):
     """Give one service to the tests that leave it as it was."""
     with running(tmp_path_factory.mktemp("idle") / "duels.db") as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def idle_agent(tmp_path_factory):
+    with PreferenceAgent(tmp_path_factory.mktemp("agent") / "duels.db") as agent:
+        agent.propose(LINE)
+        yield agent
 
 
 def propose(client, features=LINE, **more: Any) -> dict[str, Any]:
@@ -106,8 +117,7 @@ def test_a_duel_is_proposed_answered_and_on_the_disk(client, path):
     assert duel["expires"] == pytest.approx(time.time() + 7 * 24 * 3600, abs=60)
     assert answer(client, duel["id"], "second").json() == {"number": 1}
     with contextlib.closing(sqlite3.connect(path)) as rows:
-        ((*keys, evidence),) = rows.execute("SELECT first_key, second_key, evidence FROM answers")
-    assert keys == ["tea", "cocoa"]
+        ((evidence,),) = rows.execute("SELECT evidence FROM answers")
     assert np.frombuffer(evidence).tolist() == pytest.approx([-3, 0, 0, np.nan], nan_ok=True)
 
 
@@ -186,12 +196,14 @@ def test_the_next_duel_is_the_oldest_that_a_page_can_show(client, path):
     assert shown["first"] == {"key": None, "text": None, "image": "https://a.example/x.png"}
 
 
-def test_contents_that_another_program_chose_are_shown_as_text(client, path):
-    with PreferenceAgent(path) as other:
-        other.propose(LINE, None, ["plain", None, {"text": 5, "more": []}])
+def test_contents_that_were_stored_unchecked_are_not_shown_as_json(client, path):
+    """Earlier versions stored any JSON value."""
+    with store.DuelStore(path) as other:
+        contents = ["plain", {"text": 5, "more": []}]
+        other.propose(np.ones(2), 0.5, keys=("a", "b"), contents=contents, expire_after=60)
     shown = client.get("/duels/next").json()
-    assert shown["first"]["text"] == "plain"
-    assert json.loads(shown["second"]["text"]) == {"text": 5, "more": []}
+    assert shown["first"] == {"key": "a", "text": "plain", "image": None}
+    assert shown["second"] == {"key": "b", "text": None, "image": None}  # the page shows the key
 
 
 # ---- --arms
@@ -239,7 +251,7 @@ def test_everything_but_page_health_and_description_needs_the_token(path):
     with running(path) as client:
         paths = client.get("/openapi.json").json()["paths"]
         guarded = {(m, p) for p, methods in paths.items() for m in methods} - {("get", "/health")}
-        assert len(guarded) == 5
+        assert len(guarded) == 6
         for method, place in [*guarded, ("get", "/none"), ("get", "/static-offline-docsx")]:
             for header in ("", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x"):
                 reply = client.request(method, place, headers={"Authorization": header})
@@ -381,9 +393,12 @@ BAD_DUELS = {
         "javascript:x",
     ),
     '{"features": [[1, 2], [3, 4]]': (422, "not JSON", "29"),
-    "[" * 10**6: (400, "parsing"),
-    f"[1{'0' * 5000}]": (400, "parsing"),
-    "\xff": (400, "parsing"),
+    '{"features":\n [[1, 2]': (422, "not JSON", "line 2 column 9"),
+    "{'features': 1}": (422, "not JSON", "line 1 column 2"),
+    "[" * 10**6: (400, "the body cannot be read", "nested too deeply"),
+    f"[1{'0' * 5000}]": (400, "the body cannot be read", "more than 4300 digits"),
+    "\xff": (400, "the body cannot be read", "byte 0 is 0xff, which is not UTF-8"),
+    '{"features": "caf\xe9"}': (400, "byte 17 is 0xe9, which is not UTF-8"),
     "": (422, "the body", "required"),
     "[]": (422, "the body"),
 }
@@ -414,8 +429,92 @@ def test_features_of_another_length_are_refused(client):
 
 
 def test_wrong_methods_and_paths_get_one_line(idle):
-    problem(idle.put("/duels"), 405)
-    problem(idle.get("/none"), 404)
+    reply = idle.put("/duels")
+    problem(reply, 405, "PUT is not possible at /duels: use POST")
+    assert reply.headers["allow"] == "POST"
+    problem(idle.get("/none"), 404, "nothing at /none", "/docs")
+    problem(idle.get("/static-offline-docs/none.js"), 404, "nothing at /static-offline-docs/none")
+
+
+def test_a_body_of_another_type_says_which_is_expected(idle):
+    body = b'{"features": [[1, 2], [3, 4]]}'
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        reply = idle.post("/duels", content=body, headers={"Content-Type": kind})
+        problem(reply, 422, f"Content-Type: {kind}", "send JSON, as Content-Type: application/json")
+    problem(idle.post("/duels", content=body), 422, "no Content-Type", "application/json")
+
+
+def test_forgetting_over_http(client, path):
+    for marker in ("first", "open"):
+        contents = [{"text": f"text-{marker}"}] * 3
+        duel = propose(client, keys=["key-a", "key-b", "key-c"], contents=contents)["id"]
+        if marker == "first":
+            answer(client, duel, "second")
+    expected = {"proposals": 1, "forgotten": 1, "may_be_counted": 0, "counted": 0}
+    assert client.delete("/answers").json() == expected
+    data = b"".join(file.read_bytes() for file in path.parent.glob("duels.db*"))
+    assert b"text-" not in data
+    assert b"key-" not in data
+    problem(client.get("/duels/next"), 404)
+    problem(answer(client, duel, "first"), 404, "forgotten")
+    assert recorded(path) == {}
+    assert client.delete("/answers").json() == dict.fromkeys(expected, 0)
+
+
+# ---- Both doors
+
+
+broken = st.sampled_from(["\ud800", "x" * 10_001, "", "ok", 5, None, True, [], {}, [[[[]]]], 1e999])
+images = st.sampled_from(["https://a/b", "data:image/png,x", "javascript:x", "http://a", "/a.png"])
+shown_arms = st.one_of(
+    broken,
+    st.fixed_dictionaries({}, optional={"text": broken, "image": images | broken, "txet": broken}),
+    st.just({"text": "tea"}),
+)
+numbers = st.one_of(
+    st.floats(-5, 5), st.sampled_from([math.nan, math.inf, 1e101, 10**400, 7]), broken
+)
+offers = st.fixed_dictionaries(
+    {
+        "features": st.one_of(
+            st.lists(st.lists(numbers, max_size=3), max_size=3), st.just(LINE), broken
+        )
+    },
+    optional={
+        "keys": st.one_of(st.lists(broken, max_size=3), st.just(["a", "b", "c"]), broken),
+        "contents": st.one_of(st.lists(shown_arms, min_size=2, max_size=3), broken),
+    },
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(offer=offers)
+def test_both_doors_refuse_the_same_values_with_the_same_message(idle, idle_agent, offer):
+    sent = {"Content-Type": "application/json"}
+    reply = idle.post("/duels", content=json.dumps(offer).encode(), headers=sent)
+    with contextlib.suppress(FldbError):
+        idle_agent.propose(**offer)
+        assert reply.status_code == 200, reply.text
+        assert idle.delete("/answers").json()["proposals"] == 1
+        return
+    with pytest.raises(FldbError) as error:
+        idle_agent.propose(**offer)
+    assert problem(reply, 422) == str(error.value)
+
+
+@pytest.mark.parametrize("preferred", ["me", 5, None, [], {}, True, "\ud800"])
+def test_both_doors_refuse_the_same_answers(idle, idle_agent, preferred):
+    sent = {"Content-Type": "application/json"}
+    body = json.dumps({"preferred": preferred}).encode()
+    with pytest.raises(FldbError) as error:
+        idle_agent.record("x", preferred)
+    reply = idle.post("/duels/x/answer", content=body, headers=sent)
+    assert problem(reply, 422) == str(error.value)
+    for bad in ({"id": "x", "preferred": preferred}, {"id": preferred, "preferred": "x"}):
+        body = json.dumps([{"id": "y", "preferred": "tie"}, bad]).encode()
+        with pytest.raises(FldbError) as error:
+            idle_agent.record_many([("y", "tie"), tuple(bad.values())])
+        assert problem(idle.post("/answers", content=body, headers=sent), 422) == str(error.value)
 
 
 def test_a_locked_store_is_said_and_nothing_is_half_recorded(path, monkeypatch):
@@ -690,6 +789,109 @@ def test_a_chunked_body_is_limited_over_a_socket_too(start):
         sent = {"Content-Type": "application/json"}
         problem(client.post("/duels", content=chunks(), headers=sent), 413, "32 MiB")
         assert client.get("/health").status_code == 200
+
+
+# ---- Connections
+
+
+def connect(service: Process, sent: bytes = b"") -> socket.socket:
+    opened = socket.create_connection(("127.0.0.1", service.port), timeout=60)
+    opened.sendall(sent)
+    return opened
+
+
+def ended(opened: socket.socket) -> bytes:
+    """Return what came before the service closed the connection."""
+    received = b""
+    with opened, contextlib.suppress(ConnectionResetError):
+        while part := opened.recv(2**16):
+            received += part
+    return received
+
+
+def head(service: Process, method: str = "POST", length: int = 100) -> bytes:
+    return (
+        f"{method} /duels HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {service.token}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux alone")
+def test_hundreds_of_idle_connections_shut_nobody_out(start):
+    """Not even where a process may have only 256 files open, as on macOS."""
+    service = start()
+    resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (256, 256))
+    with contextlib.ExitStack() as idle:
+        for number in range(300):
+            idle.enter_context(connect(service, b"GET / HT" if number % 2 else b""))
+        with service.client() as client:
+            assert client.get("/health").status_code == 200
+            assert client.get("/status").json()["answered"] == 0
+    status, said = service.stop()
+    assert status == 0
+    assert said.count("\n") == 1
+    assert "more than 100 connections: idle ones are closed, the longest idle first" in said
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_request_that_does_not_arrive_is_given_up(start, sent, again):
+    """On a new connection, and on one that had a reply before."""
+    service = start("--request-seconds", "0.5")
+    whole = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    opened = connect(service, whole if again else b"")
+    if again:
+        assert opened.recv(2**16).startswith(b"HTTP/1.1 200")
+    opened.sendall(sent)
+    assert ended(opened) in {b"", b'{"status":"ok"}'}
+    _, said = service.stop()
+    assert ("head did not arrive within 0.5 s" in said) == bool(sent)
+
+
+@pytest.mark.parametrize("trickle", [False, True])
+def test_a_body_that_does_not_arrive_is_refused(start, trickle):
+    service = start("--request-seconds", "0.5")
+    opened = connect(service, head(service) + b"{")
+    if trickle:
+        with contextlib.suppress(OSError):
+            for _ in range(40):
+                opened.sendall(b" ")
+                time.sleep(0.05)
+    received = ended(opened) if not trickle else b""
+    if not trickle:
+        top, _, body = received.partition(b"\r\n\r\n")
+        assert top.startswith(b"HTTP/1.1 408")
+        assert b"connection: close" in top.lower()
+        assert json.loads(body) == {"detail": "the body did not arrive within 0.5 s"}
+    opened.close()
+    with service.client() as client:
+        assert client.get("/health").status_code == 200
+    _, said = service.stop()
+    assert said.count("POST /duels: the body did not arrive within 0.5 s") == 1
+    assert "Traceback" not in said
+
+
+def test_where_all_connections_are_busy_a_new_one_is_refused(start):
+    service = start("--max-connections", "2", "--request-seconds", "2")
+    busy = [connect(service, head(service)) for _ in range(2)]
+    time.sleep(0.3)
+    with service.client() as client:
+        assert client.get("/health").status_code == 503
+    assert all(ended(opened).startswith(b"HTTP/1.1 408") for opened in busy)
+    with service.client() as client:
+        assert client.get("/health").status_code == 200
+
+
+def test_a_refusal_does_not_wait_for_the_body(start):
+    """Who has no token holds no connection: the reply comes at once, and the body is not read."""
+    service = start("--max-connections", "1", "--request-seconds", "30")
+    service.token, token = "wrong" * 10, service.token
+    opened = connect(service, head(service))
+    assert opened.recv(2**16).startswith(b"HTTP/1.1 401")
+    service.token = token
+    with service.client() as client:
+        assert client.get("/status").status_code == 200
+    ended(opened)
 
 
 def test_a_remote_service_warns(start):

@@ -1,0 +1,381 @@
+"""What is deleted is in no file of the store, and what is forgotten is counted at most once."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from clients.device import DeviceAgent, Limits
+from clients.preference_agent import PreferenceAgent
+from clients.store import DuelStore, UnknownDuelError
+from fldb_flower.devices import DeviceAnswer
+from fldb_flower.errors import DataError, FldbError
+from fldb_flower.federation import Broadcast, Play
+from fldb_flower.messages import decode_statistics, encode_broadcast
+from fldb_flower.settings import from_flat
+
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+ARMS = [[0.0, 0.5], [1.0, 0.25]]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "duels.db"
+
+
+def propose(agent, marker, features=ARMS):
+    """Propose a duel whose key and text, and the texts' lengths, are its own."""
+    keys = [f"key-{marker}-{side}" for side in "ab"]
+    contents = [{"text": f"text-{marker}-{side} " * (1 + len(marker) % 7)} for side in "ab"]
+    return agent.propose(features, keys, contents).id
+
+
+def found(path, *markers):
+    """Return those of the markers that are in a file of the store."""
+    data = b"".join(file.read_bytes() for file in sorted(path.parent.glob(f"{path.name}*")))
+    return [marker for marker in markers if marker.encode() in data]
+
+
+def difference(value):
+    """Return what the file holds of features that differ by this number."""
+    return np.float64(value).tobytes()
+
+
+def test_an_answered_duel_is_in_no_file_while_the_store_is_open(path):
+    with PreferenceAgent(path) as agent, PreferenceAgent(path) as other:
+        duel = propose(agent, "one")
+        assert found(path, "text-one", "key-one") == ["text-one", "key-one"]
+        assert other.status()["open"] == 1
+        agent.record(duel, "first")
+        assert (path.with_name("duels.db-wal")).exists()  # nothing was closed
+        assert found(path, "text-one", "key-one") == []
+
+
+def test_no_remains_of_many_duels_of_all_lengths(path):
+    """Rows move between pages when others are deleted: they leave nothing behind there either."""
+    rng, kept = np.random.default_rng(1), {}
+    with PreferenceAgent(path) as agent:
+        for number in range(200):
+            name = f"{number:04}"
+            text = {"text": f"<{name}>" * int(rng.choice([1, 5, 30, 200, 1500]))}
+            kept[name] = agent.propose(ARMS, [f"[{name}]", "k" * 200], [text, text]).id
+            if len(kept) > 30:
+                gone = list(kept)[rng.integers(len(kept))]
+                agent.record(kept.pop(gone), "tie")
+                assert found(path, f"<{gone}>", f"[{gone}]") == []
+        names = {f"{number:04}" for number in range(200)}
+        assert found(path, *(f"<{name}>" for name in sorted(names - kept.keys()))) == []
+        assert len(found(path, *(f"<{name}>" for name in kept))) == 30
+
+
+def test_expired_and_pruned_duels_are_in_no_file(path):
+    now = [1000.0]
+    with PreferenceAgent(path, expire_after=10, clock=lambda: now[0]) as agent:
+        propose(agent, "expired")
+        now[0] += 11
+        duel = agent.propose([[0.0, 0.0], [1.25e-7, 3.5e-7]]).id
+        assert found(path, "text-expired", "key-expired") == []
+        agent.record(duel, "first")
+        assert -1.25e-7 in evidence(path)
+        device = device_of(agent.store)
+        upload(device, counted=0)
+        acknowledge(device, 1)
+        assert agent.store.prune(-1.0) == 1
+        assert evidence(path) == set()
+        data = b"".join(file.read_bytes() for file in path.parent.glob("duels.db*"))
+        assert difference(-1.25e-7) not in data
+
+
+def test_a_reader_delays_the_erasure_and_does_not_prevent_it(path):
+    with PreferenceAgent(path) as agent, contextlib.closing(sqlite3.connect(path)) as reader:
+        duel = propose(agent, "one")
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM proposals").fetchone()  # and goes on reading
+        assert agent.record(duel, "first") == 1  # is not refused, nor waits for the reader
+        assert found(path, "text-one") == ["text-one"]
+        reader.rollback()
+        deadline = time.monotonic() + 30
+        while found(path, "text-one", "key-one") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert found(path, "text-one", "key-one") == []
+
+
+# The first version's schema, as it was.
+SCHEMA_1 = """
+CREATE TABLE device (id TEXT NOT NULL, dimension INTEGER);
+CREATE TABLE proposals (
+    id TEXT PRIMARY KEY, created REAL NOT NULL, expires REAL NOT NULL, evidence BLOB NOT NULL,
+    first_key TEXT, second_key TEXT, contents TEXT
+);
+CREATE TABLE answers (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, answered REAL NOT NULL,
+    evidence BLOB NOT NULL, first_key TEXT, second_key TEXT
+);
+CREATE TABLE cuts (position INTEGER PRIMARY KEY);
+CREATE TABLE questions (
+    cut INTEGER NOT NULL, point BLOB NOT NULL, PRIMARY KEY (cut, point)
+) WITHOUT ROWID;
+CREATE TABLE synchronized (
+    received REAL NOT NULL, round INTEGER NOT NULL, counted INTEGER NOT NULL,
+    duels INTEGER NOT NULL, theta BLOB NOT NULL, information BLOB NOT NULL, parameters TEXT NOT NULL
+);
+"""
+
+
+def test_a_store_of_schema_1_opens_and_loses_what_it_had_deleted(path):
+    def row(number):
+        return np.array([float(number), -1.0, 1.0, np.nan]).tobytes()
+
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as old:
+        old.execute("PRAGMA journal_mode = WAL")
+        old.execute("PRAGMA secure_delete = OFF")  # as in most builds of SQLite
+        old.executescript(SCHEMA_1)
+        old.execute("INSERT INTO device VALUES (?, 2)", ("ab" * 16,))
+        old.execute("PRAGMA application_id = 1718379618")  # "fldb"
+        old.execute("PRAGMA user_version = 1")
+        insert = "INSERT INTO proposals VALUES (?, 0, 4e9, ?, ?, ?, ?)"
+        for name in ("open", "gone"):
+            shown = f'[{{"text": "text-{name}"}}, {{"text": "{"x" * 5000}"}}]'
+            old.execute(insert, (name, row(0), f"key-{name}", None, shown))
+        for number in range(1, 6):
+            old.execute(
+                "INSERT INTO answers VALUES (?, ?, 0, ?, ?, ?)",
+                (number, f"d{number}", row(number), f"key-answered-{number}", None),
+            )
+        old.execute("DELETE FROM answers WHERE sequence = 5")  # the next number is 6 all the same
+        old.execute("INSERT INTO cuts VALUES (3)")
+        old.execute("DELETE FROM proposals WHERE id = 'gone'")
+        old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert found(path, "text-gone", "key-answered") == ["text-gone", "key-answered"]
+    with DuelStore(path) as store:
+        assert found(path, "text-gone", "key-gone", "key-answered") == []
+        assert found(path, "text-open", "key-open") == ["text-open", "key-open"]
+        assert store.device_id == "ab" * 16
+        assert store.last == 5
+        assert store.evidence(0, 3).differences[:, 0].tolist() == [1.0, 2.0, 3.0]
+        assert store.record([("d4", 1.0), ("open", 0.0)]) == [4, 6]
+    with contextlib.closing(sqlite3.connect(path)) as rows:
+        assert rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+# ---- Forgetting -----------------------------------------------------------------------------
+
+
+def evidence(path):
+    """Return the first difference of each row that the store holds, by SQLite itself."""
+    with contextlib.closing(sqlite3.connect(path)) as rows:
+        table = rows.execute(
+            "SELECT evidence FROM answers UNION ALL SELECT evidence FROM proposals"
+        )
+        return {float(np.frombuffer(row[0])[0]) for row in table}
+
+
+def device_of(store, min_duels=1):
+    settings = from_flat({"dimension": 2, "algorithm": "fldb_ons"}, "a test")
+    return DeviceAgent(store, settings, Limits(min_duels, 10_000))
+
+
+def upload(device, *, counted, upto=-1, point=0.0):
+    """Ask for statistics; return (start, end, W_new's first number, the gradient's)."""
+    broadcast = Broadcast(None, np.array([point, 0.0]), hessian=True)
+    vector, ask = encode_broadcast(broadcast)
+    config = {
+        "ask": list(ask._replace(counted=counted)),
+        "device": device._store.device_id,
+        "upto": upto,
+        "duels": 0,
+    }
+    (sent,), count, numbers = device.fit([vector], config)
+    found = decode_statistics(sent, count, broadcast, device._form)
+    answer = DeviceAnswer.from_numbers(numbers["answer"])
+    assert answer.num_duels == count == answer.end - answer.start
+    return answer.start, answer.end, float(found.information[0, 0]), float(found.gradient[0])
+
+
+def acknowledge(device, counted):
+    """Send an estimate; the acknowledgement rides on it."""
+    broadcast = Broadcast(Play(1, 1, np.zeros(2), np.eye(2)), None)
+    vector, ask = encode_broadcast(broadcast)
+    ask = list(ask._replace(counted=counted))
+    device.fit(
+        [vector], {"ask": ask, "device": device._store.device_id, "upto": -1, "duels": counted}
+    )
+
+
+class Forgetting(RuleBasedStateMachine):
+    """Answers, uploads, lost replies, acknowledgements and forgetting, in any order.
+
+    The model keeps the value of each answer by its number (None: forgotten), and the server what
+    it has counted. Differences are whole numbers, so sums of squares are exact.
+    """
+
+    @initialize(at_least=st.integers(1, 3))
+    def begin(self, at_least):
+        self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
+        self.path = Path(self.folder.name) / "duels.db"
+        self.agent = PreferenceAgent(self.path)
+        self.other = DuelStore(self.path)  # the Flower client's connection
+        self.device, self.at_least = device_of(self.other, at_least), at_least
+        self.values: list[int | None] = []
+        self.open: list[str] = []
+        self.made = self.sent = self.known = 0  # answers, the last cut, the last acknowledgement
+        self.counted, self.total, self.right = 0, 0.0, 0.0
+        self.flight: tuple[int, int, float, float] | None = None
+        self.forgotten_since = False
+
+    def teardown(self):
+        self.agent.close()
+        self.other.close()
+        self.folder.cleanup()
+
+    def sum(self, start, end):
+        return float(sum(v * v for v in self.values[start:end] if v is not None))
+
+    @rule(count=st.integers(1, 4), answered=st.booleans())
+    def answer(self, count, answered):
+        for _ in range(count):
+            self.made += 1
+            duel = self.agent.propose([[0.0, 1.0], [self.made, 1.0]]).id
+            if answered:
+                assert self.agent.record(duel, "tie") == len(self.values) + 1
+                self.values.append(self.made)
+            else:
+                self.open.append(duel)
+
+    @rule(lost=st.booleans())
+    def upload(self, lost):
+        start, end, information, gradient = upload(self.device, counted=self.counted)
+        assert start == self.counted
+        assert end <= len(self.values)
+        assert information == self.sum(start, end)
+        assert gradient == 0.0  # ties at theta = 0
+        real = sum(value is not None for value in self.values[start:end])
+        assert real == 0 or real >= self.at_least  # few are never alone among forgotten ones
+        if len(self.values) - self.sent >= self.at_least:
+            assert end == len(self.values)
+        self.sent = max(self.sent, end)
+        self.flight = None if lost else (start, end, information, gradient)
+        self.forgotten_since = False
+
+    @rule()
+    def ask_again(self):
+        """Ask at another point in the same round: the same duels, or none."""
+        if self.flight is None:
+            return
+        start, end, information, _ = self.flight
+        if self.forgotten_since and end > start:
+            with pytest.raises(DataError, match="forgotten"):
+                upload(self.device, counted=start, upto=end, point=1.0)
+            self.flight = None  # the round begins again
+        else:
+            assert upload(self.device, counted=start, upto=end, point=1.0)[2] == information
+
+    @rule()
+    def count(self):
+        """Let the server count what is in flight; the device learns of it later."""
+        if self.flight is not None:
+            _, self.counted, information, _ = self.flight
+            self.total += information
+            self.flight = None
+
+    @rule()
+    def acknowledge(self):
+        acknowledge(self.device, self.counted)
+        self.known = self.counted
+
+    @rule()
+    def forget(self):
+        uncertain = sum(value is not None for value in self.values[self.known : self.sent])
+        unsent = len(self.values) - self.sent
+        result = self.agent.forget()
+        assert (result.proposals, result.forgotten) == (len(self.open), unsent + uncertain)
+        assert (result.may_be_counted, result.counted) == (uncertain, self.known)
+        self.values[:] = [None] * self.sent
+        assert evidence(self.path) <= {0.0}
+        for duel in self.open:
+            with pytest.raises(UnknownDuelError, match="forgotten"):
+                self.agent.record(duel, "first")
+        self.open.clear()
+        self.forgotten_since = True
+        status = self.agent.status()
+        assert (status["open"], status["answered"]) == (0, self.sent)
+
+    @rule()
+    def drain(self):
+        """Count all there is: the server then has each answer once, but for the forgotten ones."""
+        for _ in range(self.at_least):
+            self.answer(1, True)
+        before, start = self.total, self.counted
+        self.upload(False)
+        self.count()
+        self.acknowledge()
+        assert self.counted == len(self.values)
+        assert self.total - before == self.sum(start, self.counted)
+
+
+Forgetting.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, derandomize=True
+)
+TestForgetting = Forgetting.TestCase
+
+
+def test_forgotten_answers_leave_no_trace_in_any_file(path):
+    with PreferenceAgent(path) as agent, DuelStore(path) as other:
+        device = device_of(other)
+        values = [0.123456789 + number for number in range(8)]
+        for number, value in enumerate(values):
+            duel = propose(agent, f"n{number}", [[0.0, 0.5], [value, 0.25]])
+            if number < 7:
+                agent.record(duel, "first")
+            if number == 1:
+                upload(device, counted=0)
+                acknowledge(device, 2)
+            if number == 4:
+                upload(device, counted=2)
+        result = agent.forget()
+        # 1 and 2 counted; 3, 4 and 5 in an upload; 6 and 7 in none; the last one not answered
+        assert (result.proposals, result.forgotten, result.may_be_counted, result.counted) == (
+            1, 5, 3, 2,
+        )  # fmt: skip
+        assert found(path, "text-", "key-") == []
+        data = b"".join(file.read_bytes() for file in path.parent.glob("duels.db*"))
+        assert not any(difference(s * v) in data for v in values for s in (1, -1))
+        again = agent.forget()
+        assert (again.proposals, again.forgotten, again.may_be_counted, again.counted) == (
+            0, 0, 0, 2,
+        )  # fmt: skip
+        assert agent.record(agent.propose(ARMS).id, "tie") == 6  # 6 and 7 were never sent
+
+
+def test_forgetting_a_store_without_duels(path):
+    with PreferenceAgent(path) as agent:
+        result = agent.forget()
+        assert (result.proposals, result.forgotten, result.may_be_counted, result.counted) == (
+            0, 0, 0, 0,
+        )  # fmt: skip
+        assert agent.record(agent.propose(ARMS).id, "tie") == 1
+
+
+def test_a_forgotten_upload_is_plausible_and_teaches_nothing(path):
+    """What stays in place of an answer: numbers counted, all sums 0, nothing predicted."""
+    with PreferenceAgent(path) as agent, DuelStore(path) as other:
+        device = device_of(other)
+        agent.record(agent.propose(ARMS).id, "first")
+        start, end, information, _ = upload(device, counted=0)
+        assert (start, end) == (0, 1)
+        assert information > 0
+        agent.forget()
+        with pytest.raises(FldbError, match="round has to begin again"):
+            upload(device, counted=0, upto=1, point=2.0)
+        assert upload(device, counted=0, point=2.0) == (0, 1, 0.0, 0.0)
+        assert upload(device, counted=0, upto=1, point=3.0) == (0, 1, 0.0, 0.0)
+        assert upload(device, counted=1, point=3.0) == (1, 1, 0.0, 0.0)
