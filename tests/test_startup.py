@@ -101,11 +101,14 @@ def wait_until(it_is, process):
         time.sleep(0.01)
 
 
+# One round takes minutes, and its arrays a GB or so.
+LONG_ROUNDS = ("num_agents=500", "num_arms=2000", "horizon=50000", "tau=25000")
+
+
 def test_a_second_signal_ends_a_run_at_once_and_names_what_is_kept(start, tmp_path):
-    """The first waits for the end of a round; these rounds take minutes."""
+    """The first one waits for the end of a round."""
     folder = tmp_path / "run"
-    long = ["num_agents=20000", "num_arms=200", "horizon=2000000", "tau=500000"]
-    process = start("simulations.run", *long, f"hydra.run.dir={folder}")
+    process = start("simulations.run", *LONG_ROUNDS, f"hydra.run.dir={folder}")
     wait_until((folder / "config.yaml").exists, process)
     process.send_signal(signal.SIGINT)
     wait_until((folder / "stop").exists, process)
@@ -115,8 +118,7 @@ def test_a_second_signal_ends_a_run_at_once_and_names_what_is_kept(start, tmp_pa
 
 
 def test_a_second_signal_ends_a_sweep_at_once_with_one_line(start, tmp_path):
-    long = ["num_agents=20000", "num_arms=200", "horizon=2000000", "tau=500000"]
-    process = start("simulations.run", "-m", "seed=1,2", *long, "hydra.sweep.dir=DIR/sweep")
+    process = start("simulations.run", "-m", "seed=1,2", *LONG_ROUNDS, "hydra.sweep.dir=DIR/sweep")
     for file in ("config.yaml", "stop"):  # the first signal asks the run to stop
         wait_until(lambda: list((tmp_path / "sweep").glob(f"*/{file}")), process)  # noqa: B023
         process.send_signal(signal.SIGINT)
