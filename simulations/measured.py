@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from threadpoolctl import threadpool_limits
 
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.files import replace_file
@@ -138,13 +139,14 @@ def measured(name: str, curve: Sequence[float], counts: Mapping[str, int]) -> fl
 
 
 def simulate(settings: Settings) -> Result:
-    """Run once; return the regret after each iteration, and the counts."""
+    """Run once on one processor; return the regret after each iteration, and the counts."""
     if settings.engine.name == "inprocess":
         return _simulate_in_process(settings)
     from simulations.engines import vectorized  # noqa: PLC0415 - in the worker process
 
     history = History(settings.horizon)
-    vectorized.run(settings, history)
+    with threadpool_limits(1, user_api="blas"):  # each processor has a run of its own
+        vectorized.run(settings, history)
     counts = {name: int(getattr(history, name)) for name in COUNTS}
     return history.cumulative_regret.tolist(), counts
 
