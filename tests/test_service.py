@@ -749,7 +749,7 @@ def test_sigterm_waits_for_a_commit_under_way(path, start):
 
 
 def test_many_connections_at_once(path, start):
-    """The machine of the tests may be slow: 250 a second here, 1,900 on two idle cores."""
+    """At least 250 answers a second, of the best of three tries: the machine may be busy."""
     service = start()
     head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {service.token}\r\n"
     body = '{"preferred":"tie"}'
