@@ -744,12 +744,12 @@ def test_sigterm_waits_for_a_commit_under_way(path, start):
             assert service.process.poll() is None
             other.execute("ROLLBACK")
             assert late.result().json() == {"number": 1}
-    assert service.process.wait(60) == 0
+    assert service.process.wait(60) == 128 + signal.SIGTERM
     assert recorded(path) == {duel: (1, 0.5)}
 
 
 def test_many_connections_at_once(path, start):
-    """The machine of the tests may be slow: 250 a second here, 1,900 on two idle cores."""
+    """At least 250 answers a second, of the best of three tries: the machine may be busy."""
     service = start()
     head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {service.token}\r\n"
     body = '{"preferred":"tie"}'
@@ -827,10 +827,10 @@ def test_hundreds_of_idle_connections_shut_nobody_out(start):
         with service.client() as client:
             assert client.get("/health").status_code == 200
             assert client.get("/status").json()["answered"] == 0
-    status, said = service.stop()
-    assert status == 0
-    assert said.count("\n") == 1
-    assert "more than 100 connections: idle ones are closed, the longest idle first" in said
+    _, said = service.stop()
+    line, stopped = said.splitlines()
+    assert stopped == "stopped"
+    assert "more than 100 connections: idle ones are closed, the longest idle first" in line
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
@@ -909,7 +909,7 @@ def test_the_command_s_options_reach_the_service(path, tmp_path, start):
     with service.client() as client:
         shown = client.get("/duels/next").json()
     assert shown["expires"] == pytest.approx(time.time() + 60, abs=10)
-    assert service.stop() == (0, "")
+    assert service.stop() == (128 + signal.SIGTERM, "stopped\n")
 
 
 # ---- Starting
