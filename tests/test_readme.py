@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from test_flower import flwr  # noqa: F401 - a fixture
@@ -50,8 +51,11 @@ def test_the_stop_command_names_the_port_that_flower_uses():
 
 @pytest.mark.parametrize("command", PYTHON)
 def test_python_commands(command, tmp_path, ratings):
-    arguments = shlex.split(command.replace("/data/ml-100k.zip", str(ratings())))[1:]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    path = ratings()
+    with zipfile.ZipFile(tmp_path / "ml (1).zip", "w") as archive:
+        archive.write(path, "u.data")
+    arguments = shlex.split(command.replace("/data/ml-100k.zip", str(path)))[1:]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
     if arguments[1] == "simulations.run":
         arguments.append(SHORT)
     elif arguments[1] == "simulations.report":
