@@ -444,7 +444,7 @@ class DuelStore:
             return self._begin_upload(int(found))
 
     def _begin_upload(self, cut: int) -> int:
-        """Return the cut; whoever asks for the answers up to it from now on gets the same ones."""
+        """Return the cut; each later request for the answers up to it returns the same ones."""
         self._connection.execute("UPDATE cuts SET forgotten = 0 WHERE position = ?", (cut,))
         return cut
 
