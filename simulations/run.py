@@ -114,7 +114,8 @@ def _stopping_on_signals(directory: Path) -> Iterator[None]:
     came: list[int] = []
 
     def at_once() -> str:
-        return one_line(f"stopped at once: {_kept(directory)}")
+        kept = f"stopped at once: {_kept(directory)}"
+        return _INTERRUPTED_SWEEP if _is_sweep() else one_line(kept)
 
     def stop(number: int, _frame: FrameType | None) -> None:
         came.append(number)
