@@ -39,6 +39,8 @@ MAX_DIMENSION = 4096  # W is (d, d): 128 MiB then
 
 LEAST, MOST = 1e-100, 1e100  # of real numbers: products and squares of two of them are finite
 WHOLE = 2**63 - 1  # the largest whole number that Flower's run config can hold
+MOST_SIGMA = 1e6  # regret summed over ten million agents fits in an upload then
+_LONGEST = 500  # characters of a value in an error message
 SECONDS = 1e9  # 30 years: an operating system's waits end not far beyond
 
 EMBEDDING_DIMENSIONS = 384  # of sentences
@@ -122,7 +124,7 @@ class EnvironmentSettings(_Checked):
         "Heterogeneity (synthetic; sentences, rescaled): theta_i = theta + N(0, sigma^2 I) for"
         " agent i.",
         minimum=0,
-        maximum=MOST,
+        maximum=MOST_SIGMA,
     )
     path: str = setting(
         "",
@@ -525,7 +527,8 @@ def _is_finite(value: object) -> bool:
 def _shown(value: object) -> str:
     """Return what a value is, on one line, whatever it is."""
     try:
-        return one_line(repr(value))
+        text = one_line(repr(value))
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
     except Exception:  # a repr that fails, as that of a whole number of 5,000 digits
         return f"<{type(value).__name__}>"
 

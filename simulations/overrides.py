@@ -162,6 +162,18 @@ def _resolved(value: Any) -> Any:
     return OmegaConf.create({"value": value}).value
 
 
+def _check_experiments(names: Sequence[Any]) -> None:
+    """Refuse several experiments in one sweep where one of them has curves and seeds of its own."""
+    for name in names:
+        file = CONF / "experiment" / f"{name}.yaml"
+        if file.is_file() and "sweeper" in file.read_text(encoding="utf-8"):
+            raise SettingsError(
+                f"experiment={','.join(map(str, names))} {_HERE}: {name} sweeps curves and seeds of"
+                f" its own, so it must be the only one: -m experiment={name}; or draw figures with"
+                f" python -m simulations.figures {' '.join(map(str, names))}"
+            )
+
+
 def _check(override: Override, groups: Sequence[str], choices: Choices) -> None:
     key = override.key_or_group
     swept = override.is_sweep_override()
@@ -170,6 +182,8 @@ def _check(override: Override, groups: Sequence[str], choices: Choices) -> None:
         text = override.input_line
         raise SettingsError(f"{text} {_HERE}: an empty sweep has no job to run")
     changes = override.is_delete() or (override.is_add() and key not in groups)
+    if key == "experiment" and len(values) > 1:
+        _check_experiments(values)
     if key.startswith("hydra."):
         return
     if key in groups or key.startswith("hydra/"):

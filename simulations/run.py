@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 import hydra
+import yaml  # type: ignore[import-untyped, unused-ignore]
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -73,6 +74,7 @@ def run(settings: Settings, directory: Path) -> None:
             say=_LOG.info,
         )
     else:
+        logging.getLogger("alembic").setLevel(logging.WARNING)  # Flower's database, at INFO
         from simulations.engines import flower, inprocess  # noqa: PLC0415 - imports Flower
 
         module = inprocess if engine == "inprocess" else flower
@@ -234,7 +236,7 @@ def main() -> None:
                 sys.exit(1)
         except FldbError as error:
             sys.exit(f"error: {one_line(error)}")
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
             sys.exit("error: " + " ".join(str(error).split()))
         except OSError as error:  # Hydra creates the run's directory
             sys.exit(f"error: cannot write to {error.filename}: {error.strerror}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,27 +48,38 @@ class SummariseSweep(Callback):
         report(runs, jobs_without_result, folder)
 
 
-def report(runs: Sequence[Run], failed: Sequence[str], folder: Path) -> None:
+def report(
+    runs: Sequence[Run], failed: Sequence[str], folder: Path, swept: Collection[str] = ()
+) -> None:
     """Write and print the tables of a sweep, and name the jobs without a result.
+
+    The tables have a column for each swept setting, also where one value alone has a result.
 
     Tables of an earlier sweep are removed.
     """
     for name in (TABLE, CURVES, PICTURE):
         (folder / name).unlink(missing_ok=True)
     if runs:
-        summarise(runs, folder)
-        print(statistics_text(runs))
-        print(f"results of {len(runs)} jobs: {TABLE}, {CURVES} and {PICTURE} in {folder}")
+        summarise(runs, folder, swept)
+        print(statistics_text(runs, swept))
+        files = [name for name in (TABLE, CURVES, PICTURE) if (folder / name).exists()]
+        print(f"results of {len(runs)} jobs: {', '.join(files)} in {folder}")
     for line in failed:
         print(f"error: job {line}", file=sys.stderr)
 
 
-def summarise(runs: Sequence[Run], folder: Path) -> None:
+def summarise(runs: Sequence[Run], folder: Path, swept: Collection[str] = ()) -> None:
     """Write ``sweep.csv``, ``curves.csv`` and ``sweep.png`` of some runs into a folder."""
-    keys = varying(runs)
+    keys = _columns(runs, swept)
     table(runs, keys, folder).to_csv(folder / TABLE, index=False, lineterminator="\n")
     curves(runs, keys).to_csv(folder / CURVES, index=False, lineterminator="\n")
     picture(runs, keys, folder / PICTURE)
+
+
+def _columns(runs: Sequence[Run], swept: Collection[str]) -> list[str]:
+    """Return the settings that were swept or differ, in the order of ``config.yaml``."""
+    chosen = {*varying(runs), *swept}
+    return [key for key in dict.fromkeys(k for run in runs for k in run.settings) if key in chosen]
 
 
 def table(runs: Sequence[Run], keys: Sequence[str], folder: Path) -> pd.DataFrame:
@@ -83,12 +94,12 @@ def table(runs: Sequence[Run], keys: Sequence[str], folder: Path) -> pd.DataFram
     )
 
 
-def statistics(runs: Sequence[Run]) -> pd.DataFrame:
+def statistics(runs: Sequence[Run], swept: Collection[str] = ()) -> pd.DataFrame:
     """One row a configuration: what varied but the seed, and the final regret over its seeds.
 
     The standard error is that of the mean, ``deviation / sqrt(seeds)``; NaN for a single seed.
     """
-    keys = [key for key in varying(runs) if key != "seed"]
+    keys = [key for key in _columns(runs, swept) if key != "seed"]
     rows = []
     for group in group_by_seed(runs):
         final = pd.Series([run.summary["final_regret"] for run in group], dtype=float)
@@ -98,9 +109,9 @@ def statistics(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def statistics_text(runs: Sequence[Run]) -> str:
+def statistics_text(runs: Sequence[Run], swept: Collection[str] = ()) -> str:
     """Return :func:`statistics` as aligned text, the first 60 rows of a long table."""
-    table = statistics(runs)
+    table = statistics(runs, swept)
     text = table.head(_MOST_ROWS).to_string(
         index=False, na_rep="-", float_format=lambda value: f"{value:.6g}"
     )

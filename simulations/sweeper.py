@@ -37,7 +37,7 @@ from fldb_flower.results import (
     request_stop,
     stop_requested,
 )
-from fldb_flower.settings import Settings, from_nested
+from fldb_flower.settings import Settings, from_nested, hydra_entries
 from simulations.composition import CachingLoader
 from simulations.jobs import ERROR, SOURCE, describe_exception, failure
 from simulations.progress import Progress
@@ -100,6 +100,7 @@ class GridSweeper(Sweeper):
             hydra_context=context, task_function=task_function, config=config
         )
         self._loader = loader
+        self._swept: set[str] = set()  # settings, by their dotted names
         self._folder = Path(str(config.hydra.sweep.dir))
 
     def sweep(self, arguments: list[str]) -> None:
@@ -135,6 +136,9 @@ class GridSweeper(Sweeper):
         # Hydra executes its plugins' modules again when it looks for plugins: no class is imported.
         grids = basic_sweeper.BasicSweeper.split_arguments(parsed, None)[0]
         swept = {each.get_key_element(): each.is_sweep_override() for each in parsed}
+        known = {entry.dotted for entry in hydra_entries()}
+        keys = [key for key, is_swept in swept.items() if is_swept]
+        self._swept = known.intersection([*keys, *(f"{key}.name" for key in keys)])
         quiet = () if "plot" in swept else ("plot=false",)
         jobs: dict[str, Job] = {}
         refused: dict[str, str] = {}
@@ -150,6 +154,12 @@ class GridSweeper(Sweeper):
             key = identity(settings)
             if key not in jobs:
                 folder = _folder(config, number, varied or grid, key)
+                for other in jobs.values():
+                    if other.folder == folder:
+                        raise SettingsError(
+                            f"hydra.sweep.subdir={folder.name}: jobs {other.name!r} and {name!r}"
+                            " would share this folder; without it, each job has its own"
+                        )
                 subdir = str(folder.relative_to(str(config.hydra.sweep.dir)))
                 place = f"hydra.sweep.subdir={quoted(subdir)}"
                 jobs[key] = Job(name, (*overrides, place), settings, key, folder)
@@ -232,7 +242,7 @@ class GridSweeper(Sweeper):
                 why = "a run of other settings" if isinstance(run, Run) else run.reason
                 why = failure(job.folder) or _reason(job.folder, why, trouble)
                 failed.append(f"{job.name}: {why}")
-        report(runs, failed, folder)
+        report(runs, failed, folder, self._swept)
         if trouble:
             print(f"error: the launcher failed: {trouble}", file=sys.stderr)
         if failed or trouble:

@@ -306,9 +306,13 @@ def test_a_run_that_diverges_names_the_setting(tmp_path, engine, values, words):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sigma_that_is_large_and_allowed(tmp_path):
-    run(chosen(environment__sigma=1e100), tmp_path)
-    assert finite_results(tmp_path)["final_regret"] > 1e98
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_the_largest_sigma_runs_on_every_engine(tmp_path, engine):
+    """One node more or less, and one engine or another, do not decide whether a run is valid."""
+    (sigma,) = (each for each in hydra_entries() if each.dotted == "environment.sigma")
+    largest = sigma.metadata["maximum"]
+    run(chosen(environment__sigma=largest, engine__name=engine), tmp_path)
+    assert finite_results(tmp_path)["final_regret"] > largest
 
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons"])

@@ -14,7 +14,7 @@ from test_run import ROOT, call
 
 from fldb_flower.environments.movielens import MovieLens
 from fldb_flower.errors import DataError, SettingsError
-from fldb_flower.settings import from_nested
+from fldb_flower.settings import Settings, from_nested
 from simulations.overrides import check_overrides
 from simulations.run import help_text
 
@@ -200,3 +200,19 @@ def test_the_examples_of_help_are_accepted(mine):
         ).stdout.splitlines()  # fmt: skip
         overrides = [word for word in printed[3:] if "=" in word]
         check_overrides(overrides, config_dir=str(mine), sweep="-m" in printed)
+
+
+def test_a_file_of_the_users_that_is_not_yaml_is_one_line(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "broken.yaml").write_text("# @package _global_\ntau: [\n")
+    done = call("--config-dir", str(tmp_path), "experiment=broken")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "broken.yaml" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_long_value_is_cut_in_a_message():
+    with pytest.raises(SettingsError) as error:
+        Settings(tau="a" * 100_000)
+    assert len(str(error.value)) < 700

@@ -217,7 +217,7 @@ LIMITS = {
     "max_message_mb": ([0, 1.1e6], [0.1], "above 0 and at most 1e+06"),
     "tau": ([0, -1, 2**63], [1, 10**9], f"at least 1 and {WHOLE_TEXT}"),
     "seed": ([-1, 2**63], [0, 2**40], f"at least 0 and {WHOLE_TEXT}"),
-    "environment.sigma": ([-0.1, -1, 1e306], [0, 0.5, 1e100], "at least 0 and at most 1e+100"),
+    "environment.sigma": ([-0.1, -1, 1e7, 1e306], [0, 0.5, 1e6], "at least 0 and at most 1e+06"),
     "schedule.ratio": ([1, 1.0, 0.5, -2, 1e101], [1.0001, 2], "above 1 and at most 1e+100"),
     "devices.rounds": ([-1, 2**63], [0, 1], f"at least 0 and {WHOLE_TEXT}"),
     "devices.round_seconds": ([-0.1, 1.1e9], [0, 60], "at least 0 and at most 1e+09"),

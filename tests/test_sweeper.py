@@ -243,6 +243,33 @@ def test_a_chosen_folder_with_another_run_is_a_failure_and_no_row(tmp_path):
     assert pd.read_csv(tmp_path / "sweep.csv").job.to_list() == ["job-0"]
 
 
+def test_jobs_that_would_share_a_folder_are_refused_before_any_runs(tmp_path):
+    done = call("-m", "tau=1,2", "hydra.sweep.subdir=x", f"hydra.sweep.dir={tmp_path}")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: hydra.sweep.subdir=x: jobs 'tau=1' and 'tau=2' would share this folder; without it,"
+        " each job has its own\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_swept_setting_keeps_its_column_when_one_value_alone_has_a_result(tmp_path):
+    done = call("-m", "num_arms=1,2", "num_agents=4", "horizon=5", f"hydra.sweep.dir={tmp_path}")
+    assert done.returncode == 1
+    assert pd.read_csv(tmp_path / "sweep.csv").num_arms.to_list() == [2]
+    assert set(pd.read_csv(tmp_path / "curves.csv").num_arms) == {2}
+    assert "num_arms" in done.stdout
+
+
+def test_several_figures_in_one_sweep_are_refused(tmp_path):
+    """Only the last one's curves and seeds would be swept."""
+    done = call("-m", "experiment=fig1a,fig1b", "horizon=5", f"hydra.sweep.dir={tmp_path}")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: experiment=fig1a,fig1b (from the command line): fig1a ")
+    assert "python -m simulations.figures fig1a fig1b" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_without_resume_existing_jobs_are_refused_and_untouched(tmp_path):
     sweep = ("-m", "tau=1,2", "num_agents=4", "horizon=30", f"hydra.sweep.dir={tmp_path}")
     assert call(*sweep).returncode == 0
