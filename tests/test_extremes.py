@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from fldb_flower import memory
 from fldb_flower.agents import AgentGroup
+from fldb_flower.algorithms import FLDBONS
 from fldb_flower.environments import make_environment
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
@@ -27,7 +28,7 @@ from fldb_flower.federation import Broadcast, Play
 from fldb_flower.history import History
 from fldb_flower.memory import size_text
 from fldb_flower.results import RunDirectory
-from fldb_flower.schedules import geometric, periodic
+from fldb_flower.schedules import Round, geometric, periodic
 from fldb_flower.settings import Entry, Settings, from_nested, hydra_entries
 from fldb_flower.streams import AgentStreams
 from simulations.engines import vectorized
@@ -466,3 +467,19 @@ def test_other_arguments_are_checked_in_python_too(build, words):
         build()
     assert words in str(error.value)
     assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("wrong", [math.inf, math.nan])
+def test_a_state_that_is_not_finite_is_an_error_and_taken_back(wrong):
+    """The step itself may overflow in the last round, when no exchange follows that checks it."""
+
+    class Diverging(FLDBONS):
+        def learn(self, federation, turn):
+            self.curvature = np.full_like(self.curvature, wrong)
+
+    algorithm = Diverging(chosen(horizon=4))
+    before = algorithm.state()
+    with pytest.raises(ConvergenceError, match=r"^iteration 1: curvature is not finite: ons_ridge"):
+        algorithm.round(None, Round(1, 1, 1))
+    for name, array in algorithm.state().items():
+        np.testing.assert_array_equal(array, before[name])
