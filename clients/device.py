@@ -14,17 +14,17 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 
 from clients.store import SELECTION_SETTINGS, DuelStore, Synchronization
-from fldb_flower.devices import DeviceAnswer
 from fldb_flower.errors import DataError, SettingsError
-from fldb_flower.federation import Broadcast, Play, Upload, statistics
-from fldb_flower.forms import Vector, make_form
-from fldb_flower.messages import (
+from fldb_flower.federation.exchange import Broadcast, Play, Upload, statistics
+from fldb_flower.linalg.forms import Vector, make_form
+from fldb_flower.settings import Settings, from_flat
+from fldb_flower.wire.codec import (
     Ask,
     decode_broadcast,
     encode_statistics,
 )
-from fldb_flower.records import pack_vector, unpack_vector
-from fldb_flower.settings import Settings, from_flat
+from fldb_flower.wire.devices import DeviceAnswer
+from fldb_flower.wire.records import pack_vector, unpack_vector
 
 MIN_DUELS_PER_FEATURE = 3
 """An upload covers at least 3 d answers, unless the device's owner says otherwise.
@@ -99,15 +99,15 @@ class DeviceAgent(NumPyClient):
         Parameters
         ----------
         parameters : list of one ndarray
-            The broadcast's vector; see :mod:`fldb_flower.messages`.
+            The broadcast's vector; see :mod:`fldb_flower.wire.codec`.
         config : dict
-            ``ask``, and ``device``, ``upto`` and ``duels``: see :mod:`fldb_flower.devices`.
+            ``ask``, and ``device``, ``upto`` and ``duels``: see :mod:`fldb_flower.wire.devices`.
 
         Returns
         -------
         tuple
             The upload's vector in a list, the number of duels, and ``answer``, the numbers of
-            a :class:`~fldb_flower.devices.DeviceAnswer`.
+            a :class:`~fldb_flower.wire.devices.DeviceAnswer`.
         """
         ask = Ask(*config["ask"])
         broadcast = decode_broadcast(parameters[0], ask, self._form)

@@ -15,12 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from clients.models import check_answer, check_answers, check_arms, shortened
 from clients.store import SELECTION_SETTINGS, DuelStore, Forgotten
-from fldb_flower import preference, theory
+from fldb_flower.bandit import preference, theory
+from fldb_flower.bandit.selection import RULES, norms, rewards
+from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.errors import DataError, FldbError
-from fldb_flower.forms import Vector, make_form
-from fldb_flower.selection import RULES, norms, rewards
+from fldb_flower.linalg.forms import Vector, make_form
 from fldb_flower.settings import Settings
-from fldb_flower.streams import AgentStreams
 
 PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 """What :meth:`PreferenceAgent.record` takes, and the y of the duel."""

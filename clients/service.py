@@ -13,7 +13,7 @@ from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes long to import
     try:
-        from fldb_flower import startup
+        from fldb_flower.system import startup
     except ImportError as error:
         raise SystemExit(f"error: {error}: another module has this project's name") from None
     startup.begin()
@@ -55,7 +55,6 @@ from clients.connections import Limits
 from clients.models import MAX_KEY, Answer, Content, Image, Model, NamedAnswer, Text, first_error
 from clients.preference_agent import EXPIRE_AFTER, MOST_SECONDS, Duel, PreferenceAgent
 from clients.store import ConflictingAnswerError, DuelExpiredError, Proposal, UnknownDuelError
-from fldb_flower.commands import Parser, bounded
 from fldb_flower.errors import (
     DataError,
     FldbError,
@@ -64,8 +63,9 @@ from fldb_flower.errors import (
     extra_missing,
     one_line,
 )
-from fldb_flower.pages import digest
-from fldb_flower.signals import interruptible
+from fldb_flower.system.commands import Parser, bounded
+from fldb_flower.system.pages import digest
+from fldb_flower.system.signals import interruptible
 
 PORT = 8377
 MAX_BODY = 32 * 2**20

@@ -8,19 +8,24 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 
-from fldb_flower.agents import AgentGroup, agents_of_node, keep_freed_memory, one_blas_thread
 from fldb_flower.errors import FldbError, SettingsError
-from fldb_flower.federation import Broadcast
-from fldb_flower.forms import Form, Vector, make_form
-from fldb_flower.messages import (
+from fldb_flower.federation.agents import (
+    AgentGroup,
+    agents_of_node,
+    keep_freed_memory,
+    one_blas_thread,
+)
+from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.linalg.forms import Form, Vector, make_form
+from fldb_flower.settings import Settings, from_flat
+from fldb_flower.wire.codec import (
     Ask,
     decode_broadcast,
     encode_upload,
     pack_arrays,
     unpack_arrays,
 )
-from fldb_flower.records import pack_vector, unpack_vector
-from fldb_flower.settings import Settings, from_flat
+from fldb_flower.wire.records import pack_vector, unpack_vector
 
 _STATE = "agents"
 _COUNT_BYTES = 8  # before the arrays: how many messages the node has answered
@@ -55,16 +60,16 @@ class SimulatedAgents(NumPyClient):
         Parameters
         ----------
         parameters : list of one ndarray
-            The broadcast's vector; see :mod:`fldb_flower.messages`.
+            The broadcast's vector; see :mod:`fldb_flower.wire.codec`.
         config : dict
-            ``ask``: the numbers of an :class:`~fldb_flower.messages.Ask`; ``exchange``: the
+            ``ask``: the numbers of an :class:`~fldb_flower.wire.codec.Ask`; ``exchange``: the
             number of the exchange, which is sent back.
 
         Returns
         -------
         tuple
             The upload's vector in a list, the number of duels, and the numbers of the
-            :class:`~fldb_flower.messages.Answer` with the number of the exchange.
+            :class:`~fldb_flower.wire.codec.Answer` with the number of the exchange.
         """
         ask = Ask(*config["ask"])
         broadcast = _decode(parameters[0], ask, self._form)

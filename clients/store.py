@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fldb_flower.errors import DataError, FldbError, OutputError, one_line
-from fldb_flower.forms import Vector
+from fldb_flower.linalg.forms import Vector
 
 SCHEMA_VERSION = 2
 SELECTION_SETTINGS = (
@@ -77,7 +77,7 @@ CREATE TABLE synchronized (      -- what the last broadcast brought
     counted INTEGER NOT NULL,    -- answers that the server has acknowledged
     duels INTEGER NOT NULL,      -- of all devices, that the estimate rests on
     theta BLOB NOT NULL,         -- theta_sync: d float64
-    information BLOB NOT NULL,   -- W_sync as it travels (fldb_flower/forms.py), float64
+    information BLOB NOT NULL,   -- W_sync as it travels (fldb_flower/linalg/forms.py), float64
     parameters TEXT NOT NULL     -- JSON: how pairs are selected
 );
 """

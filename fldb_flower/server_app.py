@@ -9,9 +9,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fldb_flower.errors import FldbError, SettingsError
-from fldb_flower.experiment import conduct
-from fldb_flower.history import History
-from fldb_flower.results import RunDirectory, default_directory, is_finished
+from fldb_flower.federation.history import History
+from fldb_flower.runs.experiment import conduct
+from fldb_flower.runs.results import RunDirectory, default_directory, is_finished
 from fldb_flower.settings import Settings, from_flat
 from strategies import make_strategy
 from strategies.device_results import DeviceDirectory

@@ -34,12 +34,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fldb_flower.commands import Parser
-from fldb_flower.history import History
-from fldb_flower.preference import derivatives
+from fldb_flower.bandit.preference import derivatives
+from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.federation.history import History
 from fldb_flower.settings import Settings, from_nested
-from fldb_flower.signals import interruptible
-from fldb_flower.streams import AgentStreams
+from fldb_flower.system.commands import Parser
+from fldb_flower.system.signals import interruptible
 from simulations import measured
 from simulations.device_benchmark import devices
 from simulations.engines import vectorized

@@ -18,7 +18,7 @@ import pandas as pd
 
 from clients.preference_agent import PreferenceAgent
 from clients.store import DuelStore
-from fldb_flower import preference
+from fldb_flower.bandit import preference
 
 _ARMS, _DIMENSION = 100, 384
 _ANSWERS = 2000
@@ -32,8 +32,8 @@ from pathlib import Path
 from fldb_flower import client_app
 from clients import device
 from clients.store import DuelStore
-from fldb_flower.federation import Broadcast, Play
-from fldb_flower.messages import encode_broadcast
+from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.wire.codec import encode_broadcast
 from fldb_flower.settings import from_flat
 import numpy as np
 d = 5

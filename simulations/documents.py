@@ -26,9 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fldb_flower.commands import Parser
 from fldb_flower.errors import DataError, FldbError, SettingsError, extra_missing, one_line
-from fldb_flower.signals import interruptible
+from fldb_flower.system.commands import Parser
+from fldb_flower.system.signals import interruptible
 from simulations import figures, measured
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 import conf
-from fldb_flower.commands import Parser, bounded
+from fldb_flower.bandit.theory import average_bound
 from fldb_flower.errors import FldbError, OutputError, SettingsError, one_line
-from fldb_flower.plots import save_figure
+from fldb_flower.runs.plots import save_figure
 from fldb_flower.settings import Settings
-from fldb_flower.signals import interruptible
-from fldb_flower.theory import average_bound
+from fldb_flower.system.commands import Parser, bounded
+from fldb_flower.system.signals import interruptible
 from simulations import measured
 from simulations.sweep import draw_mean
 

@@ -23,9 +23,9 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from fldb_flower.errors import DataError, SettingsError
-from fldb_flower.files import replace_file
-from fldb_flower.history import History
+from fldb_flower.federation.history import History
 from fldb_flower.settings import Settings, from_nested
+from fldb_flower.system.files import replace_file
 from simulations.pools import map_in_processes
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"

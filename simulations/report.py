@@ -28,10 +28,10 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from fldb_flower.commands import Parser
 from fldb_flower.errors import DataError, FldbError, OutputError, one_line
-from fldb_flower.pages import digest
-from fldb_flower.signals import interruptible
+from fldb_flower.system.commands import Parser
+from fldb_flower.system.pages import digest
+from fldb_flower.system.signals import interruptible
 from simulations.runs import (
     Run,
     Unfinished,

@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fldb_flower import preference
 from fldb_flower.algorithms import run_algorithm
+from fldb_flower.algorithms.robust import combine
+from fldb_flower.bandit import preference
 from fldb_flower.environments import max_difference
 from fldb_flower.environments.synthetic import Synthetic
-from fldb_flower.federation import Broadcast, Upload
-from fldb_flower.history import History
-from fldb_flower.robust import combine
+from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.federation.history import History
 from fldb_flower.settings import Settings, from_nested
 from simulations.engines.vectorized import DirectFederation
 from simulations.pools import map_in_processes

@@ -27,10 +27,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fldb_flower.commands import Parser
 from fldb_flower.errors import FldbError, one_line
-from fldb_flower.experiment import StoppedError, conduct
-from fldb_flower.results import (
+from fldb_flower.runs.experiment import StoppedError, conduct
+from fldb_flower.runs.results import (
     CHECKPOINT,
     RunDirectory,
     is_finished,
@@ -38,8 +37,9 @@ from fldb_flower.results import (
     stop_requested,
 )
 from fldb_flower.settings import Settings, defaults_nested, from_nested, hydra_entries
-from fldb_flower.signals import Interrupted, interruptible, leaving_if_dropped
-from fldb_flower.startup import INTERRUPTED, SIGNALLED, SIGNALS, leave, say_interrupted
+from fldb_flower.system.commands import Parser
+from fldb_flower.system.signals import Interrupted, interruptible, leaving_if_dropped
+from fldb_flower.system.startup import INTERRUPTED, SIGNALLED, SIGNALS, leave, say_interrupted
 from simulations.jobs import SOURCE, attempt
 from simulations.overrides import CONF, check_overrides, config_groups, search_path
 

@@ -20,7 +20,7 @@ import pandas as pd
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from fldb_flower.errors import DataError, FldbError
-from fldb_flower.results import CONFIG, REGRET, SUMMARY, identity
+from fldb_flower.runs.results import CONFIG, REGRET, SUMMARY, identity
 from fldb_flower.settings import from_nested
 
 CURVE_COLUMNS = ("iteration", "cumulative_regret", "exchanges")
@@ -110,7 +110,7 @@ def find_finished(folder: Path, wanted: Collection[str] | None = None) -> dict[s
     folder : Path
         Need not exist.
     wanted : collection of str, optional
-        Identities to return; all by default. See :func:`fldb_flower.results.identity`.
+        Identities to return; all by default. See :func:`fldb_flower.runs.results.identity`.
     """
     finished: dict[str, Run] = {}
     runs, _ = find_runs([folder]) if folder.is_dir() else ([], [])

@@ -12,10 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from fldb_flower.arrays import arrays_on
 from fldb_flower.errors import SettingsError
-from fldb_flower.history import History
-from fldb_flower.plots import save_figure
+from fldb_flower.federation.history import History
+from fldb_flower.linalg.arrays import arrays_on
+from fldb_flower.runs.plots import save_figure
 from fldb_flower.settings import Settings, from_nested
 from simulations.engines import vectorized
 from simulations.pools import map_in_processes

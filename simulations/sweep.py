@@ -12,7 +12,7 @@ import pandas as pd
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from fldb_flower.plots import save_figure
+from fldb_flower.runs.plots import save_figure
 from simulations.jobs import ERROR, failure
 from simulations.runs import Run, find_finished, group_by_seed, varying
 

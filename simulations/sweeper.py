@@ -29,7 +29,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fldb_flower.errors import FldbError, OutputError, SettingsError
-from fldb_flower.results import (
+from fldb_flower.runs.results import (
     CHECKPOINT,
     REGRET,
     SUMMARY,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fldb_flower import algorithms
-from fldb_flower.history import History
+from fldb_flower.federation.history import History
 from fldb_flower.settings import Settings
 from strategies.dueling import DuelingStrategy
 from strategies.members import Members

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fldb_flower.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from fldb_flower.errors import OutputError
-from fldb_flower.files import replace_file
-from fldb_flower.history import History
+from fldb_flower.federation.history import History
+from fldb_flower.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from fldb_flower.settings import Settings, to_flat
+from fldb_flower.system.files import replace_file
 from strategies.devices import Devices, Mark, short_name
 from strategies.dueling import DuelingStrategy
 

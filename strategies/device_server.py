@@ -8,9 +8,9 @@ from functools import partial
 
 from flwr.serverapp import Grid
 
+from fldb_flower.algorithms.schedules import Round
 from fldb_flower.errors import FederationError
-from fldb_flower.federation import Broadcast
-from fldb_flower.schedules import Round
+from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.settings import Settings
 from strategies.device_results import DeviceDirectory, RoundRow
 from strategies.devices import Devices, Mark

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from fldb_flower.devices import DeviceAnswer
 from fldb_flower.errors import RoundAbandonedError
-from fldb_flower.federation import Broadcast
-from fldb_flower.forms import make_form
-from fldb_flower.messages import Ask, UploadError, decode_statistics
+from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import AUTO, Settings
+from fldb_flower.wire.codec import Ask, UploadError, decode_statistics
+from fldb_flower.wire.devices import DeviceAnswer
 from strategies.members import Contribution, Members, read_reply, with_acknowledgement
 
 _DEVICE_ID = re.compile(r"[0-9a-f]{32}")

@@ -13,24 +13,24 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fldb_flower.algorithms import Algorithm, run_rounds
-from fldb_flower.arrays import Array
+from fldb_flower.algorithms.robust import combine
+from fldb_flower.algorithms.schedules import Round
+from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.environments import max_difference
 from fldb_flower.errors import FederationError, RoundAbandonedError
-from fldb_flower.federation import Broadcast, Federation, Play, Upload, total
-from fldb_flower.history import History, Participation
-from fldb_flower.messages import Ask, UploadError, encode_broadcast, traffic
-from fldb_flower.plausible import implausible
-from fldb_flower.records import content_bytes, pack_vector
-from fldb_flower.robust import combine
-from fldb_flower.schedules import Round
+from fldb_flower.federation.exchange import Broadcast, Federation, Play, Upload, total
+from fldb_flower.federation.history import History, Participation
+from fldb_flower.federation.plausibility import implausible
+from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
-from fldb_flower.streams import keyed_generator
+from fldb_flower.wire.codec import Ask, UploadError, encode_broadcast, traffic
+from fldb_flower.wire.records import content_bytes, pack_vector
 from strategies.members import Contribution, Members
 from strategies.simulated import SimulatedNodes
 from strategies.transport import Patience, Watch, ignore, send_and_receive
 
 if TYPE_CHECKING:
-    from fldb_flower.experiment import Keeper
+    from fldb_flower.runs.experiment import Keeper
 
 _LOG = getLogger("flwr")
 _LONGEST_REASON = 300

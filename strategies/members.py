@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fldb_flower.federation import Broadcast, Upload
-from fldb_flower.forms import Vector
-from fldb_flower.messages import Ask
-from fldb_flower.records import unpack_vector
+from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.linalg.forms import Vector
+from fldb_flower.wire.codec import Ask
+from fldb_flower.wire.records import unpack_vector
 
 _LARGEST = 2.0**53  # whole numbers are exact up to here, and fit in what Flower sends
 

@@ -10,14 +10,14 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fldb_flower.agents import agents_of_node
-from fldb_flower.arrays import Array
 from fldb_flower.errors import FederationError
-from fldb_flower.federation import Broadcast, Upload
-from fldb_flower.forms import make_form
-from fldb_flower.history import History
-from fldb_flower.messages import Answer, Ask, UploadError, decode_upload
+from fldb_flower.federation.agents import agents_of_node
+from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.federation.history import History
+from fldb_flower.linalg.arrays import Array
+from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings
+from fldb_flower.wire.codec import Answer, Ask, UploadError, decode_upload
 from strategies.members import Contribution, Members, read_reply, with_acknowledgement
 from strategies.transport import poll_for_replies
 

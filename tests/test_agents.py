@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fldb_flower import agents as agents_module
-from fldb_flower.agents import AgentGroup, agents_of_node
+from fldb_flower.bandit.streams import AgentStreams, shared_generator
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError
-from fldb_flower.federation import Broadcast, Play, total
-from fldb_flower.messages import pack_arrays, unpack_arrays
+from fldb_flower.federation import agents as agents_module
+from fldb_flower.federation.agents import AgentGroup, agents_of_node
+from fldb_flower.federation.exchange import Broadcast, Play, total
 from fldb_flower.settings import SELECTIONS, from_nested
-from fldb_flower.streams import AgentStreams, shared_generator
+from fldb_flower.wire.codec import pack_arrays, unpack_arrays
 
 N, K, D, T = 3, 4, 2, 7
 

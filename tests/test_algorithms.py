@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fldb_flower.agents import AgentGroup
 from fldb_flower.algorithms import run_algorithm
-from fldb_flower.federation import Broadcast, Federation, Play, Regrets, Upload
-from fldb_flower.history import History
-from fldb_flower.schedules import geometric, periodic, round_ends
+from fldb_flower.algorithms.schedules import geometric, periodic, round_ends
+from fldb_flower.federation.agents import AgentGroup
+from fldb_flower.federation.exchange import Broadcast, Federation, Play, Regrets, Upload
+from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
 from simulations.engines.vectorized import DirectFederation, run
 

@@ -8,9 +8,9 @@ from conftest import nested
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from test_devices import Federation
 
-from fldb_flower.history import History
-from fldb_flower.records import content_bytes, pack_vector
+from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
+from fldb_flower.wire.records import content_bytes, pack_vector
 from simulations.engines import vectorized
 from simulations.engines.faults import FaultyGrid
 from simulations.engines.grid import InProcessGrid
@@ -25,7 +25,7 @@ FRAME = 128  # bytes of a vector's .npy header
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     """A picture takes longer than the run it shows."""
-    monkeypatch.setattr("fldb_flower.plots.plot_regret", lambda path, *_: path.touch())
+    monkeypatch.setattr("fldb_flower.runs.plots.plot_regret", lambda path, *_: path.touch())
 
 
 def settings(nodes=3, **values):

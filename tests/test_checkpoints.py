@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from fldb_flower.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from fldb_flower.errors import CheckpointError, FldbError, OutputError
-from fldb_flower.files import lock_folder, replace_file
+from fldb_flower.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from fldb_flower.system.files import lock_folder, replace_file
 
 HERE = "a=1\nb=2\n"
 SAVED = Checkpoint(
@@ -182,7 +182,7 @@ def test_a_checkpoint_without_settings_is_refused(tmp_path):
     """Its SHA-256 is right, but nothing of this version wrote it."""
     import hashlib
 
-    from fldb_flower.messages import pack_arrays
+    from fldb_flower.wire.codec import pack_arrays
 
     for body in (pack_arrays({}), pack_arrays({"meta": np.frombuffer(b"[]", np.uint8)}), b"{}"):
         (tmp_path / "c").write_bytes(b"FLDBcp01" + hashlib.sha256(body).digest() + body)

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fldb_flower.agents import agents_of_node
 from fldb_flower.errors import FederationError
-from fldb_flower.federation import Broadcast, Play
-from fldb_flower.history import History
-from fldb_flower.messages import Answer
-from fldb_flower.records import pack_vector
+from fldb_flower.federation.agents import agents_of_node
+from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.history import History
 from fldb_flower.settings import from_flat, from_nested, to_flat
+from fldb_flower.wire.codec import Answer
+from fldb_flower.wire.records import pack_vector
 from simulations.engines.grid import InProcessGrid
 from strategies import make_strategy, transport
 from strategies.devices import Devices

@@ -39,10 +39,10 @@ from fldb_flower.deployment.local import (
     UnreachableError,
     environment,
 )
-from fldb_flower.devices import DeviceAnswer
+from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
 from fldb_flower.errors import FederationError
-from fldb_flower.forms import unpack_symmetric
-from fldb_flower.processes import HOST, free_port, is_open, tool
+from fldb_flower.linalg.forms import unpack_symmetric
+from fldb_flower.wire.devices import DeviceAnswer
 from strategies.devices import short_name
 
 pytestmark = pytest.mark.xdist_group("deployment")  # one federation at a time
@@ -563,9 +563,9 @@ begin = time.perf_counter()
 from fldb_flower import client_app
 from clients import device
 imported = time.perf_counter() - begin
-from fldb_flower.federation import Broadcast, Play
-from fldb_flower.messages import encode_broadcast
-from fldb_flower.records import pack_vector
+from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.wire.codec import encode_broadcast
+from fldb_flower.wire.records import pack_vector
 import numpy as np
 play = Play(2, 2, np.zeros(3), np.eye(3))
 vector, ask = encode_broadcast(Broadcast(play, np.zeros(3), hessian=True))

@@ -23,15 +23,15 @@ from hypothesis import strategies as st
 from clients.device import DeviceAgent, Limits
 from clients.preference_agent import PreferenceAgent
 from clients.store import DuelStore
-from fldb_flower import theory
-from fldb_flower.checkpoints import load_checkpoint
+from fldb_flower.bandit import theory
+from fldb_flower.bandit.selection import ucb
 from fldb_flower.errors import CheckpointError, DataError, FldbError, OutputError, SettingsError
-from fldb_flower.federation import Broadcast
-from fldb_flower.forms import form_of, make_form
-from fldb_flower.history import History
-from fldb_flower.messages import decode_statistics, encode_broadcast
-from fldb_flower.selection import ucb
+from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.federation.history import History
+from fldb_flower.linalg.forms import form_of, make_form
+from fldb_flower.runs.checkpoints import load_checkpoint
 from fldb_flower.settings import from_flat, to_flat
+from fldb_flower.wire.codec import decode_statistics, encode_broadcast
 from simulations.engines.inprocess import InProcessGrid
 from strategies import device_server, make_strategy, transport
 from strategies.device_results import DeviceDirectory
@@ -683,7 +683,7 @@ def test_a_checkpoint_that_cannot_be_written_counts_nothing(tmp_path, monkeypatc
     def full(_path, _content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fldb_flower.checkpoints.replace_file", full)
+    monkeypatch.setattr("fldb_flower.runs.checkpoints.replace_file", full)
     with pytest.raises(OutputError, match="No space left on device"):
         server.serve(federation.grid)
     server.directory._lock.close()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fldb_flower.duels import DuelLog
+from fldb_flower.bandit.duels import DuelLog
 
 AGENTS, D = 3, 2
 

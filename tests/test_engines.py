@@ -11,7 +11,7 @@ from conftest import nested
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from fldb_flower.errors import FederationError, OutputError, SettingsError
-from fldb_flower.history import History
+from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
 from simulations.engines import inprocess, vectorized
 from simulations.run import run

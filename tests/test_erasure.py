@@ -17,11 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from clients.device import DeviceAgent, Limits
 from clients.preference_agent import PreferenceAgent
 from clients.store import DuelStore, UnknownDuelError
-from fldb_flower.devices import DeviceAnswer
 from fldb_flower.errors import DataError, FldbError
-from fldb_flower.federation import Broadcast, Play
-from fldb_flower.messages import decode_statistics, encode_broadcast
+from fldb_flower.federation.exchange import Broadcast, Play
 from fldb_flower.settings import from_flat
+from fldb_flower.wire.codec import decode_statistics, encode_broadcast
+from fldb_flower.wire.devices import DeviceAnswer
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 ARMS = [[0.0, 0.5], [1.0, 0.25]]

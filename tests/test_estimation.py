@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, log_expit
 
-from fldb_flower import local
 from fldb_flower.algorithms.estimation import MAX_EXCHANGES, gradient_descent, lbfgs, newton
+from fldb_flower.bandit import local_estimates as local
+from fldb_flower.bandit.local_estimates import LocalEstimates
 from fldb_flower.errors import ConvergenceError, SettingsError
-from fldb_flower.federation import Upload
-from fldb_flower.forms import Diagonal, Sketch
-from fldb_flower.local import LocalEstimates
-from fldb_flower.selection.whiteners import add_to_whiteners
+from fldb_flower.federation.exchange import Upload
+from fldb_flower.linalg.forms import Diagonal, Sketch
+from fldb_flower.linalg.whiteners import add_to_whiteners
 
 N, D = 40, 3
 RIDGES = [1 / 500, 0.1, 2.0]

@@ -17,20 +17,20 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fldb_flower import memory
-from fldb_flower.agents import AgentGroup
 from fldb_flower.algorithms import FLDBONS
+from fldb_flower.algorithms.schedules import Round, geometric, periodic
+from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.environments import make_environment
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.errors import ConvergenceError, DataError, FldbError, SettingsError
-from fldb_flower.federation import Broadcast, Play
-from fldb_flower.history import History
-from fldb_flower.memory import size_text
-from fldb_flower.results import RunDirectory
-from fldb_flower.schedules import Round, geometric, periodic
+from fldb_flower.federation.agents import AgentGroup
+from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.history import History
+from fldb_flower.runs.results import RunDirectory
 from fldb_flower.settings import Entry, Settings, from_nested, hydra_entries
-from fldb_flower.streams import AgentStreams
+from fldb_flower.system import memory
+from fldb_flower.system.memory import size_text
 from simulations.engines import vectorized
 from simulations.measured import simulate
 from simulations.run import run
@@ -378,7 +378,7 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(monkeypatch, tmp_pa
     def allocate(*arguments):
         raise AssertionError
 
-    monkeypatch.setattr("fldb_flower.agents.AgentBlock", allocate)
+    monkeypatch.setattr("fldb_flower.federation.agents.AgentBlock", allocate)
     monkeypatch.setattr(memory, "machine_memory", lambda: 10**11)
     with pytest.raises(FldbError) as error:
         run(chosen(engine__name=engine, engine__num_nodes=1, **HUGE[words]), tmp_path)

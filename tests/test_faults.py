@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fldb_flower import theory
-from fldb_flower.agents import AgentBlock
+from fldb_flower.algorithms.schedules import Round
+from fldb_flower.bandit import theory
 from fldb_flower.errors import FederationError
-from fldb_flower.history import History
-from fldb_flower.messages import Ask
-from fldb_flower.schedules import Round
+from fldb_flower.federation.agents import AgentBlock
+from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
+from fldb_flower.wire.codec import Ask
 from simulations.engines import inprocess, vectorized
 from simulations.engines.faults import LOST, UNHEARD, Faults, FaultyGrid
 from simulations.engines.grid import InProcessGrid

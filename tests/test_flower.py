@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 from conftest import nested
 
+from fldb_flower.deployment.processes import free_port
 from fldb_flower.errors import FederationError
-from fldb_flower.processes import free_port
 from fldb_flower.settings import from_nested
 from simulations.run import run
 

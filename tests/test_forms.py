@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 
 from fldb_flower import environments
 from fldb_flower.algorithms import base
+from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.selection import RULES, norms
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError, SettingsError
-from fldb_flower.federation import Broadcast, Play, Upload, statistics, total
-from fldb_flower.forms import Diagonal, Full, Sketch, form_of, make_form
-from fldb_flower.history import History
-from fldb_flower.messages import (
+from fldb_flower.federation.exchange import Broadcast, Play, Upload, statistics, total
+from fldb_flower.federation.history import History
+from fldb_flower.federation.plausibility import implausible
+from fldb_flower.linalg.forms import Diagonal, Full, Sketch, form_of, make_form
+from fldb_flower.linalg.whiteners import largest_norm, transposed, whitened
+from fldb_flower.settings import from_nested
+from fldb_flower.wire.codec import (
     decode_broadcast,
     decode_statistics,
     encode_broadcast,
     encode_statistics,
     traffic,
 )
-from fldb_flower.plausible import implausible
-from fldb_flower.preference import logistic
-from fldb_flower.records import pack_vector, unpack_vector
-from fldb_flower.selection import RULES, norms
-from fldb_flower.selection.whiteners import largest_norm, transposed, whitened
-from fldb_flower.settings import from_nested
+from fldb_flower.wire.records import pack_vector, unpack_vector
 from simulations.engines import vectorized
 from simulations.run import run
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fldb_flower.linear import pseudo_solve, solve, whiten_singular
+from fldb_flower.linalg.linear import pseudo_solve, solve, whiten_singular
 
 property_test = hypothesis_settings(deadline=None, derandomize=True, max_examples=50)
 scales = st.sampled_from([1e-150, 1e-8, 1.0, 1e8, 1e150])

@@ -9,10 +9,10 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fldb_flower import messages
-from fldb_flower.federation import Broadcast, Play, Regrets, Upload
-from fldb_flower.forms import Full, pack_symmetric, unpack_symmetric
-from fldb_flower.messages import (
+from fldb_flower.federation.exchange import Broadcast, Play, Regrets, Upload
+from fldb_flower.linalg.forms import Full, pack_symmetric, unpack_symmetric
+from fldb_flower.wire import codec as messages
+from fldb_flower.wire.codec import (
     Answer,
     Ask,
     UploadError,
@@ -26,7 +26,7 @@ from fldb_flower.messages import (
     unpack_arrays,
     upload_size,
 )
-from fldb_flower.records import pack_vector, unpack_vector
+from fldb_flower.wire.records import pack_vector, unpack_vector
 
 property_test = settings(deadline=None, derandomize=True, max_examples=80)
 

@@ -7,10 +7,10 @@ import pytest
 from conftest import nested, scikit_learn_minimiser
 from test_resume import kill_at
 
-from fldb_flower.agents import AgentBlock
 from fldb_flower.errors import FederationError
-from fldb_flower.history import History
-from fldb_flower.results import RunDirectory
+from fldb_flower.federation.agents import AgentBlock
+from fldb_flower.federation.history import History
+from fldb_flower.runs.results import RunDirectory
 from fldb_flower.settings import from_nested
 from simulations.run import run
 
@@ -23,7 +23,7 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     """A picture takes longer than the run it shows."""
-    monkeypatch.setattr("fldb_flower.plots.plot_regret", lambda path, *_: path.touch())
+    monkeypatch.setattr("fldb_flower.runs.plots.plot_regret", lambda path, *_: path.touch())
 
 
 def settings(**values):

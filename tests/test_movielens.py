@@ -23,12 +23,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.environments.movielens import MovieLens, item_features, like_matrix
 from fldb_flower.environments.ratings import one_line_errors, read_ratings
 from fldb_flower.errors import DataError
-from fldb_flower.history import History
+from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
-from fldb_flower.streams import AgentStreams
 from simulations.engines import vectorized
 
 LAYOUTS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
@@ -333,7 +333,7 @@ def test_pandas_is_imported_only_for_ratings():
     code = (
         "import sys\n"
         "import clients.device, clients.simulated, fldb_flower.client_app\n"
-        "from fldb_flower.history import History\n"
+        "from fldb_flower.federation.history import History\n"
         "from fldb_flower.settings import Settings\n"
         "from simulations.engines import vectorized\n"
         "vectorized.run(Settings(num_agents=2, horizon=3), History(3))\n"

@@ -8,13 +8,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fldb_flower import environments, preference
+from fldb_flower import environments
+from fldb_flower.bandit import preference
 from fldb_flower.environments import max_difference
-from fldb_flower.federation import Broadcast, Upload
-from fldb_flower.forms import Diagonal, Full, Sketch
-from fldb_flower.messages import decode_statistics, encode_statistics, upload_size
-from fldb_flower.plausible import implausible
+from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.federation.plausibility import implausible
+from fldb_flower.linalg.forms import Diagonal, Full, Sketch
 from fldb_flower.settings import from_flat, from_nested
+from fldb_flower.wire.codec import decode_statistics, encode_statistics, upload_size
 
 property_test = settings(deadline=None, derandomize=True, max_examples=150)
 

@@ -9,8 +9,8 @@ import matplotlib as mpl
 import pytest
 from test_run import ROOT
 
-from fldb_flower import plots
-from fldb_flower.plots import save_figure
+from fldb_flower.runs import plots
+from fldb_flower.runs.plots import save_figure
 from fldb_flower.settings import from_nested
 from simulations.run import run
 
@@ -78,7 +78,7 @@ def test_a_style_that_is_in_use_changes_nothing_and_stays(tmp_path):
 
 def test_the_users_backend_is_still_there_afterwards():
     code = (
-        "import os; from pathlib import Path; from fldb_flower.plots import save_figure\n"
+        "import os; from pathlib import Path; from fldb_flower.runs.plots import save_figure\n"
         "save_figure(Path('/dev/null/x.png'), lambda figure: None, size=(1, 1))\n"
         "import matplotlib; print(matplotlib.rcParams['backend'], os.environ['MPLBACKEND'])"
     )
@@ -116,7 +116,7 @@ def test_a_picture_that_fails_is_one_line_and_the_results_are_there(
 
 def test_matplotlib_is_imported_only_to_draw(tmp_path):
     without = RUN.replace(
-        "run(from", "import fldb_flower.results as r\nr.plot_regret = print\nrun(from"
+        "run(from", "import fldb_flower.runs.results as r\nr.plot_regret = print\nrun(from"
     )
     without += "print(*sys.modules)"
     done = python(without, tmp_path / "run")
@@ -133,4 +133,4 @@ def test_one_module_imports_matplotlib():
     users = [file for file in files if "import matplotlib" in (text := file.read_text())
              or "from matplotlib" in text]  # fmt: skip
     assert [file.name for file in users] == ["plots.py"]
-    assert plots.save_figure.__module__ == "fldb_flower.plots"
+    assert plots.save_figure.__module__ == "fldb_flower.runs.plots"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import approx_fprime, check_grad
 from scipy.special import expit, log_expit
 
-from fldb_flower import preference
+from fldb_flower.bandit import preference
 
 N, D = 7, 3
 

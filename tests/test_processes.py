@@ -8,10 +8,9 @@ from rich.console import Console
 from rich.panel import Panel
 from test_run import ROOT
 
-from fldb_flower import processes
-from fldb_flower.deployment import local
+from fldb_flower.deployment import local, processes
+from fldb_flower.deployment.processes import boxed, last_words, project_folder
 from fldb_flower.errors import FederationError
-from fldb_flower.processes import boxed, last_words, project_folder
 from fldb_flower.settings import from_nested
 from simulations.engines import flower
 

@@ -90,7 +90,7 @@ def test_flower_commands(command, tmp_path, ratings, flwr):  # noqa: F811
 
 def test_the_environment_shown_is_a_whole_one(tmp_path, monkeypatch):
     """The README's class, as it stands, takes part in a run."""
-    from fldb_flower.history import History
+    from fldb_flower.federation.history import History
     from fldb_flower.settings import from_nested
     from simulations.engines import vectorized
 

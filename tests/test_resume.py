@@ -20,14 +20,14 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from test_run import ROOT, call
 
-from fldb_flower import experiment
-from fldb_flower.agents import AgentGroup
-from fldb_flower.checkpoints import load_checkpoint
 from fldb_flower.errors import CheckpointError, FederationError, OutputError
-from fldb_flower.experiment import Keeper, StoppedError
-from fldb_flower.federation import Broadcast, Play
-from fldb_flower.history import History, Participation
-from fldb_flower.results import RunDirectory, identity, request_stop
+from fldb_flower.federation.agents import AgentGroup
+from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.history import History, Participation
+from fldb_flower.runs import experiment
+from fldb_flower.runs.checkpoints import load_checkpoint
+from fldb_flower.runs.experiment import Keeper, StoppedError
+from fldb_flower.runs.results import RunDirectory, identity, request_stop
 from fldb_flower.settings import from_nested
 from simulations.engines import inprocess
 from simulations.engines.faults import Faults
@@ -52,7 +52,7 @@ class KilledError(BaseException):
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     """A picture takes longer than the run it shows."""
-    monkeypatch.setattr("fldb_flower.plots.plot_regret", lambda path, *_: path.touch())
+    monkeypatch.setattr("fldb_flower.runs.plots.plot_regret", lambda path, *_: path.touch())
 
 
 def settings(**values):

@@ -12,12 +12,12 @@ from scipy import stats
 from test_run import ROOT
 
 from fldb_flower.algorithms import run_algorithm
+from fldb_flower.algorithms.robust import combine, trimmed_mean
 from fldb_flower.environments import max_difference
 from fldb_flower.errors import SettingsError
-from fldb_flower.federation import Upload, total
-from fldb_flower.history import History
-from fldb_flower.plausible import implausible
-from fldb_flower.robust import combine, trimmed_mean
+from fldb_flower.federation.exchange import Upload, total
+from fldb_flower.federation.history import History
+from fldb_flower.federation.plausibility import implausible
 from fldb_flower.settings import from_nested, to_flat
 from simulations.engines import inprocess, vectorized
 from simulations.robust_benchmark import Case, LyingAgents, regret

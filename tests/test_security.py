@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from clients.device import DeviceAgent, Limits
 from clients.store import DuelStore
-from fldb_flower import preference
+from fldb_flower.bandit import preference
 from fldb_flower.errors import DataError
-from fldb_flower.federation import Broadcast, Play
-from fldb_flower.forms import Full
-from fldb_flower.history import History
-from fldb_flower.messages import UploadError, decode_statistics, encode_broadcast
-from fldb_flower.records import pack_vector, unpack_vector
+from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.history import History
+from fldb_flower.linalg.forms import Full
 from fldb_flower.settings import from_flat, from_nested
+from fldb_flower.wire.codec import UploadError, decode_statistics, encode_broadcast
+from fldb_flower.wire.records import pack_vector, unpack_vector
 from strategies.devices import Devices
 from strategies.simulated import SimulatedNodes
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from fldb_flower import selection, theory
-from fldb_flower.policies import make_policy
-from fldb_flower.selection import RULES, Selector, norms, pick, rewards, tie_breaks, whiten
-from fldb_flower.selection.whiteners import largest_frobenius, largest_norm
+from fldb_flower.bandit import selection, theory
+from fldb_flower.bandit.policies import make_policy
+from fldb_flower.bandit.selection import RULES, Selector, norms, pick, rewards, tie_breaks, whiten
+from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.linalg.whiteners import largest_frobenius, largest_norm
 from fldb_flower.settings import SELECTIONS, Settings
-from fldb_flower.streams import AgentStreams
 
 N, K, D = 6, 5, 3
 DETERMINISTIC = [name for name, rule in RULES.items() if rule.noise is None]

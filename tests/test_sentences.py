@@ -23,13 +23,13 @@ from scipy.special import expit
 from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
+from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.environments import embeddings, max_difference, sentences
 from fldb_flower.environments.embeddings import embed
 from fldb_flower.environments.sentences import Sentences, principal_scores
 from fldb_flower.errors import DataError, SettingsError
-from fldb_flower.history import History
+from fldb_flower.federation.history import History
 from fldb_flower.settings import from_flat, from_nested, hydra_entries
-from fldb_flower.streams import AgentStreams
 from simulations.engines import inprocess, vectorized
 from simulations.run import run
 

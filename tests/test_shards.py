@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from conftest import nested
 
-from fldb_flower.agents import AgentGroup
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError
-from fldb_flower.federation import Broadcast, Play
+from fldb_flower.federation.agents import AgentGroup
+from fldb_flower.federation.exchange import Broadcast, Play
 from fldb_flower.settings import from_nested
 from simulations.engines import shards as module
 from simulations.engines.shards import Shards
@@ -25,7 +25,7 @@ D = 3
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     """Blocks of 32 agents, two in a shard."""
-    monkeypatch.setattr("fldb_flower.agents._BLOCK_NUMBERS", 1)
+    monkeypatch.setattr("fldb_flower.federation.agents._BLOCK_NUMBERS", 1)
     monkeypatch.setattr(module, "_BLOCKS", 2)
 
 
@@ -104,7 +104,7 @@ def test_a_bad_feature_is_named_and_the_others_stay_in_step(monkeypatch):
                 features[190 - self.agents.start, -1, 1, 0] = np.nan
             return Contexts(features, features.sum(axis=-1))
 
-    monkeypatch.setattr("fldb_flower.agents.make_environment", Broken)
+    monkeypatch.setattr("fldb_flower.federation.agents.make_environment", Broken)
     shards = Shards(settings(), 2)
     shards.answer(broadcast(1, 1), 0)
     with pytest.raises(DataError, match="agent 190, arm 1, iteration 2: ") as error:
@@ -143,9 +143,9 @@ def test_processes_end_with_the_one_that_they_work_for():
 
 
 FORGETS = """
-import fldb_flower.agents as agents
+import fldb_flower.federation.agents as agents
 agents._BLOCK_NUMBERS = 1
-from fldb_flower.federation import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, Play
 from fldb_flower.settings import from_nested
 from simulations.engines.shards import Shards
 import numpy as np

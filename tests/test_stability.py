@@ -10,13 +10,13 @@ import pytest
 from conftest import nested
 
 from fldb_flower.algorithms.estimation import newton
+from fldb_flower.bandit.preference import derivatives, information
+from fldb_flower.bandit.selection import ucb, whiten
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
-from fldb_flower.federation import Upload
-from fldb_flower.history import History
-from fldb_flower.preference import derivatives, information
-from fldb_flower.selection import ucb, whiten
-from fldb_flower.selection.whiteners import add_to_whiteners
+from fldb_flower.federation.exchange import Upload
+from fldb_flower.federation.history import History
+from fldb_flower.linalg.whiteners import add_to_whiteners
 from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
 

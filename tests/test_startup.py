@@ -13,8 +13,8 @@ import pytest
 from test_resume import saved_iteration
 from test_run import ROOT, call
 
-from fldb_flower import startup
 from fldb_flower.errors import SettingsError
+from fldb_flower.system import startup
 from simulations.overrides import check_overrides
 
 COMMANDS = {
@@ -145,7 +145,7 @@ def test_an_interrupted_sweep_names_how_it_is_resumed(start, tmp_path):
 
 
 HIDING = """
-from fldb_flower.signals import interruptible
+from fldb_flower.system.signals import interruptible
 import os, signal, sys
 class Slow:
     def __del__(self):
@@ -178,7 +178,7 @@ def test_the_status_does_not_depend_on_who_catches_the_exception(code):
 
 
 def test_handlers_are_there_before_anything_that_takes_long():
-    code = "import sys, fldb_flower.startup; print(*sys.modules)"
+    code = "import sys, fldb_flower.system.startup; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

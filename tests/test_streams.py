@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fldb_flower.streams import AgentStreams, keyed_generator, shared_generator
+from fldb_flower.bandit.streams import AgentStreams, keyed_generator, shared_generator
 
 property_test = settings(deadline=None, derandomize=True, max_examples=30)
 

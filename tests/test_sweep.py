@@ -159,7 +159,7 @@ def test_figures_bad_input(tmp_path, arguments, reason):
 
 def test_the_papers_claims_at_smaller_scale():
     """Regret falls with N, rises with sigma and (paired by seed) with tau."""
-    from fldb_flower.history import History
+    from fldb_flower.federation.history import History
     from simulations.engines import vectorized
 
     def final(*, seeds=10, **values):

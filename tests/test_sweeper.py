@@ -26,8 +26,8 @@ from omegaconf import OmegaConf
 from test_run import ROOT, call
 
 from fldb_flower.errors import SettingsError
-from fldb_flower.history import History
-from fldb_flower.results import identity
+from fldb_flower.federation.history import History
+from fldb_flower.runs.results import identity
 from fldb_flower.settings import defaults_nested, from_nested
 from simulations import sweep as tables
 from simulations.composition import CachingLoader

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fldb_flower import theory
+from fldb_flower.bandit import theory
 from fldb_flower.settings import Settings
 
 BOUNDS = (theory.gd_regret_bound, theory.ogd_regret_bound, theory.periodic_ogd_regret_bound)

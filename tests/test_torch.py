@@ -7,15 +7,15 @@ import pytest
 from conftest import nested
 from scipy import stats
 
-from fldb_flower import arrays
-from fldb_flower.agents import AgentGroup
+from fldb_flower.bandit.streams import TorchStreams, make_streams
 from fldb_flower.environments import embeddings
 from fldb_flower.errors import SettingsError
-from fldb_flower.federation import Broadcast, Play
-from fldb_flower.history import History
-from fldb_flower.messages import pack_arrays, unpack_arrays
+from fldb_flower.federation.agents import AgentGroup
+from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.history import History
+from fldb_flower.linalg import arrays
 from fldb_flower.settings import ALGORITHMS, SELECTIONS, from_nested
-from fldb_flower.streams import TorchStreams, make_streams
+from fldb_flower.wire.codec import pack_arrays, unpack_arrays
 from simulations.engines import vectorized
 from simulations.run import run
 
@@ -214,7 +214,7 @@ def test_single_precision_has_wider_ties():
     single = arrays.Arrays(
         arrays.arrays_on("cpu").xp, {"dtype": torch.float32, "device": torch.device("cpu")}
     )
-    from fldb_flower.selection import ucb, whiten
+    from fldb_flower.bandit.selection import ucb, whiten
 
     rng = np.random.default_rng(0)
     features = rng.standard_normal((200, 1, 6)).repeat(4, axis=1)  # four equal arms

@@ -13,9 +13,9 @@ from fldb_flower.algorithms.base import Algorithm, Online
 from fldb_flower.algorithms.gd import FLDBGD
 from fldb_flower.algorithms.ogd import FLDBOGD
 from fldb_flower.algorithms.ons import FLDBONS
-from fldb_flower.arrays import Array
-from fldb_flower.federation import Federation
-from fldb_flower.schedules import Round
+from fldb_flower.algorithms.schedules import Round
+from fldb_flower.federation.exchange import Federation
+from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
 
 _TABLE: dict[str, type[Algorithm]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fldb_flower.algorithms.base import Algorithm
-from fldb_flower.federation import Federation, Play
-from fldb_flower.schedules import Round
+from fldb_flower.algorithms.schedules import Round
+from fldb_flower.federation.exchange import Federation, Play
 
 _REPORTS = 50  # of the regret so far, in a run
 

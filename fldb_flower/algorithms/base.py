@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fldb_flower import schedules
+from fldb_flower.algorithms import schedules
 from fldb_flower.algorithms.estimation import SINGLE_TOLERANCE, TOLERANCE, Minimum, newton
-from fldb_flower.arrays import Array
+from fldb_flower.algorithms.schedules import Round
 from fldb_flower.errors import ConvergenceError
-from fldb_flower.federation import Broadcast, Federation, Play, Upload
-from fldb_flower.forms import make_form
-from fldb_flower.schedules import Round
+from fldb_flower.federation.exchange import Broadcast, Federation, Play, Upload
+from fldb_flower.linalg.arrays import Array
+from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings
 
 _FIRST_EXCHANGES = 50  # to find the start by: six are usual, and any start is good enough

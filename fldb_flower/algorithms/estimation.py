@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fldb_flower.arrays import Array, import_torch, namespace
 from fldb_flower.errors import ConvergenceError
-from fldb_flower.federation import Upload
-from fldb_flower.forms import Full, form_of
+from fldb_flower.federation.exchange import Upload
+from fldb_flower.linalg.arrays import Array, import_torch, namespace
+from fldb_flower.linalg.forms import Full, form_of
 
 Evaluate = Callable[[Array], Upload]
 Secants = deque[tuple[Array, Array]]  # steps taken, and by how much each changed the gradient

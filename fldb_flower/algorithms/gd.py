@@ -14,9 +14,9 @@ from fldb_flower.algorithms.estimation import (
     lbfgs,
     newton,
 )
-from fldb_flower.arrays import Array
-from fldb_flower.federation import Broadcast, Federation, Play, Upload
-from fldb_flower.schedules import Round
+from fldb_flower.algorithms.schedules import Round
+from fldb_flower.federation.exchange import Broadcast, Federation, Play, Upload
+from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import AUTO
 
 _SETTLED = 1e-13  # theta's error is about 1e-6 before such a step, 1e-12 after it

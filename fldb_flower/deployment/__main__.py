@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes long to import
-    from fldb_flower import startup
+    from fldb_flower.system import startup
 
     startup.begin()
 
@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fldb_flower.commands import Parser
 from fldb_flower.deployment import credentials
 from fldb_flower.errors import FldbError, one_line
-from fldb_flower.signals import interruptible
+from fldb_flower.system.commands import Parser
+from fldb_flower.system.signals import interruptible
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

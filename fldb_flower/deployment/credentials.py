@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fldb_flower.errors import DataError, OutputError, SettingsError
-from fldb_flower.files import replace_file
+from fldb_flower.system.files import replace_file
 
 CA, CA_KEY, SERVER, SERVER_KEY, DEVICES = (
     "ca.crt", "ca.key", "server.pem", "server.key", "devices",

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fldb_flower.deployment import credentials
-from fldb_flower.errors import FederationError
-from fldb_flower.processes import (
+from fldb_flower.deployment.processes import (
     HOST,
     free_port,
     is_open,
@@ -31,6 +30,7 @@ from fldb_flower.processes import (
     toml,
     tool,
 )
+from fldb_flower.errors import FederationError
 
 PROJECT = Path(__file__).parents[2]
 _LINK = "local"  # what flwr's configuration calls the SuperLink

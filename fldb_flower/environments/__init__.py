@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from fldb_flower.bandit.streams import check_agents
 from fldb_flower.environments.base import Contexts, Environment
 from fldb_flower.environments.movielens import MovieLens
 from fldb_flower.environments.sentences import Sentences
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.settings import AUTO, Settings
-from fldb_flower.streams import check_agents
 
 _TABLE: dict[str, Callable[[Settings, range], Environment]] = {
     "synthetic": Synthetic,

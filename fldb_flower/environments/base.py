@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.streams import AgentStreams
+from fldb_flower.bandit.streams import AgentStreams
 
 
 @dataclass(frozen=True, slots=True)

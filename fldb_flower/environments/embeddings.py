@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fldb_flower.errors import SettingsError, extra_missing
-from fldb_flower.files import replace_file
 from fldb_flower.settings import EMBEDDING_DIMENSIONS
+from fldb_flower.system.files import replace_file
 
 FloatArray = NDArray[np.float64]
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.arrays import namespace
+from fldb_flower.bandit.streams import AgentStreams, drawn
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.ratings import ID_LIMIT, one_line_errors, ratings_file, read_ratings
 from fldb_flower.errors import DataError, one_line
+from fldb_flower.linalg.arrays import namespace
 from fldb_flower.settings import MOVIELENS_DIMENSIONS, MOVIELENS_ITEMS, Settings
-from fldb_flower.streams import AgentStreams, drawn
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.arrays import to_numpy
+from fldb_flower.bandit.streams import AgentStreams, drawn, make_streams
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.embeddings import embed
 from fldb_flower.errors import DataError, one_line
+from fldb_flower.linalg.arrays import to_numpy
 from fldb_flower.settings import EMBEDDING_DIMENSIONS, Settings
-from fldb_flower.streams import AgentStreams, drawn, make_streams
 
 FloatArray = NDArray[np.float64]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from fldb_flower.bandit.streams import AgentStreams, drawn, make_streams, shared_generator
 from fldb_flower.environments.base import Contexts
 from fldb_flower.settings import Settings
-from fldb_flower.streams import AgentStreams, drawn, make_streams, shared_generator
 
 _EXCEEDED = 1e-9  # how probably a run draws a longer difference than max_difference says
 

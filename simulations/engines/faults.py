@@ -11,10 +11,10 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fldb_flower.messages import Answer
-from fldb_flower.records import unpack_vector
+from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.settings import Settings
-from fldb_flower.streams import keyed_generator
+from fldb_flower.wire.codec import Answer
+from fldb_flower.wire.records import unpack_vector
 from simulations.engines.grid import InProcessGrid, failure
 
 UNHEARD, LOST = "unheard", "lost"

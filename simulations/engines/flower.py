@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from fldb_flower.errors import FederationError
-from fldb_flower.experiment import STOPPED, StoppedError
-from fldb_flower.processes import (
+from fldb_flower.deployment.processes import (
     HOST,
     boxed,
     free_port,
@@ -24,7 +22,9 @@ from fldb_flower.processes import (
     toml,
     tool,
 )
-from fldb_flower.results import SUMMARY, default_directory, stop_requested
+from fldb_flower.errors import FederationError
+from fldb_flower.runs.experiment import STOPPED, StoppedError
+from fldb_flower.runs.results import SUMMARY, default_directory, stop_requested
 from fldb_flower.settings import Settings, to_flat
 
 _START_SECONDS = 60

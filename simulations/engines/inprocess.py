@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from fldb_flower.agents import block_size
-from fldb_flower.memory import require_agents
+from fldb_flower.federation.agents import block_size
 from fldb_flower.server_app import run_experiment
 from fldb_flower.settings import Settings, to_flat
+from fldb_flower.system.memory import require_agents
 from simulations.engines.faults import Faults, FaultyGrid
 from simulations.engines.grid import InProcessGrid
 

@@ -14,13 +14,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import Any
 
-from fldb_flower.agents import AgentGroup, block_size, blocks_of, total_of_blocks
-from fldb_flower.arrays import Array
-from fldb_flower.checkpoints import join_parts, part_of
 from fldb_flower.errors import FederationError
-from fldb_flower.federation import Broadcast, Upload
-from fldb_flower.memory import require_agents
+from fldb_flower.federation.agents import AgentGroup, block_size, blocks_of, total_of_blocks
+from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.linalg.arrays import Array
+from fldb_flower.runs.checkpoints import join_parts, part_of
 from fldb_flower.settings import Settings
+from fldb_flower.system.memory import require_agents
 
 _BLOCKS = 4  # in a shard, at least: enough work to be worth a message between processes
 _SHARDS = 64

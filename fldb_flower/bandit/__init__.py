@@ -1,0 +1,1 @@
+"""The dueling bandit: preference model, duels, random streams, selection, policies."""

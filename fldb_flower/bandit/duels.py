@@ -1,0 +1,122 @@
+"""The duels of a block of agents, kept until the server has counted them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
+
+
+class DuelLog:
+    """Duels in order of iteration; those after ``counted`` are fresh.
+
+    Differences are stored feature by feature, which makes passes over all duels three times
+    faster than duel by duel; what goes in and comes out has the usual shapes.
+
+    Parameters
+    ----------
+    agents, dimension : int
+        Sizes of the arrays.
+    keep : bool
+        Whether counted duels stay (FLDB-GD's loss is over all of them) or are dropped.
+    arrays : Arrays, optional
+        Where they are kept.
+    """
+
+    def __init__(
+        self, agents: int, dimension: int, *, keep: bool, arrays: Arrays | None = None
+    ) -> None:
+        self._arrays = arrays or Arrays()
+        self._agents = agents
+        self._keep = keep
+        self._start = 0  # iteration before the first one kept
+        self._kept = 0  # iterations kept
+        self.counted = 0  # the last iteration that the server has counted
+        self._differences = self._arrays.empty(dimension, agents)
+        self._preferences = self._arrays.empty(agents)
+        self._regrets = np.empty(1)  # one for each iteration, summed over agents
+
+    @property
+    def played(self) -> int:
+        """The last iteration played."""
+        return self._start + self._kept
+
+    def append(self, iterations: int) -> tuple[Array, Array, Array]:
+        """Add iterations and return what to fill in, agent by agent in each iteration.
+
+        Returns
+        -------
+        tuple of Array
+            Differences (iterations * agents, d), preferences (iterations * agents,), and the
+            regret of each iteration, summed over agents, (iterations,).
+        """
+        while self._kept + iterations > self._regrets.size:
+            self._differences = _doubled(self._differences)
+            self._preferences = _doubled(self._preferences)
+            self._regrets = _doubled(self._regrets)
+        first, self._kept = self._kept, self._kept + iterations
+        self._regrets[first : self._kept] = 0.0
+        place = self._span(first, self._kept)
+        return (
+            self._differences[:, place].T,
+            self._preferences[place],
+            self._regrets[first : self._kept],
+        )
+
+    def acknowledge(self, counted: int) -> None:
+        """Take note that the server has counted every duel up to iteration ``counted``."""
+        if counted <= self.counted:
+            return
+        self.counted = min(counted, self.played)
+        if self._keep:
+            return
+        drop = self.counted - self._start
+        left = self._kept - drop
+        if left:
+            old, new = self._span(drop, self._kept), self._span(0, left)
+            self._differences[:, new] = copy(self._differences[:, old])
+            self._preferences[new] = copy(self._preferences[old])
+            self._regrets[:left] = self._regrets[drop : self._kept].copy()
+        self._start, self._kept = self.counted, left
+
+    def fresh(self) -> tuple[Array, Array]:
+        """Differences (n, d) and preferences (n,) of the duels not yet counted."""
+        return self._duels(self.counted - self._start)
+
+    def all(self) -> tuple[Array, Array]:
+        """Differences (n, d) and preferences (n,) of all duels kept."""
+        return self._duels(0)
+
+    def fresh_regrets(self) -> Array:
+        """Regret of each iteration not yet counted, summed over agents."""
+        return self._regrets[self.counted - self._start : self._kept].copy()
+
+    def _duels(self, first: int) -> tuple[Array, Array]:
+        span = self._span(first, self._kept)
+        return self._differences[:, span].T, self._preferences[span]
+
+    def _span(self, first: int, last: int) -> slice:
+        return slice(first * self._agents, last * self._agents)
+
+    def state(self) -> dict[str, Array]:
+        """Return everything as arrays of their own, for :meth:`restore`."""
+        span = self._span(0, self._kept)
+        return {
+            "position": np.array([self._start, self.counted]),
+            "differences": to_numpy(copy(self._differences[:, span])),
+            "preferences": to_numpy(copy(self._preferences[span])),
+            "regrets": self._regrets[: self._kept].copy(),
+        }
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Take back what :meth:`state` returned."""
+        self._start, self.counted = (int(number) for number in state["position"])
+        self._kept = state["regrets"].size
+        if self._kept:
+            self._differences = self._arrays.make(np.array(state["differences"]))
+            self._preferences = self._arrays.make(np.array(state["preferences"]))
+            self._regrets = np.array(state["regrets"])
+
+
+def _doubled(array: Array) -> Array:
+    return namespace(array).concat([array, array], axis=-1)

@@ -1,0 +1,117 @@
+"""Applies the selection rule that the settings name, with the width and noise it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fldb_flower.bandit import theory
+from fldb_flower.bandit.selection.rules import Pair, colstim, maxinp, maxpairucb, thompson, ucb
+from fldb_flower.bandit.selection.scores import Width
+from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.linalg.arrays import Array, Arrays, namespace
+from fldb_flower.linalg.whiteners import Whitener
+from fldb_flower.settings import Settings
+
+STREAM = "selection"
+
+
+def gumbel_per_arm(streams: AgentStreams, iterations: int, shape: tuple[int, int]) -> Array:
+    """Draw standard Gumbel noise for each arm: (agents, iterations, arms)."""
+    uniform = streams.random(STREAM, iterations, shape[0])
+    xp = namespace(uniform)
+    return -xp.log(2.0**-54 - xp.log1p(-uniform))  # -log of an exponential; finite at 0 as well
+
+
+def normal_per_draw(streams: AgentStreams, iterations: int, shape: tuple[int, int]) -> Array:
+    """Draw standard normal noise for two draws of theta: (agents, iterations, 2, d)."""
+    return streams.standard_normal(STREAM, iterations, 2, shape[1])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A selection rule and what it needs.
+
+    Attributes
+    ----------
+    select : callable
+        ``select(features, theta, whitener, width, noise)``, see
+        :mod:`~fldb_flower.bandit.selection.rules`.
+    noise : callable or None
+        Draws noise from (streams, iterations, (arms, d)): (agents, iterations, ...). None: the rule
+        is deterministic.
+    """
+
+    select: Callable[[Array, Array, Whitener, Width, Array | None], Pair]
+    noise: Callable[[AgentStreams, int, tuple[int, int]], Array] | None = None
+
+
+RULES = {
+    "ucb": Rule(ucb),
+    "maxinp": Rule(maxinp),
+    "colstim": Rule(colstim, noise=gumbel_per_arm),
+    "maxpairucb": Rule(maxpairucb),
+    "thompson": Rule(thompson, noise=normal_per_draw),
+}
+
+
+class Selector:
+    """Selects a block of agents' pairs, iteration by iteration.
+
+    Parameters
+    ----------
+    settings : Settings
+        ``selection`` names the rule.
+    streams : AgentStreams
+        Streams of the block; the noise is the stream "selection".
+    arrays : Arrays, optional
+        What features and estimates are.
+    """
+
+    def __init__(
+        self, settings: Settings, streams: AgentStreams, arrays: Arrays | None = None
+    ) -> None:
+        self._arrays = arrays or Arrays()
+        self._settings = settings
+        self._streams = streams
+        self._rule = RULES[settings.selection]
+
+    def select(
+        self,
+        iterations: range,
+        features: Array,
+        theta: Array,
+        whitener: Whitener,
+        num_agents: int,
+    ) -> Pair:
+        """Return the two arms' numbers, each (rows,).
+
+        Parameters
+        ----------
+        iterations : range
+            From 1; each once, in order: the noise comes from streams.
+        features : Array
+            (rows, arms, d): a row for each agent in the first iteration, in the second, ...
+        theta, whitener : Array
+            See :mod:`~fldb_flower.bandit.selection.rules`: for all agents of the block, or one for
+            each if it is a single iteration.
+        num_agents : int
+            Agents whose duels are in W: N, or 1 for agents that learn alone.
+
+        Raises
+        ------
+        FloatingPointError
+            A feature, theta or W is NaN or infinite.
+        """
+        rule, settings = self._rule, self._settings
+        noise = None
+        if rule.noise is not None:
+            drawn = rule.noise(self._streams, len(iterations), features.shape[1:]).swapaxes(0, 1)
+            noise = self._arrays.make(drawn.reshape(-1, *drawn.shape[2:]))
+        widths = [theory.width(t, num_agents, settings) for t in iterations]
+        width: Width = widths[0]
+        if len(widths) > 1:
+            width = self._arrays.make(np.repeat(widths, len(features) // len(widths)))
+        return rule.select(features, theta, whitener, width, noise)

@@ -1,0 +1,240 @@
+"""Random streams that belong to agents.
+
+Every draw comes from a stream keyed by (seed, agents, name), never from global state, so
+that a result does not depend on the engine, on the number of nodes, on the order of
+replies or on how many iterations are drawn at once.
+
+Where each draws little, consecutive agents, a *cohort*, share a stream, which gives each its own
+numbers in turn: with a generator for every agent, making and calling them would cost more than all
+else in a large run. A block that holds part of a cohort draws all its numbers and keeps its part.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fldb_flower.errors import SettingsError
+from fldb_flower.linalg.arrays import Array, Arrays, arrays_on, import_torch, namespace, to_numpy
+from fldb_flower.settings import Settings
+
+
+def keyed_generator(seed: int, *key: int | str) -> np.random.Generator:
+    """Return the generator of one key; SFC64 is NumPy's fastest for normal draws."""
+    return np.random.Generator(np.random.SFC64(keyed_seed(seed, *key)))
+
+
+def keyed_seed(seed: int, *key: int | str) -> np.random.SeedSequence:
+    """Return what the generator of one key is seeded with."""
+    words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in key]
+    return np.random.SeedSequence(seed, spawn_key=words)
+
+
+def shared_generator(seed: int, name: str) -> np.random.Generator:
+    """Return a generator for what all agents have in common, such as the true theta."""
+    return keyed_generator(seed, 0, name)
+
+
+def _checked_seed(seed: Any) -> int:
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or int(seed) < 0:
+        raise SettingsError(f"seed={seed!r} (from Python): must be a whole number, at least 0")
+    return int(seed)
+
+
+def check_agents(agents: Any, num_agents: int | None = None) -> None:
+    """Check that a block of agents holds consecutive ones, at least one, out of N.
+
+    Raises
+    ------
+    SettingsError
+        It does not.
+    """
+    valid = isinstance(agents, range) and agents.step == 1 and 0 <= agents.start < agents.stop
+    if not valid or (num_agents is not None and agents.stop > num_agents):
+        most = "" if num_agents is None else f", below num_agents={num_agents}"
+        raise SettingsError(
+            f"agents={agents!r} (from Python): must be a range of agents' numbers, at least one,"
+            f" from 0 on{most}"
+        )
+
+
+class AgentStreams:
+    """The streams of a contiguous block of agents, drawn as arrays.
+
+    A stream has a name and one kind of draw: use a name for one method and one shape.
+    Then drawing 8 iterations at once gives the same numbers as drawing one, 8 times.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the run, at least 0.
+    agents : range
+        The agents' numbers among all N of the federation.
+
+    Raises
+    ------
+    SettingsError
+        The seed or a number is below 0, or not whole; or there are no agents.
+    """
+
+    COHORT = 32  # agents that share a stream, at most: a power of two, as all cohorts' sizes are
+    NUMBERS = 800  # that a cohort draws at once, about: a node of one agent wastes the others'
+
+    def __init__(self, seed: int, agents: range) -> None:
+        check_agents(agents)
+        self.agents = agents
+        self._seed = _checked_seed(seed)
+        self._generators: dict[str, list[Any]] = {}
+
+    def _cohort(self, shape: tuple[int, ...]) -> int:
+        """Return how many agents share a stream of draws of this shape: a power of two."""
+        fitting = min(self.COHORT, self.NUMBERS // math.prod(shape))
+        return 1 << max(0, fitting.bit_length() - 1)
+
+    def _stream(self, name: str, cohorts: range) -> list[Any]:
+        if name not in self._generators:
+            self._generators[name] = [self._make(cohort, name) for cohort in cohorts]
+        return self._generators[name]
+
+    def _make(self, cohort: int, name: str) -> Any:
+        return keyed_generator(self._seed, 1, cohort, name)
+
+    def standard_normal(self, name: str, iterations: int, *shape: int) -> Array:
+        """Draw N(0, 1); shape (agents, iterations, *shape)."""
+        return self._draw(np.random.Generator.standard_normal, name, iterations, shape)
+
+    def random(self, name: str, iterations: int, *shape: int) -> Array:
+        """Draw uniformly from [0, 1); shape (agents, iterations, *shape)."""
+        return self._draw(np.random.Generator.random, name, iterations, shape)
+
+    def _draw(
+        self, draw: Callable[..., Any], name: str, iterations: int, shape: tuple[int, ...]
+    ) -> Array:
+        """Fill cohort by cohort, and in each iteration by iteration."""
+        size = self._cohort(shape)
+        cohorts = range(self.agents.start // size, -(-self.agents.stop // size))
+        skipped = self.agents.start - cohorts.start * size  # of the first cohort
+        numbers = self._empty(len(cohorts), iterations, size, *shape)
+        for generator, part in zip(self._stream(name, cohorts), numbers, strict=True):
+            self._fill(draw, generator, part)
+        # In this order in memory, as agents play iteration by iteration.
+        by_iteration = numbers.swapaxes(0, 1).reshape(iterations, -1, *shape)
+        return by_iteration[:, skipped : skipped + len(self.agents)].swapaxes(0, 1)
+
+    def _empty(self, *shape: int) -> Array:
+        return np.empty(shape)
+
+    @staticmethod
+    def _fill(draw: Callable[..., Any], generator: Any, out: Array) -> None:
+        draw(generator, out=out)
+
+    def logistic(self, name: str, iterations: int) -> Array:
+        """Draw from the standard logistic distribution; shape (agents, iterations).
+
+        ``logistic < z`` has probability ``mu(z)``: how a preference is drawn.
+        """
+        uniform = self.random(name, iterations)
+        xp = namespace(uniform)
+        return xp.log((uniform + 2.0**-54) / (1.0 - uniform))  # finite at 0 as well
+
+    def permutations(self, name: str, iterations: int, size: int, count: int) -> Array:
+        """Draw ``count`` different numbers below ``size``; (agents, iterations, count).
+
+        Each draw takes the r-th number not yet taken, so that ``count`` uniform numbers
+        are enough whatever the ``size``.
+        """
+        uniform = self.random(name, iterations, count)
+        xp = namespace(uniform)
+        left = xp.asarray(size - np.arange(count), dtype=uniform.dtype, device=uniform.device)
+        ranks = xp.astype(uniform * left, xp.int64)
+        for position in range(1, count):
+            taken = xp.sort(ranks[..., :position], axis=-1)
+            for earlier in range(position):
+                ranks[..., position] += ranks[..., position] >= taken[..., earlier]
+        return ranks
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return each stream's position: name -> (cohorts, words)."""
+        return {
+            name: np.stack([self._position(generator) for generator in generators])
+            for name, generators in self._generators.items()
+        }
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to the positions that :meth:`state` returned."""
+        self._generators = {name: [self._at(row) for row in rows] for name, rows in state.items()}
+
+    @staticmethod
+    def _position(generator: Any) -> NDArray[Any]:
+        words: NDArray[np.uint64] = generator.bit_generator.state["state"]["state"]
+        return words
+
+    def _at(self, position: NDArray[Any]) -> Any:
+        generator = np.random.Generator(np.random.SFC64(0))
+        state: Any = generator.bit_generator.state
+        state["state"]["state"] = position
+        generator.bit_generator.state = state
+        return generator
+
+
+class TorchStreams(AgentStreams):
+    """Streams drawn by PyTorch, where the arrays are: other numbers than NumPy's, made faster.
+
+    Cohorts are larger, as one call on a GPU draws a million numbers as fast as ten.
+    """
+
+    COHORT = 4096
+    NUMBERS = 2**18
+
+    def __init__(self, seed: int, agents: range, arrays: Arrays) -> None:
+        super().__init__(seed, agents)
+        self._arrays = arrays
+        self._torch = import_torch("rng=torch", "rng=numpy")
+
+    def _make(self, cohort: int, name: str) -> Any:
+        words = keyed_seed(self._seed, 1, cohort, name).generate_state(1, np.uint64)
+        generator = self._torch.Generator(self._arrays.options["device"])
+        return generator.manual_seed(int(words[0] >> np.uint64(1)))
+
+    def standard_normal(self, name: str, iterations: int, *shape: int) -> Array:
+        """Draw N(0, 1); shape (agents, iterations, *shape)."""
+        return self._draw(self._torch.randn, name, iterations, shape)
+
+    def random(self, name: str, iterations: int, *shape: int) -> Array:
+        """Draw uniformly from [0, 1); shape (agents, iterations, *shape)."""
+        return self._draw(self._torch.rand, name, iterations, shape)
+
+    def _empty(self, *shape: int) -> Array:
+        return self._arrays.empty(*shape)
+
+    @staticmethod
+    def _fill(draw: Callable[..., Any], generator: Any, out: Array) -> None:
+        for row in out:  # several iterations at once would be other numbers
+            draw(row.shape, generator=generator, out=row)
+
+    @staticmethod
+    def _position(generator: Any) -> NDArray[Any]:
+        return to_numpy(generator.get_state())
+
+    def _at(self, position: NDArray[Any]) -> Any:
+        generator = self._torch.Generator(self._arrays.options["device"])
+        generator.set_state(self._torch.from_numpy(np.array(position)))
+        return generator
+
+
+def make_streams(settings: Settings, agents: range) -> AgentStreams:
+    """Return the streams of a block of agents, drawn by what the setting ``rng`` names."""
+    if settings.rng == "torch":
+        return TorchStreams(settings.seed, agents, arrays_on(settings.device))
+    return AgentStreams(settings.seed, agents)
+
+
+def drawn(settings: Settings) -> Arrays:
+    """Return where an environment's draws are, and so its tables should be."""
+    return arrays_on(settings.device) if settings.rng == "torch" else Arrays()

@@ -1,0 +1,120 @@
+"""Flower's processes on this machine: their commands, their ports, how settings are spelled."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import socket
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from fldb_flower.errors import FederationError
+
+HOST = "127.0.0.1"
+_PORTS = range(20_000, 32_000)
+_BORDER = re.compile(r"[\u2500-\u259f]+")  # box-drawing and block characters
+_BOX = re.compile(r"^\s*[╭┌┏╔][^\n]*\n(.*?)^\s*[╰└┗╚]", re.MULTILINE | re.DOTALL)
+_WORD = re.compile(r"\w")
+
+
+def tool(name: str) -> str:
+    """Return the command of this Python's environment, activated or not.
+
+    Raises
+    ------
+    FederationError
+        It is not installed.
+    """
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise FederationError(f"{name} is not installed beside {sys.executable}")
+    return found
+
+
+def project_folder(what: str) -> Path:
+    """Return the folder that ``flwr run`` takes: a checkout of this project.
+
+    Parameters
+    ----------
+    what : str
+        What needs it, for the error.
+
+    Raises
+    ------
+    FederationError
+        This is an installation without ``pyproject.toml``, such as a wheel.
+    """
+    folder = Path(__file__).parents[2]
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        project = {}
+    if project.get("project", {}).get("name") != "fldb-flower":
+        raise FederationError(
+            f"{what} needs a checkout of fldb-flower, and {folder} is none: clone the repository"
+            " and install it with pip install -e DIRECTORY"
+        )
+    return folder
+
+
+def own_environment() -> dict[str, str]:
+    """Return the environment for processes of Flower's: ours, less what is meant for this one.
+
+    Jupyter sets a Matplotlib backend that other processes may not have; a SuperLink would keep
+    it for all of its runs.
+    """
+    return {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+
+
+def last_words(output: str) -> str:
+    """Return the last line of a program's output that has words, without borders; "" if none."""
+    lines = (_BORDER.sub(" ", line).strip() for line in reversed(output.splitlines()))
+    return next((line for line in lines if _WORD.search(line)), "")
+
+
+def boxed(output: str) -> str:
+    """Return the text in the last box that a program drew, on one line; "" if there is none."""
+    boxes = _BOX.findall(output)
+    return " ".join(_BORDER.sub(" ", boxes[-1]).split()) if boxes else ""
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on.
+
+    It is below those that the system gives to connections: one of them could take it before we
+    do, and who asks for a port in vain until somebody listens there could meet himself.
+
+    Raises
+    ------
+    FederationError
+        There is none.
+    """
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as server, contextlib.suppress(OSError):
+            server.bind((HOST, port))
+            return port
+    raise FederationError(f"no port of {_PORTS.start} to {_PORTS.stop} is free")
+
+
+def is_open(port: int) -> bool:
+    """Whether somebody listens on a port of this machine."""
+    with socket.socket() as client:
+        return client.connect_ex((HOST, port)) == 0
+
+
+def toml(values: Mapping[str, object]) -> str:
+    """Spell settings as ``--run-config`` and ``--node-config`` take them."""
+    return " ".join(f"{key}={_toml(value)}" for key, value in values.items())
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, int | float) else json.dumps(str(value))

@@ -1,0 +1,1 @@
+"""The exchange between server and agents, and groups of agents."""

@@ -1,0 +1,234 @@
+"""The one primitive: ``federation.exchange(broadcast) -> upload``.
+
+An exchange is one trip server -> agents -> server. An algorithm calls it, once a round or more
+often; what carries the trip (a call, Flower messages in one process, Ray,
+devices) is a subclass of :class:`Federation` and unknown to the algorithm.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fldb_flower.bandit import preference
+from fldb_flower.errors import DataError
+from fldb_flower.federation.history import History
+from fldb_flower.linalg.arrays import LARGEST, Array
+from fldb_flower.linalg.forms import Form, form_of
+from fldb_flower.linalg.whiteners import Whitener
+
+Scope = Literal["fresh", "all"]
+
+
+@dataclass
+class Play:
+    """Which iterations to play before answering, and with what estimate.
+
+    Attributes
+    ----------
+    first, last : int
+        Iterations first..last, from 1, both included.
+    theta_sync : Array or None
+        Estimate that selects arms, (d,). None: the agents learn alone or not at all.
+    information : Array or None
+        W_sync, symmetric positive definite: (d, d), or as :mod:`fldb_flower.linalg.forms` says.
+    """
+
+    first: int
+    last: int
+    theta_sync: Array | None = None
+    information: Array | None = None
+
+    @cached_property
+    def whitener(self) -> Whitener:
+        """C with ``||x||_{W_sync^-1} = ||x C||``, computed once for all agents.
+
+        Raises
+        ------
+        DataError
+            W_sync is not positive definite.
+        """
+        try:
+            return form_of(self.information).whiten(self.information)
+        except np.linalg.LinAlgError:
+            raise DataError(
+                "W_sync is not positive definite: lambda / kappa_mu is lost among rounding errors"
+                " of what was learned; a larger lambda, or wire=float64, helps"
+            ) from None
+
+
+class Broadcast(NamedTuple):
+    """What the server sends in one exchange.
+
+    Attributes
+    ----------
+    play : Play or None
+        Iterations to play first, if any.
+    theta_hat : Array or None
+        Point at which gradients are taken, (d,). None: report regret only, learn nothing
+        (not counted as an exchange).
+    scope : {"fresh", "all"}
+        Statistics over the duels not yet acknowledged, or over all duels so far.
+    hessian, loss : bool
+        Whether to return the Hessian and the loss as well.
+    robust : bool
+        Whether the gradient will do as what most nodes agree on (the setting ``robust``), not
+        exactly the sum. For the server alone: it does not travel.
+    """
+
+    play: Play | None
+    theta_hat: Array | None
+    scope: Scope = "fresh"
+    hessian: bool = False
+    loss: bool = False
+    robust: bool = False
+
+
+class Regrets(NamedTuple):
+    """Regret of consecutive iterations, summed over a block of agents (simulation only).
+
+    Attributes
+    ----------
+    first : int
+        Iteration of the first number.
+    agents : int
+        Number of agents summed over.
+    sums : Array
+        Instantaneous regret of each iteration, (iterations,).
+    """
+
+    first: int
+    agents: int
+    sums: Array
+
+
+class Upload(NamedTuple):
+    """What comes back: sums over the agents' duels, never an arm or an answer.
+
+    Attributes
+    ----------
+    num_duels : int
+        Duels that ``gradient``, ``hessian`` and ``loss`` are sums over.
+    gradient : Array
+        Gradient of the loss at theta_hat, (d,).
+    information : Array
+        W_new over the duels not yet acknowledged, (d, d) or in another form.
+    hessian : Array or None
+        Hessian of the loss at theta_hat, in the same form.
+    loss : float or None
+        Loss at theta_hat.
+    regrets : tuple of Regrets
+        Regret of the iterations not yet acknowledged, a block of agents each.
+    """
+
+    num_duels: int
+    gradient: Array
+    information: Array
+    hessian: Array | None
+    loss: float | None
+    regrets: tuple[Regrets, ...]
+
+
+def statistics(
+    broadcast: Broadcast, differences: Array, preferences: Array, fresh: Array, form: Form
+) -> Upload:
+    """Sum what a broadcast asks for over duels (Algorithm 1, lines 7 to 11).
+
+    Parameters
+    ----------
+    broadcast : Broadcast
+        Says where, and what. Without ``theta_hat`` no duel is looked at.
+    differences, preferences : Array
+        Of the duels in the broadcast's scope, (n, d) and (n,).
+    fresh : Array
+        Differences of the duels not yet acknowledged, (m, d): W_new is theirs.
+    form : Form
+        Which W_new and the Hessian take.
+    """
+    theta = broadcast.theta_hat
+    if theta is None:
+        return Upload(0, np.zeros(form.dimension), form.zeros(), None, None, ())
+    hessian = loss = None
+    if broadcast.hessian:
+        gradient, hessian = preference.derivatives(theta, differences, preferences, form)
+    else:
+        gradient = preference.gradient(theta, differences, preferences)
+    if broadcast.loss:
+        loss = float(preference.loss(theta, differences, preferences))
+    information = preference.information(fresh, form)
+    return Upload(len(preferences), gradient, information, hessian, loss, ())
+
+
+def total(uploads: Sequence[Upload]) -> Upload:
+    """Sum uploads in the order given, which must not depend on when they arrived."""
+    if len(uploads) == 1:
+        return uploads[0]
+    form = form_of(uploads[0].information)
+    hessians = [upload.hessian for upload in uploads if upload.hessian is not None]
+    losses = [upload.loss for upload in uploads if upload.loss is not None]
+    return Upload(
+        num_duels=sum(upload.num_duels for upload in uploads),
+        gradient=functools.reduce(operator.add, [upload.gradient for upload in uploads]),
+        information=form.total([upload.information for upload in uploads]),
+        hessian=form.total(hessians) if hessians else None,
+        loss=sum(losses) if losses else None,
+        regrets=tuple(regrets for upload in uploads for regrets in upload.regrets),
+    )
+
+
+class Federation(ABC):
+    """Agents that can be reached by exchanges.
+
+    Parameters
+    ----------
+    history : History
+        Where exchanges, bytes and regret are counted as they happen.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self._last: Upload | None = None
+
+    def exchange(self, broadcast: Broadcast) -> Upload:
+        """Send a broadcast, let the agents play and answer, and return the sum of uploads.
+
+        Raises
+        ------
+        FloatingPointError
+            ``theta_hat`` is not finite, or too large to be squared; nothing was sent.
+        """
+        theta = broadcast.theta_hat
+        if theta is not None and not (np.abs(theta) <= LARGEST).all():
+            raise FloatingPointError(f"theta_hat is not finite, or above {LARGEST:g}")
+        upload = self._trip(broadcast)
+        self._last = upload
+        play = broadcast.play
+        iterations = None if play is None else (play.first, play.last)
+        self.history.count_exchange(iterations, learns=broadcast.theta_hat is not None)
+        return upload
+
+    def acknowledge(self) -> None:
+        """Count the last upload: its duels are no longer fresh, its regret is recorded.
+
+        The agents learn of it with the next broadcast; until then they keep the duels.
+        """
+        assert self._last is not None, "nothing was exchanged yet"
+        for regrets in self._last.regrets:
+            self.history.add_regrets(regrets.first, regrets.agents, regrets.sums)
+        self._confirm()
+        self.history.report()
+
+    @abstractmethod
+    def _trip(self, broadcast: Broadcast) -> Upload:
+        """Carry one exchange."""
+
+    @abstractmethod
+    def _confirm(self) -> None:
+        """Remember that the last upload is counted, for the next broadcast."""

@@ -1,0 +1,1 @@
+"""Arrays of any kind, matrices in three forms, and whiteners."""

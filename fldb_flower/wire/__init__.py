@@ -1,0 +1,1 @@
+"""Broadcasts and uploads as bytes and as Flower's records."""
