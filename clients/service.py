@@ -14,8 +14,11 @@ from __future__ import annotations
 if __name__ == "__main__":  # before what takes long to import
     try:
         from fldb_flower.system import startup
-    except ImportError as error:
-        raise SystemExit(f"error: {error}: another module has this project's name") from None
+    except ImportError:
+        import fldb_flower
+
+        found = f"error: {fldb_flower.__file__} shadows fldb-flower's package 'fldb_flower'"
+        raise SystemExit(f"{found}: rename it") from None
     startup.begin()
     startup.require("python -m clients.service", "service", "fastapi", "uvicorn", "fastapi_offline")
 
