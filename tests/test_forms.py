@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fldb_flower import environments
 from fldb_flower.algorithms import base
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.selection import RULES, norms
 from fldb_flower.environments import Contexts
@@ -272,9 +273,9 @@ def test_w_stays_positive_definite_through_single_precision(name):
         )
         information = form.total([information, received.information])
     vector, ask = encode_broadcast(
-        Broadcast(Play(1, 2, np.zeros(40), information), None), "float32"
+        Broadcast(Play(1, 2, Estimate(np.zeros(40), information)), None), "float32"
     )
-    for matrix in (information, decode_broadcast(vector, ask, form).play.information):
+    for matrix in (information, decode_broadcast(vector, ask, form).play.estimate.information):
         assert lowest(dense(matrix)) > 0.999 * ridge
         form.whiten(matrix)
 
@@ -286,7 +287,7 @@ def test_messages_come_back_in_every_form_and_precision(name, wire):
     rows, y = some_rows(0, 9), rng.random(9).round()
     theta = rng.standard_normal(6)
     information = form.total([form.identity(0.1), form.gram(rows)])
-    sent = Broadcast(Play(2, 4, theta, information), theta, hessian=True, loss=True)
+    sent = Broadcast(Play(2, 4, Estimate(theta, information)), theta, hessian=True, loss=True)
     vector, ask = encode_broadcast(sent, wire)
     assert vector.dtype == wire
     assert vector.size == 6 + 6 + form.size
@@ -294,9 +295,10 @@ def test_messages_come_back_in_every_form_and_precision(name, wire):
     got = decode_broadcast(vector, ask, form)
     error = 1e-15 if wire == "float64" else 6e-7
     np.testing.assert_allclose(got.theta_hat, theta, rtol=error)
-    np.testing.assert_allclose(got.play.theta_sync, theta, rtol=error)
-    np.testing.assert_allclose(got.play.information, information, rtol=error, atol=20 * error)
-    assert got.theta_hat.dtype == got.play.information.dtype == np.float64
+    estimate = got.play.estimate
+    np.testing.assert_allclose(estimate.theta_sync, theta, rtol=error)
+    np.testing.assert_allclose(estimate.information, information, rtol=error, atol=20 * error)
+    assert got.theta_hat.dtype == estimate.information.dtype == np.float64
 
     upload = statistics(sent, rows, y, rows, form)
     back = encode_statistics(upload, sent, wire)
@@ -474,7 +476,7 @@ def test_a_sketch_of_nothing_in_single_precision_is_nothing():
 @every_form
 def test_what_single_precision_cannot_hold_is_said(name):
     form = FORMS[name]
-    play = Play(1, 2, np.zeros(6), form.identity(1e40))
+    play = Play(1, 2, Estimate(np.zeros(6), form.identity(1e40)))
     with pytest.raises(FederationError, match=r"too large for wire=float32.*use wire=float64"):
         encode_broadcast(Broadcast(play, None), "float32")
     vector, ask = encode_broadcast(Broadcast(play, None))
@@ -482,7 +484,7 @@ def test_what_single_precision_cannot_hold_is_said(name):
     with pytest.raises(ValueError, match="not finite"):
         decode_broadcast(vector, ask, form)
     with pytest.raises(DataError, match="W_sync is not positive definite"):
-        _ = Play(1, 2, np.zeros(6), form.zeros()).whitener
+        _ = Estimate(np.zeros(6), form.zeros()).whitener
 
 
 # --- runs --------------------------------------------------------------------------------------

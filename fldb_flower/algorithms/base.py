@@ -10,6 +10,7 @@ import numpy as np
 from fldb_flower.algorithms import schedules
 from fldb_flower.algorithms.estimation import SINGLE_TOLERANCE, TOLERANCE, Minimum, newton
 from fldb_flower.algorithms.schedules import Round
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.federation.exchange import Broadcast, Federation, Play, Upload
 from fldb_flower.linalg.arrays import Array
@@ -55,7 +56,7 @@ class Algorithm(ABC):
 
     def play(self, turn: Round) -> Play:
         """Return what the agents are told to play in a round."""
-        return Play(turn.first, turn.last, self.theta_sync, self.information)
+        return Play(turn.first, turn.last, Estimate(self.theta_sync, self.information))
 
     def round(self, federation: Federation, turn: Round) -> None:
         """Let the agents play a round, learn from its duels and acknowledge them.

@@ -140,7 +140,8 @@ class AgentBlock:
     def _play(self, play: Play) -> None:
         # Iterations whose broadcast never arrived are played with what was known then.
         self._play_up_to(play.first - 1)
-        self._policy.receive(play)
+        if play.estimate is not None:
+            self._policy.receive(play.estimate)
         self._play_up_to(play.last)
 
     def _play_up_to(self, last: int) -> None:

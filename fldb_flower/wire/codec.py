@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast, Play, Regrets, Upload
 from fldb_flower.linalg.arrays import Array
@@ -107,7 +108,7 @@ class UploadError(Exception):
 def broadcast_size(broadcast: Broadcast, form: Form) -> int:
     """Return how many numbers the broadcast's vector holds."""
     play = broadcast.play
-    has_estimate = play is not None and play.theta_sync is not None
+    has_estimate = play is not None and play.estimate is not None
     return _broadcast_size(form, broadcast.theta_hat is not None, has_estimate)
 
 
@@ -150,12 +151,13 @@ def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vecto
     play, parts = broadcast.play, []
     if broadcast.theta_hat is not None:
         parts.append(broadcast.theta_hat)
-    if play is not None and play.theta_sync is not None:
-        parts += [play.theta_sync, form_of(play.information).pack(play.information)]
+    if play is not None and play.estimate is not None:
+        information = play.estimate.information
+        parts += [play.estimate.theta_sync, form_of(information).pack(information)]
     ask = Ask(
         first=0 if play is None else play.first,
         last=0 if play is None else play.last,
-        estimate=int(play is not None and play.theta_sync is not None),
+        estimate=int(play is not None and play.estimate is not None),
         statistics=int(broadcast.theta_hat is not None),
         everything=int(broadcast.scope == "all"),
         hessian=int(broadcast.hessian),
@@ -200,7 +202,8 @@ def decode_broadcast(vector: Vector, ask: Ask, form: Form) -> Broadcast:
     theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * bool(ask.statistics)])
     play = None
     if ask.estimate:
-        play = Play(ask.first, ask.last, rest[:d], _matrix(vector[-form.size :], form))
+        estimate = Estimate(rest[:d], _matrix(vector[-form.size :], form))
+        play = Play(ask.first, ask.last, estimate)
     elif ask.last:
         play = Play(ask.first, ask.last)
     return Broadcast(
