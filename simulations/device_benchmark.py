@@ -117,7 +117,7 @@ def _million(path: Path) -> list[tuple[str, float]]:
         def statistics_after(start: int) -> None:
             duels = store.evidence(start, store.cut(start, 1))
             preference.derivatives(np.ones(_FEW), duels.differences, duels.preferences)
-            preference.information(duels.differences)
+            preference.gram(duels.differences)
 
         return [
             (

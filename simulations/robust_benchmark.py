@@ -77,7 +77,7 @@ class LyingAgents(DirectFederation):
             x, y = differences[:, agent], preferences[:, agent]
             gradient, hessian = preference.derivatives(broadcast.theta_hat, x, y)
             hessian = hessian if broadcast.hessian else None
-            uploads.append(Upload(len(x), gradient, preference.information(x), hessian, None, ()))
+            uploads.append(Upload(len(x), gradient, preference.gram(x), hessian, None, ()))
         return uploads
 
     def _reported(self) -> tuple[Numbers, Numbers]:

@@ -108,7 +108,7 @@ def test_with_a_hessian_up_to_d_duels_can_be_read_from_one_upload(tmp_path, n, d
 def statistics(theta, x, y):
     gradient, hessian = preference.derivatives(theta, x, y)
     upper = np.triu_indices(x.shape[1])
-    return np.concatenate([gradient, preference.information(x)[upper], hessian[upper]])
+    return np.concatenate([gradient, preference.gram(x)[upper], hessian[upper]])
 
 
 def test_five_duels_in_three_dimensions_are_not_unique_without_a_hessian():

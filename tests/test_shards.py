@@ -148,6 +148,7 @@ def test_processes_end_with_the_one_that_they_work_for():
 FORGETS = """
 import fldb_flower.federation.agents as agents
 agents._BLOCK_NUMBERS = 1
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Broadcast, Play
 from fldb_flower.settings import from_nested
 from simulations.engines.shards import Shards

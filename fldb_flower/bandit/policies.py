@@ -54,7 +54,7 @@ class Policy(Protocol):
         """Take back what :meth:`state` returned."""
 
 
-class Synchronized:
+class CommonEstimatePolicy:
     """Selects with theta_sync and W_sync of the last broadcast (Algorithm 1, lines 4 and 5)."""
 
     waits = True
@@ -90,7 +90,7 @@ class Synchronized:
         self.receive(Estimate(state["theta_sync"], state["information"]))
 
 
-class Alone:
+class LocalEstimatesPolicy:
     """LDB: each agent selects with its own theta_i and W_i, and learns from its own duels.
 
     Of W_i it keeps the whitener alone, and updates it.
@@ -129,7 +129,7 @@ class Alone:
         self._whiteners = self._arrays.make(np.array(state["whiteners"]))
 
 
-class Uniform:
+class UniformPolicy:
     """Draws each pair uniformly among the pairs of different arms."""
 
     waits = True
@@ -160,11 +160,13 @@ class Uniform:
 
 
 _TABLE: dict[str, Callable[[Settings, AgentStreams, Arrays], Policy]] = {
-    "ldb": Alone,
-    "random": Uniform,
+    "ldb": LocalEstimatesPolicy,
+    "random": UniformPolicy,
 }
 
 
 def make_policy(settings: Settings, streams: AgentStreams, arrays: Arrays | None = None) -> Policy:
     """Return the policy that the settings' algorithm calls for, working on arrays of one kind."""
-    return _TABLE.get(settings.algorithm, Synchronized)(settings, streams, arrays or Arrays())
+    return _TABLE.get(settings.algorithm, CommonEstimatePolicy)(
+        settings, streams, arrays or Arrays()
+    )

@@ -140,7 +140,7 @@ def statistics(
         gradient = preference.gradient(theta, differences, preferences)
     if broadcast.loss:
         loss = float(preference.loss(theta, differences, preferences))
-    information = preference.information(fresh, form)
+    information = preference.gram(fresh, form)
     return Upload(len(preferences), gradient, information, hessian, loss, ())
 
 
