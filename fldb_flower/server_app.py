@@ -15,8 +15,8 @@ from fldb_flower.runs.results import RunDirectory, default_directory, is_finishe
 from fldb_flower.settings import Settings, from_flat
 from strategies import make_strategy
 from strategies.device_results import DeviceDirectory
-from strategies.device_server import DeviceServer
-from strategies.devices import Devices
+from strategies.device_rounds import DeviceServer
+from strategies.device_nodes import Devices
 
 app = ServerApp()
 _LOG = getLogger("flwr")

@@ -6,8 +6,8 @@ from fldb_flower import algorithms
 from fldb_flower.federation.history import History
 from fldb_flower.settings import Settings
 from strategies.dueling import DuelingStrategy
-from strategies.members import Members
-from strategies.simulated import SimulatedNodes
+from strategies.nodes import Members
+from strategies.simulated_nodes import SimulatedNodes
 
 
 class FLDBOGD(DuelingStrategy):

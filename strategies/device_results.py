@@ -15,7 +15,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from fldb_flower.settings import Settings, to_flat
 from fldb_flower.system.files import replace_file
-from strategies.devices import Devices, Mark, short_name
+from strategies.device_nodes import Devices, Mark, short_name
 from strategies.dueling import DuelingStrategy
 
 CHECKPOINT, MODEL, SUMMARY, CONFIG = "checkpoint.bin", "model.json", "summary.json", "config.json"

@@ -25,8 +25,8 @@ from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import Ask, UploadError, encode_broadcast, traffic
 from fldb_flower.wire.records import content_bytes, pack_vector
-from strategies.members import Contribution, Members
-from strategies.simulated import SimulatedNodes
+from strategies.nodes import Contribution, Members
+from strategies.simulated_nodes import SimulatedNodes
 from strategies.transport import Patience, Watch, ignore, send_and_receive
 
 if TYPE_CHECKING:

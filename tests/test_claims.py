@@ -20,8 +20,8 @@ from fldb_flower.wire.codec import Answer
 from fldb_flower.wire.records import pack_vector
 from simulations.engines.grid import InProcessGrid
 from strategies import make_strategy, transport
-from strategies.devices import Devices
-from strategies.simulated import SimulatedNodes
+from strategies.device_nodes import Devices
+from strategies.simulated_nodes import SimulatedNodes
 
 PARTITION, PARTITIONS = 1, 2  # places in an answer's numbers
 AGENTS, NODES = 8, 4

@@ -43,7 +43,7 @@ from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
 from fldb_flower.errors import FederationError
 from fldb_flower.linalg.forms import unpack_symmetric
 from fldb_flower.wire.devices import DeviceAnswer
-from strategies.devices import short_name
+from strategies.device_nodes import short_name
 
 pytestmark = pytest.mark.xdist_group("deployment")  # one federation at a time
 ROOT = Path(__file__).parent.parent

@@ -35,8 +35,8 @@ from fldb_flower.wire.codec import decode_statistics, encode_broadcast
 from simulations.engines.inprocess import InProcessGrid
 from strategies import device_server, make_strategy, transport
 from strategies.device_results import DeviceDirectory
-from strategies.device_server import DeviceServer
-from strategies.devices import Devices, short_name
+from strategies.device_rounds import DeviceServer
+from strategies.device_nodes import Devices, short_name
 
 D = 3
 BASE = {

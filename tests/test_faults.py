@@ -23,7 +23,7 @@ from simulations.engines import inprocess, vectorized
 from simulations.engines.faults import LOST, UNHEARD, Faults, FaultyGrid
 from simulations.engines.grid import InProcessGrid
 from strategies import make_strategy, transport
-from strategies.simulated import SimulatedNodes
+from strategies.simulated_nodes import SimulatedNodes
 
 SMALL = {"num_agents": 7, "horizon": 12, "num_arms": 4, "dimension": 3, "tau": 3, "quorum": 0.3}
 TRANSPORT = ("late", "duplicate", "reorder", "crash")

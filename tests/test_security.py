@@ -24,8 +24,8 @@ from fldb_flower.linalg.forms import Full
 from fldb_flower.settings import from_flat, from_nested
 from fldb_flower.wire.codec import UploadError, decode_statistics, encode_broadcast
 from fldb_flower.wire.records import pack_vector, unpack_vector
-from strategies.devices import Devices
-from strategies.simulated import SimulatedNodes
+from strategies.device_nodes import Devices
+from strategies.simulated_nodes import SimulatedNodes
 
 property_test = settings(deadline=None, derandomize=True, max_examples=200)
 

@@ -15,7 +15,7 @@ from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import AUTO, Settings
 from fldb_flower.wire.codec import Ask, UploadError, decode_statistics
 from fldb_flower.wire.devices import DeviceAnswer
-from strategies.members import Contribution, Members, read_reply, with_acknowledgement
+from strategies.nodes import Contribution, Members, read_reply, with_acknowledgement
 
 _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
 _NEW = -1  # `upto`: the device decides where its upload ends

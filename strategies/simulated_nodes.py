@@ -18,7 +18,7 @@ from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import Answer, Ask, UploadError, decode_upload
-from strategies.members import Contribution, Members, read_reply, with_acknowledgement
+from strategies.nodes import Contribution, Members, read_reply, with_acknowledgement
 from strategies.transport import poll_for_replies
 
 _MIB = 2**20

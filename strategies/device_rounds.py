@@ -13,7 +13,7 @@ from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.settings import Settings
 from strategies.device_results import DeviceDirectory, RoundRow
-from strategies.devices import Devices, Mark
+from strategies.device_nodes import Devices, Mark
 from strategies.dueling import DuelingStrategy
 
 _LOOK_SECONDS = 0.2
