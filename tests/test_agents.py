@@ -14,7 +14,7 @@ from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError
 from fldb_flower.federation import agents as agents_module
 from fldb_flower.federation.agents import AgentGroup, agents_of_node
-from fldb_flower.federation.exchange import Broadcast, Play, total
+from fldb_flower.federation.exchange import Broadcast, PlayRequest, total
 from fldb_flower.settings import SELECTIONS, from_nested
 from fldb_flower.wire.codec import pack_arrays, unpack_arrays
 
@@ -206,7 +206,7 @@ def test_ldb_is_algorithm_1_of_one_agent_with_scikit_learns_estimate():
     linear_model = pytest.importorskip("sklearn.linear_model")
     chosen = small(algorithm="ldb", seed=2, kappa_mu=0.1, **{"lambda": 1.0})
     group = AgentGroup(chosen, range(N))
-    group.answer(Broadcast(Play(1, T), None), 0)
+    group.answer(Broadcast(PlayRequest(1, T), None), 0)
     differences = log_of(group)[0].reshape(T, N, D)
     for agent in range(N):
         features, rewards, noise = world(chosen, agent)
@@ -231,7 +231,7 @@ def test_ldb_is_algorithm_1_of_one_agent_with_scikit_learns_estimate():
 def test_random_pairs_are_different_arms_and_need_no_estimate():
     chosen = small(algorithm="random", num_arms=3, horizon=40)
     group = AgentGroup(chosen, range(N))
-    group.answer(Broadcast(Play(1, 40), None), 0)
+    group.answer(Broadcast(PlayRequest(1, 40), None), 0)
     assert (np.abs(log_of(group)[0]).sum(axis=1) > 0).all()
 
 

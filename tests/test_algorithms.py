@@ -14,7 +14,7 @@ from fldb_flower.algorithms import run_algorithm
 from fldb_flower.algorithms.schedules import geometric, periodic, round_ends
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Federation, Play, Regrets, Upload
+from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Regrets, Upload
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
 from simulations.engines.vectorized import DirectFederation, run
@@ -276,7 +276,7 @@ def test_agents_alone_exchange_nothing_and_report_every_regret_once(algorithm, h
     assert iterations == list(range(1, horizon + 1))
     assert len(federation.trips) <= 50
     group = AgentGroup(settings, range(3))
-    (whole,) = group.answer(Broadcast(Play(1, horizon), None), 0).regrets
+    (whole,) = group.answer(Broadcast(PlayRequest(1, horizon), None), 0).regrets
     np.testing.assert_allclose(
         federation.history.cumulative_regret, np.cumsum(whole.sums) / 3, rtol=1e-12
     )

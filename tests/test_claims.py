@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.agents import agents_of_node
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_flat, from_nested, to_flat
-from fldb_flower.wire.codec import Answer
+from fldb_flower.wire.codec import UploadHeader
 from fldb_flower.wire.records import pack_vector
 from simulations.engines.grid import InProcessGrid
 from strategies import make_strategy, transport
-from strategies.devices import Devices
-from strategies.simulated import SimulatedNodes
+from strategies.device_nodes import DeviceNodes
+from strategies.simulated_nodes import SimulatedNodes
 
 PARTITION, PARTITIONS = 1, 2  # places in an answer's numbers
 AGENTS, NODES = 8, 4
@@ -42,7 +42,7 @@ def settings(**values):
 def reply(partition, partitions, agents=24):
     """Return an upload of iteration 1 that fits its claim: every agent showed one arm twice."""
     block = len(agents_of_node(partition, partitions, agents))
-    numbers = Answer(block, partition, partitions, block, 1, [0.0]).to_numbers()
+    numbers = UploadHeader(block, partition, partitions, block, 1, [0.0]).to_numbers()
     content = {
         "arrays": pack_vector(np.zeros(5)),  # gradient 2, triangle 3
         "numbers": MetricRecord({"answer": numbers, "exchange": 0}),
@@ -280,7 +280,7 @@ def introduction(device):
 
 def meet(known, claims, order, connected):
     """Let nodes introduce themselves; return who is refused, and which device is at which node."""
-    devices = Devices(from_flat({"mode": "devices", "algorithm": "fldb_ons"}, "a test"))
+    devices = DeviceNodes(from_flat({"mode": "devices", "algorithm": "fldb_ons"}, "a test"))
     devices.restore({"counted": {}, "duels": 0, "nodes": known})
     for node in order:
         if known.get(node) != claims[node]:

@@ -26,7 +26,7 @@ from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.errors import ConvergenceError, DataError, FldbError, SettingsError
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.runs.results import RunDirectory
 from fldb_flower.settings import Entry, Settings, from_nested, hydra_entries

@@ -19,7 +19,7 @@ from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.selection import RULES, norms
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError, SettingsError
-from fldb_flower.federation.exchange import Broadcast, Play, Upload, statistics, total
+from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics, total
 from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible
 from fldb_flower.linalg.forms import Diagonal, Full, Sketch, form_of, make_form

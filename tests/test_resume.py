@@ -23,7 +23,7 @@ from test_run import ROOT, call
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import CheckpointError, FederationError, OutputError
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History, Participation
 from fldb_flower.runs import experiment
 from fldb_flower.runs.checkpoints import load_checkpoint

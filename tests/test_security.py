@@ -19,14 +19,14 @@ from clients.store import DuelStore
 from fldb_flower.bandit import preference
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.forms import Full
 from fldb_flower.settings import from_flat, from_nested
 from fldb_flower.wire.codec import UploadError, decode_statistics, encode_broadcast
 from fldb_flower.wire.records import pack_vector, unpack_vector
-from strategies.devices import Devices
-from strategies.simulated import SimulatedNodes
+from strategies.device_nodes import DeviceNodes
+from strategies.simulated_nodes import SimulatedNodes
 
 property_test = settings(deadline=None, derandomize=True, max_examples=200)
 
@@ -384,7 +384,7 @@ def members():
     simulation = from_nested({"num_agents": 4, "dimension": 2, "horizon": 6}, "a test")
     nodes = SimulatedNodes(simulation, History(6))
     chosen = {"mode": "devices", "algorithm": "fldb_ons", "dimension": 2}
-    devices = Devices(from_flat(chosen, "a test"))
+    devices = DeviceNodes(from_flat(chosen, "a test"))
     devices._devices[7] = "0" * 32
     return nodes, devices
 

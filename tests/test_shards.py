@@ -15,7 +15,7 @@ from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.settings import from_nested
 from simulations.engines import shards as module
 from simulations.engines.shards import Shards

@@ -12,7 +12,7 @@ from fldb_flower.bandit.streams import TorchStreams, make_streams
 from fldb_flower.environments import embeddings
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg import arrays
 from fldb_flower.settings import ALGORITHMS, SELECTIONS, from_nested

@@ -12,7 +12,7 @@ from fldb_flower.algorithms.estimation import SINGLE_TOLERANCE, TOLERANCE, Minim
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import ConvergenceError
-from fldb_flower.federation.exchange import Broadcast, Federation, Play, Upload
+from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings
@@ -54,7 +54,7 @@ class Algorithm(ABC):
         """Yield the rounds of a run; by default what the schedule says."""
         return schedules.rounds(self.settings)
 
-    def play(self, turn: Round) -> Play:
+    def play(self, turn: Round) -> PlayRequest:
         """Return what the agents are told to play in a round."""
         return Play(turn.first, turn.last, Estimate(self.theta_sync, self.information))
 

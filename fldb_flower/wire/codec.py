@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
-from fldb_flower.federation.exchange import Broadcast, Play, Regrets, Upload
+from fldb_flower.federation.exchange import Broadcast, PlayRequest, Regrets, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import Form, Vector, form_of
 from fldb_flower.settings import WIRES
@@ -35,7 +35,7 @@ from fldb_flower.settings import WIRES
 _SINGLE = float(np.finfo(np.float32).eps) / 2.0  # what rounding to float32 changes, at most
 
 
-class Ask(NamedTuple):
+class BroadcastHeader(NamedTuple):
     """The whole numbers beside a broadcast's vector.
 
     Attributes
@@ -60,7 +60,7 @@ class Ask(NamedTuple):
     counted: int
 
 
-class Answer(NamedTuple):
+class UploadHeader(NamedTuple):
     """The numbers beside an upload's vector.
 
     Attributes
@@ -87,7 +87,7 @@ class Answer(NamedTuple):
         return [*map(float, self[:-1]), *self.regret]
 
     @classmethod
-    def from_numbers(cls, numbers: Sequence[float]) -> Answer:
+    def from_numbers(cls, numbers: Sequence[float]) -> UploadHeader:
         """Undo :meth:`to_numbers`.
 
         Raises
@@ -134,7 +134,7 @@ def traffic(
     return upload_size(broadcast, form) * each, broadcast_size(broadcast, form) * each
 
 
-def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vector, Ask]:
+def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vector, BroadcastHeader]:
     """Return a broadcast as a vector and whole numbers, nothing acknowledged yet.
 
     Parameters
@@ -184,7 +184,7 @@ def _matrix(packed: Vector, form: Form) -> Vector:
     return form.cover(matrix, _SINGLE) if packed.dtype == np.float32 else matrix
 
 
-def decode_broadcast(vector: Vector, ask: Ask, form: Form) -> Broadcast:
+def decode_broadcast(vector: Vector, ask: BroadcastHeader, form: Form) -> Broadcast:
     """Undo :func:`encode_broadcast`, whatever its numbers were rounded to.
 
     Raises
@@ -205,7 +205,7 @@ def decode_broadcast(vector: Vector, ask: Ask, form: Form) -> Broadcast:
         estimate = Estimate(rest[:d], _matrix(vector[-form.size :], form))
         play = Play(ask.first, ask.last, estimate)
     elif ask.last:
-        play = Play(ask.first, ask.last)
+        play = PlayRequest(ask.first, ask.last)
     return Broadcast(
         play=play,
         theta_hat=theta_hat if ask.statistics else None,
@@ -221,10 +221,10 @@ def encode_upload(
     partition_id: int,
     num_partitions: int,
     wire: str = "float64",
-) -> tuple[Vector, Answer]:
+) -> tuple[Vector, UploadHeader]:
     """Return one block's upload as a vector and numbers."""
     (regrets,) = upload.regrets
-    answer = Answer(
+    answer = UploadHeader(
         num_duels=upload.num_duels,
         partition_id=partition_id,
         num_partitions=num_partitions,
@@ -236,7 +236,7 @@ def encode_upload(
 
 
 def decode_upload(
-    vector: Vector, answer: Answer, broadcast: Broadcast, form: Form, wire: str = "float64"
+    vector: Vector, answer: UploadHeader, broadcast: Broadcast, form: Form, wire: str = "float64"
 ) -> Upload:
     """Undo :func:`encode_upload`, refusing what cannot be a sum over duels.
 
@@ -300,7 +300,7 @@ def decode_statistics(
     )
 
 
-def _regrets(answer: Answer) -> Regrets:
+def _regrets(answer: UploadHeader) -> Regrets:
     if min(answer.num_duels, answer.agents, answer.regret_first - 1) < 0:
         raise UploadError(f"counts that make no sense: {answer[:-1]}")
     # `0 <= x < inf` is false for NaN as well.
