@@ -15,8 +15,8 @@ from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg import arrays
+from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.settings import ALGORITHMS, SELECTIONS, from_nested
-from fldb_flower.wire.codec import pack_arrays, unpack_arrays
 from simulations.engines import vectorized
 from simulations.run import run
 

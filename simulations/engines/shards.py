@@ -18,7 +18,7 @@ from fldb_flower.errors import FederationError
 from fldb_flower.federation.agents import AgentGroup, block_size, blocks_of, total_of_blocks
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.runs.checkpoints import join_parts, part_of
+from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import Settings
 from fldb_flower.system.memory import require_agents
 
