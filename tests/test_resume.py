@@ -126,8 +126,8 @@ ALGORITHMS = {
     "thompson": {"selection": "thompson"},
     "ldb thompson": {"algorithm": "ldb", "selection": "thompson"},
     "different agents": {"environment__sigma": 0.7},
-    "diagonal": {"algorithm": "fldb_ons", "information": "diagonal"},
-    "sketch": {"algorithm": "fldb_ons", "information": "sketch", "sketch_rank": 1},
+    "diagonal": {"algorithm": "fldb_ons", "matrix_form": "diagonal"},
+    "sketch": {"algorithm": "fldb_ons", "matrix_form": "sketch", "sketch_rank": 1},
 }  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def test_movielens_goes_on_too(tmp_path, ratings):
         ({"quorum": 0.3}, Faults(crash=0.2)),
         ({"quorum": 0.3}, Faults(duplicate=0.5, reorder=0.5, nan=0.1)),
         ({"fraction_train": 0.5}, None),
-        ({"robust": "median", "quorum": 0.3}, Faults(nan=0.2)),
+        ({"robust": "trimmed", "quorum": 0.3}, Faults(nan=0.2)),
     ],
     ids=str,
 )

@@ -104,7 +104,7 @@ def block_size(settings: Settings) -> int:
 
 def _fitting(settings: Settings) -> int:
     """Return how many agents' arms of one iteration fit in a block."""
-    numbers = _BLOCK_NUMBERS if settings.device in {"numpy", "cpu"} else _GPU_BLOCK_NUMBERS
+    numbers = _BLOCK_NUMBERS if settings.backend in {"numpy", "cpu"} else _GPU_BLOCK_NUMBERS
     return numbers // (settings.num_arms * settings.dimension)
 
 
@@ -114,7 +114,7 @@ class AgentBlock:
     def __init__(self, settings: Settings, agents: range) -> None:
         self.agents = agents
         self._settings = settings
-        self._arrays = arrays_on(settings.device)
+        self._arrays = arrays_on(settings.backend)
         self._form = make_form(settings)
         self.log = DuelLog(
             len(agents),

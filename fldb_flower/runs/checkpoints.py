@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fldb_flower.errors import CheckpointError, OutputError
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
+from fldb_flower.settings import current_identity
 from fldb_flower.system.files import replace_file
 
 _MAGIC = b"FLDBcp01"
@@ -88,7 +89,7 @@ def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
     try:
         arrays = unpack_arrays(body)
         meta = json.loads(arrays.pop(_META).tobytes())
-        theirs, numbers = meta["identity"], meta["numbers"]
+        theirs, numbers = current_identity(meta["identity"]), meta["numbers"]
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(
             f"{path} is not a checkpoint of this version: move it away to begin anew"
