@@ -18,7 +18,7 @@ from fldb_flower.bandit.selection import Selector
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.linalg.whiteners import Whitener, add_to_whiteners, moved
+from fldb_flower.linalg.whiteners import Whitener, add_to_whiteners, on_backend
 from fldb_flower.settings import Settings
 
 
@@ -75,7 +75,7 @@ class CommonEstimatePolicy:
         """Apply the selection rule."""
         if self._prepared is None:
             theta, whitener = self._estimate.theta_sync, self._estimate.whitener
-            self._prepared = self._arrays.make(theta), moved(whitener, self._arrays)
+            self._prepared = self._arrays.make(theta), on_backend(whitener, self._arrays)
         return self._selector.select(iterations, features, *self._prepared, self._num_agents)
 
     def learn(self, differences: Array, preferences: Array) -> None:
