@@ -470,11 +470,6 @@ def test_sums_of_squares_are_not_negative_by_however_little(name, part, wire):
     assert reason.endswith("is not positive semi-definite")
 
 
-def test_a_sketch_of_nothing_in_single_precision_is_nothing():
-    torch = pytest.importorskip("torch")
-    assert not FORMS["sketch"].gram(torch.zeros((9, 6), dtype=torch.float32)).any()
-
-
 @every_form
 def test_what_single_precision_cannot_hold_is_said(name):
     form = FORMS[name]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.bandit.streams import AgentStreams, drawn
+from fldb_flower.bandit.streams import AgentStreams, stream_arrays
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.ratings import ID_LIMIT, one_line_errors, ratings_file, read_ratings
 from fldb_flower.errors import DataError, one_line
@@ -69,7 +69,7 @@ class MovieLens:
             status = file.stat()
             version = (status.st_mtime_ns, status.st_size)
             features, feedback = _processed(file, version, settings.dimension)
-        where = drawn(settings)
+        where = stream_arrays(settings)
         self.features, self.feedback = where.make(features), where.make(feedback)
         self._num_arms = settings.num_arms
 

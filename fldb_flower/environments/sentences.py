@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.bandit.streams import AgentStreams, drawn, make_streams
+from fldb_flower.bandit.streams import AgentStreams, make_streams, stream_arrays
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.embeddings import embed
 from fldb_flower.errors import DataError, one_line
@@ -88,7 +88,7 @@ class Sentences:
             own = (world.embeddings @ offsets[:, :, None])[..., 0] / world.spread
             self.rewards = self.rewards + sigma * own
         self._num_arms = settings.num_arms
-        self._arrays = drawn(settings)
+        self._arrays = stream_arrays(settings)
         self._tables = [self._arrays.make(each) for each in (self.features, self.rewards)]
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:

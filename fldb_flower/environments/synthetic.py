@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fldb_flower.bandit.streams import AgentStreams, drawn, make_streams, shared_generator
+from fldb_flower.bandit.streams import AgentStreams, make_streams, shared_generator, stream_arrays
 from fldb_flower.environments.base import Contexts
 from fldb_flower.settings import Settings
 
@@ -28,7 +28,7 @@ class Synthetic:
         self._shape = (settings.num_arms, settings.dimension)
         self._sigma = settings.environment.sigma
         self.theta = shared_generator(settings.seed, "theta").standard_normal(settings.dimension)
-        self._thetas = drawn(settings).make(self.theta)  # (d,), or (agents, d)
+        self._thetas = stream_arrays(settings).make(self.theta)  # (d,), or (agents, d)
         if self._sigma > 0:
             streams = make_streams(settings, agents)
             offsets = streams.standard_normal("theta", 1, settings.dimension)[:, 0]

@@ -126,7 +126,7 @@ class AgentBlock:
         self._streams = make_streams(settings, agents)
         self._policy = make_policy(settings, self._streams, self._arrays)
         # Few agents select for several iterations at once, in fewer calls of NumPy.
-        self._together = max(1, _fitting(settings) // len(agents)) if self._policy.waits else 1
+        self._together = max(1, _fitting(settings) // len(agents)) if not self._policy.learns else 1
         self._drawn_at_once = max(self._together, _DRAWN_AT_ONCE)
         # Where each row's arms begin among all arms, one after the other.
         self._places = self._arrays.arange(len(agents) * self._together) * settings.num_arms
