@@ -42,7 +42,7 @@ def shared_generator(seed: int, name: str) -> np.random.Generator:
 
 def _checked_seed(seed: Any) -> int:
     if not isinstance(seed, Integral) or isinstance(seed, bool) or int(seed) < 0:
-        raise SettingsError(f"seed={seed!r} (from Python): must be an integer, at least 0")
+        raise SettingsError(f"seed={seed!r} (from Python): must be a whole number, at least 0")
     return int(seed)
 
 
@@ -58,7 +58,7 @@ def check_agents(agents: Any, num_agents: int | None = None) -> None:
     if not valid or (num_agents is not None and agents.stop > num_agents):
         most = "" if num_agents is None else f" and below num_agents={num_agents}"
         raise SettingsError(
-            f"agents={agents!r} (from Python): must be a non-empty range, at least 0{most}"
+            f"agents={agents!r} (from Python): must be a range of agents, not empty, at least 0{most}"
         )
 
 
