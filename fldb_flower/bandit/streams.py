@@ -58,7 +58,7 @@ def check_agents(agents: Any, num_agents: int | None = None) -> None:
     if not valid or (num_agents is not None and agents.stop > num_agents):
         most = "" if num_agents is None else f" and below num_agents={num_agents}"
         raise SettingsError(
-            f"agents={agents!r} (from Python): must be a range of agents, not empty, at least 0{most}"
+            f"agents={agents!r} (from Python): must be a range of agents, not empty, from 0{most}"
         )
 
 

@@ -151,7 +151,7 @@ def _ogd_bound(t: Array, num_agents: int, alpha: float, settings: Settings) -> A
 
 
 def _growth(t: Array, num_agents: int, settings: Settings) -> Array:
-    """Return ``L = d log(1 + t N kappa_mu / (d lambda))``, a bound of log(det V_t / det V_0)."""
+    """Return ``L = d log(1 + t N kappa_mu / (d lambda))``, which bounds log(det V_t / det V_0)."""
     d = settings.dimension
     return d * namespace(t).log1p(t * num_agents * settings.kappa_mu / (d * settings.ridge))
 
