@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import AgentStreams, shared_generator
+from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError
 from fldb_flower.federation import agents as agents_module
 from fldb_flower.federation.agents import AgentGroup, agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, total
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
-from fldb_flower.settings import SELECTIONS, from_nested
+from fldb_flower.settings import from_nested
 
 N, K, D, T = 3, 4, 2, 7
 
@@ -444,7 +445,7 @@ def test_numpys_global_seed_has_no_influence():
 @property_test
 @given(
     algorithm=st.sampled_from(["fldb_ogd", "ldb", "random"]),
-    selection=st.sampled_from(SELECTIONS),
+    selection=st.sampled_from(list(SELECTIONS)),
     seed=st.integers(0, 10**6),
     num_arms=st.integers(2, 6),
     dimension=st.integers(1, 4),

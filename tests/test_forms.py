@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fldb_flower import environments
 from fldb_flower.algorithms import base
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.preference import logistic
-from fldb_flower.bandit.selection import RULES, norms
+from fldb_flower.bandit.selection import find_rule, norms
+from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics, total
@@ -213,7 +213,7 @@ def test_what_is_not_positive_definite_is_refused(name):
         FORMS[name].whiten(FORMS[name].zeros())
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", SELECTIONS)
 @pytest.mark.parametrize("name", ["diagonal", "sketch"])
 def test_rules_select_as_with_the_same_matrix_written_out(name, rule):
     form, rng = FORMS[name], np.random.default_rng(3)
@@ -221,8 +221,8 @@ def test_rules_select_as_with_the_same_matrix_written_out(name, rule):
     arms, theta = rng.standard_normal((50, 7, 6)), rng.standard_normal(6)
     # Thompson sampling turns its draws by C, and C is not unique: that it is a root is tested.
     noise = rng.standard_normal((50, 7)) if rule == "colstim" else np.zeros((50, 2, 6))
-    got = RULES[rule].select(arms, theta, form.whiten(matrix), 0.7, noise)
-    expected = RULES[rule].select(arms, theta, Full(6).whiten(dense(matrix)), 0.7, noise)
+    got = find_rule(rule).select(arms, theta, form.whiten(matrix), 0.7, noise)
+    expected = find_rule(rule).select(arms, theta, Full(6).whiten(dense(matrix)), 0.7, noise)
     np.testing.assert_array_equal(got, expected)
 
 
@@ -535,11 +535,12 @@ class InAPlane:
 @pytest.mark.parametrize(
     ("name", "world"), [("diagonal", AlongOneAxis), ("sketch", InAPlane)], ids=lambda value: value
 )
-def test_where_a_form_is_exact_a_run_is_that_with_all_of_w(monkeypatch, algorithm, name, world):
-    monkeypatch.setitem(environments._TABLE, "synthetic", world)
-    monkeypatch.setattr(base, "_APPROXIMATE", base.TOLERANCE)
-    expected = regrets(algorithm=algorithm)
-    got = regrets(algorithm=algorithm, **SETTINGS[name])
+def test_where_a_form_is_exact_a_run_is_that_with_all_of_w(
+    monkeypatch, register_world, algorithm, name, world
+):
+    monkeypatch.setattr(base, "APPROXIMATE_TOLERANCE", base.TOLERANCE)
+    values = {"algorithm": algorithm, "environment__name": register_world(world)}
+    expected, got = regrets(**values), regrets(**values, **SETTINGS[name])
     np.testing.assert_allclose(got[0], expected[0], rtol=1e-9)
     np.testing.assert_allclose(got[1], expected[1], rtol=1e-6, atol=1e-9)
 

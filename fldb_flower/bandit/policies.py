@@ -16,6 +16,7 @@ from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.local_estimates import LocalEstimates
 from fldb_flower.bandit.selection import Selector
 from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.linalg.whiteners import Whitener, add_to_whiteners, on_backend
@@ -159,14 +160,14 @@ class UniformPolicy:
         """Do nothing."""
 
 
-_TABLE: dict[str, Callable[[Settings, AgentStreams, Arrays], Policy]] = {
-    "ldb": LocalEstimatesPolicy,
-    "random": UniformPolicy,
+_POLICIES: dict[str, Callable[[Settings, AgentStreams, Arrays], Policy]] = {
+    "common": CommonEstimatePolicy,
+    "local": LocalEstimatesPolicy,
+    "uniform": UniformPolicy,
 }
 
 
 def make_policy(settings: Settings, streams: AgentStreams, arrays: Arrays | None = None) -> Policy:
-    """Return the policy that the settings' algorithm calls for, working on arrays of one kind."""
-    return _TABLE.get(settings.algorithm, CommonEstimatePolicy)(
-        settings, streams, arrays or Arrays()
-    )
+    """Return the policy of the settings' algorithm, on the given kind of arrays."""
+    policy = _POLICIES[ALGORITHMS[settings.algorithm].agents]
+    return policy(settings, streams, arrays or Arrays())

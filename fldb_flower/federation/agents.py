@@ -10,6 +10,7 @@ import numpy as np
 from fldb_flower.bandit.duels import DuelLog
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.streams import AgentStreams, check_agents, make_streams
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.environments import make_environment
 from fldb_flower.errors import ConvergenceError, DataError
 from fldb_flower.federation.exchange import (
@@ -119,7 +120,7 @@ class AgentBlock:
         self.log = DuelLog(
             len(agents),
             settings.dimension,
-            keep=settings.algorithm == "fldb_gd",
+            keep=ALGORITHMS[settings.algorithm].keeps_duels,
             arrays=self._arrays,
         )
         self._environment = make_environment(settings, agents)
