@@ -163,7 +163,7 @@ def _estimate_error(growth: Array, settings: Settings) -> Array:
 
 
 def _total_regret(t: Array, num_agents: int, growth: Array, error: Array) -> Array:
-    """Return the regret of bad iterations, where det V doubles, plus that of the others (App. D)."""
+    """Return the regret of bad iterations, where det V doubles, plus the rest (Appendix D)."""
     xp = namespace(t)
     return 2.0 * num_agents * growth + 3.0 * math.sqrt(2.0) * error * xp.sqrt(2.0 * t * growth)
 
