@@ -213,8 +213,8 @@ class AgentBlock:
         where = self._first(~np.isfinite(to_numpy(rewards)), iterations)
         environment = self._settings.environment
         return DataError(
-            f"{where or f'iteration {iterations.start}'}: a reward is not a finite number, or too large,"
-            f" so the regret is not finite (environment.name={environment.name},"
+            f"{where or f'iteration {iterations.start}'}: a reward is not a finite number, or too"
+            f" large, so the regret is not finite (environment.name={environment.name},"
             f" environment.sigma={environment.sigma:g})"
         )
 
