@@ -86,7 +86,7 @@ class Model:
 @pytest.fixture
 def model(monkeypatch):
     model = Model()
-    monkeypatch.setattr(embeddings, "_computed", model)
+    monkeypatch.setattr(embeddings, "encode", model)
     monkeypatch.setattr(metadata, "version", lambda name: "1")
     return model
 
@@ -431,7 +431,7 @@ def test_files_that_cannot_be_read(model, tmp_path):
     }
     for name, why in cases.items():
         path = str(tmp_path / name)
-        refused(DataError, path.rstrip("/"), why, "a sentence a line", environment__path=path)
+        refused(DataError, path.rstrip("/"), why, "one sentence per line", environment__path=path)
     refused(DataError, "null", environment__path="a\0b")
     refused(DataError, "it is not a file", environment__path="/dev/zero")
     refused(DataError, "home directory", environment__path="~nobody-of-that-name/few")
@@ -491,7 +491,7 @@ def test_fewer_sentences_than_arms(model, tmp_path):
 
 
 def test_sentences_that_are_all_alike(monkeypatch, model, tmp_path):
-    monkeypatch.setattr(embeddings, "_computed", lambda texts: model([t.lower() for t in texts]))
+    monkeypatch.setattr(embeddings, "encode", lambda texts: model([t.lower() for t in texts]))
     path = tmp_path / "alike"
     path.write_text("Aa\naA\naa\nAA\n")
     refused(DataError, "alike", environment__path=str(path))
@@ -514,7 +514,7 @@ def test_without_the_extra(model, monkeypatch):
 def test_with_half_of_the_extra(module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SettingsError, match=r"pip install 'fldb-flower\[text\]'"):
-        embeddings._computed(("One.",))
+        embeddings.encode(("One.",))
 
 
 # --- Learning --------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def any_model(monkeypatch, tmp_path):
         drawn = [np.random.default_rng(list(text.encode())).standard_normal(384) for text in texts]
         return np.float32([row / np.linalg.norm(row) for row in drawn])
 
-    monkeypatch.setattr(embeddings, "_computed", rows)
+    monkeypatch.setattr(embeddings, "encode", rows)
     embeddings.embed.cache_clear()
     yield
     embeddings.embed.cache_clear()

@@ -8,11 +8,11 @@ from fldb_flower.bandit.streams import AgentStreams, make_streams, shared_genera
 from fldb_flower.environments.base import Contexts
 from fldb_flower.settings import Settings
 
-_EXCEEDED = 1e-9  # how probably a run draws a longer difference than max_difference says
+_EXCEEDED = 1e-9  # probability that a run has a longer difference than max_difference
 
 
 class Synthetic:
-    """Arms and theta from N(0, I), drawn anew in each iteration.
+    """Arms drawn from N(0, I) in each iteration, and theta from N(0, I).
 
     With ``environment.sigma`` above 0 the agents differ: ``theta_i = theta + N(0, sigma^2 I)``.
 
@@ -45,12 +45,12 @@ class Synthetic:
 
     @staticmethod
     def max_difference(settings: Settings) -> float:
-        r"""Return L, which some difference of a run exceeds with probability below 1e-9.
+        r"""Return L, which a difference in a run exceeds with probability below 1e-9.
 
         A difference is N(0, 2 I): half its squared length is chi-squared with d degrees of
         freedom, above ``d + 2 sqrt(d x) + 2 x`` with probability at most ``exp(-x)`` (Laurent and
-        Massart 2000, Lemma 1). An iteration has fewer than ``N K^2 / 2`` pairs of arms, so by the
-        union bound ``x = log(N T K^2 / 1e-9)`` is enough.
+        Massart 2000, Lemma 1). An iteration has fewer than ``N K^2 / 2`` pairs of arms. By the
+        union bound, ``x = log(N T K^2 / 1e-9)`` suffices.
         """
         pairs = settings.num_agents * settings.horizon * settings.num_arms**2
         d, x = settings.dimension, math.log(pairs / _EXCEEDED)
