@@ -50,7 +50,7 @@ def embed(sentences: tuple[str, ...]) -> FloatArray:
     SettingsError
         The ``text`` extra is not installed, or there is no home folder for the cache.
     """
-    file = _cache_file(sentences)
+    file = cache_file(sentences)
     rows = _cached(file, len(sentences))
     if rows is None:
         with _one_process_at_a_time(file.parent):
@@ -65,7 +65,8 @@ def embed(sentences: tuple[str, ...]) -> FloatArray:
     return embeddings
 
 
-def _cache_file(sentences: tuple[str, ...]) -> Path:
+def cache_file(sentences: tuple[str, ...]) -> Path:
+    """Return the path of the embeddings of sentences in the cache."""
     try:
         version = metadata.version(_PACKAGE)
     except metadata.PackageNotFoundError as error:

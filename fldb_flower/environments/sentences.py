@@ -71,7 +71,7 @@ class Sentences:
 
     def __init__(self, settings: Settings, agents: range) -> None:
         self.sentences = _corpus(settings)
-        world = _world(self.sentences, settings.dimension)
+        world = shared_world(self.sentences, settings.dimension)
         self.features, self.theta = world.features, world.theta
         self.rewards = world.embeddings @ world.theta
         sigma = settings.environment.sigma
@@ -125,7 +125,7 @@ def principal_scores(embeddings: FloatArray, dimension: int) -> FloatArray:
     return scores
 
 
-class _World(NamedTuple):
+class World(NamedTuple):
     """Values that all agents share; see :class:`Sentences`. ``spread`` is the square root of v."""
 
     embeddings: FloatArray
@@ -135,8 +135,9 @@ class _World(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _world(sentences: tuple[str, ...], dimension: int) -> _World:
-    liked, disliked = _built_in("liked"), _built_in("disliked")
+def shared_world(sentences: tuple[str, ...], dimension: int) -> World:
+    """Return the features and theta of a corpus; cached for all blocks of agents."""
+    liked, disliked = built_in("liked"), built_in("disliked")
     rows = embed((*sentences, *liked, *disliked))
     embeddings, examples = rows[: len(sentences)], rows[len(sentences) :]
     taste = examples[: len(liked)].mean(axis=0) - examples[len(liked) :].mean(axis=0)
@@ -149,13 +150,13 @@ def _world(sentences: tuple[str, ...], dimension: int) -> _World:
         features = principal_scores(embeddings, dimension)
     for array in (features, theta):
         array.flags.writeable = False
-    return _World(embeddings, features, theta, float(np.sqrt(embeddings.var(axis=0).sum())))
+    return World(embeddings, features, theta, float(np.sqrt(embeddings.var(axis=0).sum())))
 
 
 def _corpus(settings: Settings) -> tuple[str, ...]:
     """Return the distinct sentences in order."""
     path = settings.environment.path
-    lines = _lines(path) if path else _built_in("sentences")
+    lines = _lines(path) if path else built_in("sentences")
     sentences = tuple(dict.fromkeys(filter(None, map(str.strip, lines))))
     if len(sentences) < settings.num_arms:
         raise DataError(
@@ -165,7 +166,8 @@ def _corpus(settings: Settings) -> tuple[str, ...]:
     return sentences
 
 
-def _built_in(name: str) -> list[str]:
+def built_in(name: str) -> list[str]:
+    """Return a list of the package's own sentences: "sentences", "liked" or "disliked"."""
     sentences: list[str] = json.loads(_BUILT_IN.read_text(encoding="utf-8"))[name]
     return sentences
 
