@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clients.models import check_answer, check_answers, check_arms, shortened
 from clients.store import SELECTION_SETTINGS, DuelStore, Forgotten
+from clients.validation import check_answer, check_answers, check_arms, shortened
 from fldb_flower.bandit import preference, theory
 from fldb_flower.bandit.selection import find_rule, norms, rewards
 from fldb_flower.bandit.streams import AgentStreams
