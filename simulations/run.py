@@ -20,7 +20,6 @@ from typing import Any
 
 import hydra
 import yaml  # type: ignore[import-untyped, unused-ignore]
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -36,7 +35,7 @@ from fldb_flower.runs.results import (
     request_stop,
     stop_requested,
 )
-from fldb_flower.settings import Settings, defaults_nested, from_nested, hydra_entries
+from fldb_flower.settings import Settings, from_nested, hydra_entries
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import Interrupted, interruptible, leaving_if_dropped
 from fldb_flower.system.startup import INTERRUPTED, SIGNALLED, SIGNALS, leave, say_interrupted
@@ -193,7 +192,7 @@ def help_text(config_dir: str | None = None) -> str:
     for entry in hydra_entries():
         if entry.path[-1] != "name" and entry.dotted not in groups:
             default = entry.default if entry.default != "" else "''"
-            lines.append(f"  {f'{entry.dotted}={default}':32} {entry.metadata['help']}")
+            lines.append(f"  {f'{entry.dotted}={default}':32} {entry.help}")
     lines += [
         "",
         "results go to hydra.run.dir=DIR, or hydra.sweep.dir=DIR for a sweep; --hydra-help",
@@ -225,7 +224,6 @@ def main() -> None:
             if asked.help:
                 print(help_text(asked.config_dir))
                 return
-            ConfigStore.instance().store(name="settings", node=defaults_nested())
             os.environ["HYDRA_FULL_ERROR"] = "1"  # so that our own errors reach the line below
             overrides = [arg for arg in rest if "=" in arg and not arg.startswith("-")]
             # Hydra takes an option only where no override precedes it.
