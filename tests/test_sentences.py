@@ -496,14 +496,14 @@ def test_fewer_sentences_than_arms(model, tmp_path):
     refused(DataError, "num_arms=4: must be at most 3", str(path), environment__path=str(path))
     path.write_text("")
     refused(DataError, "must be at most 0", environment__path=str(path))
-    refused(DataError, "must be at most 270", "our own text", num_arms=271)
+    refused(DataError, "must be at most 270", "the built-in text", num_arms=271)
 
 
 def test_sentences_that_are_all_alike(monkeypatch, model, tmp_path):
     monkeypatch.setattr(embeddings, "encode", lambda texts: model([t.lower() for t in texts]))
     path = tmp_path / "alike"
     path.write_text("Aa\naA\naa\nAA\n")
-    refused(DataError, "alike", environment__path=str(path))
+    refused(DataError, "does not distinguish", environment__path=str(path))
 
 
 def test_more_dimensions_than_there_are():
