@@ -308,7 +308,7 @@ class DuelingStrategy(Federation, Strategy):
         """Return nothing: see :meth:`configure_evaluate`."""
         return None
 
-    def _trip(self, broadcast: Broadcast) -> Upload:
+    def collect(self, broadcast: Broadcast) -> Upload:
         """Ask a share of the nodes; or, about the same duels again, those that told of them.
 
         The point of a round's further exchanges is to see one loss at several points: all
@@ -400,7 +400,7 @@ class DuelingStrategy(Federation, Strategy):
             if node not in self._answered and key not in self._replied
         }
 
-    def _confirm(self) -> None:
+    def mark_counted(self) -> None:
         self.members.confirm(self._answered)
 
     def contributions(self) -> list[Contribution]:

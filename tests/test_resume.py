@@ -284,7 +284,7 @@ def test_a_history_goes_on_as_it_was():
             history.add_regrets(t, 3, np.array([0.3]))
             lines = (f"partition {t}: ä; no",) if t % 3 == 0 else ()
             history.participation.append(Participation(t, 3, 2, lines, ("partition 1",)))
-            history.report()
+            history.count_round()
         return history
 
     whole, cut = told(History(400), 1, 400), told(History(400), 1, 300)

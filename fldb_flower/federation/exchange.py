@@ -185,7 +185,7 @@ class Federation(ABC):
         theta = broadcast.theta_hat
         if theta is not None and not (np.abs(theta) <= LARGEST).all():
             raise FloatingPointError(f"theta_hat is not finite, or above {LARGEST:g}")
-        upload = self._trip(broadcast)
+        upload = self.collect(broadcast)
         self._last = upload
         play = broadcast.play
         iterations = None if play is None else (play.first, play.last)
@@ -200,13 +200,13 @@ class Federation(ABC):
         assert self._last is not None, "nothing was exchanged yet"
         for regrets in self._last.regrets:
             self.history.add_regrets(regrets.first, regrets.agents, regrets.sums)
-        self._confirm()
-        self.history.report()
+        self.mark_counted()
+        self.history.count_round()
 
     @abstractmethod
-    def _trip(self, broadcast: Broadcast) -> Upload:
+    def collect(self, broadcast: Broadcast) -> Upload:
         """Carry one exchange."""
 
     @abstractmethod
-    def _confirm(self) -> None:
+    def mark_counted(self) -> None:
         """Remember that the last upload is counted, for the next broadcast."""

@@ -180,7 +180,7 @@ class History:
             rejected, absent = map(tuple, lines.get(str(place), ((), ())))
             self.participation.append(Participation(iteration, asked, replied, rejected, absent))
 
-    def report(self) -> None:
+    def count_round(self) -> None:
         """Count the round of the upload just counted, and tell whoever shows progress."""
         self.rounds += self._learned
         if self.on_progress is not None:

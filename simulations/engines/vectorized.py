@@ -30,13 +30,13 @@ class DirectFederation(Federation):
         self._agents = Shards(settings)
         self._counted = 0
 
-    def _trip(self, broadcast: Broadcast) -> Upload:
+    def collect(self, broadcast: Broadcast) -> Upload:
         if broadcast.theta_hat is not None:
             settings = self._settings
             self.history.count_bytes(*traffic(broadcast, self._form, settings.num_agents))
         return self._agents.answer(broadcast, self._counted)
 
-    def _confirm(self) -> None:
+    def mark_counted(self) -> None:
         self._counted = self.history.iteration
 
     def state(self) -> dict[str, Array]:
