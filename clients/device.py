@@ -147,7 +147,7 @@ class DeviceAgent(NumPyClient):
             upload.num_duels, start, end, int(decided.sum()), int((decided & agreed).sum())
         ), upload
 
-    def _synchronize(self, play: Play, counted: int, duels: int) -> None:
+    def _synchronize(self, play: PlayRequest, counted: int, duels: int) -> None:
         estimate = play.estimate
         assert estimate is not None
         try:

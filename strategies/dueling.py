@@ -126,7 +126,7 @@ class DuelingStrategy(Federation, Strategy):
         """
         last, algorithm = self.settings.horizon, self.algorithm
         self._closing = True
-        play = Play(last + 1, last, Estimate(algorithm.theta_sync, algorithm.information))
+        play = PlayRequest(last + 1, last, Estimate(algorithm.theta_sync, algorithm.information))
         self.exchange(Broadcast(play, None))
         self.acknowledge()
 

@@ -404,7 +404,7 @@ def test_the_first_estimate_is_the_minimiser_of_the_first_duels(algorithm, ridge
     )
     group = AgentGroup(settings, range(num_agents))
     # t = 1 is played with theta_sync = 0 and W_0 = (lambda / kappa_mu) I, lambda = 1 / T.
-    group.answer(Broadcast(Play(1, 1, Estimate(np.zeros(3), np.eye(3) / 50)), None), 0)
+    group.answer(Broadcast(PlayRequest(1, 1, Estimate(np.zeros(3), np.eye(3) / 50)), None), 0)
     expected = scikit_learn_minimiser(*group.blocks[0].log.fresh(), ridge)
     federation = recorded_run(settings)
     rounds = [broadcast for broadcast, _ in federation.trips if broadcast.play is not None]

@@ -564,11 +564,11 @@ from fldb_flower import client_app
 from clients import device
 imported = time.perf_counter() - begin
 from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.wire.codec import encode_broadcast
 from fldb_flower.wire.records import pack_vector
 import numpy as np
-play = Play(2, 2, Estimate(np.zeros(3), np.eye(3)))
+play = PlayRequest(2, 2, Estimate(np.zeros(3), np.eye(3)))
 vector, ask = encode_broadcast(Broadcast(play, np.zeros(3), hessian=True))
 config = {"ask": list(ask._replace(counted=0)), "device": sys.argv[2], "upto": -1, "duels": 8}
 content = RecordDict({"arrays": pack_vector(vector), "config": ConfigRecord(config)})

@@ -204,7 +204,7 @@ def upload(device, *, counted, upto=-1, point=0.0):
 
 def acknowledge(device, counted):
     """Send an estimate; the acknowledgement rides on it."""
-    broadcast = Broadcast(Play(1, 1, Estimate(np.zeros(2), np.eye(2))), None)
+    broadcast = Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), None)
     vector, ask = encode_broadcast(broadcast)
     ask = list(ask._replace(counted=counted))
     device.fit(

@@ -324,7 +324,7 @@ def test_an_estimate_that_overflows_scores(algorithm, theta, selection):
     """Features are finite then: the error must not look for the one that is not."""
     settings = chosen(algorithm=algorithm, selection=selection)
     group = AgentGroup(settings, range(3))
-    play = Play(1, 2, Estimate(np.full(4, theta), np.eye(4)))
+    play = PlayRequest(1, 2, Estimate(np.full(4, theta), np.eye(4)))
     with pytest.raises(ConvergenceError, match="iteration 1: the arms' scores overflow") as error:
         group.answer(Broadcast(play, np.zeros(4)), 0)
     assert "beta_scale=1, kappa_mu=1, lambda=" in str(error.value)

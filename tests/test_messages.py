@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.federation.exchange import Broadcast, Play, Regrets, Upload
+from fldb_flower.federation.exchange import Broadcast, PlayRequest, Regrets, Upload
 from fldb_flower.linalg.forms import Full, pack_symmetric, unpack_symmetric
 from fldb_flower.wire import codec as messages
 from fldb_flower.wire.codec import (
@@ -112,7 +112,7 @@ def test_every_flavour_of_broadcast_comes_back(  # noqa: PLR0917
     estimate = None
     if plays == "with an estimate":
         estimate = Estimate(rng.standard_normal(d), symmetric(rng, d))
-    play = None if plays == "nothing" else Play(3, 8, estimate)
+    play = None if plays == "nothing" else PlayRequest(3, 8, estimate)
     theta_hat = rng.standard_normal(d) if statistics else None
     sent = Broadcast(play, theta_hat, scope, hessian, loss)
     vector, ask = encode_broadcast(sent)
@@ -130,7 +130,7 @@ def test_every_flavour_of_broadcast_comes_back(  # noqa: PLR0917
 @pytest.mark.parametrize("change", [-1, 1])
 @pytest.mark.parametrize("estimate", [True, False])
 def test_a_broadcast_of_another_length_is_refused(change, estimate):
-    play = Play(1, 2, Estimate(np.ones(3), np.eye(3))) if estimate else None
+    play = PlayRequest(1, 2, Estimate(np.ones(3), np.eye(3))) if estimate else None
     vector, ask = encode_broadcast(Broadcast(play, np.ones(3)))
     with pytest.raises(ValueError, match=r"dimension=3 calls for|reshape|broadcast|shape"):
         decode_broadcast(np.resize(vector, len(vector) + change), ask, Full(3))
@@ -191,7 +191,7 @@ def test_an_upload_of_regret_alone_holds_no_numbers_of_statistics():
 def test_traffic_by_hand():
     # d = 4: theta 4, a triangle 10. Up 4 + 10 + 10 + 1 = 25, down 4 + 4 + 10 = 18; 8 bytes each.
     broadcast = Broadcast(
-        Play(1, 1, Estimate(np.zeros(4), np.eye(4))), np.zeros(4), hessian=True, loss=True
+        PlayRequest(1, 1, Estimate(np.zeros(4), np.eye(4))), np.zeros(4), hessian=True, loss=True
     )
     assert traffic(broadcast, Full(4), 7) == (7 * 25 * 8, 7 * 18 * 8)
     assert traffic(Broadcast(None, np.zeros(4)), Full(4), 1) == (14 * 8, 4 * 8)

@@ -262,7 +262,7 @@ def test_a_group_goes_back_to_a_state_that_no_longer_changes(values):
 
     def play(first, last):
         return group.answer(
-            Broadcast(Play(first, last, Estimate(np.zeros(3), np.eye(3))), None), first - 1
+            Broadcast(PlayRequest(first, last, Estimate(np.zeros(3), np.eye(3))), None), first - 1
         )
 
     play(1, 3)

@@ -415,7 +415,9 @@ def test_a_claim_of_too_many_duels_does_not_reach_the_books(count):
         "numbers": MetricRecord({"answer": [count, 0.0, count, 0.0, 0.0]}),
         "device": ConfigRecord({"id": "0" * 32}),
     }
-    broadcast = Broadcast(Play(1, 1, Estimate(np.zeros(2), np.eye(2))), np.zeros(2), hessian=True)
+    broadcast = Broadcast(
+        PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), np.zeros(2), hessian=True
+    )
     with pytest.raises(UploadError, match="a number beyond 9007199254740992"):
         devices.check(7, SimpleNamespace(content=RecordDict(content)), broadcast)
 
@@ -445,7 +447,7 @@ def test_whatever_a_node_replies_is_an_upload_or_an_upload_error(arrays, numbers
         }
     )
     reply = SimpleNamespace(content=content)
-    play = Play(1, 1, Estimate(np.zeros(2), np.eye(2)))
+    play = PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2)))
     for known in members():
         with contextlib.suppress(UploadError):
             known.check(7, reply, Broadcast(play, np.zeros(2), hessian=True))

@@ -100,7 +100,7 @@ def test_a_state_goes_through_bytes_into_a_new_process(algorithm, rng):
     theta, information = np.arange(4.0), np.eye(4)
     scope = "all" if algorithm == "fldb_gd" else "fresh"
     for first, last in ((1, 1), (2, 4), (5, 6)):
-        play = Play(first, last, Estimate(theta, information))
+        play = PlayRequest(first, last, Estimate(theta, information))
         broadcast = Broadcast(play, theta, scope, hessian=True)
         one, two = (group.answer(broadcast, first - 1) for group in (through, resumed))
         np.testing.assert_array_equal(one.gradient, two.gradient)

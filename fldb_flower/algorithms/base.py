@@ -56,7 +56,7 @@ class Algorithm(ABC):
 
     def play(self, turn: Round) -> PlayRequest:
         """Return what the agents are told to play in a round."""
-        return Play(turn.first, turn.last, Estimate(self.theta_sync, self.information))
+        return PlayRequest(turn.first, turn.last, Estimate(self.theta_sync, self.information))
 
     def round(self, federation: Federation, turn: Round) -> None:
         """Let the agents play a round, learn from its duels and acknowledge them.

@@ -154,7 +154,7 @@ def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vecto
     if play is not None and play.estimate is not None:
         information = play.estimate.information
         parts += [play.estimate.theta_sync, form_of(information).pack(information)]
-    ask = Ask(
+    ask = BroadcastHeader(
         first=0 if play is None else play.first,
         last=0 if play is None else play.last,
         estimate=int(play is not None and play.estimate is not None),
@@ -203,7 +203,7 @@ def decode_broadcast(vector: Vector, ask: BroadcastHeader, form: Form) -> Broadc
     play = None
     if ask.estimate:
         estimate = Estimate(rest[:d], _matrix(vector[-form.size :], form))
-        play = Play(ask.first, ask.last, estimate)
+        play = PlayRequest(ask.first, ask.last, estimate)
     elif ask.last:
         play = PlayRequest(ask.first, ask.last)
     return Broadcast(
