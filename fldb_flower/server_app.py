@@ -14,7 +14,7 @@ from fldb_flower.runs.experiment import conduct
 from fldb_flower.runs.results import RunDirectory, default_directory, is_finished
 from fldb_flower.settings import Settings, from_flat
 from strategies import make_strategy
-from strategies.device_results import DeviceDirectory
+from strategies.device_directory import DeviceDirectory
 from strategies.device_server import DeviceServer
 from strategies.devices import Devices
 
@@ -60,7 +60,9 @@ def run_experiment(settings: Settings, grid: Grid, path: Path) -> None:
         settings,
         RunDirectory(path, settings),
         engine=settings.engine.name,
-        run=lambda history, keeper: make_strategy(settings, history).start(grid, keeper),
+        run=lambda history, checkpointer: make_strategy(settings, history).start(
+            grid, checkpointer
+        ),
         say=_say,
     )
 

@@ -70,7 +70,7 @@ def run(settings: Settings, directory: Path) -> None:
             settings,
             RunDirectory(directory, settings),
             engine=engine,
-            run=lambda history, keeper: vectorized.run(settings, history, keeper),
+            run=lambda history, checkpointer: vectorized.run(settings, history, checkpointer),
             say=_LOG.info,
         )
     else:

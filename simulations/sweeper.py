@@ -41,7 +41,7 @@ from fldb_flower.settings import Settings, from_nested, hydra_entries
 from simulations.composition import CachingLoader
 from simulations.jobs import ERROR, SOURCE, describe_exception, failure
 from simulations.progress import Progress
-from simulations.runs import Run, find_finished, identity_of, read_run
+from simulations.saved_runs import Run, find_finished, identity_of, read_run
 from simulations.sweep import report
 
 _NUMBERED = "${hydra.job.num}"  # Hydra's default name of a job's folder

@@ -12,7 +12,7 @@ from fldb_flower.algorithms.schedules import Round
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.settings import Settings
-from strategies.device_results import DeviceDirectory, RoundRow
+from strategies.device_directory import DeviceDirectory, RoundRow
 from strategies.devices import Devices, Mark
 from strategies.dueling import DuelingStrategy
 

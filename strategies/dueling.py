@@ -30,7 +30,7 @@ from strategies.simulated import SimulatedNodes
 from strategies.transport import Patience, Watch, ignore, send_and_receive
 
 if TYPE_CHECKING:
-    from fldb_flower.runs.experiment import Keeper
+    from fldb_flower.runs.experiment import Checkpointer
 
 _LOG = getLogger("flwr")
 _LONGEST_REASON = 300
@@ -85,7 +85,7 @@ class DuelingStrategy(Federation, Strategy):
         self._closing = False  # whether every node must be heard of, as far as patience goes
 
     def start(  # type: ignore[override]
-        self, grid: Grid, keeper: Keeper | None = None
+        self, grid: Grid, checkpointer: Checkpointer | None = None
     ) -> Array:
         """Wait for nodes, then run the algorithm to the horizon.
 
@@ -95,7 +95,7 @@ class DuelingStrategy(Federation, Strategy):
         ----------
         grid : Grid
             Carries the messages.
-        keeper : Keeper, optional
+        checkpointer : Checkpointer, optional
             Saves the run on the way, and knows where it was saved last.
 
         Raises
@@ -111,7 +111,7 @@ class DuelingStrategy(Federation, Strategy):
                 f' with --federation-config "num-supernodes={agents}" or fewer'
             )
         self.summary()
-        after_round = None if keeper is None else keeper.follow(self, self.algorithm)
+        after_round = None if checkpointer is None else checkpointer.follow(self, self.algorithm)
         run_rounds(self, self.algorithm, after_round, self.try_round)
         if self.members.behind(self.look()):
             self._hear_of_all()

@@ -34,7 +34,7 @@ from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.wire.codec import decode_statistics, encode_broadcast
 from simulations.engines.inprocess import InProcessGrid
 from strategies import device_server, make_strategy, transport
-from strategies.device_results import DeviceDirectory
+from strategies.device_directory import DeviceDirectory
 from strategies.device_server import DeviceServer
 from strategies.devices import Devices, short_name
 

@@ -26,7 +26,7 @@ from fldb_flower.federation.exchange import Broadcast, Play
 from fldb_flower.federation.history import History, Participation
 from fldb_flower.runs import experiment
 from fldb_flower.runs.checkpoints import load_checkpoint
-from fldb_flower.runs.experiment import Keeper, StoppedError
+from fldb_flower.runs.experiment import Checkpointer, StoppedError
 from fldb_flower.runs.results import RunDirectory, identity, request_stop
 from fldb_flower.settings import from_nested
 from simulations.engines import inprocess
@@ -335,7 +335,7 @@ def test_a_checkpoint_that_takes_long_is_made_less_often(tmp_path, monkeypatch):
         def state(self):
             return {}
 
-    after_round = Keeper(directory, chosen, print).follow(Federation(), Algorithm())
+    after_round = Checkpointer(directory, chosen, print).follow(Federation(), Algorithm())
     for _ in range(500):
         now += 0.1
         after_round()

@@ -74,7 +74,7 @@ class Resumable(Protocol):
         """
 
 
-class Keeper:
+class Checkpointer:
     """Saves a run after some of its rounds, and puts it back to where it was saved last.
 
     What is saved was all true at one time, after one round: the algorithm, the history and
@@ -169,7 +169,7 @@ def conduct(
     directory: RunDirectory,
     *,
     engine: str,
-    run: Callable[[History, Keeper], Array],
+    run: Callable[[History, Checkpointer], Array],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run, write the results, say where they are and close the directory.
@@ -183,7 +183,7 @@ def conduct(
     engine : str
         Name of the engine, for the summary.
     run : callable
-        Runs the algorithm, recording into the history it is given, saved by the keeper; returns
+        Runs the algorithm, recording into the history it is given, saved by the checkpointer; returns
         theta_sync.
     say : callable
         Prints one line to the user.
@@ -202,10 +202,10 @@ def conduct(
     """
     try:
         history = History(settings.horizon, on_progress=ProgressLines(say))
-        keeper = Keeper(directory, settings, say)
-        theta_sync = run(history, keeper)
+        checkpointer = Checkpointer(directory, settings, say)
+        theta_sync = run(history, checkpointer)
         summary = directory.finish(
-            history, theta_sync, engine=engine, runtime_seconds=keeper.seconds
+            history, theta_sync, engine=engine, runtime_seconds=checkpointer.seconds
         )
     except MemoryError as error:
         directory.abandon()
