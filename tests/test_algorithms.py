@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.algorithms.schedules import geometric, periodic, round_ends
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Federation, Play, Regrets, Upload
+from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Regrets, Upload
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
 from simulations.engines.vectorized import DirectFederation, run
@@ -276,7 +276,7 @@ def test_agents_alone_exchange_nothing_and_report_every_regret_once(algorithm, h
     assert iterations == list(range(1, horizon + 1))
     assert len(federation.trips) <= 50
     group = AgentGroup(settings, range(3))
-    (whole,) = group.answer(Broadcast(Play(1, horizon), None), 0).regrets
+    (whole,) = group.answer(Broadcast(PlayRequest(1, horizon), None), 0).regrets
     np.testing.assert_allclose(
         federation.history.cumulative_regret, np.cumsum(whole.sums) / 3, rtol=1e-12
     )
@@ -404,7 +404,7 @@ def test_the_first_estimate_is_the_minimiser_of_the_first_duels(algorithm, ridge
     )
     group = AgentGroup(settings, range(num_agents))
     # t = 1 is played with theta_sync = 0 and W_0 = (lambda / kappa_mu) I, lambda = 1 / T.
-    group.answer(Broadcast(Play(1, 1, np.zeros(3), np.eye(3) / 50), None), 0)
+    group.answer(Broadcast(PlayRequest(1, 1, np.zeros(3), np.eye(3) / 50), None), 0)
     expected = scikit_learn_minimiser(*group.blocks[0].log.fresh(), ridge)
     federation = recorded_run(settings)
     rounds = [broadcast for broadcast, _ in federation.trips if broadcast.play is not None]

@@ -16,7 +16,7 @@ from simulations.engines.faults import FaultyGrid
 from simulations.engines.grid import InProcessGrid
 from simulations.run import run
 from strategies import make_strategy
-from strategies.simulated import Claim
+from strategies.simulated_nodes import Claim
 
 SMALL = {"num_agents": 7, "horizon": 10, "num_arms": 4, "dimension": 4, "tau": 3, "quorum": 0.3}
 FRAME = 128  # bytes of a vector's .npy header

@@ -35,8 +35,8 @@ from fldb_flower.wire.codec import decode_statistics, encode_broadcast
 from simulations.engines.inprocess import InProcessGrid
 from strategies import device_server, make_strategy, transport
 from strategies.device_directory import DeviceDirectory
-from strategies.device_server import DeviceServer
-from strategies.devices import Devices, short_name
+from strategies.device_nodes import DeviceNodes, short_name
+from strategies.device_rounds import DeviceServer
 
 D = 3
 BASE = {
@@ -114,7 +114,7 @@ class Federation:
     def server(self, **changes):
         settings = from_flat({**self.config, **changes}, "a test")
         directory = DeviceDirectory(self.folder / "server", settings)
-        devices = Devices(settings)
+        devices = DeviceNodes(settings)
         strategy = make_strategy(settings, History(settings.horizon), devices)
         return DeviceServer(settings, strategy, devices, directory, self.lines.append)
 

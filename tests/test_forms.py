@@ -18,7 +18,7 @@ from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.selection import RULES, norms
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError, SettingsError
-from fldb_flower.federation.exchange import Broadcast, Play, Upload, statistics, total
+from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics, total
 from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible
 from fldb_flower.linalg.forms import Diagonal, Full, Sketch, form_of, make_form
@@ -272,7 +272,7 @@ def test_w_stays_positive_definite_through_single_precision(name):
         )
         information = form.total([information, received.information])
     vector, ask = encode_broadcast(
-        Broadcast(Play(1, 2, np.zeros(40), information), None), "float32"
+        Broadcast(PlayRequest(1, 2, np.zeros(40), information), None), "float32"
     )
     for matrix in (information, decode_broadcast(vector, ask, form).play.information):
         assert lowest(dense(matrix)) > 0.999 * ridge
@@ -286,7 +286,7 @@ def test_messages_come_back_in_every_form_and_precision(name, wire):
     rows, y = some_rows(0, 9), rng.random(9).round()
     theta = rng.standard_normal(6)
     information = form.total([form.identity(0.1), form.gram(rows)])
-    sent = Broadcast(Play(2, 4, theta, information), theta, hessian=True, loss=True)
+    sent = Broadcast(PlayRequest(2, 4, theta, information), theta, hessian=True, loss=True)
     vector, ask = encode_broadcast(sent, wire)
     assert vector.dtype == wire
     assert vector.size == 6 + 6 + form.size
@@ -474,7 +474,7 @@ def test_a_sketch_of_nothing_in_single_precision_is_nothing():
 @every_form
 def test_what_single_precision_cannot_hold_is_said(name):
     form = FORMS[name]
-    play = Play(1, 2, np.zeros(6), form.identity(1e40))
+    play = PlayRequest(1, 2, np.zeros(6), form.identity(1e40))
     with pytest.raises(FederationError, match=r"too large for wire=float32.*use wire=float64"):
         encode_broadcast(Broadcast(play, None), "float32")
     vector, ask = encode_broadcast(Broadcast(play, None))
@@ -482,7 +482,7 @@ def test_what_single_precision_cannot_hold_is_said(name):
     with pytest.raises(ValueError, match="not finite"):
         decode_broadcast(vector, ask, form)
     with pytest.raises(DataError, match="W_sync is not positive definite"):
-        _ = Play(1, 2, np.zeros(6), form.zeros()).whitener
+        _ = PlayRequest(1, 2, np.zeros(6), form.zeros()).whitener
 
 
 # --- runs --------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from test_run import ROOT, call
 
 from fldb_flower.errors import CheckpointError, FederationError, OutputError
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History, Participation
 from fldb_flower.runs import experiment
 from fldb_flower.runs.checkpoints import load_checkpoint
@@ -260,7 +260,9 @@ def test_a_group_goes_back_to_a_state_that_no_longer_changes(values):
     group = AgentGroup(settings(**values), range(5))
 
     def play(first, last):
-        return group.answer(Broadcast(Play(first, last, np.zeros(3), np.eye(3)), None), first - 1)
+        return group.answer(
+            Broadcast(PlayRequest(first, last, np.zeros(3), np.eye(3)), None), first - 1
+        )
 
     play(1, 3)
     state = group.state()

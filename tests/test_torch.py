@@ -11,7 +11,7 @@ from fldb_flower.bandit.streams import TorchStreams, make_streams
 from fldb_flower.environments import embeddings
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg import arrays
 from fldb_flower.settings import ALGORITHMS, SELECTIONS, from_nested
@@ -99,7 +99,7 @@ def test_a_state_goes_through_bytes_into_a_new_process(algorithm, rng):
     theta, information = np.arange(4.0), np.eye(4)
     scope = "all" if algorithm == "fldb_gd" else "fresh"
     for first, last in ((1, 1), (2, 4), (5, 6)):
-        play = Play(first, last, theta, information)
+        play = PlayRequest(first, last, theta, information)
         broadcast = Broadcast(play, theta, scope, hessian=True)
         one, two = (group.answer(broadcast, first - 1) for group in (through, resumed))
         np.testing.assert_array_equal(one.gradient, two.gradient)

@@ -15,7 +15,7 @@ import numpy as np
 from fldb_flower.bandit.local_estimates import LocalEstimates
 from fldb_flower.bandit.selection import Selector
 from fldb_flower.bandit.streams import AgentStreams
-from fldb_flower.federation.exchange import Play
+from fldb_flower.federation.exchange import PlayRequest
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.linalg.whiteners import add_to_whiteners, moved
@@ -34,7 +34,7 @@ class Policy(Protocol):
 
     waits: bool
 
-    def receive(self, play: Play) -> None:
+    def receive(self, play: PlayRequest) -> None:
         """Take in what the server broadcast."""
 
     def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
@@ -64,9 +64,9 @@ class Synchronized:
         self._num_agents = settings.num_agents
         self._arrays = arrays
         identity = make_form(settings).identity(settings.ridge / settings.kappa_mu)
-        self.receive(Play(0, 0, np.zeros(settings.dimension), identity))
+        self.receive(PlayRequest(0, 0, np.zeros(settings.dimension), identity))
 
-    def receive(self, play: Play) -> None:
+    def receive(self, play: PlayRequest) -> None:
         """Keep the broadcast estimate."""
         self._play = play
         self._estimate: tuple[Array, Array] | None = None  # theta_sync, W's factor: when needed
@@ -87,7 +87,7 @@ class Synchronized:
 
     def restore(self, state: dict[str, Array]) -> None:
         """Take back the estimate."""
-        self.receive(Play(0, 0, state["theta_sync"], state["information"]))
+        self.receive(PlayRequest(0, 0, state["theta_sync"], state["information"]))
 
 
 class Alone:
@@ -106,7 +106,7 @@ class Alone:
         identity = arrays.eye(d) * math.sqrt(settings.kappa_mu / settings.ridge)
         self._whiteners = arrays.zeros(agents, d, d) + identity  # W_i^-1/2
 
-    def receive(self, play: Play) -> None:
+    def receive(self, play: PlayRequest) -> None:
         """Nothing: no estimate arrives."""
 
     def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
@@ -139,7 +139,7 @@ class Uniform:
         self._arrays = arrays
         self._num_arms = settings.num_arms
 
-    def receive(self, play: Play) -> None:
+    def receive(self, play: PlayRequest) -> None:
         """Nothing: no estimate is used."""
 
     def select(self, iterations: range, features: Array) -> tuple[Array, Array]:

@@ -16,7 +16,14 @@ from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.streams import AgentStreams, check_agents, make_streams
 from fldb_flower.environments import make_environment
 from fldb_flower.errors import ConvergenceError, DataError
-from fldb_flower.federation.exchange import Broadcast, Play, Regrets, Upload, statistics, total
+from fldb_flower.federation.exchange import (
+    Broadcast,
+    PlayRequest,
+    Regrets,
+    Upload,
+    statistics,
+    total,
+)
 from fldb_flower.linalg.arrays import LARGEST, Array, arrays_on, namespace, to_numpy
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.runs.checkpoints import join_parts, part_of
@@ -137,7 +144,7 @@ class AgentBlock:
                 self._play(broadcast.play)
             return self._statistics(broadcast)
 
-    def _play(self, play: Play) -> None:
+    def _play(self, play: PlayRequest) -> None:
         # Iterations whose broadcast never arrived are played with what was known then.
         self._play_up_to(play.first - 1)
         self._policy.receive(play)

@@ -28,7 +28,7 @@ Scope = Literal["fresh", "all"]
 
 
 @dataclass
-class Play:
+class PlayRequest:
     """Which iterations to play before answering, and with what estimate.
 
     Attributes
@@ -69,7 +69,7 @@ class Broadcast(NamedTuple):
 
     Attributes
     ----------
-    play : Play or None
+    play : PlayRequest or None
         Iterations to play first, if any.
     theta_hat : Array or None
         Point at which gradients are taken, (d,). None: report regret only, learn nothing
@@ -83,7 +83,7 @@ class Broadcast(NamedTuple):
         exactly the sum. For the server alone: it does not travel.
     """
 
-    play: Play | None
+    play: PlayRequest | None
     theta_hat: Array | None
     scope: Scope = "fresh"
     hessian: bool = False

@@ -32,12 +32,12 @@ from pathlib import Path
 from fldb_flower import client_app
 from clients import device
 from clients.store import DuelStore
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.wire.codec import encode_broadcast
 from fldb_flower.settings import from_flat
 import numpy as np
 d = 5
-play = Play(2, 2, np.zeros(d), np.eye(d))
+play = PlayRequest(2, 2, np.zeros(d), np.eye(d))
 vector, ask = encode_broadcast(Broadcast(play, np.zeros(d), hessian=True))
 with DuelStore(sys.argv[1]) as store:
     settings = from_flat({"dimension": d, "devices-max-duels": 10**6}, "the benchmark")
