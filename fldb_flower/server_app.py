@@ -59,10 +59,7 @@ def run_experiment(settings: Settings, grid: Grid, path: Path) -> None:
     conduct(
         settings,
         RunDirectory(path, settings),
-        engine=settings.engine.name,
-        run=lambda history, checkpointer: make_strategy(settings, history).start(
-            grid, checkpointer
-        ),
+        run=lambda history, _checkpointer: make_strategy(settings, history).start(grid),
         say=_say,
     )
 

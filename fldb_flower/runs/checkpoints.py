@@ -116,6 +116,4 @@ def part_of(arrays: Mapping[str, NDArray[Any]], part: str) -> dict[str, NDArray[
 def _difference(theirs: str, ours: str) -> str:
     """Return the first line in which two identities differ."""
     pairs = zip(theirs.splitlines(), ours.splitlines(), strict=False)
-    return next(
-        (f"{a!r} in the checkpoint, {b!r} here" for a, b in pairs if a != b), "other settings"
-    )
+    return next((f"{a!r} there, {b!r} here" for a, b in pairs if a != b), "other settings")

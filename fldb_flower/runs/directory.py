@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,16 @@ class ResultsDirectory:
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             try:
-                self._lock = lock_folder(self.path)
+                lock = lock_folder(self.path)
             except BlockingIOError:
                 raise OutputError(
                     f"{self.path} is in use by another {user}: wait until it ends, or stop it"
                 ) from None
+            self._unlock = weakref.finalize(self, os.close, lock)
 
     def close(self) -> None:
         """Release the lock."""
-        os.close(self._lock)
+        self._unlock()
 
     def load(self) -> Checkpoint | None:
         """Return the checkpoint, or None if there is none; see :func:`load_checkpoint`."""
