@@ -148,10 +148,10 @@ class DeviceAgent(NumPyClient):
         ), upload
 
     def _synchronize(self, play: PlayRequest, counted: int, duels: int) -> None:
-        assert play.theta_sync is not None
-        assert play.information is not None
+        estimate = play.estimate
+        assert estimate is not None
         try:
-            self._form.whiten(play.information)
+            self._form.whiten(estimate.information)
         except np.linalg.LinAlgError:
             raise DataError("the broadcast's W_sync is not positive definite: not kept") from None
         chosen = {name: getattr(self._settings, name) for name in SELECTION_SETTINGS}
@@ -161,8 +161,8 @@ class DeviceAgent(NumPyClient):
                 round=play.last,
                 counted=counted,
                 duels=duels,
-                theta=play.theta_sync,
-                information=self._form.pack(play.information),
+                theta=estimate.theta_sync,
+                information=self._form.pack(estimate.information),
                 parameters={**chosen, "lambda_": self._settings.ridge},
             )
         )

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Strategy
 from fldb_flower.algorithms import Algorithm, run_rounds
 from fldb_flower.algorithms.robust import combine
 from fldb_flower.algorithms.schedules import Round
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.environments import max_difference
 from fldb_flower.errors import FederationError, RoundAbandonedError
@@ -125,7 +126,7 @@ class DuelingStrategy(Federation, Strategy):
         """
         last, algorithm = self.settings.horizon, self.algorithm
         self._closing = True
-        play = PlayRequest(last + 1, last, algorithm.theta_sync, algorithm.information)
+        play = PlayRequest(last + 1, last, Estimate(algorithm.theta_sync, algorithm.information))
         self.exchange(Broadcast(play, None))
         self.acknowledge()
 

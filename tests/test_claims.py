@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.agents import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
@@ -26,7 +27,7 @@ from strategies.simulated_nodes import SimulatedNodes
 PARTITION, PARTITIONS = 1, 2  # places in an answer's numbers
 AGENTS, NODES = 8, 4
 FIRST = 1001  # the id of partition 0's node
-FIRST_PLAY = Broadcast(PlayRequest(1, 1, np.zeros(2), np.eye(2)), np.zeros(2))
+FIRST_PLAY = Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), np.zeros(2))
 
 
 def settings(**values):
@@ -227,9 +228,13 @@ def test_a_claim_of_an_earlier_exchange_is_remembered_while_its_node_is_connecte
     grid = LyingGrid(chosen, (FIRST + 3, PARTITION, 1.0), list)
     strategy = make_strategy(chosen, History(chosen.horizon))
     strategy.connect(grid)
-    strategy.exchange(strategy._broadcast._replace(play=PlayRequest(1, 1, np.zeros(2), np.eye(2))))
+    strategy.exchange(
+        strategy._broadcast._replace(play=PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))))
+    )
     grid.shuffle = lambda replies: [r for r in replies if r.metadata.src_node_id != FIRST + 1]
-    strategy.exchange(strategy._broadcast._replace(play=PlayRequest(2, 2, np.zeros(2), np.eye(2))))
+    strategy.exchange(
+        strategy._broadcast._replace(play=PlayRequest(2, 2, Estimate(np.zeros(2), np.eye(2))))
+    )
     assert sorted(strategy._answered) == [FIRST, FIRST + 2]
 
 
@@ -245,7 +250,9 @@ def test_replies_that_come_with_a_later_try_overrule_a_lie_that_was_alone():
     grid.shuffle = shuffle
     strategy = make_strategy(chosen, History(chosen.horizon))
     strategy.connect(grid)
-    strategy.exchange(strategy._broadcast._replace(play=PlayRequest(1, 1, np.zeros(2), np.eye(2))))
+    strategy.exchange(
+        strategy._broadcast._replace(play=PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))))
+    )
     assert sorted(strategy._answered) == [FIRST + 1, FIRST + 2, FIRST + 3]
     assert rejected(strategy.history) == {f"node {FIRST}: num-partitions=5, but other nodes say 4"}
 

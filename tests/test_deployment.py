@@ -563,11 +563,12 @@ begin = time.perf_counter()
 from fldb_flower import client_app
 from clients import device
 imported = time.perf_counter() - begin
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.wire.codec import encode_broadcast
 from fldb_flower.wire.records import pack_vector
 import numpy as np
-play = PlayRequest(2, 2, np.zeros(3), np.eye(3))
+play = PlayRequest(2, 2, Estimate(np.zeros(3), np.eye(3)))
 vector, ask = encode_broadcast(Broadcast(play, np.zeros(3), hessian=True))
 config = {"ask": list(ask._replace(counted=0)), "device": sys.argv[2], "upto": -1, "duels": 8}
 content = RecordDict({"arrays": pack_vector(vector), "config": ConfigRecord(config)})

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from clients.device import DeviceAgent, Limits
 from clients.preference_agent import PreferenceAgent
 from clients.store import DuelStore, UnknownDuelError
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.settings import from_flat
@@ -203,7 +204,7 @@ def upload(device, *, counted, upto=-1, point=0.0):
 
 def acknowledge(device, counted):
     """Send an estimate; the acknowledgement rides on it."""
-    broadcast = Broadcast(PlayRequest(1, 1, np.zeros(2), np.eye(2)), None)
+    broadcast = Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), None)
     vector, ask = encode_broadcast(broadcast)
     ask = list(ask._replace(counted=counted))
     device.fit(

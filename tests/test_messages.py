@@ -9,8 +9,10 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Regrets, Upload
 from fldb_flower.linalg.forms import Full, pack_symmetric, unpack_symmetric
+from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.wire import codec as messages
 from fldb_flower.wire.codec import (
     BroadcastHeader,
@@ -21,9 +23,7 @@ from fldb_flower.wire.codec import (
     decode_upload,
     encode_broadcast,
     encode_upload,
-    pack_arrays,
     traffic,
-    unpack_arrays,
     upload_size,
 )
 from fldb_flower.wire.records import pack_vector, unpack_vector
@@ -86,12 +86,12 @@ def assert_same_broadcast(got, sent):
         assert got.play is None
         return
     assert (got.play.first, got.play.last) == (sent.play.first, sent.play.last)
-    if sent.play.theta_sync is None:
-        assert got.play.theta_sync is None
-        assert got.play.information is None
+    got, sent = got.play.estimate, sent.play.estimate
+    if sent is None:
+        assert got is None
     else:
-        np.testing.assert_array_equal(got.play.theta_sync, sent.play.theta_sync)
-        np.testing.assert_array_equal(got.play.information, sent.play.information)
+        np.testing.assert_array_equal(got.theta_sync, sent.theta_sync)
+        np.testing.assert_array_equal(got.information, sent.information)
 
 
 @property_test
@@ -108,8 +108,10 @@ def test_every_flavour_of_broadcast_comes_back(  # noqa: PLR0917
     d, seed, statistics, plays, scope, hessian, loss
 ):
     rng = np.random.default_rng(seed)
-    estimate = (rng.standard_normal(d), symmetric(rng, d)) if plays == "with an estimate" else ()
-    play = None if plays == "nothing" else PlayRequest(3, 8, *estimate)
+    estimate = None
+    if plays == "with an estimate":
+        estimate = Estimate(rng.standard_normal(d), symmetric(rng, d))
+    play = None if plays == "nothing" else PlayRequest(3, 8, estimate)
     theta_hat = rng.standard_normal(d) if statistics else None
     sent = Broadcast(play, theta_hat, scope, hessian, loss)
     vector, ask = encode_broadcast(sent)
@@ -117,7 +119,7 @@ def test_every_flavour_of_broadcast_comes_back(  # noqa: PLR0917
     assert all(type(number) is int for number in ask)
     assert ask.counted == 0
     # theta_hat d; theta_sync d and a triangle d (d + 1) / 2.
-    expected = d * statistics + (d + d * (d + 1) // 2) * bool(estimate)
+    expected = d * statistics + (d + d * (d + 1) // 2) * (estimate is not None)
     assert vector.shape == (expected,) == (broadcast_size(sent, Full(d)),)
     assert_same_broadcast(decode_broadcast(vector, ask, Full(d)), sent)
     # The numbers survive as a plain list, which is how they travel.
@@ -127,7 +129,7 @@ def test_every_flavour_of_broadcast_comes_back(  # noqa: PLR0917
 @pytest.mark.parametrize("change", [-1, 1])
 @pytest.mark.parametrize("estimate", [True, False])
 def test_a_broadcast_of_another_length_is_refused(change, estimate):
-    play = PlayRequest(1, 2, np.ones(3), np.eye(3)) if estimate else None
+    play = PlayRequest(1, 2, Estimate(np.ones(3), np.eye(3))) if estimate else None
     vector, ask = encode_broadcast(Broadcast(play, np.ones(3)))
     with pytest.raises(ValueError, match=r"dimension=3 calls for|reshape|broadcast|shape"):
         decode_broadcast(np.resize(vector, len(vector) + change), ask, Full(3))
@@ -188,7 +190,7 @@ def test_an_upload_of_regret_alone_holds_no_numbers_of_statistics():
 def test_traffic_by_hand():
     # d = 4: theta 4, a triangle 10. Up 4 + 10 + 10 + 1 = 25, down 4 + 4 + 10 = 18; 8 bytes each.
     broadcast = Broadcast(
-        PlayRequest(1, 1, np.zeros(4), np.eye(4)), np.zeros(4), hessian=True, loss=True
+        PlayRequest(1, 1, Estimate(np.zeros(4), np.eye(4))), np.zeros(4), hessian=True, loss=True
     )
     assert traffic(broadcast, Full(4), 7) == (7 * 25 * 8, 7 * 18 * 8)
     assert traffic(Broadcast(None, np.zeros(4)), Full(4), 1) == (14 * 8, 4 * 8)

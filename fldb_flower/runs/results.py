@@ -18,7 +18,14 @@ from fldb_flower.linalg.arrays import Array
 from fldb_flower.runs.checkpoints import Checkpoint
 from fldb_flower.runs.directory import CHECKPOINT, MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.runs.plots import plot_regret
-from fldb_flower.settings import ALONE, Settings, from_nested, hydra_entries, to_nested
+from fldb_flower.settings import (
+    ALONE,
+    Settings,
+    current_names,
+    from_nested,
+    hydra_entries,
+    to_nested,
+)
 from fldb_flower.system.files import partial_of
 
 CONFIG, REGRET, PLOT = "config.yaml", "regret.csv", "regret.png"
@@ -187,7 +194,9 @@ def _saved_identity(config: Path) -> str:
 
     try:
         values = yaml.safe_load(config.read_text(encoding="utf-8"))
-        return identity(from_nested(values, str(config))) if isinstance(values, dict) else ""
+        if not isinstance(values, dict):
+            return ""
+        return identity(from_nested(current_names(values), str(config)))
     except OSError as error:
         raise OutputError(f"cannot read {config}: {error.strerror}") from None
     except (FldbError, ValueError, yaml.YAMLError):

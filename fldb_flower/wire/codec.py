@@ -16,15 +16,13 @@ are made definite again by who reads them (:meth:`fldb_flower.linalg.forms.Form.
 
 from __future__ import annotations
 
-import functools
-import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Regrets, Upload
 from fldb_flower.linalg.arrays import Array
@@ -107,7 +105,7 @@ class UploadError(Exception):
 def broadcast_size(broadcast: Broadcast, form: Form) -> int:
     """Return how many numbers the broadcast's vector holds."""
     play = broadcast.play
-    has_estimate = play is not None and play.theta_sync is not None
+    has_estimate = play is not None and play.estimate is not None
     return _broadcast_size(form, broadcast.theta_hat is not None, has_estimate)
 
 
@@ -150,12 +148,13 @@ def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vecto
     play, parts = broadcast.play, []
     if broadcast.theta_hat is not None:
         parts.append(broadcast.theta_hat)
-    if play is not None and play.theta_sync is not None:
-        parts += [play.theta_sync, form_of(play.information).pack(play.information)]
+    if play is not None and play.estimate is not None:
+        information = play.estimate.information
+        parts += [play.estimate.theta_sync, form_of(information).pack(information)]
     ask = BroadcastHeader(
         first=0 if play is None else play.first,
         last=0 if play is None else play.last,
-        estimate=int(play is not None and play.theta_sync is not None),
+        estimate=int(play is not None and play.estimate is not None),
         statistics=int(broadcast.theta_hat is not None),
         everything=int(broadcast.scope == "all"),
         hessian=int(broadcast.hessian),
@@ -200,7 +199,8 @@ def decode_broadcast(vector: Vector, ask: BroadcastHeader, form: Form) -> Broadc
     theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * bool(ask.statistics)])
     play = None
     if ask.estimate:
-        play = PlayRequest(ask.first, ask.last, rest[:d], _matrix(vector[-form.size :], form))
+        estimate = Estimate(rest[:d], _matrix(vector[-form.size :], form))
+        play = PlayRequest(ask.first, ask.last, estimate)
     elif ask.last:
         play = PlayRequest(ask.first, ask.last)
     return Broadcast(
@@ -304,26 +304,3 @@ def _regrets(answer: UploadHeader) -> Regrets:
     if not all(0.0 <= number < math.inf for number in answer.regret):
         raise UploadError("a regret that is negative or not finite")
     return Regrets(answer.regret_first, answer.agents, np.array(answer.regret))
-
-
-def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return named arrays as bytes, for a state that is read and written with each message."""
-    layout = tuple((name, array.dtype.str, array.shape) for name, array in arrays.items())
-    return b"".join([_layout_header(layout), *(array.tobytes() for array in arrays.values())])
-
-
-@functools.lru_cache(maxsize=64)
-def _layout_header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
-    header = json.dumps(layout).encode()
-    return len(header).to_bytes(8, "little") + header
-
-
-def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:
-    """Undo :func:`pack_arrays`; the arrays are read-only views of ``data``."""
-    start = 8 + int.from_bytes(data[:8], "little")
-    arrays = {}
-    for name, dtype, shape in json.loads(data[8:start]):
-        array = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape)
-        arrays[name] = array
-        start += array.nbytes
-    return arrays
