@@ -12,18 +12,16 @@ from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.federation.agents import (
     AgentGroup,
     agents_of_node,
-    keep_freed_memory,
-    one_blas_thread,
 )
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.forms import Form, Vector, make_form
+from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.settings import Settings, from_flat
+from fldb_flower.system.process import keep_freed_memory, one_blas_thread
 from fldb_flower.wire.codec import (
     BroadcastHeader,
     decode_broadcast,
     encode_upload,
-    pack_arrays,
-    unpack_arrays,
 )
 from fldb_flower.wire.records import pack_vector, unpack_vector
 

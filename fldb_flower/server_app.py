@@ -14,8 +14,8 @@ from fldb_flower.runs.experiment import conduct
 from fldb_flower.runs.results import RunDirectory, default_directory, is_finished
 from fldb_flower.settings import Settings, from_flat
 from strategies import make_strategy
+from strategies.device_directory import DeviceDirectory
 from strategies.device_nodes import DeviceNodes
-from strategies.device_results import DeviceDirectory
 from strategies.device_rounds import DeviceServer
 
 app = ServerApp()
@@ -59,8 +59,7 @@ def run_experiment(settings: Settings, grid: Grid, path: Path) -> None:
     conduct(
         settings,
         RunDirectory(path, settings),
-        engine=settings.engine.name,
-        run=lambda history, keeper: make_strategy(settings, history).start(grid),
+        run=lambda history, _checkpointer: make_strategy(settings, history).start(grid),
         say=_say,
     )
 

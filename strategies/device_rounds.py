@@ -12,8 +12,8 @@ from fldb_flower.algorithms.schedules import Round
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.settings import Settings
+from strategies.device_directory import DeviceDirectory, RoundRow
 from strategies.device_nodes import DeviceNodes
-from strategies.device_results import DeviceDirectory, RoundRow
 from strategies.dueling import DuelingStrategy
 
 REPORT_SECONDS = 15.0  # between two lines about one wait
@@ -152,7 +152,7 @@ class DeviceServer:
 
     def _row(self, number: int, begin: float) -> RoundRow:
         strategy = self.strategy
-        spans = [each.claim for each in strategy.last.accepted]
+        spans = [each.claim for each in strategy.last_exchange.accepted]
         exchanges = strategy.history.participation
         return RoundRow(
             round=number,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from logging import INFO, WARNING, getLogger
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -63,15 +63,13 @@ class DuelingStrategy(Federation, Strategy):
         self.settings = settings
         self.nodes = nodes
         self.algorithm = make_algorithm(settings)
-        self._last: Exchange | None = None
+        self._exchange: Exchange | None = None
         self.watch: Watch = ignore
         self._max_difference = max_difference(settings)
         self._grid: Grid | None = None
         self._excluded: frozenset[int] = frozenset()  # lost in an earlier attempt at this round
 
-    def start(  # type: ignore[override]
-        self, grid: Grid, after_round: Callable[[], None] | None = None
-    ) -> Array:
+    def start(self, grid: Grid) -> Array:  # type: ignore[override]
         """Wait for nodes, run the algorithm to the horizon, and return theta_sync.
 
         Unlike in Flower's own loop, the algorithm determines the number of exchanges.
@@ -80,8 +78,6 @@ class DuelingStrategy(Federation, Strategy):
         ----------
         grid : Grid
             Carries the messages.
-        after_round : callable, optional
-            Called after each round.
 
         Raises
         ------
@@ -92,7 +88,7 @@ class DuelingStrategy(Federation, Strategy):
         connected = self.wait_for_nodes()
         self.nodes.check_number(connected)
         self.summary()
-        run_rounds(self, self.algorithm, after_round, self.try_round)
+        run_rounds(self, self.algorithm, attempt=self.try_round)
         if self.nodes.has_uncounted(self.connected()):
             self._collect_remaining_regret()
         return self.algorithm.theta_sync
@@ -120,7 +116,7 @@ class DuelingStrategy(Federation, Strategy):
         try:
             self.algorithm.round(self, round_)
         except RoundAbandonedError as reason:
-            exchange = self.last
+            exchange = self.last_exchange
             excluded = self._excluded.union(exchange.absent)
             left = len(exchange.connected - excluded)
             if left < self.settings.quorum * len(exchange.connected):
@@ -158,7 +154,7 @@ class DuelingStrategy(Federation, Strategy):
         while not (connected := self.connected()):
             if time.monotonic() > deadline:
                 raise FederationError(
-                    f"no nodes connected within node-wait={self.settings.node_wait:g} s"
+                    f"0 nodes connected within node-wait={self.settings.node_wait:g} s"
                 )
             time.sleep(_CONNECT_POLL_SECONDS)
         return connected
@@ -210,19 +206,19 @@ class DuelingStrategy(Federation, Strategy):
 
         A broadcast that plays nothing asks the nodes of the exchange before again.
         """
-        number = 1 if self._last is None else self._last.number + 1
+        number = 1 if self._exchange is None else self._exchange.number + 1
         if broadcast.play is None:
-            before = self.last
+            before = self.last_exchange
             connected = before.connected
             asked = sorted(before.contributions, key=self.nodes.sort_key)
         else:
             connected = self.wait_for_nodes()
             asked = self.sample(number, connected, everyone=broadcast.theta_hat is None)
-        self._last = Exchange(
+        self._exchange = Exchange(
             number, broadcast, tuple(asked), connected, self.nodes, self.settings,
             self._max_difference,
         )  # fmt: skip
-        return self._last
+        return self._exchange
 
     def sample(
         self, number: int, connected: frozenset[int], *, everyone: bool = False
@@ -241,17 +237,17 @@ class DuelingStrategy(Federation, Strategy):
         return [nodes[place] for place in sorted(generator.permutation(len(nodes))[:count])]
 
     @property
-    def last(self) -> Exchange:
+    def last_exchange(self) -> Exchange:
         """The exchange in progress, or the one that ended last."""
-        if self._last is None:
+        if self._exchange is None:
             raise RuntimeError("no exchange has begun")
-        return self._last
+        return self._exchange
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return one message for each node of the exchange to ask now."""
-        exchange = self.last
+        exchange = self.last_exchange
         nodes = exchange.newcomers or exchange.absent
         contents = self.nodes.contents(nodes, server_round, arrays, config)
         return [
@@ -261,15 +257,16 @@ class DuelingStrategy(Federation, Strategy):
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    ) -> tuple[None, MetricRecord]:
         """Check replies of the exchange; return how many nodes contributed and were refused.
 
         The statistics are summed by :meth:`collect` once enough nodes have contributed.
         """
-        exchange = self.last
+        exchange = self.last_exchange
         exchange.add(replies)
-        counts = {"contributed": len(exchange.contributions), "refused": len(exchange.refused)}
-        return None, MetricRecord(counts)
+        return None, MetricRecord(
+            {"contributed": len(exchange.contributions), "refused": len(exchange.refused)}
+        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -311,4 +308,4 @@ class DuelingStrategy(Federation, Strategy):
 
     def mark_counted(self) -> None:
         """Store that the last exchange's duels are counted; the next broadcast acknowledges it."""
-        self.nodes.acknowledge(self.last.contributions)
+        self.nodes.acknowledge(self.last_exchange.contributions)

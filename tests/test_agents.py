@@ -15,8 +15,8 @@ from fldb_flower.errors import DataError
 from fldb_flower.federation import agents as agents_module
 from fldb_flower.federation.agents import AgentGroup, agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, total
+from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.settings import SELECTIONS, from_nested
-from fldb_flower.wire.codec import pack_arrays, unpack_arrays
 
 N, K, D, T = 3, 4, 2, 7
 

@@ -32,17 +32,17 @@ from test_devices import Federation
 from clients.store import DuelStore
 from fldb_flower.deployment import __main__ as deployment
 from fldb_flower.deployment import credentials
-from fldb_flower.deployment.local import (
+from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
+from fldb_flower.errors import FederationError
+from fldb_flower.linalg.forms import unpack_symmetric
+from fldb_flower.wire.devices import DeviceUploadHeader
+from simulations.local_federation import (
     Device,
     LocalFederation,
     Part,
     UnreachableError,
     environment,
 )
-from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
-from fldb_flower.errors import FederationError
-from fldb_flower.linalg.forms import unpack_symmetric
-from fldb_flower.wire.devices import DeviceUploadHeader
 from strategies.device_nodes import short_name
 
 pytestmark = pytest.mark.xdist_group("deployment")  # one federation at a time

@@ -52,7 +52,7 @@ EXTREMES = [
 OF_NODES = {"wire", "robust", "fraction_train", "quorum", "dropout", "faults"}
 NUMBERS = [entry for entry in hydra_entries() if {int, float} & set(entry.kinds)]
 REALS = [entry for entry in NUMBERS if float in entry.kinds]
-FIXED = {"engine.name", "environment.name", "device", "rng"}  # or files and devices are needed
+FIXED = {"engine.name", "environment.name", "backend", "rng"}  # or files and devices are needed
 NAMES = [
     entry for entry in hydra_entries() if entry.metadata["choices"] and entry.dotted not in FIXED
 ]

@@ -41,8 +41,8 @@ property_test = hypothesis_settings(deadline=None, derandomize=True, max_example
 
 SETTINGS = {
     "full": {},
-    "diagonal": {"information": "diagonal"},
-    "sketch": {"information": "sketch", "sketch_rank": 2},
+    "diagonal": {"matrix_form": "diagonal"},
+    "sketch": {"matrix_form": "sketch", "sketch_rank": 2},
 }
 FORMS = {"full": Full(6), "diagonal": Diagonal(6), "sketch": Sketch(6, 2)}
 every_form = pytest.mark.parametrize("name", FORMS)
@@ -577,9 +577,9 @@ def test_gradient_descent_and_lbfgs_find_minimisers_without_hessians():
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
 @pytest.mark.parametrize("nodes", [1, 2, 5])
 def test_the_diagonal_gives_the_same_for_any_number_of_nodes(tmp_path, algorithm, nodes):
-    run(chosen(algorithm=algorithm, information="diagonal"), tmp_path / "v")
+    run(chosen(algorithm=algorithm, matrix_form="diagonal"), tmp_path / "v")
     inprocess = {"engine__name": "inprocess", "engine__num_nodes": nodes}
-    run(chosen(algorithm=algorithm, information="diagonal", **inprocess), tmp_path / "i")
+    run(chosen(algorithm=algorithm, matrix_form="diagonal", **inprocess), tmp_path / "i")
     tables = [pd.read_csv(tmp_path / name / "regret.csv") for name in "vi"]
     np.testing.assert_allclose(tables[1].cumulative_regret, tables[0].cumulative_regret, rtol=1e-9)
 
@@ -635,13 +635,13 @@ def test_single_precision_halves_the_bytes_and_changes_next_to_nothing(tmp_path,
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"algorithm": "ldb", "information": "diagonal"}, "algorithm=ldb sends no information"),
-        ({"algorithm": "fldb_gd", "information": "diagonal"}, "use solver=lbfgs or solver=gd"),
+        ({"algorithm": "ldb", "matrix_form": "diagonal"}, "algorithm=ldb sends no matrices"),
+        ({"algorithm": "fldb_gd", "matrix_form": "diagonal"}, "use solver=lbfgs or solver=gd"),
         (
-            {"information": "sketch", "sketch_rank": 5},
+            {"matrix_form": "sketch", "sketch_rank": 5},
             "sketch_rank=5 (from a test): must be at most dimension - 2 = 4",
         ),
-        ({"information": "sketch", "dimension": 2, "sketch_rank": 1}, "dimension - 2 = 0"),
+        ({"matrix_form": "sketch", "dimension": 2, "sketch_rank": 1}, "dimension - 2 = 0"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(values, words):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Regrets, Upload
 from fldb_flower.linalg.forms import Full, pack_symmetric, unpack_symmetric
+from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.wire import codec as messages
 from fldb_flower.wire.codec import (
     BroadcastHeader,
@@ -22,9 +23,7 @@ from fldb_flower.wire.codec import (
     decode_upload,
     encode_broadcast,
     encode_upload,
-    pack_arrays,
     traffic,
-    unpack_arrays,
     upload_size,
 )
 from fldb_flower.wire.records import pack_vector, unpack_vector

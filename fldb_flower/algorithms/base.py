@@ -129,7 +129,7 @@ class Online(Algorithm):
         super().__init__(settings)
         self.theta_hat: Array = np.zeros(settings.dimension)
         self._tolerance = SINGLE_TOLERANCE if settings.wire == "float32" else TOLERANCE
-        if settings.information != "full":
+        if settings.matrix_form != "full":
             self._tolerance = _APPROXIMATE  # steps are not Newton's then, and need many exchanges
 
     def learn(self, federation: Federation, turn: Round) -> None:

@@ -18,14 +18,11 @@ to the diagonal what keeps matrices definite
 
 from __future__ import annotations
 
-import functools
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
@@ -313,26 +310,3 @@ def decode_statistics(
         loss=float(vector[end]) if broadcast.loss else None,
         regrets=(),
     )
-
-
-def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return named arrays as bytes; fast, since a node's state is packed with each message."""
-    layout = tuple((name, array.dtype.str, array.shape) for name, array in arrays.items())
-    return b"".join([_layout_header(layout), *(array.tobytes() for array in arrays.values())])
-
-
-@functools.lru_cache(maxsize=64)
-def _layout_header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
-    header = json.dumps(layout).encode()
-    return len(header).to_bytes(8, "little") + header
-
-
-def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:
-    """Invert :func:`pack_arrays`; the arrays are read-only views of ``data``."""
-    start = 8 + int.from_bytes(data[:8], "little")
-    arrays = {}
-    for name, dtype, shape in json.loads(data[8:start]):
-        array = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape)
-        arrays[name] = array
-        start += array.nbytes
-    return arrays
