@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Error, Message
-from flwr.superlink.grid.http_grid import HttpGrid
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -27,7 +26,7 @@ from fldb_flower.bandit import theory
 from fldb_flower.bandit.selection import ucb
 from fldb_flower.errors import CheckpointError, DataError, FldbError, OutputError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
-from fldb_flower.federation.history import History
+from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.forms import form_of, make_form
 from fldb_flower.runs.checkpoints import load_checkpoint
 from fldb_flower.settings import from_flat, to_flat
@@ -52,7 +51,7 @@ BASE = {
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(device_rounds, "_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(device_rounds, "RETRY_SECONDS", 0.0)
 
 
 class Devicegrid(InProcessGrid):
@@ -115,7 +114,7 @@ class Federation:
         settings = from_flat({**self.config, **changes}, "a test")
         directory = DeviceDirectory(self.folder / "server", settings)
         devices = DeviceNodes(settings)
-        strategy = make_strategy(settings, History(settings.horizon), devices)
+        strategy = make_strategy(settings, Counts(), devices)
         return DeviceServer(settings, strategy, devices, directory, self.lines.append)
 
     def serve(self, **changes):
@@ -135,12 +134,12 @@ class Federation:
             if death != "none":
                 raise KeyboardInterrupt
 
-        def bounded(try_round=server._try_round):
+        def bounded(try_round=server.try_round):
             if next(tries, None) is None:
                 raise KeyboardInterrupt
             return try_round()
 
-        server.directory.commit, server._try_round = dying, bounded
+        server.directory.commit, server.try_round = dying, bounded
         with contextlib.suppress(KeyboardInterrupt):
             server.serve(self.grid)
         server.directory.close()
@@ -274,10 +273,11 @@ def test_rows_of_a_sketch_are_turned_at_random_before_they_leave(tmp_path):
     federation.answer(0, 4)
     settings = from_flat(federation.config, "a test")
     broadcast, rows = Broadcast(None, np.ones(D), hessian=True), []
-    vector, ask = encode_broadcast(broadcast)
+    vector, header = encode_broadcast(broadcast)
     with DuelStore(federation.stores[0]) as store:
         agent = DeviceAgent(store, settings, Limits(1, 10_000))
-        config = {"ask": list(ask), "device": store.device_id, "upto": -1, "duels": 0}
+        config = {"header": list(header), "counted": 0, "upto": -1, "duels": 0}
+        config["device"] = store.device_id
         for _ in range(40):
             (sent,), count, _ = agent.fit([vector], config)
             upload = decode_statistics(sent, count, broadcast, make_form(settings))
@@ -396,11 +396,11 @@ def test_the_first_round_waits_for_enough_answers(tmp_path):
     federation.answer(0, 5)  # 2 d = 6 are needed
     server = federation.server()
     server.strategy.connect(federation.grid)
-    server._try_round()
+    server.try_round()
     assert server.round == 0
     assert "5 answers; the first round needs 6" in federation.lines[-1]
     federation.answer(1, 1)
-    server._try_round()
+    server.try_round()
     assert server.round == 1
     federation.expect_central(server)
 
@@ -414,7 +414,7 @@ def test_a_round_without_new_answers_is_none_but_brings_the_estimate(tmp_path):
     federation.grid = Devicegrid(federation.stores, federation.config)
     server = federation.server()
     server.strategy.connect(federation.grid)
-    server._try_round()
+    server.try_round()
     assert server.round == 1
     assert "no new answers from 4 devices" in federation.lines[-1]
     assert late.status()["round"] == 2
@@ -480,10 +480,10 @@ def test_a_store_restored_from_an_old_backup_counts_nothing_twice(tmp_path):
     federation.answer(0, 2)  # numbers 8 and 9 of the backup: the server has 10
     server = federation.server()
     server.strategy.connect(federation.grid)
-    server._try_round()
+    server.try_round()
     assert server.round == 1
     federation.answer(0, 4)  # 11 to 14
-    server._try_round()
+    server.try_round()
     assert server.round == 2
     assert federation.uploads()[-1][2:] == (10, 14)
     assert server.devices.duels == 14
@@ -511,7 +511,7 @@ def test_two_unknown_nodes_with_one_store_are_refused_both(tmp_path):
     federation.grid = Devicegrid(federation.stores, federation.config)
     server = federation.server(quorum=0.5)
     server.strategy.connect(federation.grid)
-    assert not server._try_round()
+    assert not server.try_round()
     (line,) = federation.lines
     assert "node 1001: device" in line
     assert "node 1002: device" in line
@@ -581,8 +581,10 @@ def test_a_round_on_demand_does_not_wait_for_the_clock(tmp_path):
     assert not (tmp_path / "server" / "round-now").exists()
 
 
-class NetworkGrid(Devicegrid, HttpGrid):
+class NetworkGrid(Devicegrid):
     """Replies arrive after some looks, the first node's first, and can be pulled once."""
+
+    poll_seconds = None  # as Flower's network grid, which does not define it
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -601,16 +603,16 @@ class NetworkGrid(Devicegrid, HttpGrid):
         replies = []
         for key in message_ids:
             self.looks[key] -= 1
-            if key not in self._replies:
+            if key not in self.pending:
                 replies.append(Message(Error(3, "no such message"), reply_to=self.messages[key]))
             elif self.looks[key] < 0:
-                replies += self._replies.pop(key)
+                replies += self.pending.pop(key)
         return replies
 
 
 @pytest.fixture
 def network(tmp_path, monkeypatch):
-    monkeypatch.setattr(transport, "_NETWORK_SECONDS", 0.0)
+    monkeypatch.setattr(transport, "NETWORK_POLL_SECONDS", 0.0)
     federation = Federation(tmp_path)
     federation.grid = NetworkGrid(federation.stores, federation.config)
     for device in range(3):
@@ -634,7 +636,7 @@ def test_a_device_is_asked_once_in_an_exchange_and_once_more_when_it_is_met(netw
 
 
 def test_an_exchange_reports_what_it_waits_for(network, monkeypatch):
-    monkeypatch.setattr(device_rounds, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(device_rounds, "REPORT_SECONDS", 0.0)
     network.serve(**{"node-wait": 60.0, "reply-timeout": 60.0})
     waits = [line for line in network.lines if "have replied" in line]
     names = [f"round 1, exchange {number}" for number in range(1, exchanges_of(network) + 1)]

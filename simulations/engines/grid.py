@@ -35,6 +35,13 @@ class InProcessGrid(Grid):
         Number of nodes; node ids are 1001, 1002, ... in partition order.
     run_config : dict
         Flower's run config, the same for every node.
+
+    Attributes
+    ----------
+    contexts : dict
+        Node -> its Context.
+    pending : dict
+        Message id -> replies that have not been pulled.
     """
 
     poll_seconds = 0.0  # replies are there once messages are sent
@@ -55,7 +62,7 @@ class InProcessGrid(Grid):
             for partition in range(num_nodes)
         }
         self._message_ids = itertools.count(1)
-        self._replies: dict[str, list[Message]] = {}
+        self.pending: dict[str, list[Message]] = {}
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -87,13 +94,13 @@ class InProcessGrid(Grid):
         for message in messages:
             message_id = str(next(self._message_ids))
             message.metadata.__dict__["_message_id"] = message_id
-            self._replies[message_id] = self.replies(message)
+            self.pending[message_id] = self.replies(message)
             ids.append(message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to these messages."""
-        return [reply for key in message_ids for reply in self._replies.pop(key, ())]
+        return [reply for key in message_ids for reply in self.pending.pop(key, ())]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
