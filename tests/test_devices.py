@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+import shutil
 import tempfile
 import threading
 import time
@@ -28,7 +29,6 @@ from fldb_flower.errors import CheckpointError, DataError, FldbError, OutputErro
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.forms import form_of, make_form
-from fldb_flower.runs.checkpoints import load_checkpoint
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.wire.codec import decode_statistics, encode_broadcast
 from simulations.engines.inprocess import InProcessGrid
@@ -161,11 +161,9 @@ class Federation:
         answers = {}
         for path in self.stores:
             with DuelStore(path) as store:
-                rows = store._connection.execute(
-                    "SELECT evidence FROM answers ORDER BY sequence"
-                ).fetchall()
-                table = np.array([np.frombuffer(row[0]) for row in rows]).reshape(-1, D + 2)
-                answers[short_name(store.device_id)] = table
+                duels = store.evidence(0, store.last)
+                x = duels.differences.reshape(-1, D)
+                answers[short_name(store.device_id)] = np.column_stack([x, duels.preferences])
         rounds, covered = {}, dict.fromkeys(answers, 0)
         for number, device, start, end in self.uploads():
             assert start == covered[device]  # contiguous: once each, none left out
@@ -772,7 +770,43 @@ def test_a_checkpoint_holds_what_a_restart_needs_and_no_answer(tmp_path):
     federation = Federation(tmp_path)
     federation.answer(0, 8)
     server = federation.serve()
-    checkpoint = load_checkpoint(tmp_path / "server" / "checkpoint.bin", server.directory._identity)
+    checkpoint = server.directory.load()
     assert set(checkpoint.arrays) == {"theta_sync", "information", "theta_hat", "curvature"}
     assert set(checkpoint.numbers) == {"round", "devices", "counts", "sizes"}
     assert issubclass(CheckpointError, FldbError)
+
+
+# --- a directory written by an earlier version -----------------------------------------------
+
+EARLIER = Path(__file__).parent / "data" / "device_server"  # three rounds of FLDB-ONS, d = 3
+EARLIER_THETA = [0.6910004544792054, -1.4213676922251297, 0.44197573490679076]
+EARLIER_INFORMATION = [
+    [60.266176271146904, 10.924096392228948, -6.015590276378839],
+    [10.924096392228948, 51.97669908614472, 0.20926908767655394],
+    [-6.015590276378839, 0.20926908767655394, 60.619247204158256],
+]  # of three devices with 10, 8 and 10 answers
+
+
+def test_a_directory_of_an_earlier_version_opens_and_its_federation_resumes(tmp_path):
+    shutil.copytree(EARLIER, tmp_path / "server")
+    federation = Federation(tmp_path, devices=1)
+    server = federation.server()
+    algorithm = server.strategy.algorithm
+    assert (server.round, server.devices.duels) == (3, 28)
+    assert algorithm.theta_sync.tolist() == algorithm.theta_hat.tolist() == EARLIER_THETA
+    np.testing.assert_allclose(algorithm.information, EARLIER_INFORMATION, rtol=1e-15)
+    assert sorted(server.devices.counted.values()) == [8, 10, 10]
+    server.directory.close()
+    # A new device answers three duels: they are counted in round 4, on top of the others.
+    federation.answer(0, 3)
+    server = federation.serve()
+    assert (server.round, server.devices.duels) == (4, 31)
+    (x,) = federation.differences()
+    information = np.array(EARLIER_INFORMATION) + x.T @ x
+    np.testing.assert_allclose(server.strategy.algorithm.information, information, rtol=1e-12)
+    for name, rows in (("rounds.csv", 3), ("uploads.csv", 6)):
+        before = (EARLIER / name).read_text().splitlines()
+        after = (tmp_path / "server" / name).read_text().splitlines()
+        assert len(before) == rows + 1
+        assert after[:-1] == before
+        assert after[-1].startswith("4,")
