@@ -31,9 +31,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from fldb_flower.errors import FldbError, OutputError, SettingsError
 from fldb_flower.runs.directory import CHECKPOINT, SUMMARY
 from fldb_flower.runs.results import REGRET, identity, request_stop, stop_requested
-from fldb_flower.settings import Settings, from_nested, hydra_entries
+from fldb_flower.settings import Settings, hydra_entries
 from simulations.saved_runs import Run, find_finished, identity_of, read_run
-from simulations.sweeps.jobs import ERROR, SOURCE, describe_exception, failure
+from simulations.sweeps.jobs import ERROR, describe_exception, failure, settings_of
 from simulations.sweeps.loader import CachingLoader
 from simulations.sweeps.progress import Progress
 from simulations.sweeps.tables import report
@@ -141,7 +141,7 @@ class GridSweeper(Sweeper):
             name, overrides = " ".join(varied or grid), (*grid, *quiet)
             config = self._loader.load_sweep_config(self.config, list(overrides))
             try:
-                settings = _settings_of(config)
+                settings = settings_of(config)
             except FldbError as error:
                 refused[name] = str(error)
                 continue
@@ -250,18 +250,6 @@ def register() -> None:
     outside ``hydra_plugins``.
     """
     Plugins.instance().class_name_to_class["hydra_plugins.fldb_flower.GridSweeper"] = GridSweeper
-
-
-def _settings_of(config: DictConfig) -> Settings:
-    """Return the settings in a composed configuration, which holds Hydra's own settings too."""
-    values = {
-        str(key): OmegaConf.to_container(value, resolve=True)
-        if OmegaConf.is_config(value)
-        else value
-        for key, value in config.items()
-        if key != "hydra"
-    }
-    return from_nested(values, SOURCE)
 
 
 def _folder(config: DictConfig, number: int, overrides: Sequence[str], key: str) -> Path:
