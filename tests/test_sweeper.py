@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from hydra import initialize_config_dir
-from hydra._internal.callbacks import Callbacks
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -56,7 +55,7 @@ def sweeper_of(loader, *overrides, folder="/nowhere"):
     config = loader.load_configuration("config", overrides=given, run_mode=RunMode.MULTIRUN)
     register()
     sweeper = Plugins.instance().instantiate_sweeper(
-        hydra_context=HydraContext(loader, Callbacks()),
+        hydra_context=HydraContext(loader, callbacks=None),
         task_function=lambda _config: None,
         config=config,
     )
