@@ -32,11 +32,11 @@ from simulations.engines import vectorized
 from simulations.figures import PANELS, SEEDS, settings_of
 from simulations.run import run
 from simulations.saved_runs import Run
-from simulations.sweeps import tables
+from simulations.sweeps.callbacks import SweepCallback, jobs_without_result
 from simulations.sweeps.jobs import attempt, failure
 from simulations.sweeps.loader import CachingLoader
 from simulations.sweeps.sweeper import quoted, register
-from simulations.sweeps.tables import SummariseSweep, statistics, statistics_text
+from simulations.sweeps.tables import statistics, statistics_text
 
 LAUNCHERS = ["basic", "joblib", "submitit_local"]
 SMALL = {"num_agents": 4, "horizon": 30}
@@ -460,12 +460,12 @@ def test_another_sweepers_tables_hold_each_distinct_run_once(tmp_path, capsys):
     config = OmegaConf.create(
         {"hydra": {"sweep": {"dir": str(tmp_path)}, "sweeper": {"_target_": "a.Sweeper"}}}
     )
-    tables.jobs_without_result.clear()
-    SummariseSweep().on_multirun_end(config)
+    jobs_without_result.clear()
+    SweepCallback().on_multirun_end(config)
     assert list(pd.read_csv(tmp_path / "sweep.csv").job.astype(str)) == ["0", "1"]
-    assert tables.jobs_without_result == ["2: tau=0: must be at least 1"]
+    assert jobs_without_result == ["2: tau=0: must be at least 1"]
     assert "error: job 2: tau=0: must be at least 1" in capsys.readouterr().err
-    tables.jobs_without_result.clear()
+    jobs_without_result.clear()
 
 
 # --- stopping ------------------------------------------------------------------------------------
