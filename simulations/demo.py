@@ -145,10 +145,9 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
     """
     theta = np.random.default_rng(arguments.seed).standard_normal(len(FEATURES))
     theta *= _SCALE / np.linalg.norm(theta)
-    pages = _write_arms(folder / "arms.json")
-    with LocalFederation(
-        folder, arguments.devices, node_config=_NODE_CONFIG, arms=pages
-    ) as federation:
+    file = _write_arms(folder / "arms.json")
+    local = LocalFederation(folder, arguments.devices, node_config=_NODE_CONFIG, arms=file)
+    with local as federation:
         _say(f"the logs are in {federation.folder / 'logs'}")
         federation.start(_say)
         taken = federation.devices[: arguments.people]
@@ -214,9 +213,7 @@ def _report(
             _say(f"round {row['round']}{of}: {_line(row, cosine)}")
         seen = len(rows)
         if ended and not (federation.results / _SUMMARY).exists():
-            raise FederationError(
-                f"the rounds ended early; the end of {run.log}:\n{run.last_lines()}"
-            )
+            raise FederationError(f"rounds ended early; end of {run.log}:\n{run.last_lines()}")
         if ended:
             return
         time.sleep(_POLL_SECONDS)
@@ -257,7 +254,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         type=bounded(int, 0),
         default=2,
         metavar="N",
-        help="devices with simulated users (%(default)s)",
+        help="simulated users (%(default)s)",
     )
     until = parser.add_mutually_exclusive_group()
     until.add_argument("--rounds", type=bounded(int, 1), metavar="N", help="(until Ctrl-C)")

@@ -47,9 +47,7 @@ class LocalProcess:
     def start(self) -> None:
         """Start the process; its output is appended to the log."""
         for folder in (self.home, self.log.parent):
-            folder.mkdir(
-                mode=0o700, parents=True, exist_ok=True
-            )  # the log of a service has its token
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a log may hold a token
         with self.log.open("ab") as log:
             self._begin = log.tell()
             self._process = subprocess.Popen(

@@ -644,7 +644,7 @@ def test_the_demonstration_runs_and_leaves_nothing(demo):
         "starting the SuperLink",
         "registering the keys of 3 devices",
         *(f"waiting for devices: {connected} of 3 are connected" for connected in range(3)),
-        "simulated people are answering duels on device1, device2",
+        "simulated users are answering duels on device1, device2",
         "device3 is yours: http://127.0.0.1:PORT/#token=TOKEN",
         "starting the rounds; the first one takes several exchanges",
     ]

@@ -24,7 +24,8 @@ import pytest
 import yaml
 
 from fldb_flower.errors import DataError, OutputError
-from simulations.report import __main__ as report
+from simulations.report.data import MAX_POINTS, kept_iterations, payload
+from simulations.report.page import write
 from simulations.saved_runs import Run, find_runs, group_by_seed, relevant, varying
 
 ROOT = Path(__file__).parent.parent
@@ -261,7 +262,7 @@ def test_means_and_standard_errors_are_those_worked_by_hand(tmp_path):
     make_run(tmp_path / "again", [3.0, 10.0], seed=1)  # no independent run: counts once
     make_run(tmp_path / "alone", [2.0, 5.0], seed=0, tau=2)
     runs, unfinished = find_runs([tmp_path])
-    made = report.payload(runs, unfinished, tmp_path)
+    made = payload(runs, unfinished, tmp_path)
     first, second = made["groups"]
     assert first["label"] == ["tau=1"]
     assert first["seeds"] == 2
@@ -279,7 +280,7 @@ def test_labels_name_settings_as_users_write_them(tmp_path):
     make_run(tmp_path / "a", environment={"sigma": 0.0})
     geometric = {"name": "geometric", "ratio": 1.5}
     make_run(tmp_path / "b", algorithm="ldb", schedule=geometric, environment={"sigma": 0.3})
-    made = report.payload(*find_runs([tmp_path]), tmp_path)
+    made = payload(*find_runs([tmp_path]), tmp_path)
     assert made["varying"] == ["algorithm", "schedule", "environment.sigma"]
     assert made["groups"][0]["label"] == ["fldb_ogd", "periodic", "environment.sigma=0"]
     assert made["groups"][1]["label"] == ["ldb", "geometric", "environment.sigma=0.3"]
@@ -288,11 +289,11 @@ def test_labels_name_settings_as_users_write_them(tmp_path):
 
 @pytest.mark.parametrize("horizon", [1, 2, 199, 200, 201, 500, 10_000])
 def test_kept_iterations_are_few_and_include_both_ends(horizon):
-    kept = report.kept_iterations(horizon)
-    assert len(kept) <= report.MAX_POINTS
+    kept = kept_iterations(horizon)
+    assert len(kept) <= MAX_POINTS
     assert (kept[0], kept[-1]) == (1, horizon)
     assert (np.diff(kept) > 0).all()
-    assert horizon > report.MAX_POINTS or len(kept) == horizon
+    assert horizon > MAX_POINTS or len(kept) == horizon
 
 
 def test_large_seeds_and_odd_values_survive(tmp_path):
@@ -405,9 +406,9 @@ def test_a_failure_while_writing_leaves_the_old_page(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OutputError, match="No space left on device"):
-        report.write(page, "new")
+        write(page, "new")
     assert page.read_text() == "old"
     assert list(tmp_path.iterdir()) == [page]
 

@@ -1,4 +1,4 @@
-"""Section ``devices`` of the benchmark: what a device's store and its Flower client cost."""
+"""Benchmark section `devices`: the store of a device and its Flower client."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ print(time.perf_counter() - begin)
 
 
 def devices(repetitions: int) -> pd.DataFrame:
-    """Time what a person, the application and the server wait for."""
+    """Time the operations that a user, an application and the server wait for."""
     with tempfile.TemporaryDirectory() as folder:
         rows = [
             ("fsync of 4 KiB, ms", 1e3 * _fsync(Path(folder) / "probe")),
@@ -85,7 +85,7 @@ def _fsync(path: Path) -> float:
 def _propose(path: Path) -> float:
     arms = np.random.default_rng(0).standard_normal((_ARMS, _DIMENSION))
     with PreferenceAgent(path) as agent:
-        agent.propose(arms)  # factorises W once
+        agent.propose(arms)  # computes the factorisation of W
         return _median(lambda: agent.propose(arms), 300)
 
 
@@ -100,12 +100,12 @@ def _record(path: Path) -> float:
 
 
 def _million(path: Path) -> list[tuple[str, float]]:
-    """Fill a store with a million answers, and take the statistics of all and of the last 100."""
+    """Time the statistics of a million answers, and of the last 100 of them."""
     rng = np.random.default_rng(0)
     evidence = rng.standard_normal((_MILLION, _FEW + 2))
     evidence[:, _FEW] = rng.random(_MILLION) < 0.5
     with DuelStore(path) as store:
-        store.propose(np.zeros(_FEW), 0.5, expire_after=1.0)  # fixes the dimension
+        store.propose(np.zeros(_FEW), 0.5, expire_after=1.0)  # sets the dimension
         with sqlite3.connect(path) as rows:
             rows.executemany(
                 "INSERT INTO answers (id, answered, evidence) VALUES (?, 0, ?)",
