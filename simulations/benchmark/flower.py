@@ -64,9 +64,7 @@ def flower(repetitions: int, nodes: int = 2) -> pd.DataFrame:
             path.write_text(text)
         options = ["--stream", "--federation-config"]
         options.append(f"num-supernodes={nodes} client-resources-num-cpus=1")
-        for number in range(
-            repetitions + 1
-        ):  # the first one also starts the SuperLink and is not counted
+        for number in range(repetitions + 1):  # the first is not counted
             out = Path(folder) / f"run{number}"
             config = f"tau=5 output-dir='{out}'"
             run = [command, "run", str(root), *options, "--run-config", config]
