@@ -212,25 +212,25 @@ def make(
     movielens: str,
     seeds: int = len(SEEDS),
 ) -> dict[str, Any]:
-    """Simulate and draw some figures; a run that two figures share is made once.
+    """Simulate and draw figures; a run of two figures is simulated once.
 
     Parameters
     ----------
     names : sequence of str
-        Of the figures.
+        Names of the figures.
     folder : Path
-        Where NAME.png and NAME.csv are written.
+        Folder of NAME.png and NAME.csv.
     ours, bounds : bool
         Whether to add FLDB-ONS, and the paper's regret bounds.
     movielens : str
-        Where the ratings are, for fig1d.
+        Path of the ratings, for fig1d.
     seeds : int
-        Runs for each curve.
+        Number of runs per curve.
 
     Returns
     -------
     dict
-        The runs of each figure by name and label, as a result file holds them.
+        The runs of each figure by name and label, in the format of a result file.
     """
     wanted = {
         (name, label): [settings_of(name, overrides, seed, movielens) for seed in range(seeds)]
@@ -244,19 +244,28 @@ def make(
     results = measured.each_once(one for group in wanted.values() for one in group)
     figures = {name: runs_of(name, ours=ours, seeds=seeds) for name in names}
     for name, runs in figures.items():
-        parts = []
+        settings = {label: wanted[name, label] for label in runs}
         for label, run in runs.items():
-            group = wanted[name, label]
-            measured.fill(run, [results[settings] for settings in group])
-            parts += [_rows(label, settings, *results[settings]) for settings in group]
-        rows = pd.concat(parts, ignore_index=True)
+            measured.fill(run, [results[each] for each in settings[label]])
+        rows = _table(settings, results)
         rows.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
-        dashed = _bounds({label: wanted[name, label][0] for label in runs}) if bounds else {}
-        draw(name, rows, dashed, folder)
+        draw(name, rows, _bounds(settings) if bounds else {}, folder)
     return figures
 
 
-def _rows(label: str, settings: Settings, curve: list[float], counts: dict[str, int]) -> Any:
+def _table(
+    settings: dict[str, list[Settings]], results: dict[Settings, measured.Result]
+) -> pd.DataFrame:
+    """Return the CSV of a figure: one row per iteration of each run of each curve."""
+    parts = [
+        _rows(label, each, *results[each]) for label, group in settings.items() for each in group
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _rows(
+    label: str, settings: Settings, curve: list[float], counts: dict[str, int]
+) -> pd.DataFrame:
     """Return a run as rows of the CSV of a figure."""
     return pd.DataFrame(
         {
@@ -271,10 +280,10 @@ def _rows(label: str, settings: Settings, curve: list[float], counts: dict[str, 
     )
 
 
-def _bounds(curves: dict[str, Settings]) -> dict[str, Any]:
+def _bounds(curves: dict[str, list[Settings]]) -> dict[str, Any]:
     found = {
-        label: average_bound(np.arange(1.0, settings.horizon + 1), settings)
-        for label, settings in curves.items()
+        label: average_bound(np.arange(1.0, group[0].horizon + 1), group[0])
+        for label, group in curves.items()
     }
     return {label: bound for label, bound in found.items() if bound is not None}
 

@@ -145,7 +145,7 @@ SPOILED = {
     "deep JSON": (lambda p: put(p / "summary.json", "[" * 10**6), "summary.json is not valid JSON"),
     "other JSON": (
         lambda p: put(p / "summary.json", "[]"),
-        "does not say that the run is complete",
+        "does not mark the run as complete",
     ),
     "not a number": (
         lambda p: patch(p / "summary.json", "3.0", "NaN"),
@@ -153,16 +153,19 @@ SPOILED = {
     ),
     "not complete": (
         lambda p: patch(p / "summary.json", "true", "false"),
-        "does not say that the run is complete",
+        "does not mark the run as complete",
     ),
     "empty CSV": (lambda p: put(p / "regret.csv", ""), "regret.csv is not a table"),
-    "rows missing": (lambda p: cut(p / "regret.csv", 8), "regret.csv has 2 whole or cut rows"),
-    "cut in the last number": (lambda p: cut(p / "regret.csv", 1), "regret.csv has 3 whole or cut"),
+    "rows missing": (lambda p: cut(p / "regret.csv", 8), "regret.csv has 2 rows, complete or not"),
+    "cut in the last number": (
+        lambda p: cut(p / "regret.csv", 1),
+        "regret.csv has 3 rows, complete or not",
+    ),
     "cut in the last row": (
         lambda p: patch(p / "regret.csv", "3,3.0,3\n", "3,3\n"),
         "missing or not finite",
     ),
-    "text in CSV": (lambda p: patch(p / "regret.csv", "2.0", "two"), "not a number"),
+    "text in CSV": (lambda p: patch(p / "regret.csv", "2.0", "two"), "not numbers"),
     "infinite": (lambda p: patch(p / "regret.csv", "2.0", "inf"), "missing or not finite"),
     "repeated row": (
         lambda p: patch(p / "regret.csv", "\n2,", "\n1,"),
@@ -172,7 +175,7 @@ SPOILED = {
     "binary": (lambda p: (p / "regret.csv").write_bytes(b"\xff\xfe\x00"), "not UTF-8"),
     "cut YAML": (lambda p: put(p / "config.yaml", "a: [1,"), "config.yaml is not valid YAML"),
     "no mapping": (lambda p: put(p / "config.yaml", "just text"), "config.yaml holds no settings"),
-    "no horizon": (lambda p: put(p / "config.yaml", "tau: 1"), "no whole number as horizon"),
+    "no horizon": (lambda p: put(p / "config.yaml", "tau: 1"), "no integer as horizon"),
     "list": (lambda p: patch(p / "config.yaml", "tau: 1", "tau: [1]"), "tau is neither a number"),
     "aliases": (lambda p: put(p / "config.yaml", "a: &x 1\nb: *x"), "YAML aliases"),
     "python object": (
@@ -371,8 +374,8 @@ def test_unfinished_runs_are_named_on_stderr_and_in_the_page(tmp_path):
 
 
 BAD = {
-    "{0}/none": "there is no such folder",
-    "{0}/good {0}/none": "there is no such folder",
+    "{0}/none": "does not exist",
+    "{0}/good {0}/none": "does not exist",
     "{0}/good/run/config.yaml": "is not a folder",
     "{0}/empty": "there are no runs below",
     "{0}/half": "none of the 1 runs below",
@@ -414,7 +417,7 @@ def test_a_failure_while_writing_leaves_the_old_page(tmp_path, monkeypatch):
 
 
 def test_a_missing_folder_is_an_error_of_the_reader_too(tmp_path):
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="does not exist"):
         find_runs([tmp_path / "none"])
 
 

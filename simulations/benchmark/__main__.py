@@ -1,10 +1,10 @@
 """`python -m simulations.benchmark [SECTION ...]`: times, exchanges, bytes and regret.
 
 Sections: ``algorithms`` (vectorized, relative to lower bounds), ``inprocess`` (one exchange of one
-node), ``scale`` (time and memory against N, d, K and T), ``devices`` (store and client of a
-device), ``robust`` (regret with dishonest nodes), ``flower`` (`flwr run` relative to an app that
-does nothing). By default, all but ``robust`` and ``flower`` run. Times depend on the load of the
-machine. The tables have medians over the repetitions, and ratios of times measured alternately.
+node), ``scale`` (time and memory against N, d, K and T), ``robust`` (regret with dishonest nodes),
+``flower`` (`flwr run` relative to an app that does nothing). By default, all but ``robust`` and
+``flower`` run. Times depend on the load of the machine. The tables have medians over the
+repetitions, and ratios of times measured alternately.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import interruptible
 from simulations import measured
 from simulations.benchmark.algorithms import algorithms, inprocess_exchange
-from simulations.benchmark.devices import devices
 from simulations.benchmark.flower import flower
 from simulations.benchmark.robust import robust
 from simulations.benchmark.scale import scale
@@ -39,7 +38,6 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "algorithms": lambda asked: algorithms(asked.repetitions),
     "inprocess": lambda asked: inprocess_exchange(asked.repetitions),
     "scale": lambda asked: scale(asked.picture),
-    "devices": lambda asked: devices(asked.repetitions),
     "robust": lambda _asked: robust(),
     "flower": lambda asked: flower(max(1, asked.repetitions // 3)),
 }

@@ -15,6 +15,8 @@ from fldb_flower.system.pages import digest
 from simulations.report.data import payload
 from simulations.saved_runs import Run, Unfinished
 
+_SCRIPTS = ("basics.js", "chart.js", "page.js")  # in this order, one script
+
 
 def build(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path) -> str:
     """Return the page.
@@ -28,10 +30,7 @@ def build(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path) -
     folder : Path
         Folder of the page; links to the runs are relative to it.
     """
-    page = files("simulations.report")
-    style, script, frame = (
-        (page / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html")
-    )
+    style, script = _read("page.css"), "\n".join(map(_read, _SCRIPTS))
     parts = {
         "style": style,
         "script": script,
@@ -40,7 +39,7 @@ def build(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path) -
         "data": _embeddable(payload(runs, unfinished, folder)),
     }
     # One pass: placeholders in inserted text are not replaced.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], frame)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("page.html"))
 
 
 def write(path: Path, text: str) -> None:
@@ -57,6 +56,10 @@ def write(path: Path, text: str) -> None:
         raise OutputError(
             f"cannot write {path}: {error.strerror}; name another file with --output"
         ) from None
+
+
+def _read(name: str) -> str:
+    return (files("simulations.report") / name).read_text(encoding="utf-8")
 
 
 def _embeddable(value: Any) -> str:

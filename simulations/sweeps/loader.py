@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.plugins.config_source import ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
 from fldb_flower.settings import hydra_entries
 
 
-class CachingLoader(ConfigLoader):
+class CachingLoader:
     """Composes the configuration of a job once for each choice of configuration groups.
 
     Hydra needs a tenth of a second to compose a configuration, mostly to read and merge the same
-    files. Here, overrides of single settings are applied to a copy.
+    files. Here, overrides of single settings are applied to a copy. Other methods are Hydra's.
 
     Parameters
     ----------
@@ -58,29 +56,11 @@ class CachingLoader(ConfigLoader):
         is_setting = key in self._settings and key not in config.hydra.runtime.choices
         return is_change and (is_setting or key == "hydra.sweep.subdir")
 
-    def load_configuration(self, *arguments: Any, **options: Any) -> DictConfig:
+    def __getattr__(self, name: str) -> Any:
         """Delegate to Hydra's loader."""
-        return self._loader.load_configuration(*arguments, **options)
-
-    def get_search_path(self) -> ConfigSearchPath:
-        """Delegate to Hydra's loader."""
-        return self._loader.get_search_path()
-
-    def get_sources(self) -> list[ConfigSource]:
-        """Delegate to Hydra's loader."""
-        return self._loader.get_sources()
-
-    def list_groups(self, parent_name: str) -> list[str]:
-        """Delegate to Hydra's loader."""
-        return self._loader.list_groups(parent_name)
-
-    def get_group_options(self, *arguments: Any, **options: Any) -> list[str]:
-        """Delegate to Hydra's loader."""
-        return self._loader.get_group_options(*arguments, **options)
-
-    def compute_defaults_list(self, *arguments: Any, **options: Any) -> Any:
-        """Delegate to Hydra's loader."""
-        return self._loader.compute_defaults_list(*arguments, **options)
+        if name == "_loader":  # while an instance is unpickled
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
 
 def _override_dirname(overrides: Sequence[Override], config: DictConfig) -> str:

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -88,7 +90,7 @@ class GridSweeper(Sweeper):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """Create the launcher, with a loader that composes each file once."""
-        loader = CachingLoader(hydra_context.config_loader)
+        loader = cast(ConfigLoader, CachingLoader(hydra_context.config_loader))
         context = HydraContext(config_loader=loader, callbacks=hydra_context.callbacks)
         self.config: DictConfig = config
         self.launcher: Launcher = Plugins.instance().instantiate_launcher(
@@ -147,7 +149,7 @@ class GridSweeper(Sweeper):
         return list(jobs.values()), refused
 
     def _job(self, number: int, varied: Sequence[str], overrides: tuple[str, ...]) -> Job:
-        config = self._loader.load_sweep_config(self.config, overrides)
+        config = self._loader.load_sweep_config(self.config, list(overrides))
         settings = settings_of(config)
         key = identity(settings)
         folder = _folder(config, number, varied, key)
