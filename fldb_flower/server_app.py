@@ -1,6 +1,5 @@
 """Flower's entry point on the server."""
 
-import sys
 from dataclasses import replace
 from logging import ERROR, INFO, getLogger
 from pathlib import Path
@@ -13,10 +12,11 @@ from fldb_flower.federation.history import History
 from fldb_flower.runs.experiment import conduct
 from fldb_flower.runs.results import RunDirectory, default_directory, is_finished
 from fldb_flower.settings import Settings, from_flat
+from fldb_flower.system.process import hide_tracebacks
 from strategies import make_strategy
-from strategies.device_results import DeviceDirectory
-from strategies.device_server import DeviceServer
-from strategies.devices import Devices
+from strategies.device_directory import DeviceDirectory
+from strategies.device_nodes import DeviceNodes
+from strategies.device_rounds import DeviceServer
 
 app = ServerApp()
 _LOG = getLogger("flwr")
@@ -33,8 +33,7 @@ def main(grid: Grid, context: Context) -> None:
             settings = _on_flower(settings)
             run_experiment(settings, grid, _output_directory(settings.output_dir))
     except FldbError as error:
-        # Flower logs a failed run's stack trace; a user's mistake has none worth reading.
-        sys.tracebacklimit = 0
+        hide_tracebacks()  # Flower logs the stack trace of a failed run
         _LOG.log(ERROR, "the run failed: %s", error)
         raise
 
@@ -59,8 +58,7 @@ def run_experiment(settings: Settings, grid: Grid, path: Path) -> None:
     conduct(
         settings,
         RunDirectory(path, settings),
-        engine=settings.engine.name,
-        run=lambda history, keeper: make_strategy(settings, history).start(grid, keeper),
+        run=lambda history, _checkpointer: make_strategy(settings, history).start(grid),
         say=_say,
     )
 
@@ -72,7 +70,7 @@ def _serve_devices(settings: Settings, grid: Grid) -> None:
             " this federation's checkpoints, the same one each time"
         )
     directory = DeviceDirectory(_output_directory(settings.output_dir), settings)
-    devices = Devices(settings)
+    devices = DeviceNodes(settings)
     strategy = make_strategy(settings, History(settings.horizon), devices)
     DeviceServer(settings, strategy, devices, directory, _say).serve(grid)
     _say(f"results: {directory.path}")

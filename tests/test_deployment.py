@@ -32,18 +32,17 @@ from test_devices import Federation
 from clients.store import DuelStore
 from fldb_flower.deployment import __main__ as deployment
 from fldb_flower.deployment import credentials
-from fldb_flower.deployment.local import (
-    Device,
-    LocalFederation,
-    Part,
-    UnreachableError,
-    environment,
-)
 from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
 from fldb_flower.errors import FederationError
 from fldb_flower.linalg.forms import unpack_symmetric
-from fldb_flower.wire.devices import DeviceAnswer
-from strategies.devices import short_name
+from fldb_flower.wire.devices import DeviceUploadHeader
+from simulations.local_federation import (
+    Device,
+    LocalFederation,
+    UnreachableError,
+)
+from simulations.local_process import LocalProcess, environment
+from strategies.device_nodes import short_name
 
 pytestmark = pytest.mark.xdist_group("deployment")  # one federation at a time
 ROOT = Path(__file__).parent.parent
@@ -99,11 +98,11 @@ def federation(tmp_path_factory):
     assert not processes_of(folder)
 
 
-def supernode(federation: LocalFederation, name: str, *options: str) -> Part:
+def supernode(federation: LocalFederation, name: str, *options: str) -> LocalProcess:
     """Start a SuperNode that gives up after two tries."""
     command = [tool("flower-supernode"), "--superlink", federation.address, "--max-retries", "1"]
     ports = ["--host", HOST, "--port", str(free_port())]
-    part = Part(name, federation.folder, [*command, *ports, *options])
+    part = LocalProcess(name, federation.folder, [*command, *ports, *options])
     part.start()
     return part
 
@@ -129,9 +128,9 @@ def test_strangers_stay_outside(federation, tmp_path):
         for name, part in parts.items():
             with telling(folder):
                 wait(lambda part=part: not part.is_running, 90, f"{name} gives up")
-                assert "Exit Code: 305" in part.said()
-                assert strangers[name][1] in part.said()
-                assert "SuperNode ID:" not in part.said()
+                assert "Exit Code: 305" in part.output()
+                assert strangers[name][1] in part.output()
+                assert "SuperNode ID:" not in part.output()
     finally:
         for part in parts.values():
             part.stop()
@@ -491,7 +490,7 @@ def test_an_upload_holds_what_the_documentation_lists_and_nothing_of_a_duel(tmp_
         assert (set(reply.content), set(vector), set(numbers), set(device)) == (
             {"arrays", "numbers", "device"}, {"0"}, {"answer"}, {"id"},
         )  # fmt: skip
-        assert len(numbers["answer"]) == len(DeviceAnswer._fields)
+        assert len(numbers["answer"]) == len(DeviceUploadHeader._fields)
         size = vector["0"].shape[0]
         assert size in {0, D + D * (D + 1)}
         if size:
@@ -503,7 +502,7 @@ def test_an_upload_holds_what_the_documentation_lists_and_nothing_of_a_duel(tmp_
     assert fields("What reaches the server") == {
         "arrays.0",
         "device.id",
-        *(f"numbers.answer.{name}" for name in DeviceAnswer._fields),
+        *(f"numbers.answer.{name}" for name in DeviceUploadHeader._fields),
     }
     envelope = message_to_proto(federation.replies[0]).metadata.DESCRIPTOR.fields
     assert fields("What Flower adds") >= {field.name for field in envelope}
@@ -563,11 +562,12 @@ begin = time.perf_counter()
 from fldb_flower import client_app
 from clients import device
 imported = time.perf_counter() - begin
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.wire.codec import encode_broadcast
 from fldb_flower.wire.records import pack_vector
 import numpy as np
-play = Play(2, 2, np.zeros(3), np.eye(3))
+play = PlayRequest(2, 2, Estimate(np.zeros(3), np.eye(3)))
 vector, ask = encode_broadcast(Broadcast(play, np.zeros(3), hessian=True))
 config = {"ask": list(ask._replace(counted=0)), "device": sys.argv[2], "upto": -1, "duels": 8}
 content = RecordDict({"arrays": pack_vector(vector), "config": ConfigRecord(config)})
@@ -644,7 +644,7 @@ def test_the_demonstration_runs_and_leaves_nothing(demo):
         "starting the SuperLink",
         "registering the keys of 3 devices",
         *(f"waiting for devices: {connected} of 3 are connected" for connected in range(3)),
-        "simulated people are answering duels on device1, device2",
+        "simulated users are answering duels on device1, device2",
         "device3 is yours: http://127.0.0.1:PORT/#token=TOKEN",
         "starting the rounds; the first one takes several exchanges",
     ]
@@ -696,11 +696,11 @@ def test_a_mistake_is_one_line(options, words):
 
 
 def test_what_does_not_start_is_said_with_its_log(tmp_path):
-    part = Part("broken", tmp_path, [sys.executable, "-c", "print('no power'); exit(3)"])
+    part = LocalProcess("broken", tmp_path, [sys.executable, "-c", "print('no power'); exit(3)"])
     part.start()
     with pytest.raises(FederationError, match=r"broken should be ready: it ended; .*\nno power"):
         part.wait_until(lambda: False, "ready", 60)
-    part = Part("slow", tmp_path, [sys.executable, "-c", "import time; time.sleep(60)"])
+    part = LocalProcess("slow", tmp_path, [sys.executable, "-c", "import time; time.sleep(60)"])
     part.start()
     with pytest.raises(FederationError, match=r"slow should be ready: not within 0\.1 s"):
         part.wait_until(lambda: False, "ready", 0.1)

@@ -1,4 +1,4 @@
-"""The benchmark's section for robust combination: regret with liars, within what is plausible."""
+"""Benchmark section `robust`: regret with dishonest nodes whose uploads are plausible."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from simulations.pools import map_in_processes
 COMMON = {"num_agents": 100, "num_arms": 10, "dimension": 5, "horizon": 300}
 ALGORITHMS = (("fldb_ons", 1), ("fldb_ons", 10), ("fldb_ogd", 1))  # each with a tau
 LIARS = ((0, "turned"), (1, "turned"), (10, "turned"), (1, "loud"), (10, "loud"))
-COMBINATIONS = ("none", "trimmed", "median")
+COMBINATIONS = ("none", "trimmed")
 
 Numbers = NDArray[np.float64]
 
 
 class Case(NamedTuple):
-    """One row of the table: an algorithm, liars among 100 nodes of one agent, a combination."""
+    """One row of the table: an algorithm, dishonest nodes among 100 of one agent, a combination."""
 
     algorithm: str
     tau: int
@@ -39,19 +39,19 @@ class Case(NamedTuple):
 
 
 class LyingAgents(DirectFederation):
-    """All agents as arrays, an upload of each agent; the first ones lie.
+    """A federation with one upload per agent, in which the first agents lie.
 
     Parameters
     ----------
     settings : Settings
-        Settings of the run; ``robust`` says how uploads are combined.
+        Settings of the run; ``robust`` is the combination of the uploads.
     history : History
-        Where regret is counted.
+        Records the regret.
     liars : int
-        How many agents lie in every upload.
+        Number of agents that lie in every upload.
     lie : {"turned", "loud"}
-        Report the opposite of each answer; or report, for each duel, that an arm along the true
-        theta, as much better than the other as two arms can be, lost. Both are plausible.
+        ``turned`` reports the opposite of each answer. ``loud`` reports for each duel that an arm
+        along the true theta lost, with the largest possible difference. Both are plausible.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LyingAgents(DirectFederation):
             x, y = differences[:, agent], preferences[:, agent]
             gradient, hessian = preference.derivatives(broadcast.theta_hat, x, y)
             hessian = hessian if broadcast.hessian else None
-            uploads.append(Upload(len(x), gradient, preference.information(x), hessian, None, ()))
+            uploads.append(Upload(len(x), gradient, preference.gram(x), hessian, None, ()))
         return uploads
 
     def _reported(self) -> tuple[Numbers, Numbers]:
@@ -105,12 +105,12 @@ def regret(case: Case, seed: int, **values: Any) -> float:
 
 
 def robust(seeds: int = 10) -> pd.DataFrame:
-    """Run each algorithm with each kind of liars and each combination; regret by seed.
+    """Run each algorithm with each kind of lie and each combination; return regret by seed.
 
     Parameters
     ----------
     seeds : int
-        Runs of each kind.
+        Number of runs of each kind.
     """
     cases = [
         Case(*algorithm, *liars, combination)

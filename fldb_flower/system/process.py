@@ -1,0 +1,58 @@
+"""Settings that hold for the whole process.
+
+This is the only module that changes them. Call its functions from entry points, not on import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import sys
+from contextlib import AbstractContextManager
+
+from threadpoolctl import threadpool_limits
+
+_THREADED_DIMENSION = 128  # from this size on, BLAS is faster with several threads
+_TRIM_BYTES, _MMAP_BYTES = 2**30, 2**25
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Make glibc reuse freed memory instead of returning it to the system.
+
+    Returned pages have to be cleared before they are used again. With the default threshold,
+    that takes half of the time of selection. Other C libraries are not changed.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+
+
+def one_blas_thread(dimension: int) -> AbstractContextManager[object]:
+    """Limit BLAS to one thread if matrices are small.
+
+    The limit is set by the call. The context manager that is returned restores the previous
+    limit on exit.
+
+    BLAS threads wait for each other in busy loops. If another process uses the machine, products
+    of small matrices take up to six times as long with several threads.
+    """
+    limit = 1 if dimension < _THREADED_DIMENSION else None
+    threads: AbstractContextManager[object] = threadpool_limits(limit, user_api="blas")
+    return threads
+
+
+def hide_tracebacks() -> None:
+    """Print uncaught exceptions without a stack trace, for errors that the user can fix."""
+    sys.tracebacklimit = 0
+
+
+def identify_task(run_id: int, node_id: int) -> None:
+    """Set Flower's identity of this process, which names the sender of messages.
+
+    Flower's own engines set it when they start a process. Flower is imported by this call only.
+    """
+    identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
+    identity.run_id, identity.task_id, identity.node_id = run_id, 0, node_id
