@@ -1,9 +1,9 @@
 """A Flower Grid whose nodes are in this process: real messages, no other processes, no waiting.
 
-This is the only module that uses Flower's internals, in three places: the abstract Grid has a
-``Run`` in its signatures; a Message takes its sender from ``TaskIdentity``; and a Grid assigns
-message ids to a private attribute of the metadata, as Flower's own grids do. Flower has no public
-API for them. ``tests/test_flower.py`` fails if they change.
+Flower has no public API for three things that a Grid needs. They are used here only: ``Run`` in
+the signatures of the abstract Grid, the sender of a message
+(:func:`fldb_flower.system.process.identify_task`), and the private attribute of the metadata that
+holds a message's id, which Flower's own grids set too.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from fldb_flower import client_app
 from fldb_flower.errors import FldbError
+from fldb_flower.system.process import identify_task
 
 SERVER_NODE = 1
 _FIRST_NODE = 1001
@@ -48,9 +48,7 @@ class InProcessGrid(Grid):
 
     def __init__(self, num_nodes: int, run_config: dict[str, Any]) -> None:
         self._run = Run.create_empty(next(_RUN_IDS))
-        TaskIdentity.run_id = self._run.run_id
-        TaskIdentity.task_id = 0
-        TaskIdentity.node_id = SERVER_NODE
+        identify_task(self._run.run_id, SERVER_NODE)
         self.contexts = {
             _FIRST_NODE + partition: Context(
                 run_id=self._run.run_id,
