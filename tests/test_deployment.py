@@ -32,17 +32,16 @@ from test_devices import Federation
 from clients.store import DuelStore
 from fldb_flower.deployment import __main__ as deployment
 from fldb_flower.deployment import credentials
-from fldb_flower.deployment.local import (
-    Device,
-    LocalFederation,
-    Part,
-    UnreachableError,
-    environment,
-)
 from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
 from fldb_flower.errors import FederationError
 from fldb_flower.linalg.forms import unpack_symmetric
 from fldb_flower.wire.devices import DeviceUploadHeader
+from simulations.local_federation import (
+    Device,
+    LocalFederation,
+    UnreachableError,
+)
+from simulations.local_process import LocalProcess, environment
 from strategies.device_nodes import short_name
 
 pytestmark = pytest.mark.xdist_group("deployment")  # one federation at a time
@@ -99,11 +98,11 @@ def federation(tmp_path_factory):
     assert not processes_of(folder)
 
 
-def supernode(federation: LocalFederation, name: str, *options: str) -> Part:
+def supernode(federation: LocalFederation, name: str, *options: str) -> LocalProcess:
     """Start a SuperNode that gives up after two tries."""
     command = [tool("flower-supernode"), "--superlink", federation.address, "--max-retries", "1"]
     ports = ["--host", HOST, "--port", str(free_port())]
-    part = Part(name, federation.folder, [*command, *ports, *options])
+    part = LocalProcess(name, federation.folder, [*command, *ports, *options])
     part.start()
     return part
 
@@ -129,9 +128,9 @@ def test_strangers_stay_outside(federation, tmp_path):
         for name, part in parts.items():
             with telling(folder):
                 wait(lambda part=part: not part.is_running, 90, f"{name} gives up")
-                assert "Exit Code: 305" in part.said()
-                assert strangers[name][1] in part.said()
-                assert "SuperNode ID:" not in part.said()
+                assert "Exit Code: 305" in part.output()
+                assert strangers[name][1] in part.output()
+                assert "SuperNode ID:" not in part.output()
     finally:
         for part in parts.values():
             part.stop()
@@ -486,12 +485,11 @@ def test_an_upload_holds_what_the_documentation_lists_and_nothing_of_a_duel(tmp_
     for reply in federation.replies:
         text = wire(reply)
         assert not [word for word in federation.private if word in text]
-        vector, numbers = reply.content["arrays"], reply.content["numbers"]
-        device = reply.content["device"]
-        assert (set(reply.content), set(vector), set(numbers), set(device)) == (
-            {"arrays", "numbers", "device"}, {"0"}, {"answer"}, {"id"},
+        vector, config = reply.content["arrays"], reply.content["config"]
+        assert (set(reply.content), set(vector), set(config)) == (
+            {"arrays", "config"}, {"0"}, {"header", "device"},
         )  # fmt: skip
-        assert len(numbers["answer"]) == len(DeviceUploadHeader._fields)
+        assert len(config["header"]) == len(DeviceUploadHeader._fields)
         size = vector["0"].shape[0]
         assert size in {0, D + D * (D + 1)}
         if size:
@@ -499,7 +497,7 @@ def test_an_upload_holds_what_the_documentation_lists_and_nothing_of_a_duel(tmp_
             lengths.add(sum(len(each.deflate()) for each in objects))
     # Nothing in it grows with the number of duels.
     assert len(lengths) == 1
-    assert {reply.content["numbers"]["answer"][0] for reply in federation.replies} >= {8, 6, 30}
+    assert {reply.content["config"]["header"][0] for reply in federation.replies} >= {8, 6, 30}
     assert fields("What reaches the server") == {
         "arrays.0",
         "device.id",
@@ -569,8 +567,10 @@ from fldb_flower.wire.codec import encode_broadcast
 from fldb_flower.wire.records import pack_vector
 import numpy as np
 play = PlayRequest(2, 2, Estimate(np.zeros(3), np.eye(3)))
-vector, ask = encode_broadcast(Broadcast(play, np.zeros(3), hessian=True))
-config = {"ask": list(ask._replace(counted=0)), "device": sys.argv[2], "upto": -1, "duels": 8}
+vector, header = encode_broadcast(Broadcast(play, np.zeros(3), hessian=True))
+config = {
+    "header": list(header), "counted": 0, "device": sys.argv[2], "upto": -1, "duels": 8
+}
 content = RecordDict({"arrays": pack_vector(vector), "config": ConfigRecord(config)})
 message = Message(content, 2, "train")
 message.metadata.__dict__["_message_id"] = "1"
@@ -580,7 +580,7 @@ context = Context(1, 2, node_config, RecordDict(), run_config)
 begin = time.perf_counter()
 reply = client_app.app(message, context)
 answered = time.perf_counter() - begin
-assert reply.content["numbers"]["answer"][0] == 8, reply
+assert reply.content["config"]["header"][0] == 8, reply
 print(imported + answered, *sorted(set(sys.modules) - before))
 """
 
@@ -645,7 +645,7 @@ def test_the_demonstration_runs_and_leaves_nothing(demo):
         "starting the SuperLink",
         "registering the keys of 3 devices",
         *(f"waiting for devices: {connected} of 3 are connected" for connected in range(3)),
-        "simulated people are answering duels on device1, device2",
+        "simulated users are answering duels on device1, device2",
         "device3 is yours: http://127.0.0.1:PORT/#token=TOKEN",
         "starting the rounds; the first one takes several exchanges",
     ]
@@ -697,11 +697,11 @@ def test_a_mistake_is_one_line(options, words):
 
 
 def test_what_does_not_start_is_said_with_its_log(tmp_path):
-    part = Part("broken", tmp_path, [sys.executable, "-c", "print('no power'); exit(3)"])
+    part = LocalProcess("broken", tmp_path, [sys.executable, "-c", "print('no power'); exit(3)"])
     part.start()
     with pytest.raises(FederationError, match=r"broken should be ready: it ended; .*\nno power"):
         part.wait_until(lambda: False, "ready", 60)
-    part = Part("slow", tmp_path, [sys.executable, "-c", "import time; time.sleep(60)"])
+    part = LocalProcess("slow", tmp_path, [sys.executable, "-c", "import time; time.sleep(60)"])
     part.start()
     with pytest.raises(FederationError, match=r"slow should be ready: not within 0\.1 s"):
         part.wait_until(lambda: False, "ready", 0.1)

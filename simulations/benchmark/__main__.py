@@ -1,0 +1,107 @@
+"""`python -m simulations.benchmark [SECTION ...]`: times, exchanges, bytes and regret.
+
+Sections: ``algorithms`` (vectorized, relative to lower bounds), ``inprocess`` (one exchange of one
+node), ``scale`` (time and memory against N, d, K and T), ``robust`` (regret with dishonest nodes),
+``flower`` (`flwr run` relative to an app that does nothing). By default, all but ``robust`` and
+``flower`` run. Times depend on the load of the machine. The tables have medians over the
+repetitions, and ratios of times measured alternately.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before what takes long to import
+    from simulations import start
+
+    start.begin()
+
+import argparse
+import datetime
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fldb_flower.system.commands import Parser
+from fldb_flower.system.signals import interruptible
+from simulations import measured
+from simulations.benchmark.algorithms import algorithms, inprocess_exchange
+from simulations.benchmark.flower import flower
+from simulations.benchmark.robust import robust
+from simulations.benchmark.scale import scale
+
+SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
+    "algorithms": lambda asked: algorithms(asked.repetitions),
+    "inprocess": lambda asked: inprocess_exchange(asked.repetitions),
+    "scale": lambda asked: scale(asked.picture),
+    "robust": lambda _asked: robust(),
+    "flower": lambda asked: flower(max(1, asked.repetitions // 3)),
+}
+_LONG = ("robust", "flower")
+
+
+def record(table: pd.DataFrame, path: Path) -> None:
+    """Write the table of a section as a result file, with command, date and machine."""
+    arguments = shlex.join(sys.argv[1:])
+    content = {
+        "command": f"python -m simulations.benchmark {arguments}",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": machine(),
+        "rows": table.to_dict("records"),
+    }
+    measured.write(path, content)
+
+
+def machine() -> str:
+    """Return processor, cores and versions."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in _lines(Path("/proc/cpuinfo"))
+        if line.startswith("model name")
+    ]
+    processor = names[0] if names else platform.processor() or platform.machine()
+    python = platform.python_version()
+    return f"{processor}, {os.cpu_count()} cores, Python {python}, NumPy {np.__version__}"
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _arguments() -> argparse.Namespace:
+    assert __doc__ is not None
+    parser = Parser(prog="python -m simulations.benchmark", description=__doc__.splitlines()[0])
+    parser.add_argument("section", nargs="*", choices=[*SECTIONS, []], help=", ".join(SECTIONS))
+    parser.add_argument("--repetitions", type=int, default=9, help="of each timing (default 9)")
+    parser.add_argument("--picture", type=Path, help="PNG file for the plot of scale")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="JSON file for the table of one section"
+    )
+    asked = parser.parse_args()
+    if asked.output is not None and len(asked.section) != 1:
+        parser.error("--output holds one section: name it")
+    return asked
+
+
+def _run(asked: argparse.Namespace) -> None:
+    print(machine())
+    for section in asked.section or [name for name in SECTIONS if name not in _LONG]:
+        table = SECTIONS[section](asked)
+        print(f"\n{section}\n{table.to_string(index=False)}", flush=True)
+        if asked.output is not None:
+            record(table, asked.output)
+
+
+def main() -> None:
+    """Run the command."""
+    asked = _arguments()
+    with interruptible():
+        _run(asked)
+
+
+if __name__ == "__main__":
+    main()

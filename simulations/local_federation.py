@@ -1,0 +1,341 @@
+"""A federation of devices on this machine, as separate processes, for the demo and for tests.
+
+SuperLink, SuperNodes and services run as on separate machines: with TLS, a key for each device,
+and their own homes and ports. Each process can be killed and started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import http.client
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fldb_flower.deployment import credentials
+from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
+from fldb_flower.errors import FederationError
+from simulations.local_process import PROJECT, START_SECONDS, LocalProcess
+
+_LINK = "local"  # name of the SuperLink in Flower's configuration
+_REGISTERED = r"registered successfully|already in use"
+_CONNECTED = r"SuperNode ID: "
+_REFUSED = "[code: 2004]"
+_HEARTBEAT_SECONDS = 60.0
+_RETRY_SECONDS = 3.0
+_STARTED = r"Successfully started run"
+_REQUEST_SECONDS = 60.0
+
+
+class UnreachableError(FederationError):
+    """A service did not answer; it may have handled the request."""
+
+
+class Device(LocalProcess):
+    """A device: the process of its SuperNode, and its preference service as ``service``.
+
+    Parameters
+    ----------
+    name : str
+        Name of its key in ``keys/devices`` and of its folder.
+    folder : Path
+        Folder of the federation.
+    superlink : str
+        Address of the SuperLink.
+    node_config : Mapping
+        Settings of its owner beside ``store-path``, such as ``min-duels-per-upload``.
+    arms : Path, optional
+        Arms for the page of its service.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        superlink: str,
+        node_config: Mapping[str, object],
+        arms: Path | None,
+    ) -> None:
+        keys = folder / "keys"
+        self.key = keys / credentials.DEVICES / name
+        self.store = folder / name / "duels.db"
+        self.store.parent.mkdir(parents=True, exist_ok=True)
+        config = {"store-path": str(self.store), **node_config}
+        super().__init__(
+            f"{name}-supernode",
+            folder,
+            [
+                tool("flower-supernode"),
+                *("--superlink", superlink),
+                *("--root-certificates", str(keys / credentials.CA)),
+                *("--auth-supernode-private-key", str(self.key)),
+                *("--host", HOST, "--port", str(free_port())),
+                *("--node-config", toml(config)),
+            ],
+        )
+        self.port = free_port()
+        self.service = LocalProcess(
+            f"{name}-service",
+            folder,
+            [
+                sys.executable,
+                *("-m", "clients.service", "--store", str(self.store), "--port", str(self.port)),
+                *(() if arms is None else ("--arms", str(arms))),
+            ],
+        )
+
+    @property
+    def token(self) -> str:
+        """The token of the service, which writes it when it starts."""
+        return self.store.with_name(f"{self.store.name}.token").read_text().strip()
+
+    @property
+    def url(self) -> str:
+        """Address of the page, with the token."""
+        return f"http://{HOST}:{self.port}/#token={self.token}"
+
+    def ask(self, path: str, body: object = None) -> Any:
+        """Return the reply of the service to a GET request, or to a POST request with a JSON body.
+
+        Raises
+        ------
+        UnreachableError
+            The service does not answer.
+        FederationError
+            The status of the reply is not 200.
+        """
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=_REQUEST_SECONDS)
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        try:
+            with contextlib.closing(connection):
+                data = None if body is None else json.dumps(body)
+                connection.request("GET" if data is None else "POST", path, data, headers)
+                reply = connection.getresponse()
+                text = reply.read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            raise UnreachableError(f"{self.service.name} does not answer: {error!r}") from None
+        if reply.status != http.HTTPStatus.OK:
+            raise FederationError(f"{self.service.name}: {path}: {reply.status} {text}")
+        return json.loads(text)
+
+    def wait_until_connected(self) -> None:
+        """Wait until the SuperNode is connected; start it again while the SuperLink refuses it.
+
+        The SuperLink considers a killed SuperNode alive until it misses its heartbeats, for up to
+        a minute. Until then, it refuses another SuperNode with the same key.
+
+        Raises
+        ------
+        FederationError
+            The SuperNode ended for another reason, or the time is over.
+        """
+        deadline = time.monotonic() + START_SECONDS + _HEARTBEAT_SECONDS
+        while True:
+            try:
+                self.wait_for(_CONNECTED, "connected")
+            except FederationError:
+                if _REFUSED not in self.output() or time.monotonic() > deadline:
+                    raise
+            else:
+                return
+            self.kill()
+            time.sleep(_RETRY_SECONDS)
+            self.start()
+
+    def wait_for_service(self) -> None:
+        """Wait until the service answers."""
+        what = f"listening on port {self.port}"
+        self.service.wait_until(lambda: is_open(self.port), what)
+
+
+class LocalFederation:
+    """A SuperLink and devices on this machine.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of keys, logs, stores, and of the results in ``server``. A folder that was used
+        before is resumed.
+    devices : int
+        Number of devices.
+    node_config : Mapping
+        Settings of the owners of the devices, such as ``min-duels-per-upload``.
+    arms : Path, optional
+        Arms for the pages of the devices.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        devices: int = 3,
+        *,
+        node_config: Mapping[str, object] | None = None,
+        arms: Path | None = None,
+    ) -> None:
+        project_folder("a federation on this machine")
+        self.folder = folder.absolute()
+        self.results = self.folder / "server"
+        self.port = free_port()
+        self.address = f"{HOST}:{self.port}"
+        keys = self.folder / "keys"
+        self.superlink = LocalProcess(
+            "superlink",
+            self.folder,
+            [
+                tool("flower-superlink"),
+                *("--host", HOST, "--port", str(self.port)),
+                *("--ssl-ca-certfile", str(keys / credentials.CA)),
+                *("--ssl-certfile", str(keys / credentials.SERVER)),
+                *("--ssl-keyfile", str(keys / credentials.SERVER_KEY)),
+                "--enable-supernode-auth",
+                "--disable-runtime-dependency-installation",
+                *("--database", str(self.folder / "superlink.db")),
+            ],
+        )
+        self.devices = [
+            Device(f"device{number}", self.folder, self.address, node_config or {}, arms)
+            for number in range(1, devices + 1)
+        ]
+        self.runs: list[LocalProcess] = []
+        if not keys.exists():
+            credentials.create(keys, [HOST, "localhost"], devices)
+
+    @property
+    def parts(self) -> list[LocalProcess]:
+        """All long-running processes, in the order in which to stop them."""
+        services = [device.service for device in self.devices]
+        return [*self.runs, *self.devices, *services, self.superlink]
+
+    def start(self, say: Callable[[str], None] = lambda _line: None) -> None:
+        """Start the services and the SuperLink, register the devices, start the SuperNodes.
+
+        Returns when the services answer and the SuperNodes are connected.
+
+        Parameters
+        ----------
+        say : callable
+            Prints one line; called before each step.
+
+        Raises
+        ------
+        FederationError
+            A process did not start. The message quotes its log.
+        """
+        say("starting the SuperLink")
+        for device in self.devices:
+            device.service.start()
+        self.start_superlink()
+        count = len(self.devices)
+        say(f"registering the keys of {count} devices")
+        self.register(self.devices)
+        for device in self.devices:
+            device.start()
+        for connected, device in enumerate(self.devices):
+            say(f"waiting for devices: {connected} of {count} are connected")
+            device.wait_for_service()
+            device.wait_until_connected()
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink and wait until it listens."""
+        self.superlink.start()
+        what = f"listening on port {self.port}"
+        self.superlink.wait_until(lambda: is_open(self.port), what)
+
+    def register(self, devices: Sequence[Device]) -> None:
+        """Register the public keys of devices with the SuperLink; a key may be registered again."""
+        commands = [
+            self.flwr(
+                f"register-{device.key.name}",
+                *("supernode", "register", str(device.key.with_suffix(".pub")), _LINK),
+                *("--name", device.key.name),
+            )
+            for device in devices
+        ]
+        try:
+            for command in commands:
+                command.start()
+            for command in commands:
+                command.wait_for(_REGISTERED, "registered")
+        finally:
+            for command in commands:
+                command.stop()
+
+    def flwr(self, name: str, *arguments: str) -> LocalProcess:
+        """Return a process that runs ``flwr``, configured for the SuperLink."""
+        part = LocalProcess(name, self.folder, [tool("flwr"), *arguments])
+        part.home.mkdir(parents=True, exist_ok=True)
+        (part.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_LINK}"\n\n[superlink.{_LINK}]\naddress = "{self.address}"\n'
+            f'root-certificates = "{self.folder / "keys" / credentials.CA}"\n'
+        )
+        return part
+
+    def run(self, **settings: object) -> LocalProcess:
+        """Start a run of the federation with ``flwr run``.
+
+        Parameters
+        ----------
+        **settings
+            Settings of the run; ``devices_rounds=20`` is ``devices-rounds=20``.
+
+        Returns
+        -------
+        LocalProcess
+            ``flwr run --stream``, which ends when the run does. The run is another process, in the
+            home of the SuperLink: see :meth:`server_apps`.
+        """
+        values: dict[str, object] = {"mode": "devices", "output-dir": str(self.results)}
+        values |= {key.replace("_", "-"): value for key, value in settings.items()}
+        part = self.flwr(
+            f"run{len(self.runs) + 1}",
+            *("run", str(PROJECT), _LINK, "--stream", "--run-config", toml(values)),
+        )
+        self.runs.append(part)
+        part.start()
+        part.wait_for(_STARTED, "submitted")
+        return part
+
+    def server_apps(self) -> list[int]:
+        """Return the ids of the processes of the ServerApp."""
+        return self.superlink.processes("flwr-serverapp")
+
+    def model(self) -> dict[str, Any] | None:
+        """Return the content of model.json; None before the first round."""
+        try:
+            model: dict[str, Any] = json.loads((self.results / "model.json").read_text())
+        except FileNotFoundError:
+            return None
+        return model
+
+    def rounds(self) -> list[dict[str, str]]:
+        """Return the rows of rounds.csv; the model may not include the last one yet."""
+        return _rows(self.results / "rounds.csv")
+
+    def uploads(self) -> list[dict[str, str]]:
+        """Return the rows of uploads.csv: the answers of each device that a round counted."""
+        return _rows(self.results / "uploads.csv")
+
+    def stop(self) -> None:
+        """Stop all processes, the SuperLink last, since SuperNodes sign off from it."""
+        *others, superlink = self.parts
+        for part in others:
+            part.terminate()
+        for part in (*others, superlink):
+            part.stop()
+
+    def __enter__(self) -> LocalFederation:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))

@@ -1,0 +1,87 @@
+"""`python -m simulations.report DIR [DIR ...] [--output FILE]`: one page about many runs.
+
+The page is a single HTML file that needs no other file and no network. The data of the runs is in
+it as one block of JSON.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before what takes long to import
+    from simulations import start
+
+    start.begin()
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fldb_flower.errors import DataError, FldbError, one_line
+from fldb_flower.system.commands import Parser
+from fldb_flower.system.signals import interruptible
+from simulations.report.page import build, write
+from simulations.saved_runs import Run, Unfinished, find_runs
+
+REPORT = "report.html"
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(
+        prog="python -m simulations.report",
+        description="Write one self-contained page about the runs below folders.",
+    )
+    parser.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="searched for runs")
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, help=f"the page (default: {REPORT} in the first DIR)"
+    )
+    return parser.parse_args(argv)
+
+
+def _require_finished(
+    runs: Sequence[Run], unfinished: Sequence[Unfinished], folders: Sequence[Path]
+) -> None:
+    if runs:
+        return
+    where = ", ".join(str(folder) for folder in folders)
+    if not unfinished:
+        raise DataError(f"there are no runs below {where}")
+    first = unfinished[0]
+    raise DataError(
+        f"none of the {len(unfinished)} runs below {where} is finished;"
+        f" the first is {first.path}: {first.reason}"
+    )
+
+
+def report(folders: Sequence[Path], output: Path | None = None) -> Mapping[str, Any]:
+    """Write the page about the runs below folders; return its path and the counts.
+
+    Raises
+    ------
+    DataError
+        A folder does not exist, or there is no finished run.
+    OutputError
+        The page cannot be written.
+    """
+    runs, unfinished = find_runs(folders)
+    _require_finished(runs, unfinished, folders)
+    path = folders[0] / REPORT if output is None else output
+    write(path, build(runs, unfinished, path.parent))
+    return {"path": path, "runs": len(runs), "unfinished": unfinished}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; exit status 1, with one line on stderr, for an error of the user."""
+    arguments = _arguments(argv)
+    with interruptible():
+        try:
+            result = report(arguments.folders, arguments.output)
+        except FldbError as error:
+            sys.exit(f"error: {one_line(error)}")
+        for item in result["unfinished"]:
+            print(one_line(f"skipped {item.path}: {item.reason}"), file=sys.stderr)
+        print(one_line(f"report: {result['path']} ({result['runs']} runs)"))
+
+
+if __name__ == "__main__":
+    main()
