@@ -30,10 +30,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from clients import store
 from clients.preference_agent import PreferenceAgent
 from clients.service import app as service
-from clients.store import ConflictingAnswerError, Synchronization
+from clients.store import ConflictingAnswerError, DuelStore, Synchronization
 from fldb_flower.errors import FldbError, OutputError
 
 ROOT = Path(__file__).parent.parent
@@ -199,7 +198,7 @@ def test_the_next_duel_is_the_oldest_that_a_page_can_show(client, path):
 
 def test_contents_that_were_stored_unchecked_are_not_shown_as_json(client, path):
     """Earlier versions stored any JSON value."""
-    with store.DuelStore(path) as other:
+    with DuelStore(path) as other:
         contents = ["plain", {"text": 5, "more": []}]
         other.propose(np.ones(2), 0.5, keys=("a", "b"), contents=contents, expire_after=60)
     shown = client.get("/duels/next").json()
@@ -519,7 +518,7 @@ def test_both_doors_refuse_the_same_answers(idle, idle_agent, preferred):
 
 
 def test_a_locked_store_is_said_and_nothing_is_half_recorded(path, monkeypatch):
-    monkeypatch.setattr(store, "_BUSY_SECONDS", 1.0)
+    monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 1.0)
     with running(path) as client:
         duel = propose(client)["id"]
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
