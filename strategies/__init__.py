@@ -1,52 +1,18 @@
-"""The algorithms as Flower strategies, by name."""
+"""The strategy that runs any of the algorithms over Flower."""
 
 from __future__ import annotations
 
-from fldb_flower import algorithms
 from fldb_flower.federation.history import History
 from fldb_flower.settings import Settings
 from strategies.dueling import DuelingStrategy
-from strategies.members import Members
-from strategies.simulated import SimulatedNodes
-
-
-class FLDBOGD(DuelingStrategy):
-    """FLDB-OGD (paper, Algorithm 2) over Flower."""
-
-    ALGORITHM = algorithms.FLDBOGD
-
-
-class FLDBGD(DuelingStrategy):
-    """FLDB-GD (paper, Algorithm 4) over Flower."""
-
-    ALGORITHM = algorithms.FLDBGD
-
-
-class FLDBONS(DuelingStrategy):
-    """FLDB-ONS, ours, over Flower."""
-
-    ALGORITHM = algorithms.FLDBONS
-
-
-class Alone(DuelingStrategy):
-    """Agents that do not collaborate: LDB, and pairs drawn at random."""
-
-    ALGORITHM = algorithms.Alone
-
-
-_TABLE: dict[str, type[DuelingStrategy]] = {
-    "fldb_ogd": FLDBOGD,
-    "fldb_gd": FLDBGD,
-    "fldb_ons": FLDBONS,
-    "ldb": Alone,
-    "random": Alone,
-}
+from strategies.nodes import Nodes
+from strategies.simulated_nodes import SimulatedNodes
 
 
 def make_strategy(
-    settings: Settings, history: History, members: Members | None = None
+    settings: Settings, history: History, members: Nodes | None = None
 ) -> DuelingStrategy:
-    """Return the strategy that the settings' ``algorithm`` names.
+    """Return the strategy that runs the settings' algorithm over Flower.
 
     Parameters
     ----------
@@ -55,7 +21,7 @@ def make_strategy(
     """
     if members is None:
         members = SimulatedNodes(settings, history)
-    return _TABLE[settings.algorithm](settings, history, members)
+    return DuelingStrategy(settings, history, members)
 
 
-__all__ = ["FLDBGD", "FLDBOGD", "FLDBONS", "Alone", "DuelingStrategy", "make_strategy"]
+__all__ = ["DuelingStrategy", "make_strategy"]

@@ -15,7 +15,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from fldb_flower.settings import Settings, to_flat
 from fldb_flower.system.files import replace_file
-from strategies.devices import Devices, Mark, short_name
+from strategies.device_nodes import CountedSpan, DeviceNodes, short_name
 from strategies.dueling import DuelingStrategy
 
 CHECKPOINT, MODEL, SUMMARY, CONFIG = "checkpoint.bin", "model.json", "summary.json", "config.json"
@@ -44,7 +44,7 @@ class RoundRow:
         When it began, in seconds since 1970, and how long it took.
     asked, replied, exchanges : int
         Devices asked and heard of in its first exchange, and how many exchanges it took.
-    marks : tuple of Mark
+    marks : tuple of CountedSpan
         Which answers of which devices were counted.
     total_duels : int
         Duels counted so far, of all devices.
@@ -58,7 +58,7 @@ class RoundRow:
     asked: int
     replied: int
     exchanges: int
-    marks: tuple[Mark, ...]
+    marks: tuple[CountedSpan, ...]
     total_duels: int
     rejected: tuple[str, ...]
 
@@ -136,7 +136,7 @@ class DeviceDirectory:
         except OSError as error:
             raise OutputError(f"cannot write to {path}: {error.strerror}") from None
 
-    def restore(self, strategy: DuelingStrategy, devices: Devices) -> int:
+    def restore(self, strategy: DuelingStrategy, devices: DeviceNodes) -> int:
         """Put everything back to the last checkpoint; return its round, 0 for none.
 
         Raises
@@ -166,7 +166,7 @@ class DeviceDirectory:
             os.fsync(file.fileno())
             self._sizes[name] = file.seek(0, os.SEEK_END)
 
-    def commit(self, row: RoundRow, strategy: DuelingStrategy, devices: Devices) -> None:
+    def commit(self, row: RoundRow, strategy: DuelingStrategy, devices: DeviceNodes) -> None:
         """Make a round durable; only then may it be acknowledged.
 
         Raises
@@ -212,7 +212,7 @@ class DeviceDirectory:
             return False
         return True
 
-    def finish(self, number: int, devices: Devices, history: History) -> None:
+    def finish(self, number: int, devices: DeviceNodes, history: History) -> None:
         """Say that the run ended as it should."""
         summary = {
             "mode": "devices",

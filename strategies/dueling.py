@@ -12,21 +12,22 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fldb_flower.algorithms import Algorithm, run_rounds
+from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.algorithms.robust import combine
 from fldb_flower.algorithms.schedules import Round
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.environments import max_difference
 from fldb_flower.errors import FederationError, RoundAbandonedError
-from fldb_flower.federation.exchange import Broadcast, Federation, Play, Upload, total
+from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload, total
 from fldb_flower.federation.history import History, Participation
 from fldb_flower.federation.plausibility import implausible
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import Ask, UploadError, encode_broadcast, traffic
+from fldb_flower.wire.codec import BroadcastHeader, UploadError, encode_broadcast, traffic
 from fldb_flower.wire.records import content_bytes, pack_vector
-from strategies.members import Contribution, Members
-from strategies.simulated import SimulatedNodes
+from strategies.nodes import Contribution, Nodes
+from strategies.simulated_nodes import SimulatedNodes
 from strategies.transport import Patience, Watch, ignore, send_and_receive
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class DuelingStrategy(Federation, Strategy):
         ``reply_timeout`` bound the waiting.
     history : History
         Where exchanges, bytes, regret and participation are recorded.
-    members : Members
+    members : Nodes
         What the nodes are: simulated agents or devices.
 
     Attributes
@@ -59,14 +60,11 @@ class DuelingStrategy(Federation, Strategy):
         Called while an exchange waits for replies; see :data:`strategies.transport.Watch`.
     """
 
-    ALGORITHM: type[Algorithm]
-    """What the Central Server computes."""
-
-    def __init__(self, settings: Settings, history: History, members: Members) -> None:
+    def __init__(self, settings: Settings, history: History, members: Nodes) -> None:
         Federation.__init__(self, history)
         self.settings = settings
         self.members = members
-        self.algorithm = self.ALGORITHM(settings)
+        self.algorithm = make_algorithm(settings)
         self.watch: Watch = ignore
         self._grid: Grid | None = None
         self._max_difference = max_difference(settings)
@@ -125,7 +123,7 @@ class DuelingStrategy(Federation, Strategy):
         """
         last, algorithm = self.settings.horizon, self.algorithm
         self._closing = True
-        play = Play(last + 1, last, algorithm.theta_sync, algorithm.information)
+        play = PlayRequest(last + 1, last, Estimate(algorithm.theta_sync, algorithm.information))
         self.exchange(Broadcast(play, None))
         self.acknowledge()
 
@@ -226,7 +224,7 @@ class DuelingStrategy(Federation, Strategy):
     ) -> Iterable[Message]:
         """Return one message for each node to ask."""
         numbers: Any = config["ask"]
-        ask, again = Ask(*numbers), self._broadcast.play is None
+        ask, again = BroadcastHeader(*numbers), self._broadcast.play is None
         return [
             Message(
                 self.members.content(node, arrays, ask, again=again),

@@ -34,9 +34,9 @@ from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.wire.codec import decode_statistics, encode_broadcast
 from simulations.engines.inprocess import InProcessGrid
 from strategies import device_server, make_strategy, transport
+from strategies.device_nodes import DeviceNodes, short_name
 from strategies.device_results import DeviceDirectory
-from strategies.device_server import DeviceServer
-from strategies.devices import Devices, short_name
+from strategies.device_rounds import DeviceServer
 
 D = 3
 BASE = {
@@ -114,7 +114,7 @@ class Federation:
     def server(self, **changes):
         settings = from_flat({**self.config, **changes}, "a test")
         directory = DeviceDirectory(self.folder / "server", settings)
-        devices = Devices(settings)
+        devices = DeviceNodes(settings)
         strategy = make_strategy(settings, History(settings.horizon), devices)
         return DeviceServer(settings, strategy, devices, directory, self.lines.append)
 
@@ -228,10 +228,10 @@ def test_rounds_equal_a_central_computation(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"information": "diagonal"},
-        {"information": "sketch", "sketch-rank": 1},
+        {"matrix-form": "diagonal"},
+        {"matrix-form": "sketch", "sketch-rank": 1},
         {"wire": "float32"},
-        {"information": "sketch", "sketch-rank": 1, "wire": "float32"},
+        {"matrix-form": "sketch", "sketch-rank": 1, "wire": "float32"},
     ],
     ids=lambda changes: " ".join(map(str, changes.values())),
 )
@@ -245,9 +245,9 @@ def test_devices_say_less_in_another_form_or_precision(tmp_path, changes):
     (x,) = [np.concatenate(list(federation.differences()))]
     exact = x.T @ x + np.eye(D) / 500
     got = server.strategy.algorithm.information
-    if "information" not in changes:
+    if "matrix-form" not in changes:
         np.testing.assert_allclose(got, exact, rtol=1e-5)
-    elif changes["information"] == "diagonal":
+    elif changes["matrix-form"] == "diagonal":
         np.testing.assert_allclose(got, np.diag(exact), rtol=1e-9)
     else:
         written_out = got[:-1].T @ got[:-1] + np.diag(got[-1])
@@ -270,7 +270,7 @@ def test_devices_say_less_in_another_form_or_precision(tmp_path, changes):
 
 def test_rows_of_a_sketch_are_turned_at_random_before_they_leave(tmp_path):
     """Of rank 1 that is their sign: the same W_new each time, and either sign."""
-    federation = Federation(tmp_path, devices=1, information="sketch", **{"sketch-rank": 1})
+    federation = Federation(tmp_path, devices=1, **{"matrix-form": "sketch", "sketch-rank": 1})
     federation.answer(0, 4)
     settings = from_flat(federation.config, "a test")
     broadcast, rows = Broadcast(None, np.ones(D), hessian=True), []

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, log_expit
 
-from fldb_flower.algorithms.estimation import MAX_EXCHANGES, gradient_descent, lbfgs, newton
+from fldb_flower.algorithms.solvers import MAX_EXCHANGES, gradient_descent, lbfgs, newton
 from fldb_flower.bandit import local_estimates as local
 from fldb_flower.bandit.local_estimates import LocalEstimates
 from fldb_flower.errors import ConvergenceError, SettingsError

@@ -17,15 +17,16 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fldb_flower.algorithms import FLDBONS
+from fldb_flower.algorithms.ons import FLDBONS
 from fldb_flower.algorithms.schedules import Round, geometric, periodic
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.environments import make_environment
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.errors import ConvergenceError, DataError, FldbError, SettingsError
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.runs.results import RunDirectory
 from fldb_flower.settings import Entry, Settings, from_nested, hydra_entries
@@ -51,7 +52,7 @@ EXTREMES = [
 OF_NODES = {"wire", "robust", "fraction_train", "quorum", "dropout", "faults"}
 NUMBERS = [entry for entry in hydra_entries() if {int, float} & set(entry.kinds)]
 REALS = [entry for entry in NUMBERS if float in entry.kinds]
-FIXED = {"engine.name", "environment.name", "device", "rng"}  # or files and devices are needed
+FIXED = {"engine.name", "environment.name", "backend", "rng"}  # or files and devices are needed
 NAMES = [
     entry for entry in hydra_entries() if entry.metadata["choices"] and entry.dotted not in FIXED
 ]
@@ -96,7 +97,7 @@ def cases(draw, engine):
     )
     values = {"engine.name": engine}
     for entry in draw(some(names, 0, 4)):
-        values[entry.dotted] = draw(st.sampled_from(entry.metadata["choices"]))
+        values[entry.dotted] = draw(st.sampled_from(tuple(entry.metadata["choices"])))
     for entry in draw(some(reals, 1, 4)):
         values[entry.dotted] = draw(st.sampled_from(extremes(entry)[0]))
     if "gd_step_size" in values:
@@ -212,42 +213,41 @@ class Spoilt(Synthetic):
         return Contexts(features, rewards)
 
 
-def spoil(monkeypatch, **numbers):
-    world = type("World", (Spoilt,), numbers)
-    monkeypatch.setattr("fldb_flower.environments._TABLE", {"synthetic": world})
+@pytest.fixture
+def spoil(register_world):
+    """Register a world with one bad number; return the settings that name it."""
+    return lambda **numbers: {
+        "environment__name": register_world(type("World", (Spoilt,), numbers))
+    }
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random"])
 @pytest.mark.parametrize("reward", [math.inf, math.nan, 1e308])
-def test_a_reward_that_is_not_finite(monkeypatch, tmp_path, engine, algorithm, reward):
-    settings = chosen(engine__name=engine, algorithm=algorithm)
-    with monkeypatch.context() as spoilt:
-        spoil(spoilt, reward=reward)
-        with pytest.raises(FldbError) as error:
-            run(settings, tmp_path)
+def test_a_reward_that_is_not_finite(spoil, tmp_path, engine, algorithm, reward):
+    values = {"engine__name": engine, "algorithm": algorithm}
+    with pytest.raises(FldbError) as error:
+        run(chosen(**values, **spoil(reward=reward)), tmp_path)
     assert "iteration 3: a reward is not a finite number, or too large" in str(error.value)
     if not math.isfinite(reward):
         assert "agent 1, arm 2, iteration 3" in str(error.value)
     assert str(error.value).isprintable()
     assert not list(tmp_path.iterdir())
-    run(settings, tmp_path)  # the directory can be used again
+    run(chosen(**values), tmp_path)  # the directory can be used again
     finite_results(tmp_path)
 
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb"])
 @pytest.mark.parametrize("feature", [math.inf, -math.inf, math.nan, 1e155, -1e300])
-def test_a_feature_that_cannot_be_used(monkeypatch, tmp_path, algorithm, feature):
-    spoil(monkeypatch, feature=feature)
+def test_a_feature_that_cannot_be_used(spoil, tmp_path, algorithm, feature):
     with pytest.raises(DataError, match=r"^agent 1, arm 2, iteration 3: a feature is not"):
-        run(chosen(algorithm=algorithm), tmp_path)
+        run(chosen(algorithm=algorithm, **spoil(feature=feature)), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_figures_and_documents_use_no_regret_that_is_not_finite(monkeypatch):
-    spoil(monkeypatch, reward=math.inf)
+def test_figures_and_documents_use_no_regret_that_is_not_finite(spoil):
     with pytest.raises(DataError, match="iteration 3: a reward is not a finite number"):
-        simulate(chosen())
+        simulate(chosen(**spoil(reward=math.inf)))
 
 
 @pytest.mark.parametrize(
@@ -323,16 +323,15 @@ def test_an_estimate_that_overflows_scores(algorithm, theta, selection):
     """Features are finite then: the error must not look for the one that is not."""
     settings = chosen(algorithm=algorithm, selection=selection)
     group = AgentGroup(settings, range(3))
-    play = Play(1, 2, np.full(4, theta), np.eye(4))
+    play = PlayRequest(1, 2, Estimate(np.full(4, theta), np.eye(4)))
     with pytest.raises(ConvergenceError, match="iteration 1: the arms' scores overflow") as error:
         group.answer(Broadcast(play, np.zeros(4)), 0)
     assert "beta_scale=1, kappa_mu=1, lambda=" in str(error.value)
 
 
-def test_a_norm_that_overflows_scores(monkeypatch):
+def test_a_norm_that_overflows_scores(spoil):
     """A feature of 1e60, and W_0^-1/2 of 1e100."""
-    spoil(monkeypatch, feature=1e60)
-    settings = chosen(kappa_mu=1e100, lambda_=1e-100, algorithm="ldb")
+    settings = chosen(kappa_mu=1e100, lambda_=1e-100, algorithm="ldb", **spoil(feature=1e60))
     with pytest.raises(ConvergenceError, match=r"^iteration 3: the arms' scores overflow") as error:
         vectorized.run(settings, History(6))
     words = "features up to 1.0e+60 and beta_scale=1, kappa_mu=1e+100, lambda=1e-100"

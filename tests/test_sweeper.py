@@ -127,7 +127,7 @@ COMPOSED = [
     ["environment=sentences", "environment.sigma=0.25"],
     ["experiment=fig2c", "seed=4"],
     ["schedule=geometric", "schedule.ratio=2", "tau=2"],
-    ["lambda=0.5", "lambda=0.25", "robust=median"],
+    ["lambda=0.5", "lambda=0.25", "robust=trimmed"],
     ["environment.path='/x y/${seed}'", "seed=3"],
     ["++engine.num_nodes=3", "hydra.job.name=x"],
 ]

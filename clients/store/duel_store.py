@@ -33,6 +33,7 @@ from clients.store.records import (
 )
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.forms import Vector
+from fldb_flower.settings import current_names
 
 
 class DuelStore:
@@ -283,7 +284,7 @@ class DuelStore:
             return None
         received, number, counted, duels, *vectors, parameters = row
         theta, information = map(np.frombuffer, vectors)
-        chosen = json.loads(parameters)
+        chosen = current_names(json.loads(parameters))
         return Synchronization(received, number, counted, duels, theta, information, chosen)
 
     def version(self) -> tuple[int, float]:

@@ -12,7 +12,7 @@ from fldb_flower.errors import FldbError
 from fldb_flower.linalg.forms import Vector
 
 SELECTION_SETTINGS = (
-    "selection", "kappa_mu", "delta", "beta_scale", "lambda_", "information", "sketch_rank",
+    "selection", "kappa_mu", "delta", "beta_scale", "lambda_", "matrix_form", "sketch_rank",
 )  # fmt: skip
 """Settings of the server's run that a device selects with: ``Synchronization.parameters``."""
 

@@ -51,7 +51,7 @@ class LocalEstimates:
     """Estimates theta_i of a block of agents that do not communicate.
 
     Each is the minimiser of the agent's own loss with ridge lambda (paper, Eq. 1 with N = 1),
-    by the damped Newton method of :func:`fldb_flower.algorithms.estimation.newton`, warm-started.
+    by the damped Newton method of :func:`fldb_flower.algorithms.solvers.newton`, warm-started.
     Steps that end well downhill are doubled too, as another trial costs less than another
     Hessian: of a new duel's logit, a plain Newton step covers about 1 of 10. Agents that are
     done leave the batch.

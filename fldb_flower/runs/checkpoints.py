@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fldb_flower.errors import CheckpointError, OutputError
+from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
+from fldb_flower.settings import current_identity
 from fldb_flower.system.files import replace_file
-from fldb_flower.wire.codec import pack_arrays, unpack_arrays
 
 _MAGIC = b"FLDBcp01"
 _HASH_BYTES = 32
@@ -88,7 +89,7 @@ def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
     try:
         arrays = unpack_arrays(body)
         meta = json.loads(arrays.pop(_META).tobytes())
-        theirs, numbers = meta["identity"], meta["numbers"]
+        theirs, numbers = current_identity(meta["identity"]), meta["numbers"]
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(
             f"{path} is not a checkpoint of this version: move it away to begin anew"
@@ -99,20 +100,6 @@ def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
             " directory, or use the same settings"
         )
     return Checkpoint(identity, numbers, arrays)
-
-
-def join_parts(parts: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of several parts under one roof: ``"part.name"``."""
-    return {
-        f"{part}.{name}": array for part, arrays in parts.items() for name, array in arrays.items()
-    }
-
-
-def part_of(arrays: Mapping[str, NDArray[Any]], part: str) -> dict[str, NDArray[Any]]:
-    """Return one of the parts that :func:`join_parts` joined."""
-    prefix = f"{part}."
-    names = (name for name in arrays if name.startswith(prefix))
-    return {name.removeprefix(prefix): arrays[name] for name in names}
 
 
 def _difference(theirs: str, ours: str) -> str:

@@ -10,7 +10,7 @@ from fldb_flower.algorithms import Algorithm
 from fldb_flower.errors import DataError, FederationError, FldbError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.runs.checkpoints import join_parts, part_of
+from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.runs.plots import describe
 from fldb_flower.runs.results import PLOT, RunDirectory, stop_requested
 from fldb_flower.settings import Settings

@@ -12,12 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from fldb_flower.runs.plots import plot_regret
-from fldb_flower.settings import ALONE, Settings, from_nested, hydra_entries, to_nested
+from fldb_flower.settings import (
+    Settings,
+    current_names,
+    from_nested,
+    hydra_entries,
+    to_nested,
+)
 from fldb_flower.system.files import lock_folder, partial_of, replace_file
 
 CONFIG, REGRET, PLOT, SUMMARY = "config.yaml", "regret.csv", "regret.png", "summary.json"
@@ -181,7 +188,7 @@ class RunDirectory:
 
     def _model(self, history: History, theta_sync: Array) -> dict[str, Any] | None:
         settings = self._settings
-        if settings.algorithm in ALONE:
+        if ALGORITHMS[settings.algorithm].agents != "common":
             return None
         if not np.isfinite(theta_sync).all():
             raise FederationError(
@@ -222,7 +229,9 @@ def _identity_there(config: Path) -> str:
 
     try:
         values = yaml.safe_load(config.read_text(encoding="utf-8"))
-        return identity(from_nested(values, str(config))) if isinstance(values, dict) else ""
+        if not isinstance(values, dict):
+            return ""
+        return identity(from_nested(current_names(values), str(config)))
     except OSError as error:
         raise OutputError(f"cannot read {config}: {error.strerror}") from None
     except (FldbError, ValueError, yaml.YAMLError):

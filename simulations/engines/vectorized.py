@@ -9,13 +9,13 @@ import numpy as np
 
 from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.errors import SettingsError
-from fldb_flower.federation.agents import keep_freed_memory, one_blas_thread
 from fldb_flower.federation.exchange import Broadcast, Federation, Upload
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.runs.experiment import Keeper
 from fldb_flower.settings import Settings
+from fldb_flower.system.process import keep_freed_memory, one_blas_thread
 from fldb_flower.wire.codec import traffic
 from simulations.engines.shards import Shards
 

@@ -13,14 +13,14 @@ A rule is a pure function of one iteration's ``features`` (agents, arms, d), an 
 
 from fldb_flower.bandit.selection.rules import colstim, maxinp, maxpairucb, thompson, ucb
 from fldb_flower.bandit.selection.scores import norms, pick, rewards, tie_breaks, tie_step
-from fldb_flower.bandit.selection.selector import RULES, Rule, Selector
+from fldb_flower.bandit.selection.selector import Rule, Selector, find_rule
 from fldb_flower.linalg.whiteners import whiten
 
 __all__ = [
-    "RULES",
     "Rule",
     "Selector",
     "colstim",
+    "find_rule",
     "maxinp",
     "maxpairucb",
     "norms",

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fldb_flower.bandit import theory
-from fldb_flower.bandit.selection.rules import Pair, colstim, maxinp, maxpairucb, thompson, ucb
+from fldb_flower.bandit.selection.rules import Pair
 from fldb_flower.bandit.selection.scores import Width
 from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.catalogue import SELECTIONS, resolve
 from fldb_flower.linalg.arrays import Array, Arrays, namespace
 from fldb_flower.linalg.whiteners import Whitener
 from fldb_flower.settings import Settings
@@ -48,13 +49,10 @@ class Rule:
     noise: Callable[[AgentStreams, int, tuple[int, int]], Array] | None = None
 
 
-RULES = {
-    "ucb": Rule(ucb),
-    "maxinp": Rule(maxinp),
-    "colstim": Rule(colstim, noise=gumbel_per_arm),
-    "maxpairucb": Rule(maxpairucb),
-    "thompson": Rule(thompson, noise=normal_per_draw),
-}
+def find_rule(name: str) -> Rule:
+    """Return the selection rule of a name in :data:`fldb_flower.catalogue.SELECTIONS`."""
+    entry = SELECTIONS[name]
+    return Rule(resolve(entry.target), resolve(entry.noise))
 
 
 class Selector:
@@ -76,7 +74,7 @@ class Selector:
         self._arrays = arrays or Arrays()
         self._settings = settings
         self._streams = streams
-        self._rule = RULES[settings.selection]
+        self._rule = find_rule(settings.selection)
 
     def select(
         self,
