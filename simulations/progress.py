@@ -10,7 +10,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from fldb_flower.runs.results import SUMMARY
+from fldb_flower.runs.directory import SUMMARY
 from simulations.jobs import ERROR
 
 _SECONDS_BETWEEN_LOOKS = 0.5

@@ -28,14 +28,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fldb_flower.errors import FldbError, one_line
+from fldb_flower.runs.directory import CHECKPOINT
 from fldb_flower.runs.experiment import StoppedError, conduct
-from fldb_flower.runs.results import (
-    CHECKPOINT,
-    RunDirectory,
-    is_finished,
-    request_stop,
-    stop_requested,
-)
+from fldb_flower.runs.results import RunDirectory, is_finished, request_stop, stop_requested
 from fldb_flower.settings import Settings, defaults_nested, from_nested, hydra_entries
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import Interrupted, interruptible, leaving_if_dropped
@@ -69,8 +64,7 @@ def run(settings: Settings, directory: Path) -> None:
         conduct(
             settings,
             RunDirectory(directory, settings),
-            engine=engine,
-            run=lambda history, keeper: vectorized.run(settings, history, keeper),
+            run=lambda history, checkpointer: vectorized.run(settings, history, checkpointer),
             say=_LOG.info,
         )
     else:

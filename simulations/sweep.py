@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from fldb_flower.runs.plots import save_figure
 from simulations.jobs import ERROR, failure
-from simulations.runs import Run, find_finished, group_by_seed, varying
+from simulations.saved_runs import Run, find_finished, group_by_seed, varying
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
 _COLUMNS = ("final_regret", "exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from test_run import ROOT, call
 
 from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.errors import CheckpointError, FederationError, OutputError
+from fldb_flower.errors import CheckpointError, OutputError
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.federation.history import History, Participation
+from fldb_flower.federation.history import History
 from fldb_flower.runs import experiment
 from fldb_flower.runs.checkpoints import load_checkpoint
-from fldb_flower.runs.experiment import Keeper, StoppedError
+from fldb_flower.runs.experiment import Checkpointer, StoppedError
 from fldb_flower.runs.results import RunDirectory, identity, request_stop
 from fldb_flower.settings import from_nested
 from simulations.engines import inprocess
@@ -282,9 +282,7 @@ def test_a_history_goes_on_as_it_was():
             history.count_bytes(3 * t, t)
             history.add_regrets(t, 2, [t + 0.1])
             history.add_regrets(t, 3, np.array([0.3]))
-            lines = (f"partition {t}: ä; no",) if t % 3 == 0 else ()
-            history.participation.append(Participation(t, 3, 2, lines, ("partition 1",)))
-            history.report()
+            history.count_round()
         return history
 
     whole, cut = told(History(400), 1, 400), told(History(400), 1, 300)
@@ -338,7 +336,7 @@ def test_a_checkpoint_that_takes_long_is_made_less_often(tmp_path, monkeypatch):
         def state(self):
             return {}
 
-    after_round = Keeper(directory, chosen, print).follow(Federation(), Algorithm())
+    after_round = Checkpointer(directory, chosen, print).follow(Federation(), Algorithm())
     for _ in range(500):
         now += 0.1
         after_round()
@@ -532,63 +530,6 @@ def test_a_directory_is_one_runs_at_a_time(cut):
         run(settings(resume=True), cut)
     assert content(cut) == before
     directory.close()
-
-
-def test_another_number_of_nodes_is_refused(tmp_path):
-    """Of `flwr run`, whose server learns only then how many there are."""
-    from simulations.engines.grid import InProcessGrid
-    from strategies import make_strategy
-
-    chosen = settings(engine__name="inprocess", algorithm="fldb_ons")
-    history = History(70)
-    flat = {"num-agents": 7, "num-arms": 4, "dimension": 3, "horizon": 70, "tau": 3}
-    strategy = make_strategy(chosen, history)
-    grid = InProcessGrid(3, {**flat, "algorithm": "fldb_ons"})
-    strategy.start(grid)
-    state = strategy.state()
-    for nodes, reason in ((2, "2 nodes connected within"), (4, "saved with 3 nodes")):
-        other = make_strategy(settings(node_wait=0.2), History(70))
-        other.connect(InProcessGrid(nodes, flat))
-        with pytest.raises(FederationError, match=reason):
-            other.restore(state)
-
-
-def test_a_node_that_is_gone_leaves_the_checkpoint_before(tmp_path, monkeypatch):
-    """Nothing less than all nodes is a state; the run itself goes on, as its quorum allows."""
-    from simulations.engines.grid import InProcessGrid
-
-    whole = settings(engine__name="inprocess", quorum=0.5)
-    deliver, gone = InProcessGrid.deliver, []
-
-    def delivering(self, message):
-        if "agents" in message.content and gone and message.metadata.dst_node_id == 1002:
-            raise RuntimeError("gone")
-        return deliver(self, message)
-
-    def replies(self, message):
-        try:
-            return [self.deliver(message)]
-        except RuntimeError as error:
-            from simulations.engines.grid import failure
-
-            return [failure(message, str(error))]
-
-    save = RunDirectory.save
-
-    def saving(self, numbers, arrays):
-        save(self, numbers, arrays)
-        if numbers["iteration"] == 30:
-            gone.append(True)
-        assert numbers["iteration"] <= 30
-
-    said = []
-    monkeypatch.setattr(InProcessGrid, "deliver", delivering)
-    monkeypatch.setattr(InProcessGrid, "replies", replies)
-    monkeypatch.setattr(RunDirectory, "save", saving)
-    monkeypatch.setattr("fldb_flower.server_app._say", said.append)
-    run(whole, tmp_path / "run")
-    assert "not saved after iteration 33: node 1002: gone" in said
-    assert (tmp_path / "run" / "summary.json").exists()
 
 
 # --- disks --------------------------------------------------------------------------------

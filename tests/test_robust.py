@@ -19,8 +19,8 @@ from fldb_flower.federation.exchange import Upload, total
 from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible
 from fldb_flower.settings import from_nested, to_flat
+from simulations.benchmark.robust import Case, LyingAgents, regret
 from simulations.engines import inprocess, vectorized
-from simulations.robust_benchmark import Case, LyingAgents, regret
 from strategies import make_strategy
 
 property_test = settings(deadline=None, derandomize=True, max_examples=100)

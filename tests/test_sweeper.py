@@ -35,7 +35,7 @@ from simulations.engines import vectorized
 from simulations.figures import PANELS, SEEDS, settings_of
 from simulations.jobs import attempt, failure
 from simulations.run import run
-from simulations.runs import Run
+from simulations.saved_runs import Run
 from simulations.sweep import SummariseSweep, statistics, statistics_text
 from simulations.sweeper import quoted, register
 

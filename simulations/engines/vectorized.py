@@ -13,7 +13,7 @@ from fldb_flower.federation.exchange import Broadcast, Federation, Upload
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.runs.experiment import Keeper
+from fldb_flower.runs.experiment import Checkpointer
 from fldb_flower.settings import Settings
 from fldb_flower.system.process import keep_freed_memory, one_blas_thread
 from fldb_flower.wire.codec import traffic
@@ -23,6 +23,8 @@ from simulations.engines.shards import Shards
 class DirectFederation(Federation):
     """All N agents in one group, called without messages."""
 
+    history: History
+
     def __init__(self, settings: Settings, history: History) -> None:
         super().__init__(history)
         self._settings = settings
@@ -30,13 +32,15 @@ class DirectFederation(Federation):
         self._agents = Shards(settings)
         self._counted = 0
 
-    def _trip(self, broadcast: Broadcast) -> Upload:
+    def collect(self, broadcast: Broadcast) -> Upload:
+        """Call all agents and return the sum of their uploads."""
         if broadcast.theta_hat is not None:
             settings = self._settings
             self.history.count_bytes(*traffic(broadcast, self._form, settings.num_agents))
         return self._agents.answer(broadcast, self._counted)
 
-    def _confirm(self) -> None:
+    def mark_counted(self) -> None:
+        """Store the last iteration whose duels are counted."""
         self._counted = self.history.iteration
 
     def state(self) -> dict[str, Array]:
@@ -53,7 +57,7 @@ class DirectFederation(Federation):
         self._agents.close()
 
 
-def run(settings: Settings, history: History, keeper: Keeper | None = None) -> Array:
+def run(settings: Settings, history: History, checkpointer: Checkpointer | None = None) -> Array:
     """Run the settings' algorithm over all agents in this process; return its theta_sync.
 
     Raises
@@ -73,5 +77,5 @@ def run(settings: Settings, history: History, keeper: Keeper | None = None) -> A
         one_blas_thread(settings.dimension),
         closing(DirectFederation(settings, history)) as federation,
     ):
-        after_round = None if keeper is None else keeper.follow(federation, algorithm)
+        after_round = None if checkpointer is None else checkpointer.follow(federation, algorithm)
         return run_rounds(federation, algorithm, after_round)

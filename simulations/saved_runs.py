@@ -20,7 +20,8 @@ import pandas as pd
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from fldb_flower.errors import DataError, FldbError
-from fldb_flower.runs.results import CONFIG, REGRET, SUMMARY, identity
+from fldb_flower.runs.directory import SUMMARY
+from fldb_flower.runs.results import CONFIG, REGRET, identity
 from fldb_flower.settings import current_names, from_nested
 
 CURVE_COLUMNS = ("iteration", "cumulative_regret", "exchanges")

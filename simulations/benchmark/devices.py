@@ -39,11 +39,12 @@ from fldb_flower.settings import from_flat
 import numpy as np
 d = 5
 play = PlayRequest(2, 2, Estimate(np.zeros(d), np.eye(d)))
-vector, ask = encode_broadcast(Broadcast(play, np.zeros(d), hessian=True))
+vector, header = encode_broadcast(Broadcast(play, np.zeros(d), hessian=True))
 with DuelStore(sys.argv[1]) as store:
     settings = from_flat({"dimension": d, "devices-max-duels": 10**6}, "the benchmark")
     agent = device.DeviceAgent(store, settings, device.Limits(min_duels=1))
-    config = {"ask": list(ask), "device": store.device_id, "upto": -1, "duels": 0}
+    config = {"header": list(header), "counted": 0, "upto": -1, "duels": 0}
+    config["device"] = store.device_id
     agent.fit([vector], config)
 print(time.perf_counter() - begin)
 """
