@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fldb_flower.algorithms import Algorithm, run_rounds
+from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.algorithms.robust import combine
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.estimate import Estimate
@@ -60,14 +60,11 @@ class DuelingStrategy(Federation, Strategy):
         Called while an exchange waits for replies; see :data:`strategies.transport.Watch`.
     """
 
-    ALGORITHM: type[Algorithm]
-    """What the Central Server computes."""
-
     def __init__(self, settings: Settings, history: History, members: Nodes) -> None:
         Federation.__init__(self, history)
         self.settings = settings
         self.members = members
-        self.algorithm = self.ALGORITHM(settings)
+        self.algorithm = make_algorithm(settings)
         self.watch: Watch = ignore
         self._grid: Grid | None = None
         self._max_difference = max_difference(settings)

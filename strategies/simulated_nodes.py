@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fldb_flower.errors import FederationError
-from fldb_flower.federation.agents import agents_of_node
+from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array

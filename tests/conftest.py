@@ -1,12 +1,14 @@
 """Shared by all tests: Flower stays quiet, and settings are made in one line."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from fldb_flower.catalogue import ENVIRONMENTS
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
@@ -27,6 +29,13 @@ def ratings(tmp_path: Path) -> Callable[[], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def register_world() -> Iterator[Callable[[Any], str]]:
+    """Register an environment for one test; return its name."""
+    yield lambda world: ENVIRONMENTS.register("world", world) and "world"
+    ENVIRONMENTS.remove("world")
 
 
 def nested(**values: Any) -> dict[str, Any]:

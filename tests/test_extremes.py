@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fldb_flower.algorithms import FLDBONS
+from fldb_flower.algorithms.ons import FLDBONS
 from fldb_flower.algorithms.schedules import Round, geometric, periodic
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import AgentStreams
@@ -97,7 +97,7 @@ def cases(draw, engine):
     )
     values = {"engine.name": engine}
     for entry in draw(some(names, 0, 4)):
-        values[entry.dotted] = draw(st.sampled_from(entry.metadata["choices"]))
+        values[entry.dotted] = draw(st.sampled_from(tuple(entry.metadata["choices"])))
     for entry in draw(some(reals, 1, 4)):
         values[entry.dotted] = draw(st.sampled_from(extremes(entry)[0]))
     if "gd_step_size" in values:
@@ -213,42 +213,41 @@ class Spoilt(Synthetic):
         return Contexts(features, rewards)
 
 
-def spoil(monkeypatch, **numbers):
-    world = type("World", (Spoilt,), numbers)
-    monkeypatch.setattr("fldb_flower.environments._TABLE", {"synthetic": world})
+@pytest.fixture
+def spoil(register_world):
+    """Register a world with one bad number; return the settings that name it."""
+    return lambda **numbers: {
+        "environment__name": register_world(type("World", (Spoilt,), numbers))
+    }
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random"])
 @pytest.mark.parametrize("reward", [math.inf, math.nan, 1e308])
-def test_a_reward_that_is_not_finite(monkeypatch, tmp_path, engine, algorithm, reward):
-    settings = chosen(engine__name=engine, algorithm=algorithm)
-    with monkeypatch.context() as spoilt:
-        spoil(spoilt, reward=reward)
-        with pytest.raises(FldbError) as error:
-            run(settings, tmp_path)
+def test_a_reward_that_is_not_finite(spoil, tmp_path, engine, algorithm, reward):
+    values = {"engine__name": engine, "algorithm": algorithm}
+    with pytest.raises(FldbError) as error:
+        run(chosen(**values, **spoil(reward=reward)), tmp_path)
     assert "iteration 3: a reward is not a finite number, or too large" in str(error.value)
     if not math.isfinite(reward):
         assert "agent 1, arm 2, iteration 3" in str(error.value)
     assert str(error.value).isprintable()
     assert not list(tmp_path.iterdir())
-    run(settings, tmp_path)  # the directory can be used again
+    run(chosen(**values), tmp_path)  # the directory can be used again
     finite_results(tmp_path)
 
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb"])
 @pytest.mark.parametrize("feature", [math.inf, -math.inf, math.nan, 1e155, -1e300])
-def test_a_feature_that_cannot_be_used(monkeypatch, tmp_path, algorithm, feature):
-    spoil(monkeypatch, feature=feature)
+def test_a_feature_that_cannot_be_used(spoil, tmp_path, algorithm, feature):
     with pytest.raises(DataError, match=r"^agent 1, arm 2, iteration 3: a feature is not"):
-        run(chosen(algorithm=algorithm), tmp_path)
+        run(chosen(algorithm=algorithm, **spoil(feature=feature)), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_figures_and_documents_use_no_regret_that_is_not_finite(monkeypatch):
-    spoil(monkeypatch, reward=math.inf)
+def test_figures_and_documents_use_no_regret_that_is_not_finite(spoil):
     with pytest.raises(DataError, match="iteration 3: a reward is not a finite number"):
-        simulate(chosen())
+        simulate(chosen(**spoil(reward=math.inf)))
 
 
 @pytest.mark.parametrize(
@@ -330,10 +329,9 @@ def test_an_estimate_that_overflows_scores(algorithm, theta, selection):
     assert "beta_scale=1, kappa_mu=1, lambda=" in str(error.value)
 
 
-def test_a_norm_that_overflows_scores(monkeypatch):
+def test_a_norm_that_overflows_scores(spoil):
     """A feature of 1e60, and W_0^-1/2 of 1e100."""
-    spoil(monkeypatch, feature=1e60)
-    settings = chosen(kappa_mu=1e100, lambda_=1e-100, algorithm="ldb")
+    settings = chosen(kappa_mu=1e100, lambda_=1e-100, algorithm="ldb", **spoil(feature=1e60))
     with pytest.raises(ConvergenceError, match=r"^iteration 3: the arms' scores overflow") as error:
         vectorized.run(settings, History(6))
     words = "features up to 1.0e+60 and beta_scale=1, kappa_mu=1e+100, lambda=1e-100"

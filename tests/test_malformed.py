@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from clients import service
+from clients.service import app as service
 from fldb_flower import server_app
 from fldb_flower.errors import CheckpointError, DataError, FldbError
 from fldb_flower.runs.checkpoints import load_checkpoint

@@ -24,8 +24,8 @@ from test_report import (  # noqa: F401 - two of them are fixtures
 )
 from test_service import TOKEN, recorded
 
-from clients import service
 from clients.preference_agent import PreferenceAgent
+from clients.service import app as service
 from clients.store import Synchronization
 
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}

@@ -30,8 +30,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from clients import service, store
+from clients import store
 from clients.preference_agent import PreferenceAgent
+from clients.service import app as service
 from clients.store import ConflictingAnswerError, Synchronization
 from fldb_flower.errors import FldbError, OutputError
 

@@ -545,7 +545,7 @@ def value_of(entry):
     """Strategy for every value that an entry accepts."""
     limits = entry.metadata
     if limits["choices"]:
-        return st.sampled_from(limits["choices"])
+        return st.sampled_from(tuple(limits["choices"]))
     if int in entry.kinds:
         high = 10**9 if limits["maximum"] is None else int(limits["maximum"])
         return st.integers(limits["minimum"], high)

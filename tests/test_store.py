@@ -23,7 +23,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from clients import store as store_module
 from clients.store import (
     SCHEMA_VERSION,
     ConflictingAnswerError,
@@ -32,6 +31,7 @@ from clients.store import (
     Synchronization,
     UnknownDuelError,
 )
+from clients.store import duel_store as store_module
 from fldb_flower.errors import DataError, FldbError, OutputError
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # for many small transactions

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from flwr.common.logger import update_console_handler
 
-from fldb_flower.federation.agents import block_size
+from fldb_flower.federation.blocks import require_agents
 from fldb_flower.server_app import run_experiment
 from fldb_flower.settings import Settings, to_flat
-from fldb_flower.system.memory import require_agents
 from simulations.engines.faults import Faults, FaultyGrid
 from simulations.engines.grid import InProcessGrid
 
@@ -35,8 +34,7 @@ def run(settings: Settings, output_dir: str, faults: Faults | None = None) -> No
     SettingsError
         The agents need more memory than there is.
     """
-    agents = settings.num_agents  # all of them are in this process
-    require_agents(settings, agents, min(block_size(settings), agents))
+    require_agents(settings, settings.num_agents)  # all of them are in this process
     run_config = to_flat(settings)
     grid = (
         FaultyGrid(settings, run_config, faults)

@@ -12,25 +12,21 @@ import difflib
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from numbers import Real
 from operator import attrgetter
 from typing import Any, get_type_hints
 
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import SettingsError, one_line
 
 MODES = ("simulation", "devices")
-ALGORITHMS = ("fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random")
-ONLINE_ALGORITHMS = ("fldb_ogd", "fldb_ons")
-ALONE = ("ldb", "random")  # agents do not collaborate: there is no common estimate
-ENVIRONMENTS = ("synthetic", "movielens", "sentences")
 ROBUST = ("none", "trimmed")
 MATRIX_FORMS = ("full", "diagonal", "sketch")
 ENGINES = ("vectorized", "inprocess", "flower")
 SCHEDULES = ("periodic", "geometric")
-SELECTIONS = ("ucb", "maxinp", "colstim", "maxpairucb", "thompson")
 WIRES = ("float64", "float32")
 BACKENDS = ("numpy", "cpu", "cuda")
 DRAWS = ("numpy", "torch")
@@ -62,7 +58,7 @@ def setting(
     above: float | None = None,
     maximum: float | None = None,
     below: float | None = None,
-    choices: tuple[str, ...] = (),
+    choices: Collection[str] = (),
     auto: bool = False,
     why: str = "",
 ) -> Any:
@@ -78,7 +74,7 @@ def setting(
         What the user writes, where it is not the field's name (``lambda``).
     minimum, above, maximum, below : float, optional
         Inclusive and exclusive limits.
-    choices : tuple of str
+    choices : collection of str
         The names allowed; kebab-case is accepted for each.
     auto : bool
         Whether ``"auto"`` is allowed beside a number.
@@ -460,7 +456,7 @@ class Entry:
         SettingsError
             The type or the range does not fit.
         """
-        choices = self.metadata["choices"]
+        choices = tuple(self.metadata["choices"])
         if choices:
             return self._check_choice(value, choices, key, source)
         if self.metadata["auto"] and isinstance(value, str) and value == AUTO:
@@ -736,15 +732,17 @@ def _check_together(settings: Settings, source: str) -> None:
             f"dropout={settings.dropout:g} (from {source}): needs engine=inprocess, not"
             f" engine={settings.engine.name}"
         )
-    if settings.robust != "none" and settings.algorithm not in ONLINE_ALGORITHMS:
+    algorithm = ALGORITHMS[settings.algorithm]
+    online = tuple(name for name, each in ALGORITHMS.items() if each.online)
+    if settings.robust != "none" and not algorithm.online:
         raise SettingsError(
             f"robust={settings.robust!r} (from {source}): needs algorithm"
-            f" {' or '.join(ONLINE_ALGORITHMS)}, not {settings.algorithm}"
+            f" {' or '.join(online)}, not {settings.algorithm}"
         )
-    if settings.mode == "devices" and settings.algorithm not in ONLINE_ALGORITHMS:
+    if settings.mode == "devices" and not algorithm.online:
         raise SettingsError(
             f"algorithm={settings.algorithm!r} (from {source}): must be one of"
-            f" {', '.join(ONLINE_ALGORITHMS)} with mode=devices: the others need every device, or"
+            f" {', '.join(online)} with mode=devices: the others need every device, or"
             " no server, in every round"
         )
     if settings.matrix_form != "full":

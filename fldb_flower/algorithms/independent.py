@@ -11,7 +11,7 @@ from fldb_flower.federation.exchange import Federation, PlayRequest
 _REPORTS = 50  # of the regret so far, in a run
 
 
-class Alone(Algorithm):
+class Independent(Algorithm):
     """Lets every agent play by itself to the horizon; only the regret is collected."""
 
     def rounds(self) -> Iterator[Round]:

@@ -11,17 +11,6 @@ latter tells its host that it is shown, to whom and when, so it is the applicati
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes long to import
-    try:
-        from fldb_flower.system import startup
-    except ImportError:
-        import fldb_flower
-
-        found = f"error: {fldb_flower.__file__} shadows fldb-flower's package 'fldb_flower'"
-        raise SystemExit(f"{found}: rename it") from None
-    startup.begin()
-    startup.require("python -m clients.service", "service", "fastapi", "uvicorn", "fastapi_offline")
-
 import argparse
 import asyncio
 import dataclasses
@@ -53,11 +42,21 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clients import connections, models
-from clients.connections import Limits
-from clients.models import MAX_KEY, Answer, Content, Image, Model, NamedAnswer, Text, first_error
+from clients import validation
 from clients.preference_agent import EXPIRE_AFTER, MOST_SECONDS, Duel, PreferenceAgent
+from clients.service import connections
+from clients.service.connections import Limits
 from clients.store import ConflictingAnswerError, DuelExpiredError, Proposal, UnknownDuelError
+from clients.validation import (
+    MAX_KEY,
+    Answer,
+    Content,
+    Image,
+    Model,
+    NamedAnswer,
+    Text,
+    first_error,
+)
 from fldb_flower.errors import (
     DataError,
     FldbError,
@@ -98,11 +97,11 @@ _T = TypeVar("_T")
 
 
 _Features = Annotated[
-    list[models.Number], Field(min_length=1, max_length=MAX_FEATURES, fail_fast=True)
+    list[validation.Number], Field(min_length=1, max_length=MAX_FEATURES, fail_fast=True)
 ]
 
 
-class Arms(models.Arms):
+class Arms(validation.Arms):
     """Arms to select two from."""
 
     features: Annotated[
@@ -114,7 +113,7 @@ class Arms(models.Arms):
             max_length=MAX_ARMS,
             fail_fast=True,
         ),
-        models.OF_ONE_LENGTH,
+        validation.OF_ONE_LENGTH,
     ]
 
 
@@ -816,7 +815,3 @@ def main(argv: Sequence[str] | None = None) -> None:
             serve(arguments)
         except FldbError as error:
             sys.exit(f"error: {one_line(error)}")
-
-
-if __name__ == "__main__":
-    main()
