@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.local_estimates import LocalEstimates
 from fldb_flower.bandit.selection import Selector
+from fldb_flower.bandit.selection.rules import Pair
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
@@ -23,7 +23,7 @@ from fldb_flower.linalg.whiteners import Whitener, add_to_whiteners, on_backend
 from fldb_flower.settings import Settings
 
 
-class Policy(Protocol):
+class Policy:
     """Selects pairs for a block of agents.
 
     Attributes
@@ -32,33 +32,33 @@ class Policy(Protocol):
         Whether it learns from each duel. If not, several iterations can be selected at once.
     """
 
-    learns: bool
+    learns = False
 
     def receive(self, estimate: Estimate) -> None:
-        """Use the server's estimate from now on."""
+        """Use the server's estimate from now on; by default it is ignored."""
 
-    def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
+    def select(self, iterations: range, features: Array) -> Pair:
         """Return the numbers of the first and the second arms, each (rows,).
 
         Each iteration is selected once and in order. ``features`` is (rows, arms, d), with a row
         per agent for the first iteration, then for the second, ... There is only one iteration if
         the policy ``learns``.
         """
+        raise NotImplementedError
 
     def learn(self, differences: Array, preferences: Array) -> None:
-        """Learn from duels, (rows, d) and (rows,)."""
+        """Learn from duels, (rows, d) and (rows,); by default they are ignored."""
 
     def state(self) -> dict[str, Array]:
-        """Return a copy of the state, for :meth:`restore`."""
+        """Return a copy of the state, for :meth:`restore`; by default there is none."""
+        return {}
 
     def restore(self, state: dict[str, Array]) -> None:
         """Restore what :meth:`state` returned."""
 
 
-class CommonEstimatePolicy:
+class CommonEstimatePolicy(Policy):
     """Selects with theta_sync and W_sync of the last broadcast (Algorithm 1, lines 4 and 5)."""
-
-    learns = False
 
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         self._selector = Selector(settings, streams, arrays)
@@ -72,15 +72,12 @@ class CommonEstimatePolicy:
         self._estimate = estimate
         self._prepared: tuple[Array, Whitener] | None = None  # on the backend, when first needed
 
-    def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
+    def select(self, iterations: range, features: Array) -> Pair:
         """Apply the selection rule."""
         if self._prepared is None:
             theta, whitener = self._estimate.theta_sync, self._estimate.whitener
             self._prepared = self._arrays.make(theta), on_backend(whitener, self._arrays)
         return self._selector.select(iterations, features, *self._prepared, self._num_agents)
-
-    def learn(self, differences: Array, preferences: Array) -> None:
-        """Do nothing: the server learns."""
 
     def state(self) -> dict[str, Array]:
         """Return the estimate, which is used until the next one is received."""
@@ -91,7 +88,7 @@ class CommonEstimatePolicy:
         self.receive(Estimate(state["theta_sync"], state["information"]))
 
 
-class LocalEstimatesPolicy:
+class LocalEstimatesPolicy(Policy):
     """LDB: each agent selects with its own theta_i and W_i, and learns from its own duels.
 
     Only the whitener of W_i is stored and updated.
@@ -107,10 +104,7 @@ class LocalEstimatesPolicy:
         identity = arrays.eye(d) * math.sqrt(settings.kappa_mu / settings.ridge)
         self._whiteners = arrays.zeros(agents, d, d) + identity  # W_i^-1/2
 
-    def receive(self, estimate: Estimate) -> None:
-        """Do nothing: agents use their own estimates."""
-
-    def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
+    def select(self, iterations: range, features: Array) -> Pair:
         """Apply the selection rule with each agent's estimate."""
         theta, whiteners = self._estimates.theta, self._whiteners
         return self._selector.select(iterations, features, theta, whiteners, num_agents=1)
@@ -130,34 +124,19 @@ class LocalEstimatesPolicy:
         self._whiteners = self._arrays.make(np.array(state["whiteners"]))
 
 
-class UniformPolicy:
+class UniformPolicy(Policy):
     """Draws each pair uniformly among the pairs of different arms."""
-
-    learns = False
 
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         self._streams = streams
         self._arrays = arrays
         self._num_arms = settings.num_arms
 
-    def receive(self, estimate: Estimate) -> None:
-        """Do nothing: no estimate is used."""
-
-    def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
+    def select(self, iterations: range, features: Array) -> Pair:
         """Draw pairs."""
         pairs = self._streams.permutations("pairs", len(iterations), self._num_arms, 2)
         pairs = self._arrays.make(pairs.swapaxes(0, 1).reshape(-1, 2))
         return pairs[:, 0], pairs[:, 1]
-
-    def learn(self, differences: Array, preferences: Array) -> None:
-        """Do nothing."""
-
-    def state(self) -> dict[str, Array]:
-        """Return an empty state."""
-        return {}
-
-    def restore(self, state: dict[str, Array]) -> None:
-        """Do nothing."""
 
 
 _POLICIES: dict[str, Callable[[Settings, AgentStreams, Arrays], Policy]] = {

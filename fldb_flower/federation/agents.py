@@ -195,10 +195,10 @@ class AgentBlock:
     def _overflow(self, features: Array, iterations: range) -> DataError | ConvergenceError:
         """Return the error for scores that are not finite, caused by features or by settings."""
         sizes = np.abs(to_numpy(features)).max(axis=-1)
-        where = self._first(~(sizes <= LARGEST), iterations)  # NaN too
-        if where:
+        if not (sizes <= LARGEST).all():  # NaN too
             return DataError(
-                f"{where}: a feature is not finite, or not within +-{LARGEST:g}; scale the features"
+                f"{self._first(~(sizes <= LARGEST), iterations)}: a feature is not finite, or not"
+                f" within +-{LARGEST:g}; scale the features"
             )
         settings = self._settings
         return ConvergenceError(
@@ -210,19 +210,18 @@ class AgentBlock:
 
     def _bad_rewards(self, rewards: Array, iterations: range) -> DataError:
         """Return the error for a regret that is not finite."""
-        where = self._first(~np.isfinite(to_numpy(rewards)), iterations)
         environment = self._settings.environment
         return DataError(
-            f"{where or f'iteration {iterations.start}'}: a reward is not a finite number, or too"
-            f" large, so the regret is not finite (environment.name={environment.name},"
-            f" environment.sigma={environment.sigma:g})"
+            f"{self._first(~np.isfinite(to_numpy(rewards)), iterations)}: a reward is not a finite"
+            f" number, or too large, so the regret is not finite (environment.name="
+            f"{environment.name}, environment.sigma={environment.sigma:g})"
         )
 
     def _first(self, wrong: Array, iterations: range) -> str:
-        """Return the first agent, arm and iteration marked in (rows, arms); "" if there is none."""
+        """Return the first agent, arm and iteration marked in (rows, arms)."""
         rows, arms = np.nonzero(wrong)
         if not rows.size:
-            return ""
+            return f"iteration {iterations.start}"
         place, agent = divmod(int(rows[0]), len(self.agents))
         return f"agent {self.agents[agent]}, arm {arms[0]}, iteration {iterations[place]}"
 

@@ -20,13 +20,13 @@ import numpy as np
 
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.federation.exchange import Broadcast, Upload
-from fldb_flower.linalg.arrays import Array, FloatArray
+from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import TINY, Diagonal, Sketch, form_of, units_of
 
 _CURVATURE_ERROR = 2.0**-50  # of mu' = mu (1 - mu)
 _TOLERANCES = {"float64": (1e-10, 1e-6), "float32": (1e-6, 1e-3)}  # of entries, of bounds
 
-Bound = tuple[str, FloatArray, FloatArray]  # reason, and of each upload: value, upper bound
+Bound = tuple[str, Array, Array]  # reason, and of each upload: value, upper bound
 
 
 def implausible(
@@ -66,7 +66,7 @@ class _Bounds(ABC):
     def __init__(
         self, uploads: Sequence[Upload], broadcast: Broadcast, longest: float, wire: str
     ) -> None:
-        def array(name: str) -> FloatArray:
+        def array(name: str) -> Array:
             return np.array([getattr(upload, name) for upload in uploads], dtype=np.float64)
 
         count = array("num_duels")
@@ -126,9 +126,7 @@ class _Bounds(ABC):
                 self._at_most(np.logaddexp(0.0, average)),
             )
 
-    def _of_hessian(
-        self, hessian: FloatArray, largest: FloatArray, residual: FloatArray
-    ) -> Iterator[Bound]:
+    def _of_hessian(self, hessian: Array, largest: Array, residual: Array) -> Iterator[Bound]:
         yield (
             "Hessian is not positive semi-definite",
             -self._lowest_hessian(hessian),
@@ -154,83 +152,75 @@ class _Bounds(ABC):
             self._at_most(residual**2),
         )
 
-    def _absolute(self) -> FloatArray:
+    def _absolute(self) -> Array:
         parts = (self._gradient, self._information, self._hessian, self._loss)
         flat = [np.abs(part).reshape(len(part), -1) for part in parts if part is not None]
-        absolute: FloatArray = np.concatenate(flat, axis=1).max(axis=1)
-        return absolute
+        return np.concatenate(flat, axis=1).max(axis=1)
 
-    def _farthest(self) -> FloatArray:
+    def _farthest(self) -> Array:
         """Return ``||theta|| L``, an upper bound of the logits."""
         norm = float(np.linalg.norm(self._theta))
         return np.full(len(self._duels), norm * self._longest if norm else 0.0)
 
-    def _at_most(self, each: float | FloatArray) -> FloatArray:
+    def _at_most(self, each: float | Array) -> Array:
         return self._duels * each * (1.0 + self._slack)
 
     @abstractmethod
-    def _lowest_information(self) -> FloatArray:
+    def _lowest_information(self) -> Array:
         """Return the smallest eigenvalue of the scaled W_new, or the smallest entry."""
 
     @abstractmethod
-    def _spare(self) -> FloatArray:
+    def _spare(self) -> Array:
         """Return the (n + 1)-th largest eigenvalue, which is 0 for n duels."""
 
     @abstractmethod
-    def _trace(self, matrices: FloatArray) -> FloatArray:
+    def _trace(self, matrices: Array) -> Array:
         """Return the smallest trace of the represented matrices."""
 
     @abstractmethod
-    def _squared_logits(self) -> FloatArray:
+    def _squared_logits(self) -> Array:
         """Return the largest ``theta^T W_new theta``, rounded up."""
 
     @abstractmethod
-    def _squared_gradient(self) -> FloatArray:
+    def _squared_gradient(self) -> Array:
         """Return the smallest ``g^T W_new^+ g``."""
 
-    def _squared_gradient_by(self, hessian: FloatArray) -> FloatArray:
+    def _squared_gradient_by(self, hessian: Array) -> Array:
         """Return the smallest ``g^T H^+ g``; 0 if the other bounds imply this one."""
         return np.zeros_like(self._duels)
 
     @abstractmethod
-    def _lowest_hessian(self, hessian: FloatArray) -> FloatArray:
+    def _lowest_hessian(self, hessian: Array) -> Array:
         """Return the smallest eigenvalue of the scaled Hessian, or the smallest entry."""
 
     @abstractmethod
-    def _lowest_differences(
-        self, hessian: FloatArray, least: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
+    def _lowest_differences(self, hessian: Array, least: Array) -> tuple[Array, Array]:
         """Return the smallest eigenvalues of ``W_new / 4 - H`` and ``H - least W_new``, scaled."""
 
 
 class _DiagonalBounds(_Bounds):
     """Bounds on diagonals, for each feature separately."""
 
-    def _lowest_information(self) -> FloatArray:
+    def _lowest_information(self) -> Array:
         return _exact_sign(self._information.min(axis=1))
 
-    def _spare(self) -> FloatArray:
+    def _spare(self) -> Array:
         return np.zeros_like(self._duels)  # one duel may have all features
 
-    def _trace(self, matrices: FloatArray) -> FloatArray:
-        traces: FloatArray = matrices.sum(axis=1)
-        return traces
+    def _trace(self, matrices: Array) -> Array:
+        return matrices.sum(axis=1)
 
-    def _squared_logits(self) -> FloatArray:
+    def _squared_logits(self) -> Array:
         units = np.sqrt(np.maximum(self._information, 0.0))
-        most: FloatArray = (1.0 + self._rounding) * (units @ np.abs(self._theta)) ** 2
-        return most
+        return (1.0 + self._rounding) * (units @ np.abs(self._theta)) ** 2
 
-    def _squared_gradient(self) -> FloatArray:
-        squares: FloatArray = (self._gradient**2 / np.maximum(self._information, TINY)).max(axis=1)
-        return squares
+    def _squared_gradient(self) -> Array:
+        return (self._gradient**2 / np.maximum(self._information, TINY)).max(axis=1)
 
-    def _lowest_hessian(self, hessian: FloatArray) -> FloatArray:
+    def _lowest_hessian(self, hessian: Array) -> Array:
         return _exact_sign(hessian.min(axis=1))
 
-    def _lowest_differences(
-        self, hessian: FloatArray, least: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
+    def _lowest_differences(self, hessian: Array, least: Array) -> tuple[Array, Array]:
         share = hessian / np.maximum(self._information, TINY)
         some = self._information > TINY
         return 0.25 - share.max(axis=1), np.where(some, share - least[:, None], 0.0).min(axis=1)
@@ -251,20 +241,19 @@ class _MatrixBounds(_Bounds):
         self._least, self._most = (_in_units(each, self._units) for each in (least, most))
         self._eigenvalues, self._vectors = np.linalg.eigh(self._most)
 
-    def _span(self) -> FloatArray:
+    def _span(self) -> Array:
         """Return an orthonormal basis of the span of sketches, g and theta, (uploads, d, r)."""
         theta = np.broadcast_to(self._theta, self._gradient.shape)
         rows = [self._gradient[:, None], theta[:, None], self._information[:, :-1]]
         if self._hessian is not None:
             rows.append(self._hessian[:, :-1])
-        basis: FloatArray = np.linalg.qr(np.concatenate(rows, axis=1).swapaxes(1, 2))[0]
-        return basis
+        return np.linalg.qr(np.concatenate(rows, axis=1).swapaxes(1, 2))[0]
 
-    def _within(self, vectors: FloatArray) -> FloatArray:
+    def _within(self, vectors: Array) -> Array:
         """Return the coordinates of vectors (uploads, d) in the basis, (uploads, r)."""
         return vectors if self._basis is None else (vectors[:, None, :] @ self._basis)[:, 0]
 
-    def _between(self, matrices: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _between(self, matrices: Array) -> tuple[Array, Array]:
         """Return lower and upper bounds of the represented matrices, in the basis."""
         if self._basis is None:
             return matrices, matrices
@@ -272,19 +261,19 @@ class _MatrixBounds(_Bounds):
         least, constant = rows.swapaxes(1, 2) @ rows, matrices[:, -1, 0]
         return least, least + constant[:, None, None] * np.eye(least.shape[-1])
 
-    def _units_of(self, matrices: FloatArray) -> FloatArray:
+    def _units_of(self, matrices: Array) -> Array:
         units = units_of(matrices)
         if self._sketch is not None:
             units[:] = units.max(axis=1, keepdims=True)
         return units
 
-    def _lowest_information(self) -> FloatArray:
-        lowest: FloatArray = self._eigenvalues[:, 0]
+    def _lowest_information(self) -> Array:
+        lowest: Array = self._eigenvalues[:, 0]
         if self._sketch is None:
             return lowest
         return np.minimum(lowest, _exact_sign(self._information[:, -1, 0]))
 
-    def _spare(self) -> FloatArray:
+    def _spare(self) -> Array:
         # A sketch is exact for at most m duels only.
         last = self._eigenvalues.shape[1] - 1
         counted = last + 1 if self._sketch is None else self._sketch.rank + 1
@@ -292,47 +281,39 @@ class _MatrixBounds(_Bounds):
         largest = np.take_along_axis(self._eigenvalues, spare[:, None], axis=1)[:, 0]
         return np.where(self._duels < counted, largest, 0.0)
 
-    def _trace(self, matrices: FloatArray) -> FloatArray:
+    def _trace(self, matrices: Array) -> Array:
         if self._sketch is None:
-            traces: FloatArray = np.trace(matrices, axis1=1, axis2=2)
-            return traces
-        squares: FloatArray = (matrices[:, :-1] ** 2).sum(axis=(1, 2))
+            return np.trace(matrices, axis1=1, axis2=2)
+        squares: Array = (matrices[:, :-1] ** 2).sum(axis=(1, 2))
         return squares + (self._sketch.rank + 1) * matrices[:, -1, 0]
 
-    def _squared_logits(self) -> FloatArray:
+    def _squared_logits(self) -> Array:
         theta = self._within(np.broadcast_to(self._theta, self._gradient.shape)) * self._units
         squares = (theta[:, None, :] @ self._most @ theta[:, :, None])[:, 0, 0]
-        allowed: FloatArray = np.maximum(squares, 0.0) + self._rounding * (theta**2).sum(axis=1)
-        return allowed
+        return np.maximum(squares, 0.0) + self._rounding * (theta**2).sum(axis=1)
 
-    def _squared_gradient(self) -> FloatArray:
+    def _squared_gradient(self) -> Array:
         return self._norms_of_gradient(self._units, self._eigenvalues, self._vectors)
 
-    def _squared_gradient_by(self, hessian: FloatArray) -> FloatArray:
+    def _squared_gradient_by(self, hessian: Array) -> Array:
         if self._sketch is None:
             return super()._squared_gradient_by(hessian)
         most = self._between(hessian)[1]
         units = self._units_of(most)
         return self._norms_of_gradient(units, *np.linalg.eigh(_in_units(most, units)))
 
-    def _norms_of_gradient(
-        self, units: FloatArray, eigenvalues: FloatArray, vectors: FloatArray
-    ) -> FloatArray:
+    def _norms_of_gradient(self, units: Array, eigenvalues: Array, vectors: Array) -> Array:
         gradient = self._within(self._gradient) / units
         parts = (gradient[:, None, :] @ vectors)[:, 0]
         held = np.maximum(eigenvalues, 0.0) + self._rounding[:, None]
-        squares: FloatArray = (parts**2 / held).sum(axis=1)
-        return squares
+        return (parts**2 / held).sum(axis=1)
 
-    def _lowest_hessian(self, hessian: FloatArray) -> FloatArray:
+    def _lowest_hessian(self, hessian: Array) -> Array:
         if self._sketch is not None:  # B^T B is positive semi-definite
             return _exact_sign(hessian[:, -1, 0])
-        lowest: FloatArray = _lowest(_in_units(hessian, units_of(hessian)))
-        return lowest
+        return _lowest(_in_units(hessian, units_of(hessian)))
 
-    def _lowest_differences(
-        self, hessian: FloatArray, least: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
+    def _lowest_differences(self, hessian: Array, least: Array) -> tuple[Array, Array]:
         low, high = (_in_units(each, self._units) for each in self._between(hessian))
         return (
             _lowest(self._most / 4.0 - low),
@@ -340,12 +321,12 @@ class _MatrixBounds(_Bounds):
         )
 
 
-def _exact_sign(values: FloatArray) -> FloatArray:
+def _exact_sign(values: Array) -> Array:
     """Return -inf for negative values: rounding errors of sums of squares cannot cause them."""
     return np.where(values < 0.0, -np.inf, values)
 
 
-def _in_units(matrices: FloatArray, units: FloatArray) -> FloatArray:
+def _in_units(matrices: Array, units: Array) -> Array:
     """Return ``D^-1 M D^-1``, clipped to [-2, 2].
 
     Entries of a valid matrix are at most 1. LAPACK can fail on entries of 1e200.
@@ -353,5 +334,5 @@ def _in_units(matrices: FloatArray, units: FloatArray) -> FloatArray:
     return np.clip(matrices / units[:, :, None] / units[:, None, :], -2.0, 2.0)
 
 
-def _lowest(matrices: FloatArray) -> Array:
+def _lowest(matrices: Array) -> Array:
     return np.linalg.eigvalsh(matrices)[:, 0]

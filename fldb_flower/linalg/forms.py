@@ -18,7 +18,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fldb_flower.linalg import linear
 from fldb_flower.linalg.arrays import Array, FloatArray, namespace
@@ -68,7 +67,7 @@ class Form(ABC):
         return functools.reduce(operator.add, matrices)
 
     @abstractmethod
-    def pack(self, matrix: Array) -> FloatArray:
+    def pack(self, matrix: Array) -> Array:
         """Return the values for a message, (size,)."""
 
     @abstractmethod
@@ -124,7 +123,7 @@ class Full(Form):
         """See :class:`Form`."""
         return rows.T @ (rows if weights is None else rows * weights[:, None])
 
-    def pack(self, matrix: Array) -> FloatArray:
+    def pack(self, matrix: Array) -> Array:
         """See :class:`Form`."""
         return pack_symmetric(matrix)
 
@@ -140,8 +139,7 @@ class Full(Form):
         """
         units = units_of(matrix)
         errors = unit * (np.abs(matrix) @ (1.0 / units))
-        covered: FloatArray = matrix + np.diag(units * errors)
-        return covered
+        return matrix + np.diag(units * errors)
 
     def solve(self, matrix: Array, vector: Array, ridge: float = 0.0) -> Array:
         """See :class:`Form`."""
@@ -178,10 +176,9 @@ class Diagonal(Form):
         squares = rows * rows
         return xp.sum(squares, axis=0) if weights is None else weights @ squares
 
-    def pack(self, matrix: Array) -> FloatArray:
+    def pack(self, matrix: Array) -> Array:
         """See :class:`Form`."""
-        packed: FloatArray = matrix
-        return packed
+        return matrix
 
     def unpack(self, packed: FloatArray) -> FloatArray:
         """See :class:`Form`."""
@@ -281,7 +278,7 @@ class Sketch(Form):
         orthogonal *= np.sign(np.diagonal(upper))  # makes it uniform (Mezzadri 2007)
         return np.vstack([orthogonal @ matrix[:-1], matrix[-1:]])
 
-    def pack(self, matrix: Array) -> FloatArray:
+    def pack(self, matrix: Array) -> Array:
         """See :class:`Form`."""
         return np.concatenate([matrix[-1, :1], matrix[:-1].ravel()])
 
@@ -319,8 +316,7 @@ def _power(matrix: Array, exponent: float, ridge: float = 0.0) -> LowRank:
 def units_of(matrices: FloatArray) -> FloatArray:
     """Return the square roots of diagonal entries: (..., d, d) -> (..., d)."""
     diagonals = np.diagonal(matrices, axis1=-2, axis2=-1)
-    roots: FloatArray = np.sqrt(np.maximum(diagonals, TINY))
-    return roots
+    return np.sqrt(np.maximum(diagonals, TINY))
 
 
 def make_form(settings: Settings) -> Form:
@@ -344,17 +340,13 @@ def _form_of_shape(shape: tuple[int, ...]) -> Form:
     return Full(d) if rows[0] == d else Sketch(d, rows[0] - 1)
 
 
-@functools.lru_cache
-def _triangle(d: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    rows, columns = np.triu_indices(d)
-    return rows, columns
+_triangle = functools.lru_cache(np.triu_indices)
 
 
-def pack_symmetric(matrix: Array) -> FloatArray:
+def pack_symmetric(matrix: Array) -> Array:
     """Return the upper triangle of symmetric matrices: (..., d, d) -> (..., d (d + 1) / 2)."""
     rows, columns = _triangle(matrix.shape[-1])
-    packed: FloatArray = matrix[..., rows, columns]
-    return packed
+    return matrix[..., rows, columns]
 
 
 def unpack_symmetric(packed: FloatArray, d: int) -> FloatArray:
