@@ -1,8 +1,8 @@
-"""The strategy that runs any of the algorithms over Flower."""
+"""The Central Server over Flower: a strategy for every algorithm."""
 
 from __future__ import annotations
 
-from fldb_flower.federation.history import History
+from fldb_flower.federation.history import Counts
 from fldb_flower.settings import Settings
 from strategies.dueling import DuelingStrategy
 from strategies.nodes import Nodes
@@ -10,18 +10,18 @@ from strategies.simulated_nodes import SimulatedNodes
 
 
 def make_strategy(
-    settings: Settings, history: History, members: Nodes | None = None
+    settings: Settings, history: Counts, nodes: Nodes | None = None
 ) -> DuelingStrategy:
-    """Return the strategy that runs the settings' algorithm over Flower.
+    """Return the strategy for the algorithm of the settings.
 
     Parameters
     ----------
-    settings, history, members
-        See :class:`DuelingStrategy`. The members are nodes of simulated agents by default.
+    settings, history, nodes
+        See :class:`DuelingStrategy`. By default, the nodes host simulated agents.
     """
-    if members is None:
-        members = SimulatedNodes(settings, history)
-    return DuelingStrategy(settings, history, members)
+    if nodes is None:
+        nodes = SimulatedNodes(settings, history)
+    return DuelingStrategy(settings, history, nodes)
 
 
 __all__ = ["DuelingStrategy", "make_strategy"]

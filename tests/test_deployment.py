@@ -485,12 +485,11 @@ def test_an_upload_holds_what_the_documentation_lists_and_nothing_of_a_duel(tmp_
     for reply in federation.replies:
         text = wire(reply)
         assert not [word for word in federation.private if word in text]
-        vector, numbers = reply.content["arrays"], reply.content["numbers"]
-        device = reply.content["device"]
-        assert (set(reply.content), set(vector), set(numbers), set(device)) == (
-            {"arrays", "numbers", "device"}, {"0"}, {"answer"}, {"id"},
+        vector, config = reply.content["arrays"], reply.content["config"]
+        assert (set(reply.content), set(vector), set(config)) == (
+            {"arrays", "config"}, {"0"}, {"header", "device"},
         )  # fmt: skip
-        assert len(numbers["answer"]) == len(DeviceUploadHeader._fields)
+        assert len(config["header"]) == len(DeviceUploadHeader._fields)
         size = vector["0"].shape[0]
         assert size in {0, D + D * (D + 1)}
         if size:
@@ -498,7 +497,7 @@ def test_an_upload_holds_what_the_documentation_lists_and_nothing_of_a_duel(tmp_
             lengths.add(sum(len(each.deflate()) for each in objects))
     # Nothing in it grows with the number of duels.
     assert len(lengths) == 1
-    assert {reply.content["numbers"]["answer"][0] for reply in federation.replies} >= {8, 6, 30}
+    assert {reply.content["config"]["header"][0] for reply in federation.replies} >= {8, 6, 30}
     assert fields("What reaches the server") == {
         "arrays.0",
         "device.id",
@@ -568,8 +567,10 @@ from fldb_flower.wire.codec import encode_broadcast
 from fldb_flower.wire.records import pack_vector
 import numpy as np
 play = PlayRequest(2, 2, Estimate(np.zeros(3), np.eye(3)))
-vector, ask = encode_broadcast(Broadcast(play, np.zeros(3), hessian=True))
-config = {"ask": list(ask._replace(counted=0)), "device": sys.argv[2], "upto": -1, "duels": 8}
+vector, header = encode_broadcast(Broadcast(play, np.zeros(3), hessian=True))
+config = {
+    "header": list(header), "counted": 0, "device": sys.argv[2], "upto": -1, "duels": 8
+}
 content = RecordDict({"arrays": pack_vector(vector), "config": ConfigRecord(config)})
 message = Message(content, 2, "train")
 message.metadata.__dict__["_message_id"] = "1"
@@ -579,7 +580,7 @@ context = Context(1, 2, node_config, RecordDict(), run_config)
 begin = time.perf_counter()
 reply = client_app.app(message, context)
 answered = time.perf_counter() - begin
-assert reply.content["numbers"]["answer"][0] == 8, reply
+assert reply.content["config"]["header"][0] == 8, reply
 print(imported + answered, *sorted(set(sys.modules) - before))
 """
 
