@@ -133,10 +133,10 @@ class DeviceAgent(NumPyClient):
         duels = self.store.evidence(start, end)
         differences = duels.differences.reshape(-1, self._settings.dimension)
         upload = statistics(broadcast, differences, duels.preferences, differences, self._form)
-        turned = self._form.turned
+        rotated = self._form.rotated
         upload = upload._replace(
-            information=turned(upload.information),
-            hessian=None if upload.hessian is None else turned(upload.hessian),
+            information=rotated(upload.information),
+            hessian=None if upload.hessian is None else rotated(upload.hessian),
         )
         decided = np.isfinite(duels.predicted) & (duels.preferences != 0.5)
         agreed = (duels.predicted > 0.5) == (duels.preferences > 0.5)

@@ -11,8 +11,8 @@ from flwr.client import NumPyClient
 from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.federation.agents import (
     AgentGroup,
-    agents_of_node,
 )
+from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.forms import Form, Vector, make_form
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fldb_flower.errors import FederationError
-from fldb_flower.federation.agents import agents_of_node
+from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.forms import make_form

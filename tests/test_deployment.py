@@ -39,10 +39,9 @@ from fldb_flower.wire.devices import DeviceUploadHeader
 from simulations.local_federation import (
     Device,
     LocalFederation,
-    Part,
     UnreachableError,
-    environment,
 )
+from simulations.local_process import LocalProcess, environment
 from strategies.device_nodes import short_name
 
 pytestmark = pytest.mark.xdist_group("deployment")  # one federation at a time
@@ -99,11 +98,11 @@ def federation(tmp_path_factory):
     assert not processes_of(folder)
 
 
-def supernode(federation: LocalFederation, name: str, *options: str) -> Part:
+def supernode(federation: LocalFederation, name: str, *options: str) -> LocalProcess:
     """Start a SuperNode that gives up after two tries."""
     command = [tool("flower-supernode"), "--superlink", federation.address, "--max-retries", "1"]
     ports = ["--host", HOST, "--port", str(free_port())]
-    part = Part(name, federation.folder, [*command, *ports, *options])
+    part = LocalProcess(name, federation.folder, [*command, *ports, *options])
     part.start()
     return part
 
@@ -129,9 +128,9 @@ def test_strangers_stay_outside(federation, tmp_path):
         for name, part in parts.items():
             with telling(folder):
                 wait(lambda part=part: not part.is_running, 90, f"{name} gives up")
-                assert "Exit Code: 305" in part.said()
-                assert strangers[name][1] in part.said()
-                assert "SuperNode ID:" not in part.said()
+                assert "Exit Code: 305" in part.output()
+                assert strangers[name][1] in part.output()
+                assert "SuperNode ID:" not in part.output()
     finally:
         for part in parts.values():
             part.stop()
@@ -646,7 +645,7 @@ def test_the_demonstration_runs_and_leaves_nothing(demo):
         "starting the SuperLink",
         "registering the keys of 3 devices",
         *(f"waiting for devices: {connected} of 3 are connected" for connected in range(3)),
-        "simulated people are answering duels on device1, device2",
+        "simulated users are answering duels on device1, device2",
         "device3 is yours: http://127.0.0.1:PORT/#token=TOKEN",
         "starting the rounds; the first one takes several exchanges",
     ]
@@ -698,11 +697,11 @@ def test_a_mistake_is_one_line(options, words):
 
 
 def test_what_does_not_start_is_said_with_its_log(tmp_path):
-    part = Part("broken", tmp_path, [sys.executable, "-c", "print('no power'); exit(3)"])
+    part = LocalProcess("broken", tmp_path, [sys.executable, "-c", "print('no power'); exit(3)"])
     part.start()
     with pytest.raises(FederationError, match=r"broken should be ready: it ended; .*\nno power"):
         part.wait_until(lambda: False, "ready", 60)
-    part = Part("slow", tmp_path, [sys.executable, "-c", "import time; time.sleep(60)"])
+    part = LocalProcess("slow", tmp_path, [sys.executable, "-c", "import time; time.sleep(60)"])
     part.start()
     with pytest.raises(FederationError, match=r"slow should be ready: not within 0\.1 s"):
         part.wait_until(lambda: False, "ready", 0.1)

@@ -50,12 +50,10 @@ EXTREMES = [
     *(1e150, 1e154, 1e155, 1e306, 1e308, 1.7976931348623157e308, math.inf),
 ]
 OF_NODES = {"wire", "robust", "fraction_train", "quorum", "dropout", "faults"}
-NUMBERS = [entry for entry in hydra_entries() if {int, float} & set(entry.kinds)]
-REALS = [entry for entry in NUMBERS if float in entry.kinds]
+NUMBERS = [entry for entry in hydra_entries() if entry.kind in {int, float}]
+REALS = [entry for entry in NUMBERS if entry.kind is float]
 FIXED = {"engine.name", "environment.name", "backend", "rng"}  # or files and devices are needed
-NAMES = [
-    entry for entry in hydra_entries() if entry.metadata["choices"] and entry.dotted not in FIXED
-]
+NAMES = [entry for entry in hydra_entries() if entry.choices and entry.dotted not in FIXED]
 
 
 def accepts(entry: Entry, value: float | int | str) -> bool:
@@ -71,7 +69,7 @@ def extremes(entry: Entry) -> tuple[list[float | int | str], list[float | int | 
 
     Sizes, and seconds to wait, that are accepted but would take minutes are left out.
     """
-    limits = [entry.metadata[key] for key in ("minimum", "above", "maximum", "below")]
+    limits = entry.limits
     values = [*EXTREMES, *(-value for value in EXTREMES), math.nan, 10**30]
     for limit in limits:
         if limit is not None:
@@ -97,7 +95,7 @@ def cases(draw, engine):
     )
     values = {"engine.name": engine}
     for entry in draw(some(names, 0, 4)):
-        values[entry.dotted] = draw(st.sampled_from(tuple(entry.metadata["choices"])))
+        values[entry.dotted] = draw(st.sampled_from(entry.choices))
     for entry in draw(some(reals, 1, 4)):
         values[entry.dotted] = draw(st.sampled_from(extremes(entry)[0]))
     if "gd_step_size" in values:
@@ -311,7 +309,7 @@ def test_a_run_that_diverges_names_the_setting(tmp_path, engine, values, words):
 def test_the_largest_sigma_runs_on_every_engine(tmp_path, engine):
     """One node more or less, and one engine or another, do not decide whether a run is valid."""
     (sigma,) = (each for each in hydra_entries() if each.dotted == "environment.sigma")
-    largest = sigma.metadata["maximum"]
+    largest = sigma.limits.maximum
     run(chosen(environment__sigma=largest, engine__name=engine), tmp_path)
     assert finite_results(tmp_path)["final_regret"] > largest
 

@@ -13,8 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from hydra import initialize_config_dir
-from hydra._internal.callbacks import Callbacks
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -28,16 +26,17 @@ from test_run import ROOT, call
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.runs.results import identity
-from fldb_flower.settings import defaults_nested, from_nested
-from simulations import sweep as tables
-from simulations.composition import CachingLoader
+from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
 from simulations.figures import PANELS, SEEDS, settings_of
-from simulations.jobs import attempt, failure
+from simulations.overrides import store_settings
 from simulations.run import run
 from simulations.saved_runs import Run
-from simulations.sweep import SummariseSweep, statistics, statistics_text
-from simulations.sweeper import quoted, register
+from simulations.sweeps.callbacks import SweepCallback, jobs_without_result
+from simulations.sweeps.jobs import attempt, failure
+from simulations.sweeps.loader import CachingLoader
+from simulations.sweeps.sweeper import quoted, register
+from simulations.sweeps.tables import statistics, statistics_text
 
 LAUNCHERS = ["basic", "joblib", "submitit_local"]
 SMALL = {"num_agents": 4, "horizon": 30}
@@ -45,7 +44,7 @@ SMALL = {"num_agents": 4, "horizon": 30}
 
 @pytest.fixture
 def hydra_loader():
-    ConfigStore.instance().store(name="settings", node=defaults_nested())
+    store_settings()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         yield GlobalHydra.instance().config_loader()
 
@@ -56,7 +55,7 @@ def sweeper_of(loader, *overrides, folder="/nowhere"):
     config = loader.load_configuration("config", overrides=given, run_mode=RunMode.MULTIRUN)
     register()
     sweeper = Plugins.instance().instantiate_sweeper(
-        hydra_context=HydraContext(loader, Callbacks()),
+        hydra_context=HydraContext(loader, callbacks=None),
         task_function=lambda _config: None,
         config=config,
     )
@@ -461,12 +460,12 @@ def test_another_sweepers_tables_hold_each_distinct_run_once(tmp_path, capsys):
     config = OmegaConf.create(
         {"hydra": {"sweep": {"dir": str(tmp_path)}, "sweeper": {"_target_": "a.Sweeper"}}}
     )
-    tables.jobs_without_result.clear()
-    SummariseSweep().on_multirun_end(config)
+    jobs_without_result.clear()
+    SweepCallback().on_multirun_end(config)
     assert list(pd.read_csv(tmp_path / "sweep.csv").job.astype(str)) == ["0", "1"]
-    assert tables.jobs_without_result == ["2: tau=0: must be at least 1"]
+    assert jobs_without_result == ["2: tau=0: must be at least 1"]
     assert "error: job 2: tau=0: must be at least 1" in capsys.readouterr().err
-    tables.jobs_without_result.clear()
+    jobs_without_result.clear()
 
 
 # --- stopping ------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fldb_flower.bandit.newton import RESTART, is_too_long, shortened
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.linalg.arrays import Array, import_torch, namespace
@@ -34,9 +35,6 @@ SINGLE_TOLERANCE = 1e-12
 
 MAX_EXCHANGES = 200
 _LOG = logging.getLogger(__name__)
-_SUFFICIENT = 0.5  # a step is too long if it ends uphill with over half the slope it began with
-_SHORTEST_CUT = 0.1
-_LOST = 0.5  # a start whose step is cut to less than this is given up for theta = 0
 _LBFGS_HISTORY = 10  # steps remembered
 _GRADIENT = 1e-10  # norm per duel that L-BFGS aims at,
 GRADIENT_AT_MOST = 1e-6  # and must reach,
@@ -109,7 +107,7 @@ def newton(
     while True:
         gradient = upload.gradient + ridge * theta
         step = -_direction(gradient, upload.hessian, ridge, secants)
-        slope = float(gradient @ step)  # below 0
+        slope = gradient @ step  # below 0
         decrement = -slope / max(upload.num_duels, 1)
         if decrement <= tolerance:
             return Minimum(theta, upload)
@@ -128,11 +126,11 @@ def newton(
             exchanges += 1
             trial = theta + length * step
             answer = evaluate(trial)
-            end_slope = float((answer.gradient + ridge * trial) @ step)
-            if end_slope <= _SUFFICIENT * abs(slope):
+            end_slope = (answer.gradient + ridge * trial) @ step
+            if not is_too_long(slope, end_slope):
                 break
-            length *= max(_SHORTEST_CUT, slope / (slope - end_slope))
-            if warm and length < _LOST:
+            length = shortened(length, slope, end_slope)
+            if warm and length < RESTART:
                 warm, trial = False, xp.zeros_like(theta)
                 exchanges += 1
                 answer = evaluate(trial)

@@ -1,18 +1,21 @@
-"""Every setting of a run: declaration, spellings and checks."""
+"""Every setting of a run: declaration, spellings and checks.
 
+The checks are our own rather than pydantic's: importing pydantic and building the model takes
+0.13 s of CPU time, and the process that answers one message of a device takes 0.48 s in total.
+"""
+
+from fldb_flower.settings.checks import EMBEDDING_DIMENSIONS, MOVIELENS_DIMENSIONS, MOVIELENS_ITEMS
 from fldb_flower.settings.declaration import (
-    AUTO,
-    EMBEDDING_DIMENSIONS,
     MAX_DIMENSION,
-    MOVIELENS_DIMENSIONS,
-    MOVIELENS_ITEMS,
     WIRES,
     DevicesSettings,
     EngineSettings,
-    Entry,
     EnvironmentSettings,
     ScheduleSettings,
     Settings,
+)
+from fldb_flower.settings.entries import AUTO, Entry, suggestion
+from fldb_flower.settings.spellings import (
     check_value,
     current_identity,
     current_names,
@@ -23,7 +26,6 @@ from fldb_flower.settings.declaration import (
     from_nested,
     hydra_entries,
     require_current_name,
-    suggestion,
     to_flat,
     to_nested,
 )

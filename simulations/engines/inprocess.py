@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
-from fldb_flower.federation.agents import block_size
+from flwr.common.logger import update_console_handler
+
+from fldb_flower.federation.blocks import require_agents
 from fldb_flower.server_app import run_experiment
 from fldb_flower.settings import Settings, to_flat
-from fldb_flower.system.memory import require_agents
 from simulations.engines.faults import Faults, FaultyGrid
 from simulations.engines.grid import InProcessGrid
 
@@ -32,8 +34,7 @@ def run(settings: Settings, output_dir: str, faults: Faults | None = None) -> No
     SettingsError
         The agents need more memory than is available.
     """
-    agents = settings.num_agents  # all in this process
-    require_agents(settings, agents, min(block_size(settings), agents))
+    require_agents(settings, settings.num_agents)  # all of them are in this process
     run_config = to_flat(settings)
     grid = (
         FaultyGrid(settings, run_config, faults)
@@ -41,4 +42,5 @@ def run(settings: Settings, output_dir: str, faults: Faults | None = None) -> No
         else InProcessGrid(settings.engine.num_nodes, run_config)
     )
     logging.getLogger("flwr").propagate = False  # Flower's logger has its own handler
+    update_console_handler(colored=sys.stderr.isatty())
     run_experiment(settings, grid, Path(output_dir))

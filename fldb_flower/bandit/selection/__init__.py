@@ -1,14 +1,8 @@
-"""Selection: which two of K arms to show.
+"""Selection of the two arms of a duel.
 
-A rule is a pure function of one iteration's ``features`` (agents, arms, d), an estimate
-``theta``, the ``whitener`` of the information matrix (:func:`whiten`), the exploration
-``width`` and, for some, ``noise``; it returns the two arms' numbers, each of shape
-(agents,). ``theta`` (d,) and ``whitener`` (d, d) are shared by all agents, or one for each:
-(agents, d) and (agents, d, d).
-
-:mod:`~fldb_flower.bandit.selection.scores` has what the rules are made of,
-:mod:`~fldb_flower.bandit.selection.rules` the rules, and
-:mod:`~fldb_flower.bandit.selection.selector` applies the one that the settings name.
+:mod:`~fldb_flower.bandit.selection.rules` has the rules, which are pure functions;
+:mod:`~fldb_flower.bandit.selection.scores` their building blocks; and
+:mod:`~fldb_flower.bandit.selection.selector` applies the rule that the settings name.
 """
 
 from fldb_flower.bandit.selection.rules import colstim, maxinp, maxpairucb, thompson, ucb
