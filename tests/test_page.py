@@ -334,14 +334,14 @@ def test_an_answer_survives_that_the_service_is_gone(page, start):
     device.stop()
     press(page, "right")
     says(page, "The service does not answer")
-    says(page, "Your answer is kept here")
+    says(page, "Your answer is kept in this page")
     press(page, "left")  # too late
     device.start()
     answered(page, 1)
     assert recorded(device.path) == {duel: (1, 0.0)}
     says(page, "Nothing to answer now")
     device.stop()
-    says(page, "Nothing is lost")
+    says(page, "No answer is lost")
     device.start()
     says(page, "Nothing to answer now")
     assert complaints(page) == []

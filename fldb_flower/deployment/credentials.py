@@ -1,9 +1,9 @@
-"""Keys and certificates of a federation, from nothing.
+"""Keys and certificates of a federation of devices.
 
-A certificate authority (CA) of its own signs the server's certificate; devices trust the CA, so
-a new server certificate needs nothing from them. Each device proves who it is with an ECDSA
-P-384 key, in the format of SSH, as Flower wants it. Private files are their owner's alone; only
-:func:`renew` replaces a file, the server's certificate.
+A private certificate authority (CA) signs the server's certificate. Devices trust the CA, so the
+server's certificate can be renewed without changes on devices. Each device authenticates with an
+ECDSA P-384 key in OpenSSH format, as Flower requires. Private keys have mode 0600. Only
+:func:`renew` replaces a file: the server's certificate.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ _DAY = datetime.timedelta(days=1)
 
 
 def create(folder: Path, hosts: Sequence[str], devices: int) -> list[Path]:
-    """Make a CA, a server certificate for some hosts, and key pairs of devices.
+    """Create a CA, a server certificate, and key pairs of devices.
 
     Parameters
     ----------
     folder : Path
-        Created if missing, readable by its owner alone.
+        Folder of the files; created with mode 0700 if it does not exist.
     hosts : sequence of str
-        Names and IP addresses under which devices reach the server.
+        Names and IP addresses of the server, as devices use them.
     devices : int
-        Number of key pairs, ``devices/device1`` and so on; 0 where each device makes its own.
+        Number of key pairs, ``devices/device1`` and so on; 0 if each device creates its own.
 
     Returns
     -------
     list of Path
-        The files that were written.
+        The new files.
 
     Raises
     ------
     SettingsError
-        A host is neither a name nor an address, or there is none.
+        A host is neither a name nor an IP address, or there is no host.
     OutputError
-        One of the files exists, or cannot be written.
+        A file already exists or cannot be written.
     """
     names = _subject_names(hosts)
     _refuse_existing(folder / name for name in (CA, CA_KEY, SERVER, SERVER_KEY))
@@ -75,19 +75,19 @@ def create(folder: Path, hosts: Sequence[str], devices: int) -> list[Path]:
 
 
 def add_devices(folder: Path, devices: int) -> list[Path]:
-    """Make key pairs of more devices, numbered on from those that are there.
+    """Create key pairs of more devices, numbered after the existing ones.
 
     Returns
     -------
     list of Path
-        The private keys; the public one of each is beside it, ``.pub``.
+        The private keys. The public key of each has the suffix ``.pub``.
 
     Raises
     ------
     SettingsError
-        The number is below 1.
+        ``devices`` is below 1.
     OutputError
-        They cannot be written.
+        A file cannot be written.
     """
     if devices < 1:
         raise SettingsError(f"{devices} devices: must be at least 1")
@@ -105,23 +105,23 @@ def add_devices(folder: Path, devices: int) -> list[Path]:
 
 
 def renew(folder: Path, hosts: Sequence[str] = ()) -> Path:
-    """Replace the server's certificate by one that is valid from now on, for the same key.
+    """Replace the server's certificate by one that is valid from now, for the same key.
 
     Parameters
     ----------
     folder : Path
-        Where :func:`create` wrote, with the CA's key in it.
+        Folder of :func:`create`, including the CA's key.
     hosts : sequence of str
-        By default those of the certificate that it replaces.
+        Names and IP addresses; by default, those of the old certificate.
 
     Raises
     ------
     DataError
-        A file is missing, or is no certificate or key.
+        A file is missing or invalid.
     SettingsError
-        A host is neither a name nor an address.
+        A host is neither a name nor an IP address.
     OutputError
-        The certificate cannot be written; the one before is as it was.
+        The certificate cannot be written; the old one is unchanged.
     """
     ca, server = _certificate(folder / CA), _certificate(folder / SERVER)
     ca_key = _private_key(folder / CA_KEY)
@@ -137,7 +137,7 @@ def renew(folder: Path, hosts: Sequence[str] = ()) -> Path:
 
 def _subject_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
     if not hosts:
-        raise SettingsError("no host: name those under which devices reach the server")
+        raise SettingsError("no host: give the names or IP addresses of the server")
     return [_subject_name(host) for host in dict.fromkeys(hosts)]
 
 
@@ -154,7 +154,7 @@ def _subject_name(host: str) -> x509.GeneralName:
 def _sign_ca(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fldb-flower CA")])
     builder = _builder(name, name, key.public_key(), CA_DAYS)
-    # Of this CA no other one can be made, and it signs nothing but certificates.
+    # The CA may not issue intermediate CAs, and may only sign certificates and revocation lists.
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
     return builder.sign(key, hashes.SHA384())
@@ -186,7 +186,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _DAY)  # clocks differ
+        .not_valid_before(now - _DAY)  # tolerates clocks that differ
         .not_valid_after(now + days * _DAY)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
@@ -214,7 +214,7 @@ def _certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(_read(path))
     except ValueError:
-        raise DataError(f"{path} is no certificate") from None
+        raise DataError(f"{path} is not a certificate") from None
 
 
 def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -223,7 +223,7 @@ def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except (TypeError, ValueError):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DataError(f"{path} is no unencrypted ECDSA key")
+        raise DataError(f"{path} is not an unencrypted ECDSA key")
     return key
 
 
@@ -244,14 +244,14 @@ def _inside(folder: Path) -> list[Path]:
 def _refuse_existing(paths: Iterable[Path]) -> None:
     for path in paths:
         if os.path.lexists(path):
-            raise OutputError(f"{path} exists, and nothing is overwritten: name another folder")
+            raise OutputError(f"{path} already exists and is not overwritten: use another folder")
 
 
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from None
+        raise OutputError(f"cannot create the folder {folder}: {error.strerror}") from None
 
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:
