@@ -9,10 +9,12 @@ import random
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from fldb_flower.errors import FederationError
 
@@ -64,12 +66,29 @@ def project_folder(what: str) -> Path:
     return folder
 
 
-def own_environment() -> dict[str, str]:
-    """Return the environment of this process, without Jupyter's Matplotlib backend.
+def flower_environment(home: Path) -> dict[str, str]:
+    """Return the environment of Flower's processes with this home.
 
-    Flower's processes may be unable to import this backend.
+    It has no Matplotlib backend: Jupyter sets one that these processes may be unable to import.
     """
-    return {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+    own = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+    telemetry = own.get("FLWR_TELEMETRY_ENABLED", "0")
+    return {**own, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": telemetry}
+
+
+def start_process(
+    command: Sequence[str], environment: Mapping[str, str], log: IO[bytes], folder: Path
+) -> subprocess.Popen[bytes]:
+    """Start a process in a folder and in its own session; its output goes to a log."""
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C in a terminal reaches the parent only
+    )
 
 
 def last_words(output: str) -> str:
