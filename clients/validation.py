@@ -171,17 +171,23 @@ def check_arms(
     DataError
         They are not what :class:`Arms` describes.
     """
-    rows = _plain(features)
-    if isinstance(rows, list):
-        rows = [_plain(row, deep=True) for row in rows]
+    array = _valid_array(features)
+    if array is None:
+        rows = _plain(features)
+        if isinstance(rows, list):
+            rows = [_plain(row, deep=True) for row in rows]
+    else:
+        rows = [[0.0]] * len(array)  # the number of arms; validating each number is slow
     given = {"features": rows, "keys": _plain(keys), "contents": _plain(contents)}
     try:
         arms = Arms.model_validate(given)
     except ValidationError as error:
         raise _refusal(error) from None
+    if array is None:
+        array = np.array(arms.features, dtype=np.float64)
     shown = arms.contents
     dumped = None if shown is None else [each.model_dump(exclude_none=True) for each in shown]
-    return np.array(arms.features, dtype=np.float64), arms.keys, dumped
+    return array, arms.keys, dumped
 
 
 def check_answer(duel_id: object, preferred: object) -> None:
@@ -219,6 +225,19 @@ def check_answers(answers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def _refusal(error: ValidationError) -> DataError:
     return DataError(first_error(error.errors(include_url=False)))
+
+
+def _valid_array(features: Any) -> NDArray[np.float64] | None:
+    """Return an array of valid features as float64; None if each number has to be validated."""
+    if isinstance(features, list | tuple) or not hasattr(features, "__array__"):
+        return None
+    with contextlib.suppress(Exception):  # of another library
+        array = np.asarray(features)
+        if array.dtype.kind in "fiu" and array.ndim == 2 and len(array) >= 2:
+            arms = array.astype(np.float64)
+            if 1 <= arms.shape[1] <= MAX_DIMENSION and (np.abs(arms) <= LONGEST).all():
+                return arms
+    return None
 
 
 def _plain(values: Any, *, deep: bool = False) -> Any:
