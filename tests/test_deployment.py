@@ -783,7 +783,7 @@ def test_the_server_s_certificate_is_for_its_hosts_alone_and_can_be_renewed(keys
 
 def test_nothing_is_overwritten_and_devices_can_be_added(keys):
     before = {path: path.read_bytes() for path in keys.rglob("*") if path.is_file()}
-    with pytest.raises(SystemExit, match=r"error: .*ca\.crt already exists and is not overwritten"):
+    with pytest.raises(SystemExit, match=r"error: .*ca\.crt already exists: use another folder"):
         deployment.main(["credentials", str(keys), "--host", HOST])
     deployment.main(["add-devices", str(keys), "--devices", "2"])
     assert {path.name for path in (keys / "devices").iterdir()} == {

@@ -8,11 +8,12 @@ ECDSA P-384 key in OpenSSH format, as Flower requires. Private keys have mode 06
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -21,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fldb_flower.errors import DataError, OutputError, SettingsError
+from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError
 from fldb_flower.system.files import create_file, replace_file
 
 CA, CA_KEY, SERVER, SERVER_KEY, DEVICES = (
@@ -58,20 +59,22 @@ def create(folder: Path, hosts: Sequence[str], devices: int) -> list[Path]:
         A file already exists or cannot be written.
     """
     names = _subject_names(hosts)
-    _refuse_existing(folder / name for name in (CA, CA_KEY, SERVER, SERVER_KEY))
+    for name in (CA, CA_KEY, SERVER, SERVER_KEY):
+        if os.path.lexists(folder / name):
+            raise OutputError(f"{folder / name} already exists: use another folder")
     ca_key, server_key = (ec.generate_private_key(_CURVE) for _ in range(2))
     ca = _sign_ca(ca_key)
     server = _sign_server(server_key.public_key(), names, ca, ca_key)
+    files = {
+        folder / CA_KEY: (_pem(ca_key), 0o600),
+        folder / CA: (ca.public_bytes(Encoding.PEM), 0o644),
+        folder / SERVER_KEY: (_pem(server_key), 0o600),
+        folder / SERVER: (server.public_bytes(Encoding.PEM), 0o644),
+    }
     _make_folder(folder)
-    for name, content, mode in (
-        (CA_KEY, _pem(ca_key), 0o600),
-        (CA, ca.public_bytes(Encoding.PEM), 0o644),
-        (SERVER_KEY, _pem(server_key), 0o600),
-        (SERVER, server.public_bytes(Encoding.PEM), 0o644),
-    ):
-        _write_new(folder / name, content, mode)
-    made = [folder / name for name in (CA_KEY, CA, SERVER_KEY, SERVER)]
-    return made + (add_devices(folder, devices) if devices else [])
+    for path, (content, mode) in files.items():
+        _write_new(path, content, mode)
+    return [*files, *(add_devices(folder, devices) if devices else [])]
 
 
 def add_devices(folder: Path, devices: int) -> list[Path]:
@@ -92,7 +95,9 @@ def add_devices(folder: Path, devices: int) -> list[Path]:
     if devices < 1:
         raise SettingsError(f"{devices} devices: must be at least 1")
     _make_folder(folder / DEVICES)
-    known = [re.fullmatch(r"device(\d+)(\.pub)?", path.name) for path in _inside(folder / DEVICES)]
+    with _report(OutputError, f"read {folder / DEVICES}"):
+        names = [path.name for path in (folder / DEVICES).iterdir()]
+    known = [re.fullmatch(r"device(\d+)(\.pub)?", name) for name in names]
     last = max((int(match[1]) for match in known if match), default=0)
     made = [folder / DEVICES / f"device{last + number}" for number in range(1, devices + 1)]
     for path in made:
@@ -128,10 +133,8 @@ def renew(folder: Path, hosts: Sequence[str] = ()) -> Path:
     old = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     names = _subject_names(hosts) if hosts else list(old)
     renewed = _sign_server(_private_key(folder / SERVER_KEY).public_key(), names, ca, ca_key)
-    try:
+    with _report(OutputError, f"write {folder / SERVER}"):
         replace_file(folder / SERVER, renewed.public_bytes(Encoding.PEM))
-    except OSError as error:
-        raise OutputError(f"cannot write {folder / SERVER}: {error.strerror}") from None
     return folder / SERVER
 
 
@@ -227,35 +230,24 @@ def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
+@contextlib.contextmanager
+def _report(error: type[FldbError], action: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as reason:
+        raise error(f"cannot {action}: {reason.strerror}") from None
+
+
 def _read(path: Path) -> bytes:
-    try:
+    with _report(DataError, f"read {path}"):
         return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _inside(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError as error:
-        raise OutputError(f"cannot read {folder}: {error.strerror}") from None
-
-
-def _refuse_existing(paths: Iterable[Path]) -> None:
-    for path in paths:
-        if os.path.lexists(path):
-            raise OutputError(f"{path} already exists and is not overwritten: use another folder")
 
 
 def _make_folder(folder: Path) -> None:
-    try:
+    with _report(OutputError, f"create the folder {folder}"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot create the folder {folder}: {error.strerror}") from None
 
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:
-    try:
+    with _report(OutputError, f"write {path}"):
         create_file(path, content, mode)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from None
