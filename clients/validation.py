@@ -97,7 +97,7 @@ class Arms(Model):
     features: Annotated[list[Features], Field(min_length=2, fail_fast=True), OF_ONE_LENGTH]
     keys: list[Key] | None = Field(
         default=None,
-        description="K names of your own. They stay on the device.",
+        description="K names. They stay on the device.",
         examples=[["tea", "coffee", "cocoa"]],
         strict=True,
     )
@@ -133,14 +133,14 @@ _ANSWERS = TypeAdapter(list[NamedAnswer])
 _SIZES = {"missing", "too_short", "too_long", "string_too_long", "value_error"}
 
 
-def first_error(errors: Sequence[Any], whole: str = "") -> str:
+def first_error(errors: Sequence[Any], value_name: str = "") -> str:
     """Return pydantic's first error as one line that names the field and its value.
 
     Parameters
     ----------
     errors : sequence of dict
         What ``ValidationError.errors()`` returns.
-    whole : str
+    value_name : str
         Name of the whole value, for errors that are in no single field.
     """
     error = errors[0]
@@ -149,7 +149,7 @@ def first_error(errors: Sequence[Any], whole: str = "") -> str:
     if error["type"] not in _SIZES:
         message += f", not {shortened(error['input'])}"
     if not place and error["type"] != "value_error":
-        place = whole
+        place = value_name
     return one_line(f"{place}: {message}" if place else message)
 
 

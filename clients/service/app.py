@@ -55,12 +55,28 @@ def create_app(
     """
     page, policy = load_page()
     reader, writer = _open(Path(store).expanduser(), arms, expire_after)
+    app = _application(reader, writer)
+    app.state.device = Device(reader, writer, page, arms, choices)
+    app.add_middleware(
+        Guard,
+        token=token,
+        any_host=any_host,
+        body_seconds=body_seconds,
+        policies={"/": policy, "/docs": DOCS},
+    )
+    app.include_router(public)
+    app.include_router(guarded)
+    return app
+
+
+def _application(*workers: Worker) -> FastAPI:
+    """Return an application without endpoints, which closes the workers when it stops."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
-        writer.close()
-        reader.close()
+        for worker in workers:
+            worker.close()
 
     app: FastAPI = FastAPIOffline(
         title="Duels of this device",
@@ -72,17 +88,7 @@ def create_app(
         swagger_ui_parameters={"validatorUrl": None},  # an external service
         lifespan=lifespan,
     )
-    app.state.device = Device(reader, writer, page, arms, choices)
     add_handlers(app)
-    app.add_middleware(
-        Guard,
-        token=token,
-        any_host=any_host,
-        body_seconds=body_seconds,
-        policies={"/": policy, "/docs": DOCS},
-    )
-    app.include_router(public)
-    app.include_router(guarded)
     return app
 
 
