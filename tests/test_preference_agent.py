@@ -440,7 +440,7 @@ def test_another_preference_is_refused(agent, preferred):
 
 def test_each_wrong_answer_has_its_error(agent):
     duel = agent.propose([A, B]).id
-    with pytest.raises(UnknownDuelError, match="'nothing' is not known"):
+    with pytest.raises(UnknownDuelError, match="'nothing' is unknown"):
         agent.record("nothing", "first")
     assert agent.record(duel, "first") == 1
     with pytest.raises(ConflictingAnswerError, match=r"by 1 and not 0\.5") as error:
