@@ -30,7 +30,7 @@ def test_the_reason_of_a_failure_is_the_text_in_the_box():
     words = "No pyproject.toml found in /opt/venv/lib/python3.11/site-packages, so nothing runs"
     output = shown("Usage: flwr run [OPTIONS]", Panel(words, title="Error"))
     assert output.strip().splitlines()[-1].startswith("╰──")  # what was quoted as the reason
-    assert flower._reason(output, FLOWER) == words
+    assert flower.failure_reason(output, FLOWER) == words
 
 
 @pytest.mark.parametrize(
@@ -40,21 +40,21 @@ def test_no_border_is_a_reason(box):
     import rich.box
 
     output = shown("Loading", Panel("it broke", box=getattr(rich.box, box)))
-    reason = flower._reason(output, FLOWER)
+    reason = flower.failure_reason(output, FLOWER)
     assert re.sub(r"[|+\s-]", "", reason) == "itbroke"
     assert not re.search(r"[\u2500-\u259f]", reason)
 
 
 def test_only_borders_are_no_reason():
-    assert flower._reason(shown(Panel("")), FLOWER) == "it printed nothing"
-    assert flower._reason("", FLOWER) == "it printed nothing"
+    assert flower.failure_reason(shown(Panel("")), FLOWER) == "it printed nothing"
+    assert flower.failure_reason("", FLOWER) == "it printed nothing"
     assert boxed("no box") == ""
     assert last_words("one\n│ two │\n╰────╯\n----\n\n") == "two"
 
 
 def test_what_flower_logs_goes_before_a_box():
     output = "ERROR: the run failed: tau=0: must be at least 1\n" + shown(Panel("Run failed"))
-    assert flower._reason(output, FLOWER) == "tau=0: must be at least 1"
+    assert flower.failure_reason(output, FLOWER) == "tau=0: must be at least 1"
 
 
 def test_a_checkout_is_found():
@@ -86,7 +86,7 @@ def test_flowers_processes_do_not_inherit_a_matplotlib_backend(tmp_path, monkeyp
         seen.append(environment)
         raise FederationError("enough")
 
-    monkeypatch.setattr(flower, "_superlink", superlink)
+    monkeypatch.setattr(flower, "superlink", superlink)
     with pytest.raises(FederationError, match="enough"):
         flower.run(FLOWER, str(tmp_path))
     for environment in (*seen, local_process.environment(tmp_path)):

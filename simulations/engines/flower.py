@@ -55,7 +55,7 @@ def run(settings: Settings, output_dir: str | None = None) -> None:
             # With the file that a crashed cluster leaves, Ray would wait forever.
             "RAY_ADDRESS": os.environ.get("RAY_ADDRESS", "local"),
         }
-        with _superlink(Path(home), environment):
+        with superlink(Path(home), environment):
             if stop_requested(directory):
                 raise StoppedError(f"{STOPPED}: before the run started; resume=true starts it")
             done = subprocess.run(
@@ -68,7 +68,7 @@ def run(settings: Settings, output_dir: str | None = None) -> None:
                 start_new_session=True,  # Ctrl-C in a terminal reaches this process only
             )
     if not (directory / SUMMARY).exists():
-        reason = _reason(done.stdout, settings)
+        reason = failure_reason(done.stdout, settings)
         if reason.startswith(STOPPED):
             raise StoppedError(reason)
         raise FederationError(f"flwr run left no {SUMMARY}: {reason}")
@@ -87,7 +87,7 @@ def _command(settings: Settings, directory: Path, project: Path) -> list[str]:
 
 
 @contextmanager
-def _superlink(home: Path, environment: Mapping[str, str]) -> Iterator[None]:
+def superlink(home: Path, environment: Mapping[str, str]) -> Iterator[None]:
     """Start a SuperLink for simulations, and stop it by its process id."""
     api, control = free_port(), free_port()
     address = f"{HOST}:{api}"
@@ -125,7 +125,8 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     raise FederationError(f"flower-superlink did not open its port within {_START_SECONDS} s")
 
 
-def _reason(output: str, settings: Settings) -> str:
+def failure_reason(output: str, settings: Settings) -> str:
+    """Return the reason in the output of a `flwr run` that failed."""
     engine = settings.engine
     if "ActorPool is empty" in output:
         return (
