@@ -121,7 +121,7 @@ def test_a_bad_feature_is_named_and_the_others_stay_in_step(monkeypatch):
 def test_a_process_that_was_killed_is_said():
     shards = Shards(settings(), 2)
     shards.answer(broadcast(1, 1), 0)
-    os.kill(shards.workers[1]._process.pid, signal.SIGKILL)
+    os.kill(shards.workers[1].process.pid, signal.SIGKILL)
     with pytest.raises(FederationError, match=r"2 shards .* ended with status -9: out of memory"):
         shards.answer(broadcast(2, 2), 1)
     shards.close()

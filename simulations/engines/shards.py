@@ -116,10 +116,12 @@ class Worker:
         self._close_pipe = Finalize(self, self._pipe.close, exitpriority=1)
 
     def send(self, *message: Any) -> None:
+        """Send a call."""
         with contextlib.suppress(BrokenPipeError):  # `receive` reports it
             self._pipe.send(message)
 
     def receive(self) -> Any:
+        """Return the reply to the last call: results, or an exception."""
         try:
             return self._pipe.recv()
         except (EOFError, ConnectionResetError):
@@ -130,6 +132,7 @@ class Worker:
             )
 
     def close(self) -> None:
+        """End the process."""
         self._close_pipe()
         self.process.kill()  # a pending result is not needed
         self.process.join()
