@@ -25,6 +25,7 @@ from fldb_flower.environments import make_environment
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.errors import ConvergenceError, DataError, FldbError, SettingsError
+from fldb_flower.federation import blocks
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
@@ -402,7 +403,7 @@ def test_no_run_is_refused_that_fits(monkeypatch, values):
     """What is required is less than what a run takes, and not a hundred times less."""
     settings = chosen(**{"num_agents": 40, "horizon": 300, **values})
     required = []
-    monkeypatch.setattr(memory, "require_memory", lambda count, what: required.append(count))
+    monkeypatch.setattr(blocks, "require_memory", lambda count, what: required.append(count))
     vectorized.run(settings, History(settings.horizon))  # imports and caches
     required.clear()
     tracemalloc.start()
