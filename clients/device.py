@@ -15,15 +15,15 @@ from flwr.client import NumPyClient
 
 from clients.store import SELECTION_SETTINGS, DuelStore, Synchronization
 from fldb_flower.errors import DataError, SettingsError
-from fldb_flower.federation.exchange import Broadcast, Play, Upload, statistics
+from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics
 from fldb_flower.linalg.forms import Vector, make_form
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.wire.codec import (
-    Ask,
+    BroadcastHeader,
     decode_broadcast,
     encode_statistics,
 )
-from fldb_flower.wire.devices import DeviceAnswer
+from fldb_flower.wire.devices import DeviceUploadHeader
 from fldb_flower.wire.records import pack_vector, unpack_vector
 
 MIN_DUELS_PER_FEATURE = 3
@@ -107,9 +107,9 @@ class DeviceAgent(NumPyClient):
         -------
         tuple
             The upload's vector in a list, the number of duels, and ``answer``, the numbers of
-            a :class:`~fldb_flower.wire.devices.DeviceAnswer`.
+            a :class:`~fldb_flower.wire.devices.DeviceUploadHeader`.
         """
-        ask = Ask(*config["ask"])
+        ask = BroadcastHeader(*config["ask"])
         broadcast = decode_broadcast(parameters[0], ask, self._form)
         if config["device"] != self._store.device_id:
             # The server does not know who this is, so not what it has counted either.
@@ -123,11 +123,11 @@ class DeviceAgent(NumPyClient):
 
     def _statistics(
         self, broadcast: Broadcast, start: int, upto: int
-    ) -> tuple[DeviceAnswer, Upload]:
+    ) -> tuple[DeviceUploadHeader, Upload]:
         if broadcast.theta_hat is None:
             nothing = np.zeros((0, self._settings.dimension))
             upload = statistics(broadcast, nothing, np.zeros(0), nothing, self._form)
-            return DeviceAnswer(0, start, start, 0, 0), upload
+            return DeviceUploadHeader(0, start, start, 0, 0), upload
         end = upto
         if upto < 0:
             most = self._settings.devices.max_duels
@@ -143,15 +143,15 @@ class DeviceAgent(NumPyClient):
         )
         decided = np.isfinite(duels.predicted) & (duels.preferences != 0.5)
         agreed = (duels.predicted > 0.5) == (duels.preferences > 0.5)
-        return DeviceAnswer(
+        return DeviceUploadHeader(
             upload.num_duels, start, end, int(decided.sum()), int((decided & agreed).sum())
         ), upload
 
-    def _synchronize(self, play: Play, counted: int, duels: int) -> None:
-        assert play.theta_sync is not None
-        assert play.information is not None
+    def _synchronize(self, play: PlayRequest, counted: int, duels: int) -> None:
+        estimate = play.estimate
+        assert estimate is not None
         try:
-            self._form.whiten(play.information)
+            self._form.whiten(estimate.information)
         except np.linalg.LinAlgError:
             raise DataError("the broadcast's W_sync is not positive definite: not kept") from None
         chosen = {name: getattr(self._settings, name) for name in SELECTION_SETTINGS}
@@ -161,8 +161,8 @@ class DeviceAgent(NumPyClient):
                 round=play.last,
                 counted=counted,
                 duels=duels,
-                theta=play.theta_sync,
-                information=self._form.pack(play.information),
+                theta=estimate.theta_sync,
+                information=self._form.pack(estimate.information),
                 parameters={**chosen, "lambda_": self._settings.ridge},
             )
         )

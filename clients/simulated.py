@@ -12,18 +12,16 @@ from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.federation.agents import (
     AgentGroup,
     agents_of_node,
-    keep_freed_memory,
-    one_blas_thread,
 )
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.forms import Form, Vector, make_form
+from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.settings import Settings, from_flat
+from fldb_flower.system.process import keep_freed_memory, one_blas_thread
 from fldb_flower.wire.codec import (
-    Ask,
+    BroadcastHeader,
     decode_broadcast,
     encode_upload,
-    pack_arrays,
-    unpack_arrays,
 )
 from fldb_flower.wire.records import pack_vector, unpack_vector
 
@@ -62,16 +60,16 @@ class SimulatedAgents(NumPyClient):
         parameters : list of one ndarray
             The broadcast's vector; see :mod:`fldb_flower.wire.codec`.
         config : dict
-            ``ask``: the numbers of an :class:`~fldb_flower.wire.codec.Ask`; ``exchange``: the
-            number of the exchange, which is sent back.
+            ``ask``: the numbers of a :class:`~fldb_flower.wire.codec.BroadcastHeader`;
+            ``exchange``: the number of the exchange, which is sent back.
 
         Returns
         -------
         tuple
             The upload's vector in a list, the number of duels, and the numbers of the
-            :class:`~fldb_flower.wire.codec.Answer` with the number of the exchange.
+            :class:`~fldb_flower.wire.codec.UploadHeader` with the number of the exchange.
         """
-        ask = Ask(*config["ask"])
+        ask = BroadcastHeader(*config["ask"])
         broadcast = _decode(parameters[0], ask, self._form)
         upload = self.group.answer(broadcast, ask.counted)
         vector, answer = encode_upload(
@@ -88,7 +86,7 @@ class _LastBroadcast:
     broadcast: Broadcast
 
 
-def _decode(vector: Vector, ask: Ask, form: Form) -> Broadcast:
+def _decode(vector: Vector, ask: BroadcastHeader, form: Form) -> Broadcast:
     if _LastBroadcast.vector is not vector:
         _LastBroadcast.broadcast = decode_broadcast(vector, ask, form)
         _LastBroadcast.vector = vector

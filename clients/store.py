@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 
 from fldb_flower.errors import DataError, FldbError, OutputError, one_line
 from fldb_flower.linalg.forms import Vector
+from fldb_flower.settings import current_names
 
 SCHEMA_VERSION = 2
 SELECTION_SETTINGS = (
-    "selection", "kappa_mu", "delta", "beta_scale", "lambda_", "information", "sketch_rank",
+    "selection", "kappa_mu", "delta", "beta_scale", "lambda_", "matrix_form", "sketch_rank",
 )  # fmt: skip
 """Settings of the server's run that a device selects with: ``Synchronization.parameters``."""
 
@@ -581,7 +582,7 @@ class DuelStore:
             duels,
             np.frombuffer(theta),
             np.frombuffer(information),
-            json.loads(parameters),
+            current_names(json.loads(parameters)),
         )
 
     def version(self) -> tuple[int, float]:

@@ -14,9 +14,9 @@ from fldb_flower.runs.experiment import conduct
 from fldb_flower.runs.results import RunDirectory, default_directory, is_finished
 from fldb_flower.settings import Settings, from_flat
 from strategies import make_strategy
-from strategies.device_results import DeviceDirectory
-from strategies.device_server import DeviceServer
-from strategies.devices import Devices
+from strategies.device_directory import DeviceDirectory
+from strategies.device_nodes import DeviceNodes
+from strategies.device_rounds import DeviceServer
 
 app = ServerApp()
 _LOG = getLogger("flwr")
@@ -59,8 +59,7 @@ def run_experiment(settings: Settings, grid: Grid, path: Path) -> None:
     conduct(
         settings,
         RunDirectory(path, settings),
-        engine=settings.engine.name,
-        run=lambda history, keeper: make_strategy(settings, history).start(grid, keeper),
+        run=lambda history, _checkpointer: make_strategy(settings, history).start(grid),
         say=_say,
     )
 
@@ -72,7 +71,7 @@ def _serve_devices(settings: Settings, grid: Grid) -> None:
             " this federation's checkpoints, the same one each time"
         )
     directory = DeviceDirectory(_output_directory(settings.output_dir), settings)
-    devices = Devices(settings)
+    devices = DeviceNodes(settings)
     strategy = make_strategy(settings, History(settings.horizon), devices)
     DeviceServer(settings, strategy, devices, directory, _say).serve(grid)
     _say(f"results: {directory.path}")

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,13 +26,13 @@ ALGORITHMS = ("fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random")
 ONLINE_ALGORITHMS = ("fldb_ogd", "fldb_ons")
 ALONE = ("ldb", "random")  # agents do not collaborate: there is no common estimate
 ENVIRONMENTS = ("synthetic", "movielens", "sentences")
-ROBUST = ("none", "trimmed", "median")
-INFORMATION = ("full", "diagonal", "sketch")
+ROBUST = ("none", "trimmed")
+MATRIX_FORMS = ("full", "diagonal", "sketch")
 ENGINES = ("vectorized", "inprocess", "flower")
 SCHEDULES = ("periodic", "geometric")
 SELECTIONS = ("ucb", "maxinp", "colstim", "maxpairucb", "thompson")
 WIRES = ("float64", "float32")
-DEVICES = ("numpy", "cpu", "cuda", "mps")
+BACKENDS = ("numpy", "cpu", "cuda")
 DRAWS = ("numpy", "torch")
 SOLVERS = ("newton", "lbfgs", "gd")
 
@@ -230,14 +231,15 @@ class Settings(_Checked):
         maximum=WHOLE,
     )
     seed: int = setting(0, "Seed of every random stream.", minimum=0, maximum=WHOLE)
-    device: str = setting(
+    backend: str = setting(
         "numpy",
-        "Where agents' arrays are: numpy, or cpu, cuda or mps by PyTorch (the torch extra).",
-        choices=DEVICES,
+        "Array library of the agents: numpy, or PyTorch on cpu or cuda (the torch extra).",
+        choices=BACKENDS,
     )
     rng: str = setting(
         "numpy",
-        "Who draws: numpy, the same numbers wherever arrays are; torch, other ones on the device.",
+        "Random generator: numpy gives the same draws on every backend; torch draws on the"
+        " backend, different numbers.",
         choices=DRAWS,
     )
     environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
@@ -321,14 +323,14 @@ class Settings(_Checked):
         maximum=MOST,
         auto=True,
     )
-    information: str = setting(
+    matrix_form: str = setting(
         "full",
-        "What W and Hessians are to agents and server: full, d^2 numbers; diagonal, d; or a sketch"
-        " by frequent directions, sketch_rank * d.",
-        choices=INFORMATION,
+        "Representation of W and of Hessians: full, d^2 numbers; diagonal, d; sketch (frequent"
+        " directions), sketch_rank * d.",
+        choices=MATRIX_FORMS,
     )
     sketch_rank: int = setting(
-        16, "information=sketch: m, the directions that are kept.", minimum=1, maximum=WHOLE
+        16, "matrix_form=sketch: m, the number of directions.", minimum=1, maximum=WHOLE
     )
     wire: str = setting(
         "float64",
@@ -337,7 +339,7 @@ class Settings(_Checked):
     )
     robust: str = setting(
         "none",
-        "How the nodes' gradients are combined: their sum, a trimmed mean or the median (Flower).",
+        "How the nodes' gradients are combined: none, their sum; trimmed, a trimmed mean (Flower).",
         choices=ROBUST,
     )
     fraction_train: float = setting(
@@ -600,6 +602,27 @@ def check_value(name: str, value: Any) -> Any:
     return entry.check(value, entry.path[-1], "Python")
 
 
+RENAMED = {"information": "matrix_form", "device": "backend"}
+"""Former names of settings."""
+
+
+def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return saved settings with former names, in snake_case, replaced by current ones."""
+    return {RENAMED.get(name, name): value for name, value in values.items()}
+
+
+def current_identity(identity: str) -> str:
+    """Return a saved run identity, ``name=value`` lines, with former names replaced.
+
+    The names keep the spelling of the identity, snake_case or kebab-case.
+    """
+    is_kebab = "\nkappa-mu=" in identity
+    for old, new in RENAMED.items():
+        name = new.replace("_", "-") if is_kebab else new
+        identity = re.sub(rf"^{old}=", f"{name}=", identity, flags=re.MULTILINE)
+    return identity
+
+
 _FLOWER_ONLY = ("output_dir", "mode", "devices")
 _HYDRA_ONLY = ("engine", "dropout")
 
@@ -672,11 +695,20 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
+def require_current_name(key: str, source: str) -> None:
+    """Raise a SettingsError if this is the former name of a setting."""
+    if key in RENAMED:
+        name = RENAMED[key]
+        spelled = name if "_" not in name else f"{name} ({name.replace('_', '-')} with Flower)"
+        raise SettingsError(f"{key} (from {source}): this setting is now called {spelled}")
+
+
 def _build(
     known: Mapping[str, Entry], values: Mapping[str, Any], source: str, spelling: str
 ) -> Settings:
     for key in values:
         if key not in known:
+            require_current_name(key, source)
             hint = suggestion(key, tuple(known)) or "; the README lists the settings"
             raise SettingsError(f"{one_line(key)} (from {source}): there is no such setting{hint}")
     given: dict[type, dict[str, Any]] = {}
@@ -715,11 +747,11 @@ def _check_together(settings: Settings, source: str) -> None:
             f" {', '.join(ONLINE_ALGORITHMS)} with mode=devices: the others need every device, or"
             " no server, in every round"
         )
-    if settings.information != "full":
-        _check_information(settings, source)
-    if settings.rng == "torch" and settings.device == "numpy":
+    if settings.matrix_form != "full":
+        _check_matrix_form(settings, source)
+    if settings.rng == "torch" and settings.backend == "numpy":
         raise SettingsError(
-            f"rng='torch' (from {source}): needs device=cpu, cuda or mps, not device=numpy"
+            f"rng='torch' (from {source}): needs backend=cpu or backend=cuda, not backend=numpy"
         )
     if settings.environment.name == "sentences" and settings.dimension > EMBEDDING_DIMENSIONS:
         raise SettingsError(
@@ -730,16 +762,16 @@ def _check_together(settings: Settings, source: str) -> None:
         _check_movielens(settings, source)
 
 
-def _check_information(settings: Settings, source: str) -> None:
-    what = f"information={settings.information!r} (from {source})"
+def _check_matrix_form(settings: Settings, source: str) -> None:
+    what = f"matrix_form={settings.matrix_form!r} (from {source})"
     if settings.algorithm == "ldb":
-        raise SettingsError(f"{what}: algorithm=ldb sends no information; it keeps all of it")
+        raise SettingsError(f"{what}: algorithm=ldb sends no matrices; its agents keep full ones")
     if settings.algorithm == "fldb_gd" and settings.solver == "newton":
         raise SettingsError(
             f"{what}: solver=newton needs the Hessian, all d^2 numbers of it, for algorithm=fldb_gd"
             " to find its minimisers; use solver=lbfgs or solver=gd"
         )
-    if settings.information == "sketch" and settings.sketch_rank > settings.dimension - 2:
+    if settings.matrix_form == "sketch" and settings.sketch_rank > settings.dimension - 2:
         raise SettingsError(
             f"sketch_rank={settings.sketch_rank} (from {source}): must be at most dimension - 2 ="
             f" {settings.dimension - 2}, or there is nothing to save"

@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.deployment.local import Device, LocalFederation, Part
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
 from fldb_flower.system.startup import SERVICE_EXTRA, require
+from simulations.local_federation import Device, LocalFederation, Part
 
 FEATURES = ("hot", "sweet", "bitter", "sour", "creamy", "fizzy")
 DRINKS = {  # each feature from 0 to 9

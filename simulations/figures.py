@@ -31,7 +31,7 @@ from fldb_flower.settings import Settings
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
 from simulations import measured
-from simulations.sweep import draw_mean
+from simulations.sweeps.tables import draw_mean
 
 SEEDS = (0, 1, 2)  # "three independent runs", App. B
 Overrides = dict[str, Any]

@@ -218,7 +218,7 @@ def sample(content: Any, name: str, movielens: str = "") -> Iterator[tuple[str, 
         if world == "sentences" or (world == "movielens" and not movielens):
             continue
         settings = settings_of(run, 0, where, movielens)
-        forms = (settings.selection, settings.information, settings.robust)
+        forms = (settings.selection, settings.matrix_form, settings.robust)
         key = (settings.algorithm, world, settings.schedule.name, *forms)
         price = cost(settings)
         if key not in cheapest or price < cheapest[key][0]:

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import conf
 from fldb_flower.errors import SettingsError, extra_missing, one_line
-from fldb_flower.settings import hydra_entries, suggestion
+from fldb_flower.settings import hydra_entries, require_current_name, suggestion
 
 CONF = Path(conf.__path__[0])
 _HERE = "(from the command line)"
@@ -195,6 +195,7 @@ def _check(override: Override, groups: Sequence[str], choices: Choices) -> None:
                 f"{_named(str(override.input_line))}: must name a file of the group {one_line(key)}"
             )
     elif key not in _ENTRIES:
+        require_current_name(key, "the command line")
         raise SettingsError(
             f"{one_line(key)} {_HERE}: there is no such setting"
             f"{suggestion(key, (*_ENTRIES, *groups)) or '; --help lists them'}"

@@ -28,20 +28,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fldb_flower.errors import FldbError, one_line
+from fldb_flower.runs.directory import CHECKPOINT
 from fldb_flower.runs.experiment import StoppedError, conduct
-from fldb_flower.runs.results import (
-    CHECKPOINT,
-    RunDirectory,
-    is_finished,
-    request_stop,
-    stop_requested,
-)
+from fldb_flower.runs.results import RunDirectory, is_finished, request_stop, stop_requested
 from fldb_flower.settings import Settings, defaults_nested, from_nested, hydra_entries
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import Interrupted, interruptible, leaving_if_dropped
 from fldb_flower.system.startup import INTERRUPTED, SIGNALLED, SIGNALS, leave, say_interrupted
-from simulations.jobs import SOURCE, attempt
 from simulations.overrides import CONF, check_overrides, config_groups, search_path
+from simulations.sweeps.callbacks import jobs_without_result
+from simulations.sweeps.jobs import SOURCE, attempt
 
 _LOG = logging.getLogger("fldb_flower")
 _INTERRUPTED_SWEEP = (
@@ -69,8 +65,7 @@ def run(settings: Settings, directory: Path) -> None:
         conduct(
             settings,
             RunDirectory(directory, settings),
-            engine=engine,
-            run=lambda history, keeper: vectorized.run(settings, history, keeper),
+            run=lambda history, checkpointer: vectorized.run(settings, history, checkpointer),
             say=_LOG.info,
         )
     else:
@@ -167,12 +162,6 @@ def _is_sweep() -> bool:
     return HydraConfig.get().mode == RunMode.MULTIRUN
 
 
-def _left_unfinished() -> bool:
-    """Whether the sweep of another sweeper than ours had jobs without a result."""
-    sweep = sys.modules.get("simulations.sweep")
-    return sweep is not None and bool(sweep.jobs_without_result)
-
-
 def help_text(config_dir: str | None = None) -> str:
     """Return what ``--help`` prints: the groups, and every setting with default and meaning."""
     lines = [
@@ -232,7 +221,7 @@ def main() -> None:
             sys.argv[1:] = [*(arg for arg in sys.argv[1:] if arg not in overrides), *overrides]
             check_overrides(overrides, config_dir=asked.config_dir, sweep=asked.multirun)
             _job()
-            if _FAILURES or _left_unfinished():
+            if _FAILURES or jobs_without_result:
                 sys.exit(1)
         except FldbError as error:
             sys.exit(f"error: {one_line(error)}")

@@ -6,45 +6,45 @@ from fldb_flower import algorithms
 from fldb_flower.federation.history import History
 from fldb_flower.settings import Settings
 from strategies.dueling import DuelingStrategy
-from strategies.members import Members
-from strategies.simulated import SimulatedNodes
+from strategies.nodes import Nodes
+from strategies.simulated_nodes import SimulatedNodes
 
 
-class FLDBOGD(DuelingStrategy):
+class FLDBOGDStrategy(DuelingStrategy):
     """FLDB-OGD (paper, Algorithm 2) over Flower."""
 
     ALGORITHM = algorithms.FLDBOGD
 
 
-class FLDBGD(DuelingStrategy):
+class FLDBGDStrategy(DuelingStrategy):
     """FLDB-GD (paper, Algorithm 4) over Flower."""
 
     ALGORITHM = algorithms.FLDBGD
 
 
-class FLDBONS(DuelingStrategy):
+class FLDBONSStrategy(DuelingStrategy):
     """FLDB-ONS, ours, over Flower."""
 
     ALGORITHM = algorithms.FLDBONS
 
 
-class Alone(DuelingStrategy):
+class IndependentStrategy(DuelingStrategy):
     """Agents that do not collaborate: LDB, and pairs drawn at random."""
 
     ALGORITHM = algorithms.Alone
 
 
 _TABLE: dict[str, type[DuelingStrategy]] = {
-    "fldb_ogd": FLDBOGD,
-    "fldb_gd": FLDBGD,
-    "fldb_ons": FLDBONS,
-    "ldb": Alone,
-    "random": Alone,
+    "fldb_ogd": FLDBOGDStrategy,
+    "fldb_gd": FLDBGDStrategy,
+    "fldb_ons": FLDBONSStrategy,
+    "ldb": IndependentStrategy,
+    "random": IndependentStrategy,
 }
 
 
 def make_strategy(
-    settings: Settings, history: History, members: Members | None = None
+    settings: Settings, history: History, members: Nodes | None = None
 ) -> DuelingStrategy:
     """Return the strategy that the settings' ``algorithm`` names.
 
@@ -58,4 +58,11 @@ def make_strategy(
     return _TABLE[settings.algorithm](settings, history, members)
 
 
-__all__ = ["FLDBGD", "FLDBOGD", "FLDBONS", "Alone", "DuelingStrategy", "make_strategy"]
+__all__ = [
+    "DuelingStrategy",
+    "FLDBGDStrategy",
+    "FLDBOGDStrategy",
+    "FLDBONSStrategy",
+    "IndependentStrategy",
+    "make_strategy",
+]

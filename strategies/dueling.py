@@ -15,22 +15,23 @@ from flwr.serverapp.strategy import Strategy
 from fldb_flower.algorithms import Algorithm, run_rounds
 from fldb_flower.algorithms.robust import combine
 from fldb_flower.algorithms.schedules import Round
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.environments import max_difference
 from fldb_flower.errors import FederationError, RoundAbandonedError
-from fldb_flower.federation.exchange import Broadcast, Federation, Play, Upload, total
+from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload, total
 from fldb_flower.federation.history import History, Participation
 from fldb_flower.federation.plausibility import implausible
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import Ask, UploadError, encode_broadcast, traffic
+from fldb_flower.wire.codec import BroadcastHeader, UploadError, encode_broadcast, traffic
 from fldb_flower.wire.records import content_bytes, pack_vector
-from strategies.members import Contribution, Members
-from strategies.simulated import SimulatedNodes
+from strategies.nodes import Contribution, Nodes
+from strategies.simulated_nodes import SimulatedNodes
 from strategies.transport import Patience, Watch, ignore, send_and_receive
 
 if TYPE_CHECKING:
-    from fldb_flower.runs.experiment import Keeper
+    from fldb_flower.runs.experiment import Checkpointer
 
 _LOG = getLogger("flwr")
 _LONGEST_REASON = 300
@@ -50,7 +51,7 @@ class DuelingStrategy(Federation, Strategy):
         ``reply_timeout`` bound the waiting.
     history : History
         Where exchanges, bytes, regret and participation are recorded.
-    members : Members
+    members : Nodes
         What the nodes are: simulated agents or devices.
 
     Attributes
@@ -62,7 +63,7 @@ class DuelingStrategy(Federation, Strategy):
     ALGORITHM: type[Algorithm]
     """What the Central Server computes."""
 
-    def __init__(self, settings: Settings, history: History, members: Members) -> None:
+    def __init__(self, settings: Settings, history: History, members: Nodes) -> None:
         Federation.__init__(self, history)
         self.settings = settings
         self.members = members
@@ -85,7 +86,7 @@ class DuelingStrategy(Federation, Strategy):
         self._closing = False  # whether every node must be heard of, as far as patience goes
 
     def start(  # type: ignore[override]
-        self, grid: Grid, keeper: Keeper | None = None
+        self, grid: Grid, checkpointer: Checkpointer | None = None
     ) -> Array:
         """Wait for nodes, then run the algorithm to the horizon.
 
@@ -95,7 +96,7 @@ class DuelingStrategy(Federation, Strategy):
         ----------
         grid : Grid
             Carries the messages.
-        keeper : Keeper, optional
+        checkpointer : Checkpointer, optional
             Saves the run on the way, and knows where it was saved last.
 
         Raises
@@ -111,7 +112,7 @@ class DuelingStrategy(Federation, Strategy):
                 f' with --federation-config "num-supernodes={agents}" or fewer'
             )
         self.summary()
-        after_round = None if keeper is None else keeper.follow(self, self.algorithm)
+        after_round = None if checkpointer is None else checkpointer.follow(self, self.algorithm)
         run_rounds(self, self.algorithm, after_round, self.try_round)
         if self.members.behind(self.look()):
             self._hear_of_all()
@@ -125,7 +126,7 @@ class DuelingStrategy(Federation, Strategy):
         """
         last, algorithm = self.settings.horizon, self.algorithm
         self._closing = True
-        play = Play(last + 1, last, algorithm.theta_sync, algorithm.information)
+        play = PlayRequest(last + 1, last, Estimate(algorithm.theta_sync, algorithm.information))
         self.exchange(Broadcast(play, None))
         self.acknowledge()
 
@@ -226,7 +227,7 @@ class DuelingStrategy(Federation, Strategy):
     ) -> Iterable[Message]:
         """Return one message for each node to ask."""
         numbers: Any = config["ask"]
-        ask, again = Ask(*numbers), self._broadcast.play is None
+        ask, again = BroadcastHeader(*numbers), self._broadcast.play is None
         return [
             Message(
                 self.members.content(node, arrays, ask, again=again),

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import AgentStreams, shared_generator
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError
 from fldb_flower.federation import agents as agents_module
 from fldb_flower.federation.agents import AgentGroup, agents_of_node
-from fldb_flower.federation.exchange import Broadcast, Play, total
+from fldb_flower.federation.exchange import Broadcast, PlayRequest, total
+from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.settings import SELECTIONS, from_nested
-from fldb_flower.wire.codec import pack_arrays, unpack_arrays
 
 N, K, D, T = 3, 4, 2, 7
 
@@ -74,7 +75,11 @@ def by_hand(chosen, plays):
                 features, rewards, noise = world(chosen, agent)
                 arms, f = features[t - 1], rewards[t - 1]
                 first, second = selected(
-                    arms, play.theta_sync, play.information, beta, chosen.kappa_mu
+                    arms,
+                    play.estimate.theta_sync,
+                    play.estimate.information,
+                    beta,
+                    chosen.kappa_mu,
                 )
                 won = noise[t - 1] < f[first] - f[second]  # with probability mu(f - f')
                 regret = 2 * max(f) - f[first] - f[second]
@@ -133,7 +138,8 @@ def test_a_group_plays_algorithm_1(changes, drawn, together, monkeypatch):
     group = AgentGroup(chosen, range(N))
     spans = [(1, 1), (2, 4), (5, 5), (6, 7)]
     plays = [
-        Play(*span, *estimate) for span, estimate in zip(spans, estimates(len(spans)), strict=True)
+        PlayRequest(*span, Estimate(*estimate))
+        for span, estimate in zip(spans, estimates(len(spans)), strict=True)
     ]
     counted, seen = 0, set()
     for play, (theta_hat, _) in zip(plays, estimates(len(plays), seed=1), strict=True):
@@ -158,7 +164,9 @@ def test_iterations_selected_at_once_are_those_selected_one_by_one(
     for together in (1, 2, 100):
         monkeypatch.setattr(agents_module, "_fitting", lambda _settings, t=together: t * N)
         group = AgentGroup(chosen, range(N))
-        uploads.append(group.answer(Broadcast(Play(1, 7, *estimate), np.ones(D)), 0))
+        uploads.append(
+            group.answer(Broadcast(PlayRequest(1, 7, Estimate(*estimate)), np.ones(D)), 0)
+        )
     for other in uploads[1:]:
         np.testing.assert_allclose(other.gradient, uploads[0].gradient, rtol=1e-12)
         np.testing.assert_allclose(other.information, uploads[0].information, rtol=1e-12)
@@ -169,7 +177,7 @@ def test_statistics_at_several_points_of_the_same_duels():
     chosen = small()
     group = AgentGroup(chosen, range(N))
     ((theta, information),) = estimates(1)
-    play = Play(1, 3, theta, information)
+    play = PlayRequest(1, 3, Estimate(theta, information))
     duels = by_hand(chosen, [play])
     for number, (theta_hat, _) in enumerate(estimates(4, seed=2)):
         broadcast = Broadcast(None if number else play, theta_hat, hessian=True, loss=True)
@@ -180,7 +188,7 @@ def test_scope_all_sums_over_every_duel_but_information_over_the_fresh():
     chosen = small(algorithm="fldb_gd")
     group = AgentGroup(chosen, range(N))
     (first, second) = (
-        Play(*span, *estimate)
+        PlayRequest(*span, Estimate(*estimate))
         for span, estimate in zip([(1, 2), (3, 3)], estimates(2), strict=True)
     )
     ((theta_hat, _),) = estimates(1, seed=3)
@@ -200,7 +208,7 @@ def test_ldb_is_algorithm_1_of_one_agent_with_scikit_learns_estimate():
     linear_model = pytest.importorskip("sklearn.linear_model")
     chosen = small(algorithm="ldb", seed=2, kappa_mu=0.1, **{"lambda": 1.0})
     group = AgentGroup(chosen, range(N))
-    group.answer(Broadcast(Play(1, T), None), 0)
+    group.answer(Broadcast(PlayRequest(1, T), None), 0)
     differences = log_of(group)[0].reshape(T, N, D)
     for agent in range(N):
         features, rewards, noise = world(chosen, agent)
@@ -225,7 +233,7 @@ def test_ldb_is_algorithm_1_of_one_agent_with_scikit_learns_estimate():
 def test_random_pairs_are_different_arms_and_need_no_estimate():
     chosen = small(algorithm="random", num_arms=3, horizon=40)
     group = AgentGroup(chosen, range(N))
-    group.answer(Broadcast(Play(1, 40), None), 0)
+    group.answer(Broadcast(PlayRequest(1, 40), None), 0)
     assert (np.abs(log_of(group)[0]).sum(axis=1) > 0).all()
 
 
@@ -246,7 +254,9 @@ def test_a_block_is_the_union_of_its_parts(algorithm, selection, sigma):
     groups = [AgentGroup(chosen, part) for part in parts]
     counted = 0
     for (first, last), (theta, information) in zip([(1, 2), (3, 6)], estimates(2, 3), strict=True):
-        broadcast = Broadcast(Play(first, last, theta, information), -theta, hessian=True)
+        broadcast = Broadcast(
+            PlayRequest(first, last, Estimate(theta, information)), -theta, hessian=True
+        )
         expected = whole.answer(broadcast, counted)
         uploads = [group.answer(broadcast, counted) for group in groups]
         sums = total(uploads)
@@ -280,7 +290,7 @@ def test_a_broadcast_already_played_is_not_played_again(selection):
     chosen = small(selection=selection)
     repeated, once = AgentGroup(chosen, range(N)), AgentGroup(chosen, range(N))
     (one, two) = (
-        Broadcast(Play(*span, *estimate), estimate[0])
+        Broadcast(PlayRequest(*span, Estimate(*estimate)), estimate[0])
         for span, estimate in zip([(1, 3), (4, 5)], estimates(2), strict=True)
     )
     first = repeated.answer(one, 0)
@@ -296,9 +306,9 @@ def test_of_overlapping_broadcasts_only_the_new_iterations_are_played():
     chosen = small()
     group = AgentGroup(chosen, range(N))
     (one, two) = estimates(2)
-    group.answer(Broadcast(Play(1, 3, *one), one[0]), 0)
-    upload = group.answer(Broadcast(Play(2, 5, *two), two[0]), 0)
-    duels = by_hand(chosen, [Play(1, 3, *one), Play(4, 5, *two)])
+    group.answer(Broadcast(PlayRequest(1, 3, Estimate(*one)), one[0]), 0)
+    upload = group.answer(Broadcast(PlayRequest(2, 5, Estimate(*two)), two[0]), 0)
+    duels = by_hand(chosen, [PlayRequest(1, 3, Estimate(*one)), PlayRequest(4, 5, Estimate(*two))])
     assert_upload(upload, duels, two[0], range(1, 6))
 
 
@@ -306,10 +316,12 @@ def test_iterations_whose_broadcast_was_lost_are_played_with_the_last_estimate()
     chosen = small()
     group = AgentGroup(chosen, range(N))
     (one, _, three) = estimates(3)
-    group.answer(Broadcast(Play(1, 2, *one), one[0]), 0)
-    # Play(3, 4) with the second estimate never arrived.
-    upload = group.answer(Broadcast(Play(5, 6, *three), three[0]), 2)
-    duels = by_hand(chosen, [Play(3, 4, *one), Play(5, 6, *three)])
+    group.answer(Broadcast(PlayRequest(1, 2, Estimate(*one)), one[0]), 0)
+    # PlayRequest(3, 4) with the second estimate never arrived.
+    upload = group.answer(Broadcast(PlayRequest(5, 6, Estimate(*three)), three[0]), 2)
+    duels = by_hand(
+        chosen, [PlayRequest(3, 4, Estimate(*one)), PlayRequest(5, 6, Estimate(*three))]
+    )
     assert_upload(upload, duels, three[0], range(3, 7))
 
 
@@ -317,18 +329,21 @@ def test_if_the_first_broadcast_was_lost_the_initial_estimate_is_used():
     chosen = small(kappa_mu=0.5)
     group = AgentGroup(chosen, range(N))
     ((theta, information),) = estimates(1)
-    upload = group.answer(Broadcast(Play(3, 3, theta, information), theta), 0)
+    upload = group.answer(Broadcast(PlayRequest(3, 3, Estimate(theta, information)), theta), 0)
     # W_0 = (lambda / kappa_mu) I with lambda = 1 / T.
-    initial = Play(1, 2, np.zeros(D), 1 / T / 0.5 * np.eye(D))
-    duels = by_hand(chosen, [initial, Play(3, 3, theta, information)])
+    initial = PlayRequest(1, 2, Estimate(np.zeros(D), 1 / T / 0.5 * np.eye(D)))
+    duels = by_hand(chosen, [initial, PlayRequest(3, 3, Estimate(theta, information))])
     assert_upload(upload, duels, theta, range(1, 4))
 
 
 def test_duels_stay_until_they_are_acknowledged():
     chosen = small()
     group = AgentGroup(chosen, range(N))
-    plays = [Play(t, t, *estimate) for t, estimate in zip(range(1, 5), estimates(4), strict=True)]
-    point = plays[0].theta_sync
+    plays = [
+        PlayRequest(t, t, Estimate(*estimate))
+        for t, estimate in zip(range(1, 5), estimates(4), strict=True)
+    ]
+    point = plays[0].estimate.theta_sync
     group.answer(Broadcast(plays[0], point), 0)
     # The upload of t = 1 got lost: nothing acknowledged, so t = 1 comes again with t = 2.
     upload = group.answer(Broadcast(plays[1], point), 0)
@@ -344,7 +359,7 @@ def test_duels_stay_until_they_are_acknowledged():
 def test_without_theta_hat_only_regret_is_reported():
     chosen = small()
     group = AgentGroup(chosen, range(N))
-    play = Play(1, 2, *next(estimates(1)))
+    play = PlayRequest(1, 2, Estimate(*next(estimates(1))))
     upload = group.answer(Broadcast(play, None), 0)
     assert upload.num_duels == 0
     assert upload.gradient.tolist() == [0.0] * D
@@ -369,7 +384,9 @@ def test_saved_and_restored_midway_is_the_uninterrupted_run(
     counted = 0
     spans = [(1, 1), (2, 4), (6, 6), (7, 7)]  # the broadcast of 5 is lost
     for (first, last), (theta, information) in zip(spans, estimates(4), strict=True):
-        broadcast = Broadcast(Play(first, last, theta, information), theta, scope, hessian=True)
+        broadcast = Broadcast(
+            PlayRequest(first, last, Estimate(theta, information)), theta, scope, hessian=True
+        )
         same(resumed.answer(broadcast, counted), uninterrupted.answer(broadcast, counted))
         # As between two messages of a node: through bytes, into a new process.
         saved = unpack_arrays(pack_arrays(resumed.state()))
@@ -383,9 +400,9 @@ def test_a_new_group_can_be_saved_before_it_played():
     saved = unpack_arrays(pack_arrays(AgentGroup(chosen, range(N)).state()))
     resumed = AgentGroup(chosen, range(N))
     resumed.restore(saved)
-    play = Play(1, 3, *next(estimates(1)))
-    upload = resumed.answer(Broadcast(play, play.theta_sync), 0)
-    assert_upload(upload, by_hand(chosen, [play]), play.theta_sync, range(1, 4))
+    play = PlayRequest(1, 3, Estimate(*next(estimates(1))))
+    upload = resumed.answer(Broadcast(play, play.estimate.theta_sync), 0)
+    assert_upload(upload, by_hand(chosen, [play]), play.estimate.theta_sync, range(1, 4))
 
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "ldb", "random"])
@@ -393,7 +410,7 @@ def test_a_new_group_can_be_saved_before_it_played():
 def test_blocks_do_not_change_the_numbers(algorithm, selection, monkeypatch):
     chosen = small(algorithm=algorithm, selection=selection, num_agents=140)
     ((theta, information),) = estimates(1)
-    broadcast = Broadcast(Play(1, T, theta, information), theta, hessian=True)
+    broadcast = Broadcast(PlayRequest(1, T, Estimate(theta, information)), theta, hessian=True)
     expected = AgentGroup(chosen, range(140)).answer(broadcast, 0)
     for numbers, blocks in ((1, 5), (64 * K * D, 3), (2**16, 1)):
         monkeypatch.setattr(agents_module, "_BLOCK_NUMBERS", numbers)
@@ -412,12 +429,14 @@ def test_blocks_do_not_change_the_numbers(algorithm, selection, monkeypatch):
 
 def test_numpys_global_seed_has_no_influence():
     chosen = small()
-    play = Play(1, 3, *next(estimates(1)))
+    play = PlayRequest(1, 3, Estimate(*next(estimates(1))))
     uploads = []
     for seed in (1, 2):
         np.random.seed(seed)  # noqa: NPY002 - the global state is what this is about
         uploads.append(
-            AgentGroup(chosen, range(N)).answer(Broadcast(play, play.theta_sync, hessian=True), 0)
+            AgentGroup(chosen, range(N)).answer(
+                Broadcast(play, play.estimate.theta_sync, hessian=True), 0
+            )
         )
     same(*uploads)
 
@@ -453,7 +472,9 @@ def test_no_regret_is_ever_negative(  # noqa: PLR0917
     group = AgentGroup(chosen, range(num_agents))
     # The true theta as the estimate: the best arm is chosen again and again, regret 0.
     theta = shared_generator(seed, "theta").standard_normal(dimension)
-    upload = group.answer(Broadcast(Play(1, 4, theta, 1e6 * np.eye(dimension)), None), 0)
+    upload = group.answer(
+        Broadcast(PlayRequest(1, 4, Estimate(theta, 1e6 * np.eye(dimension))), None), 0
+    )
     (regrets,) = upload.regrets
     assert regrets.sums.shape == (4,)
     assert (regrets.sums >= 0.0).all()
@@ -479,10 +500,10 @@ def test_a_bad_feature_names_agent_arm_and_iteration(bad, algorithm, monkeypatch
     chosen = small(algorithm=algorithm, num_agents=9)
     monkeypatch.setattr(agents_module, "make_environment", lambda *_: Broken())
     group = AgentGroup(chosen, range(4, 9))
-    play = Play(1, 2, *next(estimates(1)))
+    play = PlayRequest(1, 2, Estimate(*next(estimates(1))))
     group.answer(Broadcast(play, None), 0)
     with pytest.raises(DataError, match=r"agent 6, arm 2, iteration 3: .*finite"):
-        group.answer(Broadcast(Play(3, 3, play.theta_sync, play.information), None), 0)
+        group.answer(Broadcast(PlayRequest(3, 3, play.estimate), None), 0)
 
 
 @property_test

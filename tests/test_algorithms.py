@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +12,9 @@ from hypothesis import strategies as st
 
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.algorithms.schedules import geometric, periodic, round_ends
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Federation, Play, Regrets, Upload
+from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Regrets, Upload
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
 from simulations.engines.vectorized import DirectFederation, run
@@ -93,12 +93,12 @@ def test_ogd_with_tau_1_by_hand():
         np.testing.assert_allclose(theta, [1, -0.5], rtol=1e-14)
 
         assert federation.spans == [(1, 1), (2, 2), (3, 3)]
-        syncs = [broadcast.play.theta_sync for broadcast in federation.played]
+        syncs = [broadcast.play.estimate.theta_sync for broadcast in federation.played]
         np.testing.assert_allclose(syncs, [[0, 0], [2, -1], [4 / 3, -1]], atol=1e-14)
         hats = [broadcast.theta_hat for broadcast in federation.played]
         np.testing.assert_allclose(hats, [[0, 0], [2, -1], [0, -1]], atol=1e-14)
         # W_0 = (lambda / kappa_mu) I = 2 I, then + diag(1, 2), then + diag(10, 20).
-        matrices = [np.diag(broadcast.play.information) for broadcast in federation.played]
+        matrices = [np.diag(broadcast.play.estimate.information) for broadcast in federation.played]
         np.testing.assert_allclose(matrices, [[2, 2], [3, 4], [13, 24]], rtol=1e-14)
         assert not any(broadcast.hessian for broadcast in federation.played[1:])
         assert federation.counted == [1, 2, 3]
@@ -123,7 +123,7 @@ def test_ogd_with_tau_2_by_hand(step_index, hats, syncs):
     np.testing.assert_allclose(theta, syncs[-1], rtol=1e-14)
     # t = 1 alone, then the rest of round 1, round 2, and what is left after the last round.
     assert federation.spans == [(1, 1), (2, 2), (3, 4), (5, 5)]
-    sent = [broadcast.play.theta_sync for broadcast in federation.played[1:]]
+    sent = [broadcast.play.estimate.theta_sync for broadcast in federation.played[1:]]
     np.testing.assert_allclose(sent, syncs, atol=1e-14)
     points = [broadcast.theta_hat for broadcast in federation.played[1:3]]
     np.testing.assert_allclose(points, hats, atol=1e-14)
@@ -180,11 +180,11 @@ def test_ons_by_hand():
     assert federation.spans == [(1, 1), (2, 2), (3, 3), (4, 4)]
     expected = [[0, 0], [2, -1], [1, -1], [2, -7]]
     for broadcast, point in zip(federation.played, expected, strict=True):
-        np.testing.assert_allclose(broadcast.play.theta_sync, point, atol=1e-13)
+        np.testing.assert_allclose(broadcast.play.estimate.theta_sync, point, atol=1e-13)
         np.testing.assert_allclose(broadcast.theta_hat, point, atol=1e-13)
         assert broadcast.hessian
     # W starts from lambda / kappa_mu = 2, not from lambda_0.
-    matrices = [np.diag(broadcast.play.information) for broadcast in federation.played]
+    matrices = [np.diag(broadcast.play.estimate.information) for broadcast in federation.played]
     np.testing.assert_allclose(matrices, [[2, 2], [3, 4], [13, 24], [113, 224]], rtol=1e-14)
 
 
@@ -276,7 +276,7 @@ def test_agents_alone_exchange_nothing_and_report_every_regret_once(algorithm, h
     assert iterations == list(range(1, horizon + 1))
     assert len(federation.trips) <= 50
     group = AgentGroup(settings, range(3))
-    (whole,) = group.answer(Broadcast(Play(1, horizon), None), 0).regrets
+    (whole,) = group.answer(Broadcast(PlayRequest(1, horizon), None), 0).regrets
     np.testing.assert_allclose(
         federation.history.cumulative_regret, np.cumsum(whole.sums) / 3, rtol=1e-12
     )
@@ -404,12 +404,12 @@ def test_the_first_estimate_is_the_minimiser_of_the_first_duels(algorithm, ridge
     )
     group = AgentGroup(settings, range(num_agents))
     # t = 1 is played with theta_sync = 0 and W_0 = (lambda / kappa_mu) I, lambda = 1 / T.
-    group.answer(Broadcast(Play(1, 1, np.zeros(3), np.eye(3) / 50), None), 0)
+    group.answer(Broadcast(PlayRequest(1, 1, Estimate(np.zeros(3), np.eye(3) / 50)), None), 0)
     expected = scikit_learn_minimiser(*group.blocks[0].log.fresh(), ridge)
     federation = recorded_run(settings)
     rounds = [broadcast for broadcast, _ in federation.trips if broadcast.play is not None]
     np.testing.assert_allclose(rounds[1].theta_hat, expected, rtol=1e-6, atol=1e-8)
-    np.testing.assert_array_equal(rounds[1].play.theta_sync, rounds[1].theta_hat)
+    np.testing.assert_array_equal(rounds[1].play.estimate.theta_sync, rounds[1].theta_hat)
 
 
 @pytest.mark.parametrize("solver", ["newton", "lbfgs", "gd"])
@@ -429,18 +429,18 @@ def test_gd_plays_with_the_minimiser_of_all_duels_so_far(solver):
     federation = recorded_run(settings)
     differences, preferences = federation.duels()
     assert len(preferences) == 8 * 5
-    plays = [broadcast.play for broadcast, _ in federation.trips if broadcast.play is not None]
-    plays.append(SimpleNamespace(theta_sync=federation.theta, information=None))
-    np.testing.assert_array_equal(plays[0].theta_sync, np.zeros(3))
+    estimates = [trip.play.estimate for trip, _ in federation.trips if trip.play is not None]
+    estimates.append(Estimate(federation.theta, None))
+    np.testing.assert_array_equal(estimates[0].theta_sync, np.zeros(3))
     for t in (1, 2, 5, 8):
         seen = slice(0, 5 * t)
         expected = scikit_learn_minimiser(differences[seen], preferences[seen], 1.0)
-        np.testing.assert_allclose(plays[t].theta_sync, expected, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(estimates[t].theta_sync, expected, rtol=2e-5, atol=1e-6)
     for t in (0, 1, 5):
         information = np.eye(3) / 0.8
         for row in differences[: 5 * t]:
             information = information + np.outer(row, row)
-        np.testing.assert_allclose(plays[t].information, information, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(estimates[t].information, information, rtol=1e-12, atol=1e-12)
 
 
 def test_gradient_descents_own_step_size_is_taken():

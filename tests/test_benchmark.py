@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from simulations import benchmark
+from simulations.benchmark import __main__ as benchmark
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from simulations.engines.faults import FaultyGrid
 from simulations.engines.grid import InProcessGrid
 from simulations.run import run
 from strategies import make_strategy
-from strategies.simulated import Claim
+from strategies.simulated_nodes import Claim
 
 SMALL = {"num_agents": 7, "horizon": 10, "num_arms": 4, "dimension": 4, "tau": 3, "quorum": 0.3}
 FRAME = 128  # bytes of a vector's .npy header
@@ -45,11 +45,11 @@ def in_process(chosen):
 
 GRID = [
     {"algorithm": "fldb_ogd"},
-    {"algorithm": "fldb_ogd", "schedule__name": "geometric", "information": "diagonal"},
-    {"algorithm": "fldb_ogd", "information": "sketch", "sketch_rank": 2},
+    {"algorithm": "fldb_ogd", "schedule__name": "geometric", "matrix_form": "diagonal"},
+    {"algorithm": "fldb_ogd", "matrix_form": "sketch", "sketch_rank": 2},
     {"algorithm": "fldb_ons", "schedule__name": "geometric"},
-    {"algorithm": "fldb_ons", "information": "diagonal"},
-    {"algorithm": "fldb_ons", "information": "sketch", "sketch_rank": 2, "tau": 1},
+    {"algorithm": "fldb_ons", "matrix_form": "diagonal"},
+    {"algorithm": "fldb_ons", "matrix_form": "sketch", "sketch_rank": 2, "tau": 1},
     {"algorithm": "fldb_gd"},
     {"algorithm": "fldb_gd", "solver": "gd", "gd_steps": 3, "schedule__name": "geometric"},
     {"algorithm": "ldb"},
@@ -72,7 +72,7 @@ def test_bytes_do_not_depend_on_engine_or_nodes(values):
 def test_with_lbfgs_bytes_depend_on_the_number_of_exchanges_alone():
     """PyTorch's line search amplifies rounding, so that the number of exchanges may differ."""
     pytest.importorskip("torch")
-    values = {"algorithm": "fldb_gd", "solver": "lbfgs", "information": "diagonal"}
+    values = {"algorithm": "fldb_gd", "solver": "lbfgs", "matrix_form": "diagonal"}
     direct = History(SMALL["horizon"])
     vectorized.run(settings(**values), direct)
     for history in (direct, in_process(settings(3, **values))):

@@ -182,7 +182,7 @@ def test_a_checkpoint_without_settings_is_refused(tmp_path):
     """Its SHA-256 is right, but nothing of this version wrote it."""
     import hashlib
 
-    from fldb_flower.wire.codec import pack_arrays
+    from fldb_flower.linalg.named_arrays import pack_arrays
 
     for body in (pack_arrays({}), pack_arrays({"meta": np.frombuffer(b"[]", np.uint8)}), b"{}"):
         (tmp_path / "c").write_bytes(b"FLDBcp01" + hashlib.sha256(body).digest() + body)

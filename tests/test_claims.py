@@ -11,22 +11,23 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.agents import agents_of_node
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_flat, from_nested, to_flat
-from fldb_flower.wire.codec import Answer
+from fldb_flower.wire.codec import UploadHeader
 from fldb_flower.wire.records import pack_vector
 from simulations.engines.grid import InProcessGrid
 from strategies import make_strategy, transport
-from strategies.devices import Devices
-from strategies.simulated import SimulatedNodes
+from strategies.device_nodes import DeviceNodes
+from strategies.simulated_nodes import SimulatedNodes
 
 PARTITION, PARTITIONS = 1, 2  # places in an answer's numbers
 AGENTS, NODES = 8, 4
 FIRST = 1001  # the id of partition 0's node
-FIRST_PLAY = Broadcast(Play(1, 1, np.zeros(2), np.eye(2)), np.zeros(2))
+FIRST_PLAY = Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), np.zeros(2))
 
 
 def settings(**values):
@@ -41,7 +42,7 @@ def settings(**values):
 def reply(partition, partitions, agents=24):
     """Return an upload of iteration 1 that fits its claim: every agent showed one arm twice."""
     block = len(agents_of_node(partition, partitions, agents))
-    numbers = Answer(block, partition, partitions, block, 1, [0.0]).to_numbers()
+    numbers = UploadHeader(block, partition, partitions, block, 1, [0.0]).to_numbers()
     content = {
         "arrays": pack_vector(np.zeros(5)),  # gradient 2, triangle 3
         "numbers": MetricRecord({"answer": numbers, "exchange": 0}),
@@ -227,9 +228,13 @@ def test_a_claim_of_an_earlier_exchange_is_remembered_while_its_node_is_connecte
     grid = LyingGrid(chosen, (FIRST + 3, PARTITION, 1.0), list)
     strategy = make_strategy(chosen, History(chosen.horizon))
     strategy.connect(grid)
-    strategy.exchange(strategy._broadcast._replace(play=Play(1, 1, np.zeros(2), np.eye(2))))
+    strategy.exchange(
+        strategy._broadcast._replace(play=PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))))
+    )
     grid.shuffle = lambda replies: [r for r in replies if r.metadata.src_node_id != FIRST + 1]
-    strategy.exchange(strategy._broadcast._replace(play=Play(2, 2, np.zeros(2), np.eye(2))))
+    strategy.exchange(
+        strategy._broadcast._replace(play=PlayRequest(2, 2, Estimate(np.zeros(2), np.eye(2))))
+    )
     assert sorted(strategy._answered) == [FIRST, FIRST + 2]
 
 
@@ -245,7 +250,9 @@ def test_replies_that_come_with_a_later_try_overrule_a_lie_that_was_alone():
     grid.shuffle = shuffle
     strategy = make_strategy(chosen, History(chosen.horizon))
     strategy.connect(grid)
-    strategy.exchange(strategy._broadcast._replace(play=Play(1, 1, np.zeros(2), np.eye(2))))
+    strategy.exchange(
+        strategy._broadcast._replace(play=PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))))
+    )
     assert sorted(strategy._answered) == [FIRST + 1, FIRST + 2, FIRST + 3]
     assert rejected(strategy.history) == {f"node {FIRST}: num-partitions=5, but other nodes say 4"}
 
@@ -273,7 +280,7 @@ def introduction(device):
 
 def meet(known, claims, order, connected):
     """Let nodes introduce themselves; return who is refused, and which device is at which node."""
-    devices = Devices(from_flat({"mode": "devices", "algorithm": "fldb_ons"}, "a test"))
+    devices = DeviceNodes(from_flat({"mode": "devices", "algorithm": "fldb_ons"}, "a test"))
     devices.restore({"counted": {}, "duels": 0, "nodes": known})
     for node in order:
         if known.get(node) != claims[node]:

@@ -32,18 +32,18 @@ from test_devices import Federation
 from clients.store import DuelStore
 from fldb_flower.deployment import __main__ as deployment
 from fldb_flower.deployment import credentials
-from fldb_flower.deployment.local import (
+from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
+from fldb_flower.errors import FederationError
+from fldb_flower.linalg.forms import unpack_symmetric
+from fldb_flower.wire.devices import DeviceUploadHeader
+from simulations.local_federation import (
     Device,
     LocalFederation,
     Part,
     UnreachableError,
     environment,
 )
-from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
-from fldb_flower.errors import FederationError
-from fldb_flower.linalg.forms import unpack_symmetric
-from fldb_flower.wire.devices import DeviceAnswer
-from strategies.devices import short_name
+from strategies.device_nodes import short_name
 
 pytestmark = pytest.mark.xdist_group("deployment")  # one federation at a time
 ROOT = Path(__file__).parent.parent
@@ -491,7 +491,7 @@ def test_an_upload_holds_what_the_documentation_lists_and_nothing_of_a_duel(tmp_
         assert (set(reply.content), set(vector), set(numbers), set(device)) == (
             {"arrays", "numbers", "device"}, {"0"}, {"answer"}, {"id"},
         )  # fmt: skip
-        assert len(numbers["answer"]) == len(DeviceAnswer._fields)
+        assert len(numbers["answer"]) == len(DeviceUploadHeader._fields)
         size = vector["0"].shape[0]
         assert size in {0, D + D * (D + 1)}
         if size:
@@ -503,7 +503,7 @@ def test_an_upload_holds_what_the_documentation_lists_and_nothing_of_a_duel(tmp_
     assert fields("What reaches the server") == {
         "arrays.0",
         "device.id",
-        *(f"numbers.answer.{name}" for name in DeviceAnswer._fields),
+        *(f"numbers.answer.{name}" for name in DeviceUploadHeader._fields),
     }
     envelope = message_to_proto(federation.replies[0]).metadata.DESCRIPTOR.fields
     assert fields("What Flower adds") >= {field.name for field in envelope}
@@ -563,11 +563,12 @@ begin = time.perf_counter()
 from fldb_flower import client_app
 from clients import device
 imported = time.perf_counter() - begin
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.wire.codec import encode_broadcast
 from fldb_flower.wire.records import pack_vector
 import numpy as np
-play = Play(2, 2, np.zeros(3), np.eye(3))
+play = PlayRequest(2, 2, Estimate(np.zeros(3), np.eye(3)))
 vector, ask = encode_broadcast(Broadcast(play, np.zeros(3), hessian=True))
 config = {"ask": list(ask._replace(counted=0)), "device": sys.argv[2], "upto": -1, "duels": 8}
 content = RecordDict({"arrays": pack_vector(vector), "config": ConfigRecord(config)})

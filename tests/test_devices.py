@@ -33,10 +33,10 @@ from fldb_flower.runs.checkpoints import load_checkpoint
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.wire.codec import decode_statistics, encode_broadcast
 from simulations.engines.inprocess import InProcessGrid
-from strategies import device_server, make_strategy, transport
-from strategies.device_results import DeviceDirectory
-from strategies.device_server import DeviceServer
-from strategies.devices import Devices, short_name
+from strategies import device_rounds, make_strategy, transport
+from strategies.device_directory import DeviceDirectory
+from strategies.device_nodes import DeviceNodes, short_name
+from strategies.device_rounds import DeviceServer
 
 D = 3
 BASE = {
@@ -52,7 +52,7 @@ BASE = {
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(device_server, "_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(device_rounds, "_AGAIN_SECONDS", 0.0)
 
 
 class Devicegrid(InProcessGrid):
@@ -114,14 +114,14 @@ class Federation:
     def server(self, **changes):
         settings = from_flat({**self.config, **changes}, "a test")
         directory = DeviceDirectory(self.folder / "server", settings)
-        devices = Devices(settings)
+        devices = DeviceNodes(settings)
         strategy = make_strategy(settings, History(settings.horizon), devices)
         return DeviceServer(settings, strategy, devices, directory, self.lines.append)
 
     def serve(self, **changes):
         server = self.server(**changes)
         server.serve(self.grid)
-        server.directory._lock.close()
+        server.directory.close()
         return server
 
     def serve_until(self, death):
@@ -143,7 +143,7 @@ class Federation:
         server.directory.commit, server._try_round = dying, bounded
         with contextlib.suppress(KeyboardInterrupt):
             server.serve(self.grid)
-        server.directory._lock.close()
+        server.directory.close()
 
     def uploads(self):
         with (self.folder / "server" / "uploads.csv").open() as file:
@@ -228,10 +228,10 @@ def test_rounds_equal_a_central_computation(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"information": "diagonal"},
-        {"information": "sketch", "sketch-rank": 1},
+        {"matrix-form": "diagonal"},
+        {"matrix-form": "sketch", "sketch-rank": 1},
         {"wire": "float32"},
-        {"information": "sketch", "sketch-rank": 1, "wire": "float32"},
+        {"matrix-form": "sketch", "sketch-rank": 1, "wire": "float32"},
     ],
     ids=lambda changes: " ".join(map(str, changes.values())),
 )
@@ -245,9 +245,9 @@ def test_devices_say_less_in_another_form_or_precision(tmp_path, changes):
     (x,) = [np.concatenate(list(federation.differences()))]
     exact = x.T @ x + np.eye(D) / 500
     got = server.strategy.algorithm.information
-    if "information" not in changes:
+    if "matrix-form" not in changes:
         np.testing.assert_allclose(got, exact, rtol=1e-5)
-    elif changes["information"] == "diagonal":
+    elif changes["matrix-form"] == "diagonal":
         np.testing.assert_allclose(got, np.diag(exact), rtol=1e-9)
     else:
         written_out = got[:-1].T @ got[:-1] + np.diag(got[-1])
@@ -270,7 +270,7 @@ def test_devices_say_less_in_another_form_or_precision(tmp_path, changes):
 
 def test_rows_of_a_sketch_are_turned_at_random_before_they_leave(tmp_path):
     """Of rank 1 that is their sign: the same W_new each time, and either sign."""
-    federation = Federation(tmp_path, devices=1, information="sketch", **{"sketch-rank": 1})
+    federation = Federation(tmp_path, devices=1, **{"matrix-form": "sketch", "sketch-rank": 1})
     federation.answer(0, 4)
     settings = from_flat(federation.config, "a test")
     broadcast, rows = Broadcast(None, np.ones(D), hessian=True), []
@@ -524,7 +524,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_and_kept(tmp_path):
     federation.serve()
     path = tmp_path / "server" / "checkpoint.bin"
     good = path.read_bytes()
-    with pytest.raises(CheckpointError, match=r"of another run.*'ons-ridge=1.0' there"):
+    with pytest.raises(CheckpointError, match=r"another run.*'ons-ridge=1.0' there"):
         federation.server(**{"ons-ridge": 2.0})
     for bad, words in (
         (good[:-1], "damaged"),
@@ -546,7 +546,7 @@ def test_two_servers_cannot_share_a_directory(tmp_path):
     first = federation.server()
     with pytest.raises(OutputError, match="in use by another server"):
         federation.server()
-    first.directory._lock.close()
+    first.directory.close()
     federation.server()
 
 
@@ -634,7 +634,7 @@ def test_a_device_is_asked_once_in_an_exchange_and_once_more_when_it_is_met(netw
 
 
 def test_an_exchange_reports_what_it_waits_for(network, monkeypatch):
-    monkeypatch.setattr(device_server, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(device_rounds, "_REPORT_SECONDS", 0.0)
     network.serve(**{"node-wait": 60.0, "reply-timeout": 60.0})
     waits = [line for line in network.lines if "have replied" in line]
     names = [f"round 1, exchange {number}" for number in range(1, exchanges_of(network) + 1)]
@@ -651,9 +651,9 @@ def test_an_exchange_reports_what_it_waits_for(network, monkeypatch):
 
 def test_a_wait_is_reported_when_it_begins_and_every_15_seconds(tmp_path, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr(device_server.time, "monotonic", lambda: now)
+    monkeypatch.setattr(device_rounds.time, "monotonic", lambda: now)
     lines = []
-    report = device_server.WaitReport(lines.append)
+    report = device_rounds.WaitReport(lines.append)
     for now in (1000.0, 1001.0, 1014.9, 1015.0, 1029.9, 1030.1):
         report("round 1", f"at {now}")
     report("round 2", "another")
@@ -686,7 +686,7 @@ def test_a_checkpoint_that_cannot_be_written_counts_nothing(tmp_path, monkeypatc
     monkeypatch.setattr("fldb_flower.runs.checkpoints.replace_file", full)
     with pytest.raises(OutputError, match="No space left on device"):
         server.serve(federation.grid)
-    server.directory._lock.close()
+    server.directory.close()
     monkeypatch.undo()
     server = federation.serve()
     assert server.devices.duels == 8

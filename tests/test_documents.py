@@ -13,7 +13,7 @@ from test_run import ROOT
 
 from fldb_flower.errors import DataError, SettingsError
 from simulations import documents, figures, measured
-from simulations.benchmark import ALGORITHMS
+from simulations.benchmark.__main__ import ALGORITHMS
 
 pytest.importorskip("jinja2")
 

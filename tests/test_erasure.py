@@ -17,11 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from clients.device import DeviceAgent, Limits
 from clients.preference_agent import PreferenceAgent
 from clients.store import DuelStore, UnknownDuelError
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError, FldbError
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.settings import from_flat
 from fldb_flower.wire.codec import decode_statistics, encode_broadcast
-from fldb_flower.wire.devices import DeviceAnswer
+from fldb_flower.wire.devices import DeviceUploadHeader
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 ARMS = [[0.0, 0.5], [1.0, 0.25]]
@@ -196,14 +197,14 @@ def upload(device, *, counted, upto=-1, point=0.0):
     }
     (sent,), count, numbers = device.fit([vector], config)
     found = decode_statistics(sent, count, broadcast, device._form)
-    answer = DeviceAnswer.from_numbers(numbers["answer"])
+    answer = DeviceUploadHeader.from_numbers(numbers["answer"])
     assert answer.num_duels == count == answer.end - answer.start
     return answer.start, answer.end, float(found.information[0, 0]), float(found.gradient[0])
 
 
 def acknowledge(device, counted):
     """Send an estimate; the acknowledgement rides on it."""
-    broadcast = Broadcast(Play(1, 1, np.zeros(2), np.eye(2)), None)
+    broadcast = Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), None)
     vector, ask = encode_broadcast(broadcast)
     ask = list(ask._replace(counted=counted))
     device.fit(

@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 
 from fldb_flower.algorithms import FLDBONS
 from fldb_flower.algorithms.schedules import Round, geometric, periodic
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.environments import make_environment
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.errors import ConvergenceError, DataError, FldbError, SettingsError
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.runs.results import RunDirectory
 from fldb_flower.settings import Entry, Settings, from_nested, hydra_entries
@@ -51,7 +52,7 @@ EXTREMES = [
 OF_NODES = {"wire", "robust", "fraction_train", "quorum", "dropout", "faults"}
 NUMBERS = [entry for entry in hydra_entries() if {int, float} & set(entry.kinds)]
 REALS = [entry for entry in NUMBERS if float in entry.kinds]
-FIXED = {"engine.name", "environment.name", "device", "rng"}  # or files and devices are needed
+FIXED = {"engine.name", "environment.name", "backend", "rng"}  # or files and devices are needed
 NAMES = [
     entry for entry in hydra_entries() if entry.metadata["choices"] and entry.dotted not in FIXED
 ]
@@ -323,7 +324,7 @@ def test_an_estimate_that_overflows_scores(algorithm, theta, selection):
     """Features are finite then: the error must not look for the one that is not."""
     settings = chosen(algorithm=algorithm, selection=selection)
     group = AgentGroup(settings, range(3))
-    play = Play(1, 2, np.full(4, theta), np.eye(4))
+    play = PlayRequest(1, 2, Estimate(np.full(4, theta), np.eye(4)))
     with pytest.raises(ConvergenceError, match="iteration 1: the arms' scores overflow") as error:
         group.answer(Broadcast(play, np.zeros(4)), 0)
     assert "beta_scale=1, kappa_mu=1, lambda=" in str(error.value)

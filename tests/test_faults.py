@@ -18,12 +18,12 @@ from fldb_flower.errors import FederationError
 from fldb_flower.federation.agents import AgentBlock
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
-from fldb_flower.wire.codec import Ask
+from fldb_flower.wire.codec import BroadcastHeader
 from simulations.engines import inprocess, vectorized
 from simulations.engines.faults import LOST, UNHEARD, Faults, FaultyGrid
 from simulations.engines.grid import InProcessGrid
 from strategies import make_strategy, transport
-from strategies.simulated import SimulatedNodes
+from strategies.simulated_nodes import SimulatedNodes
 
 SMALL = {"num_agents": 7, "horizon": 12, "num_arms": 4, "dimension": 3, "tau": 3, "quorum": 0.3}
 TRANSPORT = ("late", "duplicate", "reorder", "crash")
@@ -249,7 +249,7 @@ class ScheduledGrid(FaultyGrid):
         self.calm_from = chosen.horizon if calm_end else chosen.horizon + 1
 
     def draw(self, message):
-        ask = Ask(*message.content["config"]["ask"])
+        ask = BroadcastHeader(*message.content["config"]["ask"])
         return set() if ask.last >= self.calm_from else next(self.schedule, set())
 
 
@@ -306,7 +306,7 @@ class OneKindGrid(FaultyGrid):
 
     def draw(self, message):
         partition = self._faulty[message.metadata.dst_node_id]
-        ask = Ask(*message.content["config"]["ask"])
+        ask = BroadcastHeader(*message.content["config"]["ask"])
         # The first message has no past.
         bad = partition < 2 and ask.last > 1 and self._stream(partition).random() < 0.5
         return {self.kind} if bad else set()
@@ -411,7 +411,7 @@ class Rehearsed(FaultyGrid):
 
     def draw(self, message):
         partition = self._faulty[message.metadata.dst_node_id]
-        return self.fault(partition, Ask(*message.content["config"]["ask"]))
+        return self.fault(partition, BroadcastHeader(*message.content["config"]["ask"]))
 
 
 def dies_in_the_first_solve(partition, ask):

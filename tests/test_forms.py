@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from fldb_flower import environments
 from fldb_flower.algorithms import base
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.selection import RULES, norms
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError, SettingsError
-from fldb_flower.federation.exchange import Broadcast, Play, Upload, statistics, total
+from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics, total
 from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible
 from fldb_flower.linalg.forms import Diagonal, Full, Sketch, form_of, make_form
@@ -40,8 +41,8 @@ property_test = hypothesis_settings(deadline=None, derandomize=True, max_example
 
 SETTINGS = {
     "full": {},
-    "diagonal": {"information": "diagonal"},
-    "sketch": {"information": "sketch", "sketch_rank": 2},
+    "diagonal": {"matrix_form": "diagonal"},
+    "sketch": {"matrix_form": "sketch", "sketch_rank": 2},
 }
 FORMS = {"full": Full(6), "diagonal": Diagonal(6), "sketch": Sketch(6, 2)}
 every_form = pytest.mark.parametrize("name", FORMS)
@@ -272,9 +273,9 @@ def test_w_stays_positive_definite_through_single_precision(name):
         )
         information = form.total([information, received.information])
     vector, ask = encode_broadcast(
-        Broadcast(Play(1, 2, np.zeros(40), information), None), "float32"
+        Broadcast(PlayRequest(1, 2, Estimate(np.zeros(40), information)), None), "float32"
     )
-    for matrix in (information, decode_broadcast(vector, ask, form).play.information):
+    for matrix in (information, decode_broadcast(vector, ask, form).play.estimate.information):
         assert lowest(dense(matrix)) > 0.999 * ridge
         form.whiten(matrix)
 
@@ -286,7 +287,9 @@ def test_messages_come_back_in_every_form_and_precision(name, wire):
     rows, y = some_rows(0, 9), rng.random(9).round()
     theta = rng.standard_normal(6)
     information = form.total([form.identity(0.1), form.gram(rows)])
-    sent = Broadcast(Play(2, 4, theta, information), theta, hessian=True, loss=True)
+    sent = Broadcast(
+        PlayRequest(2, 4, Estimate(theta, information)), theta, hessian=True, loss=True
+    )
     vector, ask = encode_broadcast(sent, wire)
     assert vector.dtype == wire
     assert vector.size == 6 + 6 + form.size
@@ -294,9 +297,10 @@ def test_messages_come_back_in_every_form_and_precision(name, wire):
     got = decode_broadcast(vector, ask, form)
     error = 1e-15 if wire == "float64" else 6e-7
     np.testing.assert_allclose(got.theta_hat, theta, rtol=error)
-    np.testing.assert_allclose(got.play.theta_sync, theta, rtol=error)
-    np.testing.assert_allclose(got.play.information, information, rtol=error, atol=20 * error)
-    assert got.theta_hat.dtype == got.play.information.dtype == np.float64
+    estimate = got.play.estimate
+    np.testing.assert_allclose(estimate.theta_sync, theta, rtol=error)
+    np.testing.assert_allclose(estimate.information, information, rtol=error, atol=20 * error)
+    assert got.theta_hat.dtype == estimate.information.dtype == np.float64
 
     upload = statistics(sent, rows, y, rows, form)
     back = encode_statistics(upload, sent, wire)
@@ -474,7 +478,7 @@ def test_a_sketch_of_nothing_in_single_precision_is_nothing():
 @every_form
 def test_what_single_precision_cannot_hold_is_said(name):
     form = FORMS[name]
-    play = Play(1, 2, np.zeros(6), form.identity(1e40))
+    play = PlayRequest(1, 2, Estimate(np.zeros(6), form.identity(1e40)))
     with pytest.raises(FederationError, match=r"too large for wire=float32.*use wire=float64"):
         encode_broadcast(Broadcast(play, None), "float32")
     vector, ask = encode_broadcast(Broadcast(play, None))
@@ -482,7 +486,7 @@ def test_what_single_precision_cannot_hold_is_said(name):
     with pytest.raises(ValueError, match="not finite"):
         decode_broadcast(vector, ask, form)
     with pytest.raises(DataError, match="W_sync is not positive definite"):
-        _ = Play(1, 2, np.zeros(6), form.zeros()).whitener
+        _ = Estimate(np.zeros(6), form.zeros()).whitener
 
 
 # --- runs --------------------------------------------------------------------------------------
@@ -573,9 +577,9 @@ def test_gradient_descent_and_lbfgs_find_minimisers_without_hessians():
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
 @pytest.mark.parametrize("nodes", [1, 2, 5])
 def test_the_diagonal_gives_the_same_for_any_number_of_nodes(tmp_path, algorithm, nodes):
-    run(chosen(algorithm=algorithm, information="diagonal"), tmp_path / "v")
+    run(chosen(algorithm=algorithm, matrix_form="diagonal"), tmp_path / "v")
     inprocess = {"engine__name": "inprocess", "engine__num_nodes": nodes}
-    run(chosen(algorithm=algorithm, information="diagonal", **inprocess), tmp_path / "i")
+    run(chosen(algorithm=algorithm, matrix_form="diagonal", **inprocess), tmp_path / "i")
     tables = [pd.read_csv(tmp_path / name / "regret.csv") for name in "vi"]
     np.testing.assert_allclose(tables[1].cumulative_regret, tables[0].cumulative_regret, rtol=1e-9)
 
@@ -631,13 +635,13 @@ def test_single_precision_halves_the_bytes_and_changes_next_to_nothing(tmp_path,
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"algorithm": "ldb", "information": "diagonal"}, "algorithm=ldb sends no information"),
-        ({"algorithm": "fldb_gd", "information": "diagonal"}, "use solver=lbfgs or solver=gd"),
+        ({"algorithm": "ldb", "matrix_form": "diagonal"}, "algorithm=ldb sends no matrices"),
+        ({"algorithm": "fldb_gd", "matrix_form": "diagonal"}, "use solver=lbfgs or solver=gd"),
         (
-            {"information": "sketch", "sketch_rank": 5},
+            {"matrix_form": "sketch", "sketch_rank": 5},
             "sketch_rank=5 (from a test): must be at most dimension - 2 = 4",
         ),
-        ({"information": "sketch", "dimension": 2, "sketch_rank": 1}, "dimension - 2 = 0"),
+        ({"matrix_form": "sketch", "dimension": 2, "sketch_rank": 1}, "dimension - 2 = 0"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(values, words):

@@ -9,21 +9,21 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fldb_flower.federation.exchange import Broadcast, Play, Regrets, Upload
+from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.federation.exchange import Broadcast, PlayRequest, Regrets, Upload
 from fldb_flower.linalg.forms import Full, pack_symmetric, unpack_symmetric
+from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.wire import codec as messages
 from fldb_flower.wire.codec import (
-    Answer,
-    Ask,
+    BroadcastHeader,
     UploadError,
+    UploadHeader,
     broadcast_size,
     decode_broadcast,
     decode_upload,
     encode_broadcast,
     encode_upload,
-    pack_arrays,
     traffic,
-    unpack_arrays,
     upload_size,
 )
 from fldb_flower.wire.records import pack_vector, unpack_vector
@@ -86,12 +86,12 @@ def assert_same_broadcast(got, sent):
         assert got.play is None
         return
     assert (got.play.first, got.play.last) == (sent.play.first, sent.play.last)
-    if sent.play.theta_sync is None:
-        assert got.play.theta_sync is None
-        assert got.play.information is None
+    got, sent = got.play.estimate, sent.play.estimate
+    if sent is None:
+        assert got is None
     else:
-        np.testing.assert_array_equal(got.play.theta_sync, sent.play.theta_sync)
-        np.testing.assert_array_equal(got.play.information, sent.play.information)
+        np.testing.assert_array_equal(got.theta_sync, sent.theta_sync)
+        np.testing.assert_array_equal(got.information, sent.information)
 
 
 @property_test
@@ -108,8 +108,10 @@ def test_every_flavour_of_broadcast_comes_back(  # noqa: PLR0917
     d, seed, statistics, plays, scope, hessian, loss
 ):
     rng = np.random.default_rng(seed)
-    estimate = (rng.standard_normal(d), symmetric(rng, d)) if plays == "with an estimate" else ()
-    play = None if plays == "nothing" else Play(3, 8, *estimate)
+    estimate = None
+    if plays == "with an estimate":
+        estimate = Estimate(rng.standard_normal(d), symmetric(rng, d))
+    play = None if plays == "nothing" else PlayRequest(3, 8, estimate)
     theta_hat = rng.standard_normal(d) if statistics else None
     sent = Broadcast(play, theta_hat, scope, hessian, loss)
     vector, ask = encode_broadcast(sent)
@@ -117,17 +119,17 @@ def test_every_flavour_of_broadcast_comes_back(  # noqa: PLR0917
     assert all(type(number) is int for number in ask)
     assert ask.counted == 0
     # theta_hat d; theta_sync d and a triangle d (d + 1) / 2.
-    expected = d * statistics + (d + d * (d + 1) // 2) * bool(estimate)
+    expected = d * statistics + (d + d * (d + 1) // 2) * (estimate is not None)
     assert vector.shape == (expected,) == (broadcast_size(sent, Full(d)),)
     assert_same_broadcast(decode_broadcast(vector, ask, Full(d)), sent)
     # The numbers survive as a plain list, which is how they travel.
-    assert_same_broadcast(decode_broadcast(vector, Ask(*list(ask)), Full(d)), sent)
+    assert_same_broadcast(decode_broadcast(vector, BroadcastHeader(*list(ask)), Full(d)), sent)
 
 
 @pytest.mark.parametrize("change", [-1, 1])
 @pytest.mark.parametrize("estimate", [True, False])
 def test_a_broadcast_of_another_length_is_refused(change, estimate):
-    play = Play(1, 2, np.ones(3), np.eye(3)) if estimate else None
+    play = PlayRequest(1, 2, Estimate(np.ones(3), np.eye(3))) if estimate else None
     vector, ask = encode_broadcast(Broadcast(play, np.ones(3)))
     with pytest.raises(ValueError, match=r"dimension=3 calls for|reshape|broadcast|shape"):
         decode_broadcast(np.resize(vector, len(vector) + change), ask, Full(3))
@@ -159,7 +161,7 @@ def test_every_flavour_of_upload_comes_back(d, seed, hessian, loss, iterations, 
     expected = d + triangle + triangle * hessian + loss
     assert vector.shape == (expected,) == (upload_size(broadcast, Full(d)),)
     assert (answer.partition_id, answer.num_partitions) == (partition, 4)
-    travelled = Answer.from_numbers(answer.to_numbers())
+    travelled = UploadHeader.from_numbers(answer.to_numbers())
     assert travelled == answer
     got = decode_upload(vector, travelled, broadcast, Full(d))
     assert got.num_duels == sent.num_duels
@@ -175,7 +177,7 @@ def test_every_flavour_of_upload_comes_back(d, seed, hessian, loss, iterations, 
 
 
 def test_an_upload_of_regret_alone_holds_no_numbers_of_statistics():
-    broadcast = Broadcast(Play(4, 5), None)
+    broadcast = Broadcast(PlayRequest(4, 5), None)
     vector, answer = encode_upload(some_upload()._replace(num_duels=0), broadcast, 0, 1)
     assert vector.shape == (0,) == (upload_size(broadcast, Full(3)),)
     got = decode_upload(vector, answer, broadcast, Full(3))
@@ -187,10 +189,12 @@ def test_an_upload_of_regret_alone_holds_no_numbers_of_statistics():
 
 def test_traffic_by_hand():
     # d = 4: theta 4, a triangle 10. Up 4 + 10 + 10 + 1 = 25, down 4 + 4 + 10 = 18; 8 bytes each.
-    broadcast = Broadcast(Play(1, 1, np.zeros(4), np.eye(4)), np.zeros(4), hessian=True, loss=True)
+    broadcast = Broadcast(
+        PlayRequest(1, 1, Estimate(np.zeros(4), np.eye(4))), np.zeros(4), hessian=True, loss=True
+    )
     assert traffic(broadcast, Full(4), 7) == (7 * 25 * 8, 7 * 18 * 8)
     assert traffic(Broadcast(None, np.zeros(4)), Full(4), 1) == (14 * 8, 4 * 8)
-    assert traffic(Broadcast(Play(1, 1), None), Full(4), 3) == (0, 0)
+    assert traffic(Broadcast(PlayRequest(1, 1), None), Full(4), 3) == (0, 0)
 
 
 def with_number(position, value):
@@ -256,7 +260,7 @@ def test_a_malformed_upload_is_refused_with_one_reason(name):
 def test_two_numbers_never_stand_in_for_one(d, right):
     """As FedAvg's (2,) and (1,), which broadcast into a wrong sum."""
     broadcast = asking(hessian=False, loss=False, d=d)
-    answer = Answer(1, 0, 1, 1, 1, [0.0])
+    answer = UploadHeader(1, 0, 1, 1, 1, [0.0])
     decode_upload(np.ones(right), answer, broadcast, Full(d))
     for size in {*range(12)} - {right}:
         with pytest.raises(UploadError, match="shape"):
@@ -272,7 +276,7 @@ def test_what_belongs_to_another_question_is_refused():
     with pytest.raises(UploadError, match="shape"):
         decode_upload(vector, answer, other, Full(3))
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, answer, Broadcast(Play(1, 1), None), Full(3))
+        decode_upload(vector, answer, Broadcast(PlayRequest(1, 1), None), Full(3))
 
 
 @pytest.mark.parametrize(
@@ -290,12 +294,12 @@ def test_what_belongs_to_another_question_is_refused():
 )
 def test_counts_that_are_no_whole_numbers_are_refused(numbers):
     with pytest.raises((TypeError, ValueError)):
-        Answer.from_numbers(numbers)
+        UploadHeader.from_numbers(numbers)
 
 
 def test_counts_come_back_as_whole_numbers():
-    answer = Answer.from_numbers([6.0, 1.0, 3.0, 5.0, 4.0, 0.25, 0.5])
-    assert answer == Answer(6, 1, 3, 5, 4, [0.25, 0.5])
+    answer = UploadHeader.from_numbers([6.0, 1.0, 3.0, 5.0, 4.0, 0.25, 0.5])
+    assert answer == UploadHeader(6, 1, 3, 5, 4, [0.25, 0.5])
     assert all(type(count) is int for count in answer[:-1])
 
 

@@ -31,7 +31,7 @@ def summed(theta, x, y, *, scope="fresh", fresh=None):
     upload = Upload(
         len(x),
         np.asarray(gradient),
-        preference.information(fresh),
+        preference.gram(fresh),
         np.asarray(hessian),
         float(preference.loss(theta, x, y)),
         (),

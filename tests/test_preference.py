@@ -55,7 +55,7 @@ def test_statistics_are_sums_over_duels_not_means():
     for statistic in (preference.loss, preference.gradient):
         once = statistic(theta, differences, preferences)
         np.testing.assert_allclose(statistic(theta, *twice), 2 * once, rtol=1e-13)
-    for statistic in (lambda x: hessian(theta, x), preference.information):
+    for statistic in (lambda x: hessian(theta, x), preference.gram):
         np.testing.assert_allclose(statistic(twice[0]), 2 * statistic(differences), rtol=1e-13)
 
 
@@ -115,7 +115,7 @@ def test_torch_tensors_give_the_same_as_numpy(seed):
             preference.gradient(*arrays),
         ),
         "hessian": (hessian(theta, differences, preferences), hessian(*arrays)),
-        "information": (preference.information(differences), preference.information(arrays[1])),
+        "gram": (preference.gram(differences), preference.gram(arrays[1])),
     }
     for name, (tensor, array) in pairs.items():
         assert isinstance(tensor, torch.Tensor), name
@@ -239,7 +239,7 @@ def test_hessian_is_the_weighted_sum_of_outer_products(seed):
         expected += mu * (1 - mu) * np.outer(row, row)
         unweighted += np.outer(row, row)
     np.testing.assert_allclose(hessian(theta, differences), expected, atol=1e-13)
-    np.testing.assert_allclose(preference.information(differences), unweighted, atol=1e-13)
+    np.testing.assert_allclose(preference.gram(differences), unweighted, atol=1e-13)
     # mu' <= 1/4, with equality at theta = 0.
     np.testing.assert_allclose(hessian(np.zeros(D), differences), unweighted / 4, atol=1e-13)
     assert np.linalg.eigvalsh(unweighted / 4 - expected)[0] > -1e-13
@@ -250,4 +250,4 @@ def test_no_duels_are_no_statistics():
     assert float(preference.loss(theta, nothing, np.empty(0))) == 0.0
     assert preference.gradient(theta, nothing, np.empty(0)).tolist() == [0.0] * D
     assert hessian(theta, nothing).tolist() == [[0.0] * D] * D
-    assert preference.information(nothing).tolist() == [[0.0] * D] * D
+    assert preference.gram(nothing).tolist() == [[0.0] * D] * D

@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.panel import Panel
 from test_run import ROOT
 
-from fldb_flower.deployment import local, processes
+from fldb_flower.deployment import processes
 from fldb_flower.deployment.processes import boxed, last_words, project_folder
 from fldb_flower.errors import FederationError
 from fldb_flower.settings import from_nested
+from simulations import local_federation
 from simulations.engines import flower
 
 FLOWER = from_nested({"engine": {"name": "flower"}}, "a test")
@@ -73,7 +74,7 @@ def test_a_wheel_cannot_start_flower_and_says_so(other, tmp_path, monkeypatch):
     assert str(caught.value).startswith("engine=flower needs a checkout of fldb-flower")
     assert str(site) in str(caught.value)
     with pytest.raises(FederationError, match="needs a checkout"):
-        local.LocalFederation(tmp_path / "federation", 1)
+        local_federation.LocalFederation(tmp_path / "federation", 1)
 
 
 def test_flowers_processes_do_not_inherit_a_matplotlib_backend(tmp_path, monkeypatch):
@@ -88,6 +89,6 @@ def test_flowers_processes_do_not_inherit_a_matplotlib_backend(tmp_path, monkeyp
     monkeypatch.setattr(flower, "_superlink", superlink)
     with pytest.raises(FederationError, match="enough"):
         flower.run(FLOWER, str(tmp_path))
-    for environment in (*seen, local.environment(tmp_path)):
+    for environment in (*seen, local_federation.environment(tmp_path)):
         assert environment["FLDB_SOMETHING"] == "else"
         assert "MPLBACKEND" not in environment

@@ -24,8 +24,8 @@ import pytest
 import yaml
 
 from fldb_flower.errors import DataError, OutputError
-from simulations import report
-from simulations.runs import Run, find_runs, group_by_seed, relevant, varying
+from simulations.report import __main__ as report
+from simulations.saved_runs import Run, find_runs, group_by_seed, relevant, varying
 
 ROOT = Path(__file__).parent.parent
 LEFT, RIGHT = 70, 14  # pixels between a chart's frame and the edges of its drawing

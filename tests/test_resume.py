@@ -20,13 +20,14 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from test_run import ROOT, call
 
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import CheckpointError, FederationError, OutputError
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History, Participation
 from fldb_flower.runs import experiment
 from fldb_flower.runs.checkpoints import load_checkpoint
-from fldb_flower.runs.experiment import Keeper, StoppedError
+from fldb_flower.runs.experiment import Checkpointer, StoppedError
 from fldb_flower.runs.results import RunDirectory, identity, request_stop
 from fldb_flower.settings import from_nested
 from simulations.engines import inprocess
@@ -125,8 +126,8 @@ ALGORITHMS = {
     "thompson": {"selection": "thompson"},
     "ldb thompson": {"algorithm": "ldb", "selection": "thompson"},
     "different agents": {"environment__sigma": 0.7},
-    "diagonal": {"algorithm": "fldb_ons", "information": "diagonal"},
-    "sketch": {"algorithm": "fldb_ons", "information": "sketch", "sketch_rank": 1},
+    "diagonal": {"algorithm": "fldb_ons", "matrix_form": "diagonal"},
+    "sketch": {"algorithm": "fldb_ons", "matrix_form": "sketch", "sketch_rank": 1},
 }  # fmt: skip
 
 
@@ -225,7 +226,7 @@ def test_movielens_goes_on_too(tmp_path, ratings):
         ({"quorum": 0.3}, Faults(crash=0.2)),
         ({"quorum": 0.3}, Faults(duplicate=0.5, reorder=0.5, nan=0.1)),
         ({"fraction_train": 0.5}, None),
-        ({"robust": "median", "quorum": 0.3}, Faults(nan=0.2)),
+        ({"robust": "trimmed", "quorum": 0.3}, Faults(nan=0.2)),
     ],
     ids=str,
 )
@@ -260,7 +261,9 @@ def test_a_group_goes_back_to_a_state_that_no_longer_changes(values):
     group = AgentGroup(settings(**values), range(5))
 
     def play(first, last):
-        return group.answer(Broadcast(Play(first, last, np.zeros(3), np.eye(3)), None), first - 1)
+        return group.answer(
+            Broadcast(PlayRequest(first, last, Estimate(np.zeros(3), np.eye(3))), None), first - 1
+        )
 
     play(1, 3)
     state = group.state()
@@ -335,7 +338,7 @@ def test_a_checkpoint_that_takes_long_is_made_less_often(tmp_path, monkeypatch):
         def state(self):
             return {}
 
-    after_round = Keeper(directory, chosen, print).follow(Federation(), Algorithm())
+    after_round = Checkpointer(directory, chosen, print).follow(Federation(), Algorithm())
     for _ in range(500):
         now += 0.1
         after_round()

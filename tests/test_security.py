@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from clients.device import DeviceAgent, Limits
 from clients.store import DuelStore
 from fldb_flower.bandit import preference
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.forms import Full
 from fldb_flower.settings import from_flat, from_nested
 from fldb_flower.wire.codec import UploadError, decode_statistics, encode_broadcast
 from fldb_flower.wire.records import pack_vector, unpack_vector
-from strategies.devices import Devices
-from strategies.simulated import SimulatedNodes
+from strategies.device_nodes import DeviceNodes
+from strategies.simulated_nodes import SimulatedNodes
 
 property_test = settings(deadline=None, derandomize=True, max_examples=200)
 
@@ -107,7 +108,7 @@ def test_with_a_hessian_up_to_d_duels_can_be_read_from_one_upload(tmp_path, n, d
 def statistics(theta, x, y):
     gradient, hessian = preference.derivatives(theta, x, y)
     upper = np.triu_indices(x.shape[1])
-    return np.concatenate([gradient, preference.information(x)[upper], hessian[upper]])
+    return np.concatenate([gradient, preference.gram(x)[upper], hessian[upper]])
 
 
 def test_five_duels_in_three_dimensions_are_not_unique_without_a_hessian():
@@ -383,7 +384,7 @@ def members():
     simulation = from_nested({"num_agents": 4, "dimension": 2, "horizon": 6}, "a test")
     nodes = SimulatedNodes(simulation, History(6))
     chosen = {"mode": "devices", "algorithm": "fldb_ons", "dimension": 2}
-    devices = Devices(from_flat(chosen, "a test"))
+    devices = DeviceNodes(from_flat(chosen, "a test"))
     devices._devices[7] = "0" * 32
     return nodes, devices
 
@@ -414,7 +415,9 @@ def test_a_claim_of_too_many_duels_does_not_reach_the_books(count):
         "numbers": MetricRecord({"answer": [count, 0.0, count, 0.0, 0.0]}),
         "device": ConfigRecord({"id": "0" * 32}),
     }
-    broadcast = Broadcast(Play(1, 1, np.zeros(2), np.eye(2)), np.zeros(2), hessian=True)
+    broadcast = Broadcast(
+        PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), np.zeros(2), hessian=True
+    )
     with pytest.raises(UploadError, match="a number beyond 9007199254740992"):
         devices.check(7, SimpleNamespace(content=RecordDict(content)), broadcast)
 
@@ -444,7 +447,7 @@ def test_whatever_a_node_replies_is_an_upload_or_an_upload_error(arrays, numbers
         }
     )
     reply = SimpleNamespace(content=content)
-    play = Play(1, 1, np.zeros(2), np.eye(2))
+    play = PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2)))
     for known in members():
         with contextlib.suppress(UploadError):
             known.check(7, reply, Broadcast(play, np.zeros(2), hessian=True))

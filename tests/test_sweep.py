@@ -16,7 +16,7 @@ from test_run import ROOT, call
 
 from fldb_flower.settings import defaults_nested, from_nested
 from simulations.figures import PANELS
-from simulations.sweep import draw_mean
+from simulations.sweeps.tables import draw_mean
 
 CONF = ROOT / "conf"
 SWEEP = ("-m", "tau=1,4", "num_agents=5,9", "seed=0,1", "horizon=40")

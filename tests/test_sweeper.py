@@ -29,15 +29,15 @@ from fldb_flower.errors import SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.runs.results import identity
 from fldb_flower.settings import defaults_nested, from_nested
-from simulations import sweep as tables
-from simulations.composition import CachingLoader
 from simulations.engines import vectorized
 from simulations.figures import PANELS, SEEDS, settings_of
-from simulations.jobs import attempt, failure
 from simulations.run import run
-from simulations.runs import Run
-from simulations.sweep import SummariseSweep, statistics, statistics_text
-from simulations.sweeper import quoted, register
+from simulations.saved_runs import Run
+from simulations.sweeps import tables
+from simulations.sweeps.jobs import attempt, failure
+from simulations.sweeps.loader import CachingLoader
+from simulations.sweeps.sweeper import quoted, register
+from simulations.sweeps.tables import SummariseSweep, statistics, statistics_text
 
 LAUNCHERS = ["basic", "joblib", "submitit_local"]
 SMALL = {"num_agents": 4, "horizon": 30}
@@ -127,7 +127,7 @@ COMPOSED = [
     ["environment=sentences", "environment.sigma=0.25"],
     ["experiment=fig2c", "seed=4"],
     ["schedule=geometric", "schedule.ratio=2", "tau=2"],
-    ["lambda=0.5", "lambda=0.25", "robust=median"],
+    ["lambda=0.5", "lambda=0.25", "robust=trimmed"],
     ["environment.path='/x y/${seed}'", "seed=3"],
     ["++engine.num_nodes=3", "hydra.job.name=x"],
 ]

@@ -7,19 +7,20 @@ import pytest
 from conftest import nested
 from scipy import stats
 
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import TorchStreams, make_streams
 from fldb_flower.environments import embeddings
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg import arrays
+from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.settings import ALGORITHMS, SELECTIONS, from_nested
-from fldb_flower.wire.codec import pack_arrays, unpack_arrays
 from simulations.engines import vectorized
 from simulations.run import run
 
-torch = pytest.importorskip("torch", reason="device=cpu needs the torch extra")
+torch = pytest.importorskip("torch", reason="backend=cpu needs the torch extra")
 
 SMALL = {"num_agents": 9, "num_arms": 5, "dimension": 4, "horizon": 12, "tau": 3}
 
@@ -37,7 +38,7 @@ def results(**values):
 
 def expect_same(**values):
     theta, regret = results(**values)
-    other_theta, other_regret = results(**values, device="cpu")
+    other_theta, other_regret = results(**values, backend="cpu")
     np.testing.assert_allclose(other_theta, theta, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(other_regret, regret, rtol=1e-9)
 
@@ -52,7 +53,7 @@ def test_tensors_on_the_cpu_give_the_same_as_numpy(algorithm, selection):
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
 @pytest.mark.parametrize("form", ["diagonal", "sketch"])
 def test_approximations_of_w_give_the_same(algorithm, selection, form):
-    expect_same(algorithm=algorithm, selection=selection, information=form, sketch_rank=2)
+    expect_same(algorithm=algorithm, selection=selection, matrix_form=form, sketch_rank=2)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -94,12 +95,12 @@ def any_model(monkeypatch, tmp_path):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("rng", ["numpy", "torch"])
 def test_a_state_goes_through_bytes_into_a_new_process(algorithm, rng):
-    chosen = settings(algorithm=algorithm, selection="thompson", device="cpu", rng=rng)
+    chosen = settings(algorithm=algorithm, selection="thompson", backend="cpu", rng=rng)
     through, resumed = AgentGroup(chosen, range(2, 9)), AgentGroup(chosen, range(2, 9))
     theta, information = np.arange(4.0), np.eye(4)
     scope = "all" if algorithm == "fldb_gd" else "fresh"
     for first, last in ((1, 1), (2, 4), (5, 6)):
-        play = Play(first, last, theta, information)
+        play = PlayRequest(first, last, Estimate(theta, information))
         broadcast = Broadcast(play, theta, scope, hessian=True)
         one, two = (group.answer(broadcast, first - 1) for group in (through, resumed))
         np.testing.assert_array_equal(one.gradient, two.gradient)
@@ -113,7 +114,7 @@ def test_a_state_goes_through_bytes_into_a_new_process(algorithm, rng):
 def test_nodes_of_flower_use_the_device_too(tmp_path):
     values = {"engine__name": "inprocess", "engine__num_nodes": 3, "algorithm": "fldb_ons"}
     run(settings(**values), tmp_path / "numpy")
-    run(settings(**values, device="cpu"), tmp_path / "cpu")
+    run(settings(**values, backend="cpu"), tmp_path / "cpu")
     regret = [
         np.loadtxt(tmp_path / name / "regret.csv", delimiter=",", skiprows=1, usecols=1)
         for name in ("numpy", "cpu")
@@ -125,7 +126,7 @@ def test_nodes_of_flower_use_the_device_too(tmp_path):
 
 
 def torch_streams(agents, seed=0):
-    streams = make_streams(settings(device="cpu", rng="torch", seed=seed), agents)
+    streams = make_streams(settings(backend="cpu", rng="torch", seed=seed), agents)
     assert isinstance(streams, TorchStreams)
     return streams
 
@@ -166,7 +167,7 @@ def test_the_devices_draws_have_their_distributions():
 @pytest.mark.parametrize("environment", ["synthetic", "movielens", "sentences"])
 @pytest.mark.parametrize("sigma", [0.0, 0.5])
 def test_worlds_are_drawn_on_the_device(environment, sigma, ratings, any_model):
-    values = {"environment__name": environment, "device": "cpu", "rng": "torch"}
+    values = {"environment__name": environment, "backend": "cpu", "rng": "torch"}
     values |= {"environment__sigma": sigma}
     if environment == "movielens":
         values["environment__path"] = str(ratings())
@@ -180,7 +181,7 @@ def test_it_learns_as_well_from_the_devices_draws():
     values = {"algorithm": "fldb_ons", "num_agents": 30, "horizon": 60, "dimension": 3}
     numpy, own = (
         np.array([results(**values, **kind, seed=seed)[1][-1] for seed in range(8)])
-        for kind in ({}, {"device": "cpu", "rng": "torch"})
+        for kind in ({}, {"backend": "cpu", "rng": "torch"})
     )
     error = np.hypot(numpy.std(ddof=1), own.std(ddof=1)) / np.sqrt(8)
     assert abs(numpy.mean() - own.mean()) < 4 * error
@@ -189,28 +190,28 @@ def test_it_learns_as_well_from_the_devices_draws():
 # --- what is missing -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
-def test_without_torch_it_is_said_what_to_do(device, monkeypatch):
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_without_torch_it_is_said_what_to_do(backend, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(SettingsError, match=rf"device={device} needs the torch extra: pip install"):
-        results(device=device)
+    with pytest.raises(
+        SettingsError, match=rf"backend={backend} needs the torch extra: pip install"
+    ):
+        results(backend=backend)
 
 
-@pytest.mark.parametrize("device", ["cuda", "mps"])
-def test_without_a_gpu_it_is_said_what_to_do(device, monkeypatch):
+def test_without_a_gpu_it_is_said_what_to_do(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(SettingsError, match=r"sees no such device.*engine.num_gpus=0\.1"):
-        results(device=device)
+    with pytest.raises(SettingsError, match=r"finds no GPU.*engine.num_gpus=0\.1"):
+        results(backend="cuda")
 
 
 def test_draws_of_torch_need_a_device_of_torch():
-    with pytest.raises(SettingsError, match=r"rng='torch' .*needs device=cpu, cuda or mps"):
+    with pytest.raises(SettingsError, match=r"rng='torch' .*needs backend=cpu or backend=cuda"):
         settings(rng="torch")
 
 
 def test_single_precision_has_wider_ties():
-    """As on mps: scores that rounding alone tells apart are ties there too."""
+    """Scores that differ by rounding errors of single precision are ties too."""
     single = arrays.Arrays(
         arrays.arrays_on("cpu").xp, {"dtype": torch.float32, "device": torch.device("cpu")}
     )
@@ -229,6 +230,6 @@ def test_single_precision_has_wider_ties():
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_a_gpu_gives_the_same_as_numpy(algorithm, selection):
     theta, regret = results(algorithm=algorithm, selection=selection)
-    other_theta, other_regret = results(algorithm=algorithm, selection=selection, device="cuda")
+    other_theta, other_regret = results(algorithm=algorithm, selection=selection, backend="cuda")
     np.testing.assert_allclose(other_theta, theta, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(other_regret, regret, rtol=1e-9)

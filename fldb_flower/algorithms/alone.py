@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fldb_flower.algorithms.base import Algorithm
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.federation.exchange import Federation, Play
+from fldb_flower.federation.exchange import Federation, PlayRequest
 
 _REPORTS = 50  # of the regret so far, in a run
 
@@ -21,9 +21,9 @@ class Alone(Algorithm):
         for number, first in enumerate(range(1, horizon + 1, stride), start=1):
             yield Round(number, first, min(first + stride - 1, horizon), learns=False)
 
-    def play(self, turn: Round) -> Play:
+    def play(self, turn: Round) -> PlayRequest:
         """Return the round's iterations, without an estimate."""
-        return Play(turn.first, turn.last)
+        return PlayRequest(turn.first, turn.last)
 
     def learn(self, federation: Federation, turn: Round) -> None:
         """Nothing: no round learns."""

@@ -10,8 +10,9 @@ import numpy as np
 from fldb_flower.algorithms import schedules
 from fldb_flower.algorithms.estimation import SINGLE_TOLERANCE, TOLERANCE, Minimum, newton
 from fldb_flower.algorithms.schedules import Round
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import ConvergenceError
-from fldb_flower.federation.exchange import Broadcast, Federation, Play, Upload
+from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings
@@ -53,9 +54,9 @@ class Algorithm(ABC):
         """Yield the rounds of a run; by default what the schedule says."""
         return schedules.rounds(self.settings)
 
-    def play(self, turn: Round) -> Play:
+    def play(self, turn: Round) -> PlayRequest:
         """Return what the agents are told to play in a round."""
-        return Play(turn.first, turn.last, self.theta_sync, self.information)
+        return PlayRequest(turn.first, turn.last, Estimate(self.theta_sync, self.information))
 
     def round(self, federation: Federation, turn: Round) -> None:
         """Let the agents play a round, learn from its duels and acknowledge them.
@@ -128,7 +129,7 @@ class Online(Algorithm):
         super().__init__(settings)
         self.theta_hat: Array = np.zeros(settings.dimension)
         self._tolerance = SINGLE_TOLERANCE if settings.wire == "float32" else TOLERANCE
-        if settings.information != "full":
+        if settings.matrix_form != "full":
             self._tolerance = _APPROXIMATE  # steps are not Newton's then, and need many exchanges
 
     def learn(self, federation: Federation, turn: Round) -> None:

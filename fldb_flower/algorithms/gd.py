@@ -15,7 +15,7 @@ from fldb_flower.algorithms.estimation import (
     newton,
 )
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.federation.exchange import Broadcast, Federation, Play, Upload
+from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import AUTO
 
@@ -48,7 +48,7 @@ class FLDBGD(Algorithm):
     def learn(self, federation: Federation, turn: Round) -> None:
         """Minimise the loss of all duels so far."""
 
-        def ask(point: Array, play: Play | None = None) -> Upload:
+        def ask(point: Array, play: PlayRequest | None = None) -> Upload:
             return federation.exchange(
                 Broadcast(
                     play,

@@ -1,6 +1,6 @@
-"""Combining uploads so that a few lies, within what is plausible, weigh less.
+"""Robust combination of uploads, against plausible but false ones.
 
-docs/security.md has its effect on regret, with liars and without.
+docs/security.md has its effect on regret, with and without such uploads.
 """
 
 from __future__ import annotations
@@ -14,42 +14,40 @@ from fldb_flower.federation.exchange import Upload, total
 
 Numbers = NDArray[np.float64]
 
-_CUT = {"trimmed": 0.1, "median": 0.5 - 2.0**-20}  # of the weight, at each end
+_CUT = 0.1  # of the weight, at each end
 
 
 def combine(uploads: Sequence[Upload], how: str) -> Upload:
-    """Sum uploads, but replace their gradients by what most nodes agree on.
+    """Sum uploads, with the sum of gradients replaced by a trimmed mean.
 
-    Coordinate by coordinate, the gradients per duel are sorted, a share of the weight is
-    cut off at each end, and the mean of what is left is multiplied by the whole weight. A node's
-    weight is its number of duels, at most that of the median node: at least half the nodes weigh
-    as much as any, so that nobody holds more than 2 / nodes of the weight, whatever it claims.
+    In each coordinate, the gradients per duel are sorted, a tenth of the weight is removed at
+    each end, and the mean of the rest is multiplied by the total weight. A node's weight is its
+    number of duels, capped at the median over nodes, so no node holds more than 2 / nodes of the
+    total weight, whatever number it claims.
 
-    Matrices stay sums. Each lies between 0 and what its duels allow
-    (:mod:`fldb_flower.federation.plausibility`), and the median of matrices need not be one.
+    Matrices are summed: :mod:`fldb_flower.federation.plausibility` bounds each one.
 
     Parameters
     ----------
     uploads : sequence of Upload
-        At least one, in an order that does not depend on when they arrived.
-    how : {"none", "trimmed", "median"}
-        Cut nothing; a tenth at each end; all but the middle.
+        At least one, in an order independent of their arrival.
+    how : {"none", "trimmed"}
+        A plain sum, or a trimmed mean.
     """
     whole = total(uploads)
-    told = [upload for upload in uploads if upload.num_duels]
-    if how == "none" or not told:
+    nonempty = [upload for upload in uploads if upload.num_duels]
+    if how == "none" or not nonempty:
         return whole
-    duels = np.array([upload.num_duels for upload in told], dtype=np.float64)
+    duels = np.array([upload.num_duels for upload in nonempty], dtype=np.float64)
     weights = np.minimum(duels, np.median(duels))
-    gradients = np.array([upload.gradient for upload in told]) / duels[:, None]
-    return whole._replace(gradient=weights.sum() * trimmed_mean(gradients, weights, _CUT[how]))
+    gradients = np.array([upload.gradient for upload in nonempty]) / duels[:, None]
+    return whole._replace(gradient=weights.sum() * trimmed_mean(gradients, weights, _CUT))
 
 
 def trimmed_mean(values: Numbers, weights: Numbers, cut: float) -> Numbers:
-    """Return the weighted mean of each column without a share of the weight at each end.
+    """Return the weighted mean of each column with a share of the weight removed at each end.
 
-    A value on the edge counts for the part of its weight that is inside. With next to a half at
-    each end this is the weighted median: one value, or the mean of the two at the middle.
+    A value at a boundary counts with the part of its weight inside.
 
     Parameters
     ----------

@@ -12,13 +12,13 @@ from typing import Protocol
 
 import numpy as np
 
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.local_estimates import LocalEstimates
 from fldb_flower.bandit.selection import Selector
 from fldb_flower.bandit.streams import AgentStreams
-from fldb_flower.federation.exchange import Play
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.linalg.whiteners import add_to_whiteners, moved
+from fldb_flower.linalg.whiteners import Whitener, add_to_whiteners, moved
 from fldb_flower.settings import Settings
 
 
@@ -34,7 +34,7 @@ class Policy(Protocol):
 
     waits: bool
 
-    def receive(self, play: Play) -> None:
+    def receive(self, estimate: Estimate) -> None:
         """Take in what the server broadcast."""
 
     def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
@@ -54,7 +54,7 @@ class Policy(Protocol):
         """Take back what :meth:`state` returned."""
 
 
-class Synchronized:
+class CommonEstimatePolicy:
     """Selects with theta_sync and W_sync of the last broadcast (Algorithm 1, lines 4 and 5)."""
 
     waits = True
@@ -64,33 +64,33 @@ class Synchronized:
         self._num_agents = settings.num_agents
         self._arrays = arrays
         identity = make_form(settings).identity(settings.ridge / settings.kappa_mu)
-        self.receive(Play(0, 0, np.zeros(settings.dimension), identity))
+        self.receive(Estimate(np.zeros(settings.dimension), identity))
 
-    def receive(self, play: Play) -> None:
+    def receive(self, estimate: Estimate) -> None:
         """Keep the broadcast estimate."""
-        self._play = play
-        self._estimate: tuple[Array, Array] | None = None  # theta_sync, W's factor: when needed
+        self._estimate = estimate
+        self._prepared: tuple[Array, Whitener] | None = None  # on the backend, when first needed
 
     def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
         """Apply the selection rule."""
-        if self._estimate is None:
-            make, play = self._arrays.make, self._play
-            self._estimate = make(play.theta_sync), moved(play.whitener, self._arrays)
-        return self._selector.select(iterations, features, *self._estimate, self._num_agents)
+        if self._prepared is None:
+            theta, whitener = self._estimate.theta_sync, self._estimate.whitener
+            self._prepared = self._arrays.make(theta), moved(whitener, self._arrays)
+        return self._selector.select(iterations, features, *self._prepared, self._num_agents)
 
     def learn(self, differences: Array, preferences: Array) -> None:
         """Nothing: the server learns."""
 
     def state(self) -> dict[str, Array]:
         """Return the estimate, which missed broadcasts make worth keeping."""
-        return {"theta_sync": self._play.theta_sync, "information": self._play.information}
+        return {"theta_sync": self._estimate.theta_sync, "information": self._estimate.information}
 
     def restore(self, state: dict[str, Array]) -> None:
         """Take back the estimate."""
-        self.receive(Play(0, 0, state["theta_sync"], state["information"]))
+        self.receive(Estimate(state["theta_sync"], state["information"]))
 
 
-class Alone:
+class LocalEstimatesPolicy:
     """LDB: each agent selects with its own theta_i and W_i, and learns from its own duels.
 
     Of W_i it keeps the whitener alone, and updates it.
@@ -106,7 +106,7 @@ class Alone:
         identity = arrays.eye(d) * math.sqrt(settings.kappa_mu / settings.ridge)
         self._whiteners = arrays.zeros(agents, d, d) + identity  # W_i^-1/2
 
-    def receive(self, play: Play) -> None:
+    def receive(self, estimate: Estimate) -> None:
         """Nothing: no estimate arrives."""
 
     def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
@@ -129,7 +129,7 @@ class Alone:
         self._whiteners = self._arrays.make(np.array(state["whiteners"]))
 
 
-class Uniform:
+class UniformPolicy:
     """Draws each pair uniformly among the pairs of different arms."""
 
     waits = True
@@ -139,7 +139,7 @@ class Uniform:
         self._arrays = arrays
         self._num_arms = settings.num_arms
 
-    def receive(self, play: Play) -> None:
+    def receive(self, estimate: Estimate) -> None:
         """Nothing: no estimate is used."""
 
     def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
@@ -160,11 +160,13 @@ class Uniform:
 
 
 _TABLE: dict[str, Callable[[Settings, AgentStreams, Arrays], Policy]] = {
-    "ldb": Alone,
-    "random": Uniform,
+    "ldb": LocalEstimatesPolicy,
+    "random": UniformPolicy,
 }
 
 
 def make_policy(settings: Settings, streams: AgentStreams, arrays: Arrays | None = None) -> Policy:
     """Return the policy that the settings' algorithm calls for, working on arrays of one kind."""
-    return _TABLE.get(settings.algorithm, Synchronized)(settings, streams, arrays or Arrays())
+    return _TABLE.get(settings.algorithm, CommonEstimatePolicy)(
+        settings, streams, arrays or Arrays()
+    )

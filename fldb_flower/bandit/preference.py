@@ -59,7 +59,7 @@ def derivatives(
     return slope, form.total(curvatures)
 
 
-def information(differences: Array, form: Form | None = None) -> Array:
+def gram(differences: Array, form: Form | None = None) -> Array:
     """Information of the duels, ``W_new = sum_i difference_i difference_i^T``, (d, d).
 
     Algorithm 1, line 9 of the paper; or in another form than

@@ -231,10 +231,10 @@ class TorchStreams(AgentStreams):
 def make_streams(settings: Settings, agents: range) -> AgentStreams:
     """Return the streams of a block of agents, drawn by what the setting ``rng`` names."""
     if settings.rng == "torch":
-        return TorchStreams(settings.seed, agents, arrays_on(settings.device))
+        return TorchStreams(settings.seed, agents, arrays_on(settings.backend))
     return AgentStreams(settings.seed, agents)
 
 
 def drawn(settings: Settings) -> Arrays:
     """Return where an environment's draws are, and so its tables should be."""
-    return arrays_on(settings.device) if settings.rng == "torch" else Arrays()
+    return arrays_on(settings.backend) if settings.rng == "torch" else Arrays()

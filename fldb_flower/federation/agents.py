@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from fldb_flower.bandit.duels import DuelLog
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.streams import AgentStreams, check_agents, make_streams
 from fldb_flower.environments import make_environment
 from fldb_flower.errors import ConvergenceError, DataError
-from fldb_flower.federation.exchange import Broadcast, Play, Regrets, Upload, statistics, total
+from fldb_flower.federation.exchange import (
+    Broadcast,
+    PlayRequest,
+    Regrets,
+    Upload,
+    statistics,
+    total,
+)
 from fldb_flower.linalg.arrays import LARGEST, Array, arrays_on, namespace, to_numpy
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.runs.checkpoints import join_parts, part_of
+from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import Settings
 from fldb_flower.system.memory import require_agents
 
-_MANY_DIMENSIONS = 128  # from here on, BLAS threads pay
 _DRAWN_AT_ONCE = 8  # iterations of noise: one number an agent costs less than calling for it
 _BLOCK_NUMBERS = 2**16  # of features worked on at once: half a MiB, within the cache
 _GPU_BLOCK_NUMBERS = 2**24
@@ -102,7 +104,7 @@ def block_size(settings: Settings) -> int:
 
 def _fitting(settings: Settings) -> int:
     """Return how many agents' arms of one iteration fit in a block."""
-    numbers = _BLOCK_NUMBERS if settings.device in {"numpy", "cpu"} else _GPU_BLOCK_NUMBERS
+    numbers = _BLOCK_NUMBERS if settings.backend in {"numpy", "cpu"} else _GPU_BLOCK_NUMBERS
     return numbers // (settings.num_arms * settings.dimension)
 
 
@@ -112,7 +114,7 @@ class AgentBlock:
     def __init__(self, settings: Settings, agents: range) -> None:
         self.agents = agents
         self._settings = settings
-        self._arrays = arrays_on(settings.device)
+        self._arrays = arrays_on(settings.backend)
         self._form = make_form(settings)
         self.log = DuelLog(
             len(agents),
@@ -137,10 +139,11 @@ class AgentBlock:
                 self._play(broadcast.play)
             return self._statistics(broadcast)
 
-    def _play(self, play: Play) -> None:
+    def _play(self, play: PlayRequest) -> None:
         # Iterations whose broadcast never arrived are played with what was known then.
         self._play_up_to(play.first - 1)
-        self._policy.receive(play)
+        if play.estimate is not None:
+            self._policy.receive(play.estimate)
         self._play_up_to(play.last)
 
     def _play_up_to(self, last: int) -> None:
@@ -273,33 +276,6 @@ def _largest(rewards: Array) -> Array:
     """
     xp = namespace(rewards)
     return functools.reduce(xp.maximum, (rewards[:, arm] for arm in range(rewards.shape[1])))
-
-
-_KEPT = 2**30  # bytes
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _MMAP_LARGEST = -1, -3, 2**25
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep what arrays free, for the next ones.
-
-    By default it gives half a MiB back to the system each time, and then the system clears it
-    anew: half of the time that blocks are selected in. Other C libraries are left alone.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_TRIM_THRESHOLD, _KEPT)
-        mallopt(_M_MMAP_THRESHOLD, _MMAP_LARGEST)
-
-
-def one_blas_thread(dimension: int) -> AbstractContextManager[object]:
-    """Keep BLAS to one thread while the matrices are small, as a context or for good.
-
-    Its threads wait for each other by spinning: with another process on the machine, products
-    of small matrices take up to six times as long.
-    """
-    limit = 1 if dimension < _MANY_DIMENSIONS else None
-    threads: AbstractContextManager[object] = threadpool_limits(limit, user_api="blas")
-    return threads
 
 
 def agents_of_node(partition_id: int, num_partitions: int, num_agents: int) -> range:

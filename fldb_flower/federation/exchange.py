@@ -12,56 +12,34 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fldb_flower.bandit import preference
-from fldb_flower.errors import DataError
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import LARGEST, Array
 from fldb_flower.linalg.forms import Form, form_of
-from fldb_flower.linalg.whiteners import Whitener
 
 Scope = Literal["fresh", "all"]
 
 
 @dataclass
-class Play:
+class PlayRequest:
     """Which iterations to play before answering, and with what estimate.
 
     Attributes
     ----------
     first, last : int
         Iterations first..last, from 1, both included.
-    theta_sync : Array or None
-        Estimate that selects arms, (d,). None: the agents learn alone or not at all.
-    information : Array or None
-        W_sync, symmetric positive definite: (d, d), or as :mod:`fldb_flower.linalg.forms` says.
+    estimate : Estimate or None
+        Estimate that selects arms. None: the agents learn alone or not at all.
     """
 
     first: int
     last: int
-    theta_sync: Array | None = None
-    information: Array | None = None
-
-    @cached_property
-    def whitener(self) -> Whitener:
-        """C with ``||x||_{W_sync^-1} = ||x C||``, computed once for all agents.
-
-        Raises
-        ------
-        DataError
-            W_sync is not positive definite.
-        """
-        try:
-            return form_of(self.information).whiten(self.information)
-        except np.linalg.LinAlgError:
-            raise DataError(
-                "W_sync is not positive definite: lambda / kappa_mu is lost among rounding errors"
-                " of what was learned; a larger lambda, or wire=float64, helps"
-            ) from None
+    estimate: Estimate | None = None
 
 
 class Broadcast(NamedTuple):
@@ -69,7 +47,7 @@ class Broadcast(NamedTuple):
 
     Attributes
     ----------
-    play : Play or None
+    play : PlayRequest or None
         Iterations to play first, if any.
     theta_hat : Array or None
         Point at which gradients are taken, (d,). None: report regret only, learn nothing
@@ -83,7 +61,7 @@ class Broadcast(NamedTuple):
         exactly the sum. For the server alone: it does not travel.
     """
 
-    play: Play | None
+    play: PlayRequest | None
     theta_hat: Array | None
     scope: Scope = "fresh"
     hessian: bool = False
@@ -162,7 +140,7 @@ def statistics(
         gradient = preference.gradient(theta, differences, preferences)
     if broadcast.loss:
         loss = float(preference.loss(theta, differences, preferences))
-    information = preference.information(fresh, form)
+    information = preference.gram(fresh, form)
     return Upload(len(preferences), gradient, information, hessian, loss, ())
 
 

@@ -93,31 +93,25 @@ def to_numpy(array: Array) -> NDArray[Any]:
     return found.astype(np.float64) if found.dtype == np.float32 else found
 
 
-def arrays_on(device: str) -> Arrays:
-    """Return where the setting ``device`` wants arrays.
+def arrays_on(backend: str) -> Arrays:
+    """Return the arrays of a backend: numpy, or PyTorch on cpu or cuda.
 
     Raises
     ------
     SettingsError
-        PyTorch is not installed, or sees no such device.
+        PyTorch is not installed, or finds no such device.
     """
-    if device == "numpy":
+    if backend == "numpy":
         return Arrays()
-    torch = import_torch(f"device={device}", "device=numpy")
-    available = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if not available[device]:
+    torch = import_torch(f"backend={backend}", "backend=numpy")
+    if backend == "cuda" and not torch.cuda.is_available():
         raise SettingsError(
-            f"device={device}: PyTorch {torch.__version__} sees no such device in this process; use"
-            " device=numpy, or with Flower give each client a share of a GPU: engine.num_gpus=0.1,"
+            f"backend=cuda: PyTorch {torch.__version__} finds no GPU in this process; use"
+            " backend=numpy, or with Flower give each client a share of a GPU: engine.num_gpus=0.1,"
             ' or flwr run --federation-config "client-resources-num-gpus=0.1"'
         )
     xp: ModuleType = importlib.import_module("array_api_compat.torch")
-    dtype = torch.float32 if device == "mps" else torch.float64  # mps has no double precision
-    return Arrays(xp, {"dtype": dtype, "device": torch.device(device)})
+    return Arrays(xp, {"dtype": torch.float64, "device": torch.device(backend)})
 
 
 def import_torch(what: str, instead: str) -> Any:

@@ -332,9 +332,9 @@ def units_of(matrices: Vector) -> Vector:
 def make_form(settings: Settings) -> Form:
     """Return the form that the setting ``information`` names."""
     d = settings.dimension
-    if settings.information == "diagonal":
+    if settings.matrix_form == "diagonal":
         return Diagonal(d)
-    return Sketch(d, settings.sketch_rank) if settings.information == "sketch" else Full(d)
+    return Sketch(d, settings.sketch_rank) if settings.matrix_form == "sketch" else Full(d)
 
 
 def form_of(matrix: Array) -> Form:

@@ -1,6 +1,7 @@
-"""Checkpoints: what must outlive a process, in one file that is there whole or not at all.
+"""Checkpoints: named arrays and JSON values in one file that is replaced atomically.
 
-Nothing is unpickled: a file is a magic word, a SHA-256 of the rest, and named arrays.
+A file consists of a magic word, the SHA-256 of the rest, and the packed arrays. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -15,25 +16,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fldb_flower.errors import CheckpointError, OutputError
+from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
+from fldb_flower.settings import current_identity
 from fldb_flower.system.files import replace_file
-from fldb_flower.wire.codec import pack_arrays, unpack_arrays
 
 _MAGIC = b"FLDBcp01"
 _HASH_BYTES = 32
 _META = "meta"
+_UNKNOWN = "not a checkpoint of this version; move the file away to start again"
 
 
 class Checkpoint(NamedTuple):
-    """What a run knows after a round.
+    """The state of a run after a round.
 
     Attributes
     ----------
     identity : str
-        What the run is: settings that another run of the same kind would not share.
+        The settings that determine the results, one line each.
     numbers : dict
-        Counts and texts, as JSON holds them.
+        Counts and texts, as JSON values.
     arrays : dict of ndarray
-        By name.
+        Arrays by name.
     """
 
     identity: str
@@ -42,12 +45,12 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint durably, in place of the one before.
+    """Replace a checkpoint atomically and durably.
 
     Raises
     ------
     OutputError
-        It cannot be written; the one before is as it was.
+        It cannot be written; the previous checkpoint is unchanged.
     """
     meta = json.dumps({"identity": checkpoint.identity, "numbers": checkpoint.numbers})
     text = np.frombuffer(meta.encode(), dtype=np.uint8)
@@ -59,14 +62,14 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
-    """Read a checkpoint; None if there is none.
+    """Read a checkpoint; return None if the file does not exist.
 
     Raises
     ------
     CheckpointError
-        It is damaged, no checkpoint at all, or of another run. The file stays as it is.
+        The file is damaged, is not a checkpoint, or belongs to another run. It is not changed.
     OutputError
-        It cannot be read.
+        The file cannot be read.
     """
     try:
         data = path.read_bytes()
@@ -76,46 +79,28 @@ def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
         raise OutputError(f"cannot read the checkpoint {path}: {error.strerror}") from None
     start = len(_MAGIC) + _HASH_BYTES
     if data[: len(_MAGIC)] != _MAGIC:
-        raise CheckpointError(
-            f"{path} is not a checkpoint of this version: move it away to begin anew"
-        )
+        raise CheckpointError(f"{path}: {_UNKNOWN}")
     body = data[start:]
     if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
         raise CheckpointError(
-            f"{path} is damaged (its SHA-256 differs): restore a backup of it, or move it away to"
-            " begin anew"
+            f"{path} is damaged (its SHA-256 differs): restore a backup, or move the file away to"
+            " start again"
         )
     try:
         arrays = unpack_arrays(body)
         meta = json.loads(arrays.pop(_META).tobytes())
-        theirs, numbers = meta["identity"], meta["numbers"]
+        theirs, numbers = current_identity(meta["identity"]), meta["numbers"]
     except (KeyError, TypeError, ValueError):
-        raise CheckpointError(
-            f"{path} is not a checkpoint of this version: move it away to begin anew"
-        ) from None
+        raise CheckpointError(f"{path}: {_UNKNOWN}") from None
     if theirs != identity:
         raise CheckpointError(
-            f"{path} is of another run ({_difference(theirs, identity)}): name another"
-            " directory, or use the same settings"
+            f"{path} belongs to another run ({_difference(theirs, identity)}): use another"
+            " directory or the same settings"
         )
     return Checkpoint(identity, numbers, arrays)
 
 
-def join_parts(parts: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of several parts under one roof: ``"part.name"``."""
-    return {
-        f"{part}.{name}": array for part, arrays in parts.items() for name, array in arrays.items()
-    }
-
-
-def part_of(arrays: Mapping[str, NDArray[Any]], part: str) -> dict[str, NDArray[Any]]:
-    """Return one of the parts that :func:`join_parts` joined."""
-    prefix = f"{part}."
-    names = (name for name in arrays if name.startswith(prefix))
-    return {name.removeprefix(prefix): arrays[name] for name in names}
-
-
 def _difference(theirs: str, ours: str) -> str:
-    """Name the first line in which two settings differ."""
+    """Return the first line in which two identities differ."""
     pairs = zip(theirs.splitlines(), ours.splitlines(), strict=False)
     return next((f"{a!r} there, {b!r} here" for a, b in pairs if a != b), "other settings")

@@ -1,4 +1,4 @@
-"""One run from settings to results, the same whatever the engine."""
+"""One run, from settings to results, on any engine."""
 
 from __future__ import annotations
 
@@ -7,26 +7,34 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from fldb_flower.algorithms import Algorithm
-from fldb_flower.errors import DataError, FederationError, FldbError
+from fldb_flower.errors import DataError, FldbError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.runs.checkpoints import join_parts, part_of
+from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.runs.plots import describe
 from fldb_flower.runs.results import PLOT, RunDirectory, stop_requested
 from fldb_flower.settings import Settings
 
-_SECONDS_BETWEEN_LINES = 2.0
-_SECONDS_BETWEEN_LOOKS = 0.2  # for somebody's wish to stop
-_PATIENCE = 20  # a checkpoint is followed by this many times as long without one
+POLL_SECONDS = 0.2
+"""Seconds between two checks for a stop request."""
+CHECKPOINT_COST = 20
+"""The pause after a checkpoint is at least this many times as long as saving it took."""
 STOPPED = "stopped"
+_SECONDS_BETWEEN_LINES = 2.0
 
 
 class StoppedError(FldbError):
-    """The run was saved and stopped, as somebody asked."""
+    """The run stopped because a stop was requested."""
 
 
 class ProgressLines:
-    """Says how far a run is, at most every two seconds: regret so far and time left."""
+    """Prints the regret and the time left, at most every two seconds.
+
+    Parameters
+    ----------
+    say : callable
+        Prints one line.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -34,10 +42,10 @@ class ProgressLines:
         self._last = 0.0
 
     def __call__(self, history: History) -> None:
-        """Print a line if it is time for one; call it with the history as it grows."""
+        """Print a line if one is due."""
         now, done = time.monotonic(), history.iteration
         if self._first is None:
-            # What came before, such as starting Ray, says nothing about the iterations left.
+            # The time before, such as starting Ray, does not predict the remaining iterations.
             self._first, self._last = (now, done), now
         if now - self._last < _SECONDS_BETWEEN_LINES:
             return
@@ -51,48 +59,36 @@ class ProgressLines:
 
 
 class Resumable(Protocol):
-    """A federation that can be saved and put back, with all that its agents know."""
+    """A federation whose state, with that of its agents, can be saved and restored."""
 
     history: History
 
     def state(self) -> dict[str, Array]:
-        """Return everything as arrays, for :meth:`restore`.
-
-        Raises
-        ------
-        FederationError
-            A node cannot be reached.
-        """
+        """Return the state as arrays, for :meth:`restore`."""
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from where :meth:`state` was taken, with identical numbers.
-
-        Raises
-        ------
-        FederationError
-            There are not the nodes that there were.
-        """
+        """Restore a state; the run continues with identical numbers."""
 
 
-class Keeper:
-    """Saves a run after some of its rounds, and puts it back to where it was saved last.
+class Checkpointer:
+    """Saves the state of a run after some of its rounds, and restores the last one saved.
 
-    What is saved was all true at one time, after one round: the algorithm, the history and
-    every agent. So a run that goes on does what it would have done without a break.
+    A checkpoint holds the algorithm, the history and every agent after the same round. A resumed
+    run therefore computes what an uninterrupted run would have computed.
 
     Parameters
     ----------
     directory : RunDirectory
-        Where it is saved.
+        Holds the checkpoint.
     settings : Settings
         Settings of the run.
     say : callable
-        Prints one line to the user.
+        Prints one line.
 
     Attributes
     ----------
     iteration : int
-        The last iteration that is saved.
+        The last iteration saved.
     """
 
     def __init__(
@@ -101,52 +97,63 @@ class Keeper:
         self.iteration = 0
         self._directory = directory
         self._horizon = settings.horizon
-        self._every = settings.checkpoint_seconds
-        self._say = say
-        self._stopping = False
+        self._interval = settings.checkpoint_seconds
         self._begin = time.monotonic()
-        self._look, self._due = self._begin, self._begin + self._every
+        self._next_poll, self._due = self._begin, self._begin + self._interval
         if directory.saved is not None:
             self.iteration = int(directory.saved.numbers["iteration"])
             self._begin -= float(directory.saved.numbers["seconds"])
-            say(f"goes on after iteration {self.iteration} of {self._horizon}")
+            say(f"resumes after iteration {self.iteration} of {self._horizon}")
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken, without its breaks."""
+        """Running time, without interruptions."""
         return time.monotonic() - self._begin
 
     def follow(self, federation: Resumable, algorithm: Algorithm) -> Callable[[], None]:
-        """Put both back to where they were saved last; return what to call after each round.
+        """Restore both from the checkpoint, if any; return a function to call after each round.
 
-        Raises
-        ------
-        FederationError
-            There are not the nodes that there were.
+        The function saves a checkpoint when one is due. If a stop was requested, it saves one and
+        raises a :class:`StoppedError`.
         """
-        saved, self._directory.saved = self._directory.saved, None  # it may be large
+        saved, self._directory.saved = self._directory.saved, None  # frees its memory
         if saved is not None:
             federation.history.restore(part_of(saved.arrays, "history"))
             algorithm.restore(part_of(saved.arrays, "algorithm"))
             federation.restore(part_of(saved.arrays, "federation"))
         return lambda: self._after_round(federation, algorithm)
 
+    def check_stop(self) -> None:
+        """Check whether a stop was requested, for engines without checkpoints.
+
+        Raises
+        ------
+        StoppedError
+            A stop was requested.
+        """
+        if self._stop_requested(time.monotonic()):
+            raise StoppedError(f"{STOPPED}: nothing was saved; resume=true starts it again")
+
     def _after_round(self, federation: Resumable, algorithm: Algorithm) -> None:
         now = time.monotonic()
-        if now < self._look:
+        stopping = self._stop_requested(now)
+        if not stopping and now < self._due:
             return
-        self._look = now + min(self._every, _SECONDS_BETWEEN_LOOKS)
-        self._stopping = self._stopping or stop_requested(self._directory.path)
-        if not self._stopping and now < self._due:
-            return
-        try:
-            self._save(federation, algorithm)
-        except FederationError as reason:
-            self._say(f"not saved after iteration {federation.history.iteration}: {reason}")
-        if self._stopping:
-            raise StoppedError(f"{STOPPED}: {self._way_on()}")
-        took = time.monotonic() - now
-        self._due = now + took + max(self._every, _PATIENCE * took if self._every else 0.0)
+        self._save(federation, algorithm)
+        if stopping:
+            raise StoppedError(
+                f"{STOPPED}: resume=true resumes after iteration {self.iteration} of"
+                f" {self._horizon}"
+            )
+        cost = time.monotonic() - now
+        pause = max(self._interval, CHECKPOINT_COST * cost if self._interval else 0.0)
+        self._due = now + cost + pause
+
+    def _stop_requested(self, now: float) -> bool:
+        if now < self._next_poll:
+            return False
+        self._next_poll = now + min(self._interval, POLL_SECONDS)
+        return stop_requested(self._directory.path)
 
     def _save(self, federation: Resumable, algorithm: Algorithm) -> None:
         parts = {
@@ -158,67 +165,82 @@ class Keeper:
         self._directory.save({"iteration": iteration, "seconds": self.seconds}, join_parts(parts))
         self.iteration = iteration
 
-    def _way_on(self) -> str:
-        if not self.iteration:
-            return "nothing was saved, and resume=true begins anew"
-        return f"resume=true goes on after iteration {self.iteration} of {self._horizon}"
-
 
 def conduct(
     settings: Settings,
     directory: RunDirectory,
-    *,
-    engine: str,
-    run: Callable[[History, Keeper], Array],
+    run: Callable[[History, Checkpointer], Array],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run, write the results, say where they are and close the directory.
+    """Run, write the results and close the directory.
 
     Parameters
     ----------
     settings : Settings
         Settings of the run.
     directory : RunDirectory
-        A directory claimed for it.
-    engine : str
-        Name of the engine, for the summary.
+        The directory of the results.
     run : callable
-        Runs the algorithm, recording into the history it is given, saved by the keeper; returns
-        theta_sync.
+        Runs the algorithm, records into the history, and returns theta_sync. Only the vectorized
+        engine uses the checkpointer.
     say : callable
-        Prints one line to the user.
+        Prints one line.
 
     Returns
     -------
     dict
-        What ``summary.json`` holds.
+        The content of ``summary.json``.
 
     Raises
     ------
     DataError
-        There is too little memory, or the regret is not finite.
+        The memory does not suffice, or the regret is not finite.
     StoppedError
-        Somebody asked the run to stop.
+        A stop was requested.
     """
     try:
-        history = History(settings.horizon, on_progress=ProgressLines(say))
-        keeper = Keeper(directory, settings, say)
-        theta_sync = run(history, keeper)
-        summary = directory.finish(
-            history, theta_sync, engine=engine, runtime_seconds=keeper.seconds
-        )
-    except MemoryError as error:
+        checkpointer = Checkpointer(directory, settings, say)
+        history = History(settings.horizon, _on_progress(settings, checkpointer, say))
+        theta_sync = run(history, checkpointer)
+        summary = directory.finish(history, theta_sync, runtime_seconds=checkpointer.seconds)
+    except Exception as error:
         directory.abandon()
-        raise DataError(
-            f"out of memory ({error}): num_agents={settings.num_agents},"
-            f" horizon={settings.horizon}, num_arms={settings.num_arms} or"
-            f" dimension={settings.dimension} is too large for this machine"
-        ) from None
-    except Exception:
-        directory.abandon()
+        if isinstance(error, MemoryError):
+            raise _out_of_memory(settings, error) from None
         raise
     finally:
         directory.close()
+    _say_results(summary, settings, directory, say)
+    return summary
+
+
+def _on_progress(
+    settings: Settings, checkpointer: Checkpointer, say: Callable[[str], None]
+) -> Callable[[History], None]:
+    lines = ProgressLines(say)
+
+    def report(history: History) -> None:
+        lines(history)
+        if settings.engine.name != "vectorized":
+            checkpointer.check_stop()
+
+    return report
+
+
+def _out_of_memory(settings: Settings, error: MemoryError) -> DataError:
+    return DataError(
+        f"out of memory ({error}): num_agents={settings.num_agents}, horizon={settings.horizon},"
+        f" num_arms={settings.num_arms} or dimension={settings.dimension} is too large for this"
+        " machine"
+    )
+
+
+def _say_results(
+    summary: Mapping[str, Any],
+    settings: Settings,
+    directory: RunDirectory,
+    say: Callable[[str], None],
+) -> None:
     say(
         f"{describe(settings)} | final regret {summary['final_regret']:.2f} per agent,"
         f" {summary['exchanges']} exchanges, {_size(summary['uploaded_bytes'])} up,"
@@ -226,7 +248,6 @@ def conduct(
     )
     plot = directory.path / PLOT
     say(f"results: {directory.path}" + (f"  plot: {plot}" if plot.exists() else ""))
-    return summary
 
 
 def _size(count: int) -> str:

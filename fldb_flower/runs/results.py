@@ -1,12 +1,12 @@
-"""The directory of one run: claimed first, finished last, never overwritten."""
+"""The directory of one simulated run: claimed first, finished last, never overwritten."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import datetime
-import json
-import os
-from collections.abc import Mapping
+import io
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,147 +15,119 @@ import numpy as np
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from fldb_flower.runs.checkpoints import Checkpoint
+from fldb_flower.runs.directory import CHECKPOINT, MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.runs.plots import plot_regret
-from fldb_flower.settings import ALONE, Settings, from_nested, hydra_entries, to_nested
-from fldb_flower.system.files import lock_folder, partial_of, replace_file
+from fldb_flower.settings import (
+    ALONE,
+    Settings,
+    current_names,
+    from_nested,
+    hydra_entries,
+    to_nested,
+)
+from fldb_flower.system.files import partial_of
 
-CONFIG, REGRET, PLOT, SUMMARY = "config.yaml", "regret.csv", "regret.png", "summary.json"
-PARTICIPATION, CHECKPOINT, STOP = "participation.csv", "checkpoint.bin", "stop"
-MODEL = "model.json"
-_FORMAT = 2  # of what a run's checkpoint holds
-_HOW_IT_IS_KEPT = ("resume", "checkpoint_seconds", "plot")
-_MAY_CHANGE = (  # between two parts of one run: no result depends on it
-    *_HOW_IT_IS_KEPT, "node_wait", "reply_timeout", "max_message_mb",
+CONFIG, REGRET, PLOT = "config.yaml", "regret.csv", "regret.png"
+PARTICIPATION, STOP = "participation.csv", "stop"
+_FORMAT = 2  # of the checkpoint of a run
+_STORAGE_SETTINGS = ("resume", "checkpoint_seconds", "plot")
+_NOT_IN_IDENTITY = (  # results do not depend on these settings
+    *_STORAGE_SETTINGS, "node_wait", "reply_timeout", "max_message_mb",
     "engine.num_cpus", "engine.num_gpus",
 )  # fmt: skip
 
 
-class RunDirectory:
-    """Where one run's results go; one process at a time has it.
+class RunDirectory(ResultsDirectory):
+    """The directory of one run; see :class:`ResultsDirectory`.
 
-    ``config.yaml`` is written on construction and claims the directory; ``checkpoint.bin`` is
-    what an unfinished run goes on from; ``summary.json`` is written last, and without it the run
-    is not finished. A file ``stop`` asks the run to save itself and end.
+    ``config.yaml`` is written on construction and claims the directory. ``checkpoint.bin`` holds
+    the state of an unfinished run of the vectorized engine. ``summary.json`` is written last: a
+    run without it is not finished. A file ``stop`` requests that the run stops.
 
     Parameters
     ----------
     path : Path
-        Created if missing; must not hold a run, or with ``resume`` none but this one.
+        Created if missing. It must not hold a run; with ``resume`` it may hold this one.
     settings : Settings
         Settings of the run.
 
     Attributes
     ----------
     saved : Checkpoint or None
-        What there is to go on from.
+        The checkpoint to resume from.
 
     Raises
     ------
     CheckpointError
-        The checkpoint is damaged, or of a run with other settings; nothing was touched.
+        The checkpoint is damaged, or belongs to a run with other settings. Nothing is changed.
     OutputError
-        The directory cannot be written, is in use, or holds a run already.
+        The directory cannot be written, is in use, or holds another run.
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
-        self.path = path.expanduser()
+        super().__init__(path, identity(settings), user="run")
         self.saved: Checkpoint | None = None
         self._settings = settings
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_folder(self.path)
-        except BlockingIOError:
-            raise OutputError(f"{self.path} is in use by another run: wait for its end") from None
-        except OSError as error:
-            raise OutputError(f"cannot write to {self.path}: {error.strerror}") from None
-        try:
             if settings.resume and not (self.path / SUMMARY).exists():
-                self.saved = load_checkpoint(self.path / CHECKPOINT, identity(settings))
-                self.abandon()  # what a run left that saved nothing
+                if settings.engine.name == "vectorized":
+                    self.saved = self.load()
+                else:
+                    _discard_checkpoint(self.path)
+                self.abandon()  # files of a run without a checkpoint
             self._claim()
         except FldbError:
             self.close()
             raise
 
-    def close(self) -> None:
-        """Let another process have the directory."""
-        os.close(self._lock)
-
-    def save(self, numbers: dict[str, Any], arrays: Mapping[str, Array]) -> None:
-        """Write a checkpoint durably, in place of the one before.
-
-        Raises
-        ------
-        OutputError
-            It cannot be written; the one before is as it was.
-        """
-        checkpoint = Checkpoint(identity(self._settings), numbers, arrays)
-        save_checkpoint(self.path / CHECKPOINT, checkpoint)
-
     def finish(
-        self, history: History, theta_sync: Array, *, engine: str, runtime_seconds: float
+        self, history: History, theta_sync: Array, *, runtime_seconds: float
     ) -> dict[str, Any]:
-        """Write the results, ``summary.json`` last and atomically, and return the summary.
+        """Write the results, ``summary.json`` last, and return the summary.
 
-        ``model.json`` holds the estimate that the federation learned. Where agents learn alone
-        or not at all, there is none. A picture that cannot be drawn is left out; a line in the
-        log gives the reason.
+        ``model.json`` holds the common estimate; algorithms without one write none. If the plot
+        cannot be drawn, it is omitted and the reason is logged.
 
         Raises
         ------
         DataError
-            The regret is not finite; nothing was written.
+            The regret is not finite; nothing is written.
         FederationError
             The estimate is not finite.
         OutputError
-            The disk is full, or the directory went away or became read-only.
+            The directory cannot be written.
         """
-        summary = self._summary(history, engine, runtime_seconds)
+        summary = self._summary(history, runtime_seconds)
         model = self._model(history, theta_sync)
-        try:
-            replace_file(self.path / REGRET, _regret_csv(history).encode())
-            if history.participation:
-                replace_file(self.path / PARTICIPATION, _participation_csv(history).encode())
-            if self._settings.plot:
-                plot_regret(self.path / PLOT, history, self._settings)
-            if model is not None:
-                replace_file(self.path / MODEL, _json(model))
-            replace_file(self.path / SUMMARY, _json(summary))
-        except OSError as error:
-            raise OutputError(f"cannot write results to {self.path}: {error.strerror}") from None
+        self.write(REGRET, _regret_csv(history))
+        if history.participation:
+            self.write(PARTICIPATION, _participation_csv(history))
+        if self._settings.plot:
+            plot_regret(self.path / PLOT, history, self._settings)
+        if model is not None:
+            self.write_json(MODEL, model)
+        self.write_json(SUMMARY, summary)
         _discard_checkpoint(self.path)
         return summary
 
     def abandon(self) -> None:
-        """Give the directory up after a failure: the next run may have it.
-
-        If anything was saved, that is the same run with ``resume``.
-        """
+        """Remove the files of a failed run, unless it has a checkpoint to resume from."""
         if not (self.path / CHECKPOINT).exists():
             _remove(self.path, CONFIG, REGRET, MODEL)
 
     def _claim(self) -> None:
-        text = _config_yaml(self._settings)
-        try:
-            if self.saved is not None:
-                replace_file(self.path / CONFIG, text.encode())
-                return
-            if any((self.path / name).exists() for name in (REGRET, SUMMARY, CHECKPOINT)):
-                raise FileExistsError
-            with (self.path / CONFIG).open("x", encoding="utf-8") as file:
-                file.write(text)
-        except FileExistsError:
+        files = (CONFIG, REGRET, SUMMARY, CHECKPOINT)
+        if self.saved is None and any((self.path / name).exists() for name in files):
             unfinished = (self.path / CHECKPOINT).exists() and not (self.path / SUMMARY).exists()
             raise OutputError(
-                f"{self.path} holds an unfinished run: resume=true goes on with it"
+                f"{self.path} holds an unfinished run: resume=true resumes it"
                 if unfinished
                 else f"{self.path} already holds a run: name another directory, or remove this one"
-            ) from None
-        except OSError as error:
-            raise OutputError(f"cannot write to {self.path}: {error.strerror}") from None
+            )
+        self.write(CONFIG, _config_yaml(self._settings).encode())
 
-    def _summary(self, history: History, engine: str, runtime_seconds: float) -> dict[str, Any]:
+    def _summary(self, history: History, runtime_seconds: float) -> dict[str, Any]:
         settings = self._settings
         summary: dict[str, Any] = {
             "algorithm": settings.algorithm,
@@ -163,7 +135,7 @@ class RunDirectory:
             "horizon": settings.horizon,
             "tau": settings.tau,
             "seed": settings.seed,
-            "engine": engine,
+            "engine": settings.engine.name,
             "final_regret": history.regret,
             "exchanges": history.exchanges,
             "rounds": history.rounds,
@@ -186,7 +158,7 @@ class RunDirectory:
         if not np.isfinite(theta_sync).all():
             raise FederationError(
                 f"algorithm={settings.algorithm}: the estimate is not finite after iteration"
-                f" {history.iteration}: smaller steps or a larger lambda help"
+                f" {history.iteration}: use smaller steps or a larger lambda"
             )
         return {
             "algorithm": settings.algorithm,
@@ -199,9 +171,7 @@ class RunDirectory:
 
 
 def is_finished(path: Path, settings: Settings) -> bool:
-    """Whether a directory holds the finished run of just these settings.
-
-    What a kill at the very end left of its checkpoint is removed.
+    """Return whether a directory holds the finished run of these settings.
 
     Raises
     ------
@@ -210,19 +180,23 @@ def is_finished(path: Path, settings: Settings) -> bool:
     """
     if not (path / SUMMARY).exists():
         return False
-    if _identity_there(path / CONFIG) != identity(settings):
-        raise OutputError(f"{path} holds a run of other settings: resume needs the same ones")
-    _discard_checkpoint(path)
+    if _saved_identity(path / CONFIG) != identity(settings):
+        raise OutputError(
+            f"{path} holds a run of other settings: resume=true needs the same settings"
+        )
+    _discard_checkpoint(path)  # left by a kill at the very end
     return True
 
 
-def _identity_there(config: Path) -> str:
-    """Return what makes the run of a ``config.yaml`` the one it is; "" if that cannot be said."""
+def _saved_identity(config: Path) -> str:
+    """Return the identity of the settings in a ``config.yaml``; empty if they are not valid."""
     import yaml  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - as OmegaConf below
 
     try:
         values = yaml.safe_load(config.read_text(encoding="utf-8"))
-        return identity(from_nested(values, str(config))) if isinstance(values, dict) else ""
+        if not isinstance(values, dict):
+            return ""
+        return identity(from_nested(current_names(values), str(config)))
     except OSError as error:
         raise OutputError(f"cannot read {config}: {error.strerror}") from None
     except (FldbError, ValueError, yaml.YAMLError):
@@ -230,10 +204,10 @@ def _identity_there(config: Path) -> str:
 
 
 def identity(settings: Settings) -> str:
-    """Return what makes a run the one it is, a line for each setting that must not change."""
-    # Vectorized has no nodes, and how many Flower's run has is not known to its server.
+    """Return the settings that determine the results of a run, one line each."""
+    # The vectorized engine has no nodes; the server of `flwr run` does not know their number.
     nodes = () if settings.engine.name == "inprocess" else ("engine.num_nodes",)
-    ignored = (*_MAY_CHANGE, *nodes)
+    ignored = (*_NOT_IN_IDENTITY, *nodes)
     lines = [
         f"{entry.dotted}={entry.value(settings)!r}\n"
         for entry in hydra_entries()
@@ -243,7 +217,7 @@ def identity(settings: Settings) -> str:
 
 
 def request_stop(path: Path) -> None:
-    """Ask the run in a directory, on whatever machine it is, to save itself and end.
+    """Request that the run in a directory stops, on whatever machine it runs.
 
     Raises
     ------
@@ -254,15 +228,15 @@ def request_stop(path: Path) -> None:
 
 
 def stop_requested(path: Path) -> bool:
-    """Whether somebody asked the run in a directory to stop; asks once."""
-    if not (path / STOP).exists():
+    """Return whether a stop was requested for the run in a directory, and clear the request."""
+    try:
+        (path / STOP).unlink()
+    except OSError:
         return False
-    _remove(path, STOP)
     return True
 
 
 def _discard_checkpoint(path: Path) -> None:
-    """Remove what a finished run need not go on from."""
     _remove(path, CHECKPOINT, partial_of(path / CHECKPOINT).name, STOP)
 
 
@@ -272,49 +246,40 @@ def _remove(path: Path, *names: str) -> None:
             (path / name).unlink()
 
 
-def _config_yaml(settings: Settings) -> str:
-    from omegaconf import OmegaConf  # noqa: PLC0415 - agents import this module's package
-
-    values = to_nested(settings)
-    for name in _HOW_IT_IS_KEPT:  # which is not what the run is
-        del values[name]
-    return OmegaConf.to_yaml(OmegaConf.create(values))
-
-
-def _json(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()
-
-
 def default_directory() -> Path:
-    """Return a new directory under ``~/fldb-runs`` for runs that were given none."""
+    """Return a new directory below ``~/fldb-runs``, the default for `flwr run`."""
     now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     return Path.home() / "fldb-runs" / now
 
 
-def _regret_csv(history: History) -> str:
-    import pandas as pd  # noqa: PLC0415 - takes half a second, and agents need none of it
+def _config_yaml(settings: Settings) -> str:
+    from omegaconf import OmegaConf  # noqa: PLC0415 - agents import this module's package
 
-    table = pd.DataFrame(
-        {
-            "iteration": range(1, history.horizon + 1),
-            "cumulative_regret": history.cumulative_regret,
-            "exchanges": history.exchanges_by_iteration,
-        }
+    values = to_nested(settings)
+    for name in _STORAGE_SETTINGS:
+        del values[name]
+    return OmegaConf.to_yaml(OmegaConf.create(values))
+
+
+def _regret_csv(history: History) -> bytes:
+    columns = (
+        range(1, history.horizon + 1),
+        history.cumulative_regret.tolist(),
+        history.exchanges_by_iteration.tolist(),
     )
-    return str(table.to_csv(index=False, lineterminator="\n"))
+    header = ("iteration", "cumulative_regret", "exchanges")
+    return _csv(header, zip(*columns, strict=True))
 
 
-def _participation_csv(history: History) -> str:
-    import pandas as pd  # noqa: PLC0415 - see above
-
+def _participation_csv(history: History) -> bytes:
     rows = [
-        {
-            "iteration": row.iteration,
-            "asked": row.asked,
-            "replied": row.replied,
-            "absent": "; ".join(row.absent),
-            "rejected": "; ".join(row.rejected),
-        }
+        (row.iteration, row.asked, row.replied, "; ".join(row.absent), "; ".join(row.rejected))
         for row in history.participation
     ]
-    return str(pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+    return _csv(("iteration", "asked", "replied", "absent", "rejected"), rows)
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue().encode()

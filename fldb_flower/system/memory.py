@@ -73,7 +73,7 @@ def require_agents(settings: Settings, agents: int, block: int) -> None:
     SettingsError
         They do not fit.
     """
-    if settings.device not in {"numpy", "cpu"}:
+    if settings.backend not in {"numpy", "cpu"}:
         return  # the memory is a GPU's
     arms, d = settings.num_arms, settings.dimension
     kept = _duels_kept(settings) * (d + 1)

@@ -16,17 +16,15 @@ are made definite again by who reads them (:meth:`fldb_flower.linalg.forms.Form.
 
 from __future__ import annotations
 
-import functools
-import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
-from fldb_flower.federation.exchange import Broadcast, Play, Regrets, Upload
+from fldb_flower.federation.exchange import Broadcast, PlayRequest, Regrets, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import Form, Vector, form_of
 from fldb_flower.settings import WIRES
@@ -34,7 +32,7 @@ from fldb_flower.settings import WIRES
 _SINGLE = float(np.finfo(np.float32).eps) / 2.0  # what rounding to float32 changes, at most
 
 
-class Ask(NamedTuple):
+class BroadcastHeader(NamedTuple):
     """The whole numbers beside a broadcast's vector.
 
     Attributes
@@ -59,7 +57,7 @@ class Ask(NamedTuple):
     counted: int
 
 
-class Answer(NamedTuple):
+class UploadHeader(NamedTuple):
     """The numbers beside an upload's vector.
 
     Attributes
@@ -86,7 +84,7 @@ class Answer(NamedTuple):
         return [*map(float, self[:-1]), *self.regret]
 
     @classmethod
-    def from_numbers(cls, numbers: Sequence[float]) -> Answer:
+    def from_numbers(cls, numbers: Sequence[float]) -> UploadHeader:
         """Undo :meth:`to_numbers`.
 
         Raises
@@ -107,7 +105,7 @@ class UploadError(Exception):
 def broadcast_size(broadcast: Broadcast, form: Form) -> int:
     """Return how many numbers the broadcast's vector holds."""
     play = broadcast.play
-    has_estimate = play is not None and play.theta_sync is not None
+    has_estimate = play is not None and play.estimate is not None
     return _broadcast_size(form, broadcast.theta_hat is not None, has_estimate)
 
 
@@ -133,7 +131,7 @@ def traffic(
     return upload_size(broadcast, form) * each, broadcast_size(broadcast, form) * each
 
 
-def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vector, Ask]:
+def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vector, BroadcastHeader]:
     """Return a broadcast as a vector and whole numbers, nothing acknowledged yet.
 
     Parameters
@@ -150,12 +148,13 @@ def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vecto
     play, parts = broadcast.play, []
     if broadcast.theta_hat is not None:
         parts.append(broadcast.theta_hat)
-    if play is not None and play.theta_sync is not None:
-        parts += [play.theta_sync, form_of(play.information).pack(play.information)]
-    ask = Ask(
+    if play is not None and play.estimate is not None:
+        information = play.estimate.information
+        parts += [play.estimate.theta_sync, form_of(information).pack(information)]
+    ask = BroadcastHeader(
         first=0 if play is None else play.first,
         last=0 if play is None else play.last,
-        estimate=int(play is not None and play.theta_sync is not None),
+        estimate=int(play is not None and play.estimate is not None),
         statistics=int(broadcast.theta_hat is not None),
         everything=int(broadcast.scope == "all"),
         hessian=int(broadcast.hessian),
@@ -182,7 +181,7 @@ def _matrix(packed: Vector, form: Form) -> Vector:
     return form.cover(matrix, _SINGLE) if packed.dtype == np.float32 else matrix
 
 
-def decode_broadcast(vector: Vector, ask: Ask, form: Form) -> Broadcast:
+def decode_broadcast(vector: Vector, ask: BroadcastHeader, form: Form) -> Broadcast:
     """Undo :func:`encode_broadcast`, whatever its numbers were rounded to.
 
     Raises
@@ -200,9 +199,10 @@ def decode_broadcast(vector: Vector, ask: Ask, form: Form) -> Broadcast:
     theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * bool(ask.statistics)])
     play = None
     if ask.estimate:
-        play = Play(ask.first, ask.last, rest[:d], _matrix(vector[-form.size :], form))
+        estimate = Estimate(rest[:d], _matrix(vector[-form.size :], form))
+        play = PlayRequest(ask.first, ask.last, estimate)
     elif ask.last:
-        play = Play(ask.first, ask.last)
+        play = PlayRequest(ask.first, ask.last)
     return Broadcast(
         play=play,
         theta_hat=theta_hat if ask.statistics else None,
@@ -218,10 +218,10 @@ def encode_upload(
     partition_id: int,
     num_partitions: int,
     wire: str = "float64",
-) -> tuple[Vector, Answer]:
+) -> tuple[Vector, UploadHeader]:
     """Return one block's upload as a vector and numbers."""
     (regrets,) = upload.regrets
-    answer = Answer(
+    answer = UploadHeader(
         num_duels=upload.num_duels,
         partition_id=partition_id,
         num_partitions=num_partitions,
@@ -233,7 +233,7 @@ def encode_upload(
 
 
 def decode_upload(
-    vector: Vector, answer: Answer, broadcast: Broadcast, form: Form, wire: str = "float64"
+    vector: Vector, answer: UploadHeader, broadcast: Broadcast, form: Form, wire: str = "float64"
 ) -> Upload:
     """Undo :func:`encode_upload`, refusing what cannot be a sum over duels.
 
@@ -297,33 +297,10 @@ def decode_statistics(
     )
 
 
-def _regrets(answer: Answer) -> Regrets:
+def _regrets(answer: UploadHeader) -> Regrets:
     if min(answer.num_duels, answer.agents, answer.regret_first - 1) < 0:
         raise UploadError(f"counts that make no sense: {answer[:-1]}")
     # `0 <= x < inf` is false for NaN as well.
     if not all(0.0 <= number < math.inf for number in answer.regret):
         raise UploadError("a regret that is negative or not finite")
     return Regrets(answer.regret_first, answer.agents, np.array(answer.regret))
-
-
-def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return named arrays as bytes, for a state that is read and written with each message."""
-    layout = tuple((name, array.dtype.str, array.shape) for name, array in arrays.items())
-    return b"".join([_layout_header(layout), *(array.tobytes() for array in arrays.values())])
-
-
-@functools.lru_cache(maxsize=64)
-def _layout_header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
-    header = json.dumps(layout).encode()
-    return len(header).to_bytes(8, "little") + header
-
-
-def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:
-    """Undo :func:`pack_arrays`; the arrays are read-only views of ``data``."""
-    start = 8 + int.from_bytes(data[:8], "little")
-    arrays = {}
-    for name, dtype, shape in json.loads(data[8:start]):
-        array = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape)
-        arrays[name] = array
-        start += array.nbytes
-    return arrays

@@ -1,6 +1,6 @@
 """What server and devices say to each other beside statistics, and where a round leads.
 
-A broadcast to a device holds, beside the numbers of an :class:`~fldb_flower.wire.codec.Ask`
+A broadcast to a device holds, beside a :class:`~fldb_flower.wire.codec.BroadcastHeader`
 (``first = last`` is the round, ``counted`` the last answer that the server has counted):
 
 - ``device``: whose duels ``counted`` speaks of; a device with another id only introduces itself;
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class DeviceAnswer(NamedTuple):
+class DeviceUploadHeader(NamedTuple):
     """The numbers beside a device's statistics.
 
     Attributes
@@ -35,7 +35,7 @@ class DeviceAnswer(NamedTuple):
     agreed: int
 
     @classmethod
-    def from_numbers(cls, numbers: Sequence[float]) -> DeviceAnswer:
+    def from_numbers(cls, numbers: Sequence[float]) -> DeviceUploadHeader:
         """Read the numbers of a reply.
 
         Raises

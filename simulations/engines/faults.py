@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import Answer
+from fldb_flower.wire.codec import UploadHeader
 from fldb_flower.wire.records import unpack_vector
 from simulations.engines.grid import InProcessGrid, failure
 
@@ -198,6 +198,6 @@ _POISONS: dict[str, Callable[[NDArray[Any], int], NDArray[Any]]] = {
 
 def _later(numbers: list[float]) -> list[float]:
     """Claim one iteration more than was played."""
-    answer = Answer.from_numbers(numbers)
+    answer = UploadHeader.from_numbers(numbers)
     more = answer._replace(num_duels=answer.num_duels + answer.agents, regret=[*answer.regret, 0.0])
     return more.to_numbers()

@@ -23,8 +23,9 @@ from fldb_flower.deployment.processes import (
     tool,
 )
 from fldb_flower.errors import FederationError
+from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.experiment import STOPPED, StoppedError
-from fldb_flower.runs.results import SUMMARY, default_directory, stop_requested
+from fldb_flower.runs.results import default_directory, stop_requested
 from fldb_flower.settings import Settings, to_flat
 
 _START_SECONDS = 60

@@ -18,7 +18,7 @@ from fldb_flower.errors import FederationError
 from fldb_flower.federation.agents import AgentGroup, block_size, blocks_of, total_of_blocks
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.runs.checkpoints import join_parts, part_of
+from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import Settings
 from fldb_flower.system.memory import require_agents
 
@@ -46,7 +46,7 @@ class Shards:
         require_agents(settings, agents, min(block_size(settings), agents))
         self._settings = settings
         self._shards = list(_shards(settings))
-        available = _processors(settings.device) if processes is None else processes
+        available = _processors(settings.backend) if processes is None else processes
         count = min(available, len(self._shards))
         self.groups: list[AgentGroup] = []
         self._workers: list[_Worker] = []
@@ -155,9 +155,9 @@ def _unless_error(reply: Any) -> list[Any]:
     return answers
 
 
-def _processors(device: str) -> int:
+def _processors(backend: str) -> int:
     """Return how many processes may be used: one where it cannot fork, or PyTorch has threads."""
-    if sys.platform != "linux" or device != "numpy" or multiprocessing.current_process().daemon:
+    if sys.platform != "linux" or backend != "numpy" or multiprocessing.current_process().daemon:
         return 1
     return len(os.sched_getaffinity(0))
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.errors import SettingsError
-from fldb_flower.federation.agents import keep_freed_memory, one_blas_thread
 from fldb_flower.federation.exchange import Broadcast, Federation, Upload
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.runs.experiment import Keeper
+from fldb_flower.runs.experiment import Checkpointer
 from fldb_flower.settings import Settings
+from fldb_flower.system.process import keep_freed_memory, one_blas_thread
 from fldb_flower.wire.codec import traffic
 from simulations.engines.shards import Shards
 
@@ -53,7 +53,7 @@ class DirectFederation(Federation):
         self._agents.close()
 
 
-def run(settings: Settings, history: History, keeper: Keeper | None = None) -> Array:
+def run(settings: Settings, history: History, checkpointer: Checkpointer | None = None) -> Array:
     """Run the settings' algorithm over all agents in this process; return its theta_sync.
 
     Raises
@@ -73,5 +73,5 @@ def run(settings: Settings, history: History, keeper: Keeper | None = None) -> A
         one_blas_thread(settings.dimension),
         closing(DirectFederation(settings, history)) as federation,
     ):
-        after_round = None if keeper is None else keeper.follow(federation, algorithm)
+        after_round = None if checkpointer is None else checkpointer.follow(federation, algorithm)
         return run_rounds(federation, algorithm, after_round)

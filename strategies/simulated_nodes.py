@@ -17,8 +17,8 @@ from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import Answer, Ask, UploadError, decode_upload
-from strategies.members import Contribution, Members, read_reply, with_acknowledgement
+from fldb_flower.wire.codec import BroadcastHeader, UploadError, UploadHeader, decode_upload
+from strategies.nodes import Contribution, Nodes, read_reply, with_acknowledgement
 from strategies.transport import poll_for_replies
 
 _MIB = 2**20
@@ -72,7 +72,7 @@ class Claim(NamedTuple):
     partitions: int
 
 
-class SimulatedNodes(Members):
+class SimulatedNodes(Nodes):
     """Knows nodes by their partition-id, and counts their duels by iteration.
 
     A node that contributed to an exchange keeps its partition for the rest of the run.
@@ -97,7 +97,9 @@ class SimulatedNodes(Members):
         self._exchange = 0  # number of the exchange, which an upload must be an answer to
         self._contents: tuple[ArrayRecord | None, dict[int, RecordDict]] = (None, {})
 
-    def content(self, node: int, arrays: ArrayRecord, ask: Ask, *, again: bool) -> RecordDict:
+    def content(
+        self, node: int, arrays: ArrayRecord, ask: BroadcastHeader, *, again: bool
+    ) -> RecordDict:
         """Return what to send; nodes that are counted equally far share it."""
         counted = self._counted.get(node, 0)
         if self._contents[0] is not arrays:
@@ -111,10 +113,10 @@ class SimulatedNodes(Members):
 
     def check(self, node: int, reply: Message, broadcast: Broadcast) -> Contribution:
         """Return the upload of a node's block of agents, if its numbers fit its claim."""
-        most = len(Answer._fields) + self._settings.horizon
+        most = len(UploadHeader._fields) + self._settings.horizon
         try:
             vector, numbers, content = read_reply(reply, self._settings.max_message_mb, most)
-            answer, exchange = Answer.from_numbers(numbers), content["numbers"]["exchange"]
+            answer, exchange = UploadHeader.from_numbers(numbers), content["numbers"]["exchange"]
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError(f"not an upload: {error!r}") from None
         claim = Claim(answer.partition_id, answer.num_partitions)

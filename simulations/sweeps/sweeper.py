@@ -29,20 +29,14 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fldb_flower.errors import FldbError, OutputError, SettingsError
-from fldb_flower.runs.results import (
-    CHECKPOINT,
-    REGRET,
-    SUMMARY,
-    identity,
-    request_stop,
-    stop_requested,
-)
+from fldb_flower.runs.directory import CHECKPOINT, SUMMARY
+from fldb_flower.runs.results import REGRET, identity, request_stop, stop_requested
 from fldb_flower.settings import Settings, from_nested, hydra_entries
-from simulations.composition import CachingLoader
-from simulations.jobs import ERROR, SOURCE, describe_exception, failure
-from simulations.progress import Progress
-from simulations.runs import Run, find_finished, identity_of, read_run
-from simulations.sweep import report
+from simulations.saved_runs import Run, find_finished, identity_of, read_run
+from simulations.sweeps.jobs import ERROR, SOURCE, describe_exception, failure
+from simulations.sweeps.loader import CachingLoader
+from simulations.sweeps.progress import Progress
+from simulations.sweeps.tables import report
 
 _NUMBERED = "${hydra.job.num}"  # Hydra's default name of a job's folder
 _HASH_DIGITS = 10

@@ -1,7 +1,7 @@
 """`python -m simulations.report DIR [DIR ...] [--output FILE]`: one page about many runs.
 
 The page is a single HTML file that needs nothing else: it opens offline, from a mail or a
-folder. Its parts lie in ``report_page/``; the runs travel in it as one block of JSON.
+folder. Its parts lie in this folder; the runs travel in it as one block of JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fldb_flower.errors import DataError, FldbError, OutputError, one_line
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.pages import digest
 from fldb_flower.system.signals import interruptible
-from simulations.runs import (
+from simulations.saved_runs import (
     Run,
     Unfinished,
     find_runs,
@@ -67,7 +67,7 @@ def build(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path) -
     folder : Path
         Where the page will lie; links to the runs are relative to it.
     """
-    page = files("simulations") / "report_page"
+    page = files("simulations.report")
     style, script, frame = (
         (page / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html")
     )

@@ -40,11 +40,11 @@ def scale(picture: Path | None = None) -> pd.DataFrame:
         PNG file to draw the table to.
     """
     rows = []
-    for device in ("numpy", *_gpus()):
+    for backend in ("numpy", *_gpus()):
         for name, (others, sizes) in VARIED.items():
             for size in sizes:
-                values = {**BASE, **others, name: size, "device": device}
-                rows.append({"device": device, "varied": name, "size": size, **_run(values)})
+                values = {**BASE, **others, name: size, "backend": backend}
+                rows.append({"backend": backend, "varied": name, "size": size, **_run(values)})
                 print(rows[-1], file=sys.stderr, flush=True)
     table = pd.DataFrame(rows)
     if picture is not None:
@@ -90,10 +90,10 @@ def _draw(table: pd.DataFrame, picture: Path) -> None:
     def paint(figure: Any) -> None:
         for place, name in enumerate(VARIED, start=1):
             axes = figure.add_subplot(2, 2, place)
-            for device, rows in table[table["varied"] == name].groupby("device"):
-                axes.loglog(rows["size"], rows["seconds"], "o-", label=f"{device}: seconds")
+            for backend, rows in table[table["varied"] == name].groupby("backend"):
+                axes.loglog(rows["size"], rows["seconds"], "o-", label=f"{backend}: seconds")
                 peak = rows["peak MB"] / 1000
-                axes.loglog(rows["size"], peak, "s--", label=f"{device}: GB at peak")
+                axes.loglog(rows["size"], peak, "s--", label=f"{backend}: GB at peak")
             sizes = VARIED[name][1]
             axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=8)
             axes.minorticks_off()

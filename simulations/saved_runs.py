@@ -20,8 +20,9 @@ import pandas as pd
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from fldb_flower.errors import DataError, FldbError
-from fldb_flower.runs.results import CONFIG, REGRET, SUMMARY, identity
-from fldb_flower.settings import from_nested
+from fldb_flower.runs.directory import SUMMARY
+from fldb_flower.runs.results import CONFIG, REGRET, identity
+from fldb_flower.settings import current_names, from_nested
 
 CURVE_COLUMNS = ("iteration", "cumulative_regret", "exchanges")
 NUMBERS = (
@@ -133,7 +134,7 @@ def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Drop settings that others make irrelevant: tau if the schedule is geometric, and the like."""
     ignored = {
         {"geometric": "tau", "periodic": "schedule.ratio"}.get(str(settings.get("schedule.name"))),
-        None if settings.get("information") == "sketch" else "sketch_rank",
+        None if settings.get("matrix_form") == "sketch" else "sketch_rank",
     }
     return {key: value for key, value in settings.items() if key not in ignored}
 
@@ -242,7 +243,7 @@ def _settings(path: Path) -> dict[str, Any]:
         raise DataError(f"{path.name} is not valid YAML") from None
     if not isinstance(values, dict):
         raise DataError(f"{path.name} holds no settings")
-    settings = dict(_flatten(values, path.name))
+    settings = current_names(dict(_flatten(values, path.name)))
     if not isinstance(settings.get("horizon"), int):
         raise DataError(f"{path.name} has no whole number as horizon")
     return settings

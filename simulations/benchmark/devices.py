@@ -32,12 +32,13 @@ from pathlib import Path
 from fldb_flower import client_app
 from clients import device
 from clients.store import DuelStore
-from fldb_flower.federation.exchange import Broadcast, Play
+from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.wire.codec import encode_broadcast
 from fldb_flower.settings import from_flat
 import numpy as np
 d = 5
-play = Play(2, 2, np.zeros(d), np.eye(d))
+play = PlayRequest(2, 2, Estimate(np.zeros(d), np.eye(d)))
 vector, ask = encode_broadcast(Broadcast(play, np.zeros(d), hessian=True))
 with DuelStore(sys.argv[1]) as store:
     settings = from_flat({"dimension": d, "devices-max-duels": 10**6}, "the benchmark")
@@ -116,7 +117,7 @@ def _million(path: Path) -> list[tuple[str, float]]:
         def statistics_after(start: int) -> None:
             duels = store.evidence(start, store.cut(start, 1))
             preference.derivatives(np.ones(_FEW), duels.differences, duels.preferences)
-            preference.information(duels.differences)
+            preference.gram(duels.differences)
 
         return [
             (

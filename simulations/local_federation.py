@@ -32,7 +32,7 @@ from fldb_flower.deployment.processes import (
 )
 from fldb_flower.errors import FederationError
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[1]
 _LINK = "local"  # what flwr's configuration calls the SuperLink
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0

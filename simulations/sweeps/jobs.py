@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fldb_flower.errors import FldbError, one_line
+from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.experiment import StoppedError
-from fldb_flower.runs.results import STOP, SUMMARY
+from fldb_flower.runs.results import STOP
 from fldb_flower.system.files import replace_file
 
 SOURCE = "the command line or conf/"  # of settings, in messages

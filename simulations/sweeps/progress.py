@@ -10,8 +10,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from fldb_flower.runs.results import SUMMARY
-from simulations.jobs import ERROR
+from fldb_flower.runs.directory import SUMMARY
+from simulations.sweeps.jobs import ERROR
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 

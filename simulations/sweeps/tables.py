@@ -9,43 +9,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
 
 from fldb_flower.runs.plots import save_figure
-from simulations.jobs import ERROR, failure
-from simulations.runs import Run, find_finished, group_by_seed, varying
+from simulations.saved_runs import Run, group_by_seed, varying
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
 _COLUMNS = ("final_regret", "exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
 _MOST_ROWS = 60  # of the table that is printed
-
-jobs_without_result: list[str] = []
-"""Of a sweep with another sweeper; `simulations.run` exits with 1 if there are any."""
-
-
-class SummariseSweep(Callback):
-    """Hydra callback: makes our sweeper known to Hydra, and summarises the sweeps of others.
-
-    Which jobs another sweeper asked for is not known here: its tables hold every distinct run in
-    the sweep's folder.
-    """
-
-    def on_multirun_start(self, config: DictConfig, **_kwargs: Any) -> None:
-        """Make our sweeper known."""
-        from simulations.sweeper import register  # noqa: PLC0415 - jobs need none of it
-
-        register()
-
-    def on_multirun_end(self, config: DictConfig, **_kwargs: Any) -> None:
-        """Write the tables and the picture of another sweeper's sweep."""
-        if str(config.hydra.sweeper.get("_target_")).endswith(".GridSweeper"):
-            return
-        folder = Path(str(config.hydra.sweep.dir))
-        runs = list(find_finished(folder).values())
-        for path in sorted(folder.glob(f"*/{ERROR}")):
-            jobs_without_result.append(f"{path.parent.name}: {failure(path.parent)}")
-        report(runs, jobs_without_result, folder)
 
 
 def report(

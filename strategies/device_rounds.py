@@ -12,8 +12,8 @@ from fldb_flower.algorithms.schedules import Round
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.settings import Settings
-from strategies.device_results import DeviceDirectory, RoundRow
-from strategies.devices import Devices, Mark
+from strategies.device_directory import DeviceDirectory, RoundRow
+from strategies.device_nodes import CountedSpan, DeviceNodes
 from strategies.dueling import DuelingStrategy
 
 _LOOK_SECONDS = 0.2
@@ -68,7 +68,7 @@ class DeviceServer:
         ``devices`` says when rounds begin and when to end.
     strategy : DuelingStrategy
         Carries the exchanges; its members are ``devices``.
-    devices : Devices
+    devices : DeviceNodes
         Knows how far each device is counted.
     directory : DeviceDirectory
         Where results and checkpoints go.
@@ -85,7 +85,7 @@ class DeviceServer:
         self,
         settings: Settings,
         strategy: DuelingStrategy,
-        devices: Devices,
+        devices: DeviceNodes,
         directory: DeviceDirectory,
         say: Callable[[str], None],
     ) -> None:
@@ -152,7 +152,7 @@ class DeviceServer:
 
     def _row(self, number: int, begin: float) -> RoundRow:
         strategy = self.strategy
-        marks: list[Mark] = [each.mark for each in strategy.contributions()]
+        marks: list[CountedSpan] = [each.mark for each in strategy.contributions()]
         exchanges = strategy.history.participation
         return RoundRow(
             round=number,

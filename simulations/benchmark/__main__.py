@@ -41,10 +41,10 @@ from fldb_flower.settings import Settings, from_nested
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import interruptible
 from simulations import measured
-from simulations.device_benchmark import devices
+from simulations.benchmark.devices import devices
+from simulations.benchmark.robust import robust
+from simulations.benchmark.scale import scale
 from simulations.engines import vectorized
-from simulations.robust_benchmark import robust
-from simulations.scale_benchmark import scale
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "random": {"algorithm": "random"},
@@ -177,7 +177,7 @@ def _quiet(command: list[str]) -> None:
 
 def flower(repetitions: int, nodes: int = 2) -> pd.DataFrame:
     """Time `flwr run` of FLDB-OGD (tau=5) and of an app that does nothing, start included."""
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     command = shutil.which("flwr")
     assert command is not None, "flwr is not on the PATH: activate the environment first"
     ours, nothing = [], []

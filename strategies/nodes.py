@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.forms import Vector
-from fldb_flower.wire.codec import Ask
+from fldb_flower.wire.codec import BroadcastHeader
 from fldb_flower.wire.records import unpack_vector
 
 _LARGEST = 2.0**53  # whole numbers are exact up to here, and fit in what Flower sends
@@ -26,7 +26,7 @@ class Contribution(NamedTuple):
     upload : Upload
         What it says.
     mark : Any
-        What :meth:`Members.confirm` needs to count it.
+        What :meth:`Nodes.confirm` needs to count it.
     """
 
     order: Any
@@ -34,11 +34,13 @@ class Contribution(NamedTuple):
     mark: Any
 
 
-class Members(ABC):
+class Nodes(ABC):
     """The nodes of one federation, and how far each one's duels are counted."""
 
     @abstractmethod
-    def content(self, node: int, arrays: ArrayRecord, ask: Ask, *, again: bool) -> RecordDict:
+    def content(
+        self, node: int, arrays: ArrayRecord, ask: BroadcastHeader, *, again: bool
+    ) -> RecordDict:
         """Return what to send to a node; ``again`` asks about the same duels as before."""
 
     @abstractmethod
@@ -97,7 +99,7 @@ class Members(ABC):
         """Count the contributions of one exchange, by node."""
 
 
-def with_acknowledgement(arrays: ArrayRecord, ask: Ask, **others: Any) -> RecordDict:
+def with_acknowledgement(arrays: ArrayRecord, ask: BroadcastHeader, **others: Any) -> RecordDict:
     """Return a broadcast's content for one node."""
     return RecordDict({"arrays": arrays, "config": ConfigRecord({"ask": list(ask), **others})})
 

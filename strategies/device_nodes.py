@@ -13,22 +13,22 @@ from fldb_flower.errors import RoundAbandonedError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import AUTO, Settings
-from fldb_flower.wire.codec import Ask, UploadError, decode_statistics
-from fldb_flower.wire.devices import DeviceAnswer
-from strategies.members import Contribution, Members, read_reply, with_acknowledgement
+from fldb_flower.wire.codec import BroadcastHeader, UploadError, decode_statistics
+from fldb_flower.wire.devices import DeviceUploadHeader
+from strategies.nodes import Contribution, Nodes, read_reply, with_acknowledgement
 
 _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
 _NEW = -1  # `upto`: the device decides where its upload ends
 
 
-class Mark(NamedTuple):
+class CountedSpan(NamedTuple):
     """Whose answers a contribution covers, and which."""
 
     device: str
-    answer: DeviceAnswer
+    answer: DeviceUploadHeader
 
 
-class Devices(Members):
+class DeviceNodes(Nodes):
     """The devices of a federation; their number is unknown, and they come and go.
 
     A store's id is known to its device and to the server alone. That is what lets a device keep
@@ -58,9 +58,11 @@ class Devices(Members):
         self.duels = 0
         self._claims: dict[int, str] = {}  # node -> device id, as it said last
         self._devices: dict[int, str] = {}  # node -> device id, where nobody disputes it
-        self._asked: dict[int, DeviceAnswer] = {}  # node -> the answers this round is about
+        self._asked: dict[int, DeviceUploadHeader] = {}  # node -> the answers this round is about
 
-    def content(self, node: int, arrays: ArrayRecord, ask: Ask, *, again: bool) -> RecordDict:
+    def content(
+        self, node: int, arrays: ArrayRecord, ask: BroadcastHeader, *, again: bool
+    ) -> RecordDict:
         """Return what to send to a node."""
         device = self._devices.get(node, "")
         ask = ask._replace(counted=self.counted.get(device, 0))
@@ -70,8 +72,10 @@ class Devices(Members):
     def check(self, node: int, reply: Message, broadcast: Broadcast) -> Contribution | None:
         """Return a device's upload; None if the device was not known to be at this node."""
         try:
-            vector, numbers, content = read_reply(reply, self._max_mb, len(DeviceAnswer._fields))
-            answer = DeviceAnswer.from_numbers(numbers)
+            vector, numbers, content = read_reply(
+                reply, self._max_mb, len(DeviceUploadHeader._fields)
+            )
+            answer = DeviceUploadHeader.from_numbers(numbers)
             device = content["device"]["id"]
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError(f"not an upload: {error!r}") from None
@@ -83,7 +87,7 @@ class Devices(Members):
         upload = decode_statistics(vector, answer.num_duels, broadcast, self._form, self._wire)
         self._check_span(node, device, answer, broadcast)
         self._asked[node] = answer
-        return Contribution(device, upload, Mark(device, answer))
+        return Contribution(device, upload, CountedSpan(device, answer))
 
     def disputes(self, connected: Collection[int]) -> dict[int, str]:
         """Compare which devices the connected nodes claim to be.
@@ -115,7 +119,7 @@ class Devices(Members):
         return reasons
 
     def _check_span(
-        self, node: int, device: str, answer: DeviceAnswer, broadcast: Broadcast
+        self, node: int, device: str, answer: DeviceUploadHeader, broadcast: Broadcast
     ) -> None:
         start, span = self.counted.get(device, 0), (answer.start, answer.end)
         if answer.start != start or answer.end < start:
@@ -142,7 +146,7 @@ class Devices(Members):
     def confirm(self, contributions: Mapping[int, Contribution]) -> None:
         """Count the answers that the contributions cover."""
         for contribution in contributions.values():
-            mark: Mark = contribution.mark
+            mark: CountedSpan = contribution.mark
             self.counted[mark.device] = mark.answer.end
             self.duels += mark.answer.num_duels
 

@@ -1,0 +1,47 @@
+"""The server's estimate, with which agents select their arms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fldb_flower.errors import DataError
+from fldb_flower.linalg.arrays import Array
+from fldb_flower.linalg.forms import form_of
+from fldb_flower.linalg.whiteners import Whitener
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """An estimate of theta and the information behind it.
+
+    Attributes
+    ----------
+    theta_sync : Array
+        Estimate of theta, (d,).
+    information : Array
+        Information matrix W_sync, symmetric positive definite: (d, d), or another form of
+        :mod:`fldb_flower.linalg.forms`.
+    """
+
+    theta_sync: Array
+    information: Array
+
+    @cached_property
+    def whitener(self) -> Whitener:
+        """C with ``||x||_{W_sync^-1} = ||x C||_2``, computed once for all agents.
+
+        Raises
+        ------
+        DataError
+            W_sync is not positive definite.
+        """
+        try:
+            return form_of(self.information).whiten(self.information)
+        except np.linalg.LinAlgError:
+            raise DataError(
+                "W_sync is not positive definite: rounding errors exceed its smallest eigenvalue,"
+                " lambda / kappa_mu; increase lambda, or set wire=float64"
+            ) from None

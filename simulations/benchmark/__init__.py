@@ -1,0 +1,1 @@
+"""Timings of the algorithms, the engines and the devices."""

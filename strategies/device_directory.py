@@ -1,0 +1,219 @@
+"""The directory of a federation of devices: checkpoint, model and tables of its rounds."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fldb_flower.errors import FldbError
+from fldb_flower.federation.history import History
+from fldb_flower.runs.directory import MODEL, SUMMARY, ResultsDirectory
+from fldb_flower.settings import Settings, to_flat
+from strategies.device_nodes import CountedSpan, DeviceNodes, short_name
+from strategies.dueling import DuelingStrategy
+
+CONFIG, ROUNDS, UPLOADS, DEMAND = "config.json", "rounds.csv", "uploads.csv", "round-now"
+_ROUND_COLUMNS = (
+    "round,time,seconds,asked,replied,contributed,duels,total_duels,predicted,agreed,agreement,"
+    "exchanges,rejected\n"
+)
+_UPLOAD_COLUMNS = "round,device,start,end\n"
+_NOT_IN_IDENTITY = (  # settings that may differ between two runs of one federation
+    "output-dir", "resume", "quorum", "node-wait", "reply-timeout", "devices-rounds",
+    "devices-round-seconds", "devices-at-least", "devices-first-duels", "devices-max-duels",
+    "max-message-mb", "checkpoint-seconds", "num-agents", "num-arms", "seed", "tau",
+    "schedule", "schedule-ratio", "environment", "environment-sigma", "environment-path",
+    "solver", "gd-steps", "gd-step-size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """The record of one round.
+
+    Attributes
+    ----------
+    round : int
+        Number of the round.
+    time, seconds : float
+        Start, in seconds since 1970, and duration.
+    asked, replied : int
+        Devices asked in the first exchange, and devices that replied to it.
+    exchanges : int
+        Number of exchanges.
+    marks : tuple of CountedSpan
+        The answers that were counted, by device.
+    total_duels : int
+        Duels of all devices counted so far.
+    rejected : tuple of str
+        One line for each rejected reply.
+    """
+
+    round: int
+    time: float
+    seconds: float
+    asked: int
+    replied: int
+    exchanges: int
+    marks: tuple[CountedSpan, ...]
+    total_duels: int
+    rejected: tuple[str, ...]
+
+    @property
+    def duels(self) -> int:
+        """Number of duels counted in this round."""
+        return sum(mark.answer.num_duels for mark in self.marks)
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of the predicted preferences that people confirmed; None without predictions."""
+        predicted = sum(mark.answer.predicted for mark in self.marks)
+        return sum(mark.answer.agreed for mark in self.marks) / predicted if predicted else None
+
+    def line(self) -> str:
+        """Return the log line."""
+        agreement = "" if self.agreement is None else f", {self.agreement:.0%} as predicted"
+        return (
+            f"round {self.round}: {self.duels} duels of {len(self.marks)} devices{agreement};"
+            f" {self.replied} of {self.asked} devices replied, {self.total_duels} duels so far"
+        )
+
+    def csv(self) -> tuple[str, str]:
+        """Return the line for rounds.csv and the lines for uploads.csv."""
+        when = datetime.datetime.fromtimestamp(self.time, datetime.UTC).isoformat("T", "seconds")
+        predicted = sum(mark.answer.predicted for mark in self.marks)
+        agreed = sum(mark.answer.agreed for mark in self.marks)
+        agreement = "" if self.agreement is None else f"{self.agreement:.4f}"
+        rejected = "; ".join(self.rejected).replace('"', "'").replace("\n", " ")
+        row = (
+            f"{self.round},{when},{self.seconds:.3f},{self.asked},{self.replied},"
+            f"{len(self.marks)},{self.duels},{self.total_duels},{predicted},{agreed},{agreement},"
+            f'{self.exchanges},"{rejected}"\n'
+        )
+        uploads = "".join(
+            f"{self.round},{short_name(mark.device)},{mark.answer.start},{mark.answer.end}\n"
+            for mark in sorted(self.marks)
+        )
+        return row, uploads
+
+
+class DeviceDirectory(ResultsDirectory):
+    """The directory of a federation of devices; see :class:`ResultsDirectory`.
+
+    A later run resumes from ``checkpoint.bin``. It holds the lengths of ``rounds.csv`` and
+    ``uploads.csv``; rows written after it are removed. ``model.json`` is written after the
+    checkpoint, and ``summary.json`` when a run ends normally. A file ``round-now`` starts the next
+    round at once.
+
+    Parameters
+    ----------
+    path : Path
+        Created if missing.
+    settings : Settings
+        Settings of the run.
+
+    Raises
+    ------
+    OutputError
+        The directory cannot be written, or another server uses it.
+    """
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        flat = to_flat(settings)
+        lines = [f"{key}={value!r}\n" for key, value in flat.items() if key not in _NOT_IN_IDENTITY]
+        super().__init__(path, "".join(lines), user="server")
+        self._sizes = {ROUNDS: 0, UPLOADS: 0}  # bytes, at the last checkpoint
+        try:
+            self.write_json(CONFIG, flat)
+            with self.writing():
+                (self.path / SUMMARY).unlink(missing_ok=True)
+        except FldbError:
+            self.close()
+            raise
+
+    def restore(self, strategy: DuelingStrategy, devices: DeviceNodes) -> int:
+        """Restore the state of the last checkpoint; return its round, 0 without a checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            The checkpoint is damaged, or belongs to a run with other settings.
+        """
+        last = self.load()
+        if last is not None:
+            strategy.algorithm.restore(dict(last.arrays))
+            devices.restore(last.numbers["devices"])
+            strategy.history.restore_counts(last.numbers["counts"])
+            self._sizes = dict(last.numbers["sizes"])
+        with self.writing():
+            for name, header in ((ROUNDS, _ROUND_COLUMNS), (UPLOADS, _UPLOAD_COLUMNS)):
+                self._truncate(name, header)
+        return 0 if last is None else int(last.numbers["round"])
+
+    def commit(self, row: RoundRow, strategy: DuelingStrategy, devices: DeviceNodes) -> None:
+        """Store a round durably; it must not be acknowledged before.
+
+        Raises
+        ------
+        OutputError
+            The directory cannot be written: the round is not counted.
+        """
+        with self.writing():
+            for name, text in zip((ROUNDS, UPLOADS), row.csv(), strict=True):
+                self._append(name, text.encode())
+        numbers: dict[str, Any] = {
+            "round": row.round,
+            "devices": devices.state(),
+            "counts": strategy.history.counts(),
+            "sizes": self._sizes,
+        }
+        self.save(numbers, strategy.algorithm.state())
+        model = {
+            "round": row.round,
+            "duels": devices.duels,
+            "devices": len(devices.counted),
+            "theta_sync": strategy.algorithm.theta_sync.tolist(),
+        }
+        self.write_json(MODEL, model)
+
+    def round_demanded(self) -> bool:
+        """Return whether a round was requested with a file ``round-now``, and remove the file."""
+        try:
+            (self.path / DEMAND).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def finish(self, number: int, devices: DeviceNodes, history: History) -> None:
+        """Write ``summary.json``, which marks a normal end of the run."""
+        summary = {
+            "mode": "devices",
+            "rounds": number,
+            "devices": len(devices.counted),
+            "duels": devices.duels,
+            **history.counts(),
+            "complete": True,
+        }
+        self.write_json(SUMMARY, summary)
+
+    def _truncate(self, name: str, header: str) -> None:
+        """Remove the rows of a table that the last checkpoint does not cover."""
+        with (self.path / name).open("a+b") as file:
+            file.truncate(self._sizes[name])
+            if self._sizes[name] == 0:
+                file.write(header.encode())
+            file.flush()
+            os.fsync(file.fileno())
+            self._sizes[name] = file.seek(0, os.SEEK_END)
+
+    def _append(self, name: str, data: bytes) -> None:
+        with (self.path / name).open("r+b") as file:
+            file.seek(self._sizes[name])
+            file.write(data)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        self._sizes[name] += len(data)
