@@ -2,14 +2,19 @@
 
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from local_processes import end_processes_of
 
+from fldb_flower.deployment.processes import free_port, tool
+
+ROOT = Path(__file__).parent.parent
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
 # Stores and checkpoints call fsync, which takes milliseconds on a disk and nothing in memory.
@@ -28,6 +33,30 @@ if (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slow tests first: workers that run in parallel then end at about the same time."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(scope="session")
+def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Return a function that calls `flwr run`; all calls use one SuperLink, stopped at the end."""
+    home = tmp_path_factory.mktemp("flwr")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(tool('flwr')).parent}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(home),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_ADDRESS": "local",  # not a cluster that another program left behind
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
+    }
+
+    def run(config: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [tool("flwr"), "run", str(ROOT), "--stream", "--run-config", config, *options],
+            check=False, capture_output=True, text=True, env=environment, timeout=300,
+        )  # fmt: skip
+
+    yield run
+    end_processes_of(home)
 
 
 @pytest.fixture
