@@ -30,8 +30,18 @@ if (
     tempfile.tempdir = None  # read TMPDIR again
 
 
+@pytest.hookimpl(tryfirst=True)  # before the tests of `-m` are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slow tests first: workers that run in parallel then end at about the same time."""
+    """Mark tests with a browser or a service as slow; run slow tests first.
+
+    Workers that run in parallel then end at about the same time.
+    """
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & {"browser", "start"}:
+            item.add_marker(pytest.mark.slow)
+        if "browser" in fixtures:  # one browser per file
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ MOST_COLUMNS_OF_PROSE = 100
 DOCUMENTED = {"_replace", "_fields", "_make", "_asdict", "_exit"}
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 

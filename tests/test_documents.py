@@ -63,6 +63,7 @@ def test_recompute_asks_for_ratings_before_the_first_run(tree, monkeypatch):
     assert message == "error: world.a needs MovieLens ratings: name them with --movielens PATH"
 
 
+@pytest.mark.slow
 def test_a_sample_of_the_results_is_what_todays_code_gives():
     movielens = os.environ.get("FLDB_ML100K", "")
     assert documents.stale(documents.load_results(), movielens) == []
@@ -104,6 +105,7 @@ def test_results_are_finite_and_of_at_least_ten_seeds():
                 assert np.isfinite(run[key]).all(), where
 
 
+@pytest.mark.slow
 def test_a_run_over_messages_measures_what_arrays_do():
     """The same seed, on both engines."""
     run = {
@@ -132,6 +134,7 @@ def test_regret_on_the_way():
             measured.measured(name, curve, counts)
 
 
+@pytest.mark.slow
 def test_recompute_then_check(tree, monkeypatch):
     assert run_tool(monkeypatch, "--recompute") == ""
     (content,) = (json.loads(path.read_text()) for path in measured.FOLDER.iterdir())

@@ -265,6 +265,7 @@ MISHAPS = [
 ]
 
 
+@pytest.mark.slow
 @hypothesis_settings(deadline=None, derandomize=True, max_examples=240)
 @given(
     algorithm=st.sampled_from(["fldb_ogd", "fldb_ons"]),
@@ -382,6 +383,7 @@ def one_is_silent():
     return regrets(5, 100, "fldb_ons", Faults(nodes=1), horizon=10, quorum=0.9, dropout=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*REJECTED, "scaled", "flipped", "late", "crash"])
 def test_one_wrong_client_of_100_is_as_good_as_silent(one_is_silent, kind):
     got = regrets(5, 100, "fldb_ons", faults(kind, 1.0, nodes=1), horizon=10, quorum=0.9)
@@ -553,6 +555,7 @@ def test_a_checkpoint_after_every_round_changes_nothing(tmp_path):
     assert first == second
 
 
+@pytest.mark.slow
 def test_a_sweep_over_dropout(tmp_path):
     command = "-m simulations.run -m engine=inprocess dropout=0,0.1,0.3 quorum=0.5 num_agents=20"
     command += f" engine.num_nodes=10 horizon=30 num_arms=4 hydra.sweep.dir={tmp_path}"

@@ -118,6 +118,7 @@ def test_a_run_is_read_as_written(tmp_path):
     assert run.curve["iteration"].tolist() == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_real_run_is_read(tmp_path):
     subprocess.run(
         [
@@ -295,6 +296,7 @@ def test_kept_iterations_are_few_and_include_both_ends(horizon):
     assert horizon > report.MAX_POINTS or len(kept) == horizon
 
 
+@pytest.mark.slow
 def test_large_seeds_and_odd_values_survive(tmp_path):
     make_run(tmp_path / "a", seed=2**63, lr=1e-7, on=True, none=None, ratio=math.inf)
     make_run(tmp_path / "b", seed=1, lr=0.1, on=False, none="", ratio=2.0)
@@ -304,6 +306,7 @@ def test_large_seeds_and_odd_values_survive(tmp_path):
     assert row["b"] == ["1", "0.1", "false", "", "2"]
 
 
+@pytest.mark.slow
 def test_untrusted_text_cannot_leave_its_block(tmp_path):
     make_run(tmp_path / "run", note=HOSTILE, **{HOSTILE: 1})
     make_run(tmp_path / "{{script}}", note="{{style}}&amp;", **{HOSTILE: 2})

@@ -176,6 +176,7 @@ WORLDS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(WORLDS, st.lists(st.tuples(st.integers(1, 15), st.booleans()), min_size=1, max_size=3))
 @examples(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -364,6 +365,7 @@ def wait_until(it_is, process):
 LONG = ("num_agents=40", "tau=2", "checkpoint_seconds=0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 def test_signals_at_random_moments(tmp_path, engine):
     """Each in the middle of going on from where the one before struck."""
@@ -399,6 +401,7 @@ def test_signals_at_random_moments(tmp_path, engine):
     assert results(cut) == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_stopped_begins_no_other_job_and_goes_on(tmp_path):
     jobs = ("-m", "seed=0,1,2", *LONG, "horizon=500")
     assert call(*jobs, f"hydra.sweep.dir={tmp_path / 'whole'}").returncode == 0
@@ -594,6 +597,7 @@ def test_a_node_that_is_gone_leaves_the_checkpoint_before(tmp_path, monkeypatch)
 # --- disks --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_in_one_line_and_leaves_the_checkpoint_before(tmp_path):
     """A limit on the size of files; FLDB-GD keeps its duels, so its checkpoints grow."""
     growing = ("algorithm=fldb_gd", "num_agents=20", "horizon=120", "checkpoint_seconds=0")
@@ -638,6 +642,7 @@ def test_results_that_cannot_be_written_leave_the_checkpoint(tmp_path, monkeypat
 # --- Flower -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("flower")
 def test_flower_goes_on_to_the_same_bytes(tmp_path):
     """A real `flwr run` is stopped by SIGTERM, and goes on at nodes with other ids."""
