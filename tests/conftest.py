@@ -27,6 +27,7 @@ if (
     and shutil.disk_usage(MEMORY).free > ENOUGH_BYTES
 ):
     os.environ["TMPDIR"] = str(MEMORY)
+    os.environ.setdefault("RAY_TMPDIR", "/tmp")  # the logs of Ray stay
     tempfile.tempdir = None  # read TMPDIR again
 
 
