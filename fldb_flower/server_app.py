@@ -1,6 +1,5 @@
 """Flower's entry point on the server."""
 
-import sys
 from dataclasses import replace
 from logging import ERROR, INFO, getLogger
 from pathlib import Path
@@ -13,6 +12,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.runs.experiment import conduct
 from fldb_flower.runs.results import RunDirectory, default_directory, is_finished
 from fldb_flower.settings import Settings, from_flat
+from fldb_flower.system.process import hide_tracebacks
 from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory
 from strategies.device_nodes import DeviceNodes
@@ -33,8 +33,7 @@ def main(grid: Grid, context: Context) -> None:
             settings = _on_flower(settings)
             run_experiment(settings, grid, _output_directory(settings.output_dir))
     except FldbError as error:
-        # Flower logs a failed run's stack trace; a user's mistake has none worth reading.
-        sys.tracebacklimit = 0
+        hide_tracebacks()  # Flower logs the stack trace of a failed run
         _LOG.log(ERROR, "the run failed: %s", error)
         raise
 

@@ -1,1 +1,1 @@
-"""Experiments: the Hydra entry point, the engines, the benchmark."""
+"""Simulations: the commands, and the engines that they run on."""

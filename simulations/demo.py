@@ -1,9 +1,8 @@
-"""`python -m simulations.demo`: a federation of devices on this machine, with people on them.
+"""`python -m simulations.demo`: a federation of devices on this machine, with simulated users.
 
-Starts a SuperLink, SuperNodes and preference services as on real devices (TLS, keys), lets
-simulated people answer duels between drinks, and prints what happens: each step of the start,
-each exchange, each round. One device is left for you: open its page and answer too. Ctrl-C ends
-all of it.
+Starts a SuperLink, SuperNodes and preference services as on real devices (TLS, keys). Simulated
+users answer duels between drinks. Each step of the start, each exchange and each round is
+printed. One device is yours: open its page and answer duels too. Ctrl-C stops everything.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
 from fldb_flower.system.startup import SERVICE_EXTRA, require
-from simulations.local_federation import Device, LocalFederation, Part
+from simulations.local_federation import Device, LocalFederation
+from simulations.local_process import LocalProcess
 
 FEATURES = ("hot", "sweet", "bitter", "sour", "creamy", "fizzy")
 DRINKS = {  # each feature from 0 to 9
@@ -69,20 +69,20 @@ DRINKS = {  # each feature from 0 to 9
     "Tomato juice with pepper": "022400",
     "Kombucha, nearly vinegar": "033805",
 }
-_CHOICES = 8  # drinks that a duel is selected from
-_SCALE = 6.0  # norm of the hidden theta: people are rather sure of what they like
+_CHOICES = 8  # number of arms of a duel
+_SCALE = 6.0  # norm of the hidden theta: answers are rarely random
 _SECONDS_AN_ANSWER = 0.7
 _ROUND_SECONDS = 5.0
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _SUMMARY = "summary.json"
 _WAITS = re.compile(r"(?:round \d+(?:, exchange \d+:| waits:|: \d+ of)|sending the last).*(?=\n)")
-_SOON = {"min-duels-per-upload": 2}  # nothing leaves this machine, and nobody wants to wait
+_NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leaves this machine
 
 Vector = NDArray[np.float64]
 
 
 def arms() -> list[dict[str, Any]]:
-    """Return the drinks as the service's ``--arms`` file holds them; features from -1 to 1."""
+    """Return the drinks in the format of the ``--arms`` file; features from -1 to 1."""
     return [
         {
             "key": text.split(",")[0].lower(),
@@ -93,17 +93,17 @@ def arms() -> list[dict[str, Any]]:
     ]
 
 
-class Person(threading.Thread):
-    """Somebody who answers duels on one device, as the Bradley-Terry-Luce model says.
+class SimulatedUser(threading.Thread):
+    """A simulated user of one device, who answers by the Bradley-Terry-Luce model.
 
     Parameters
     ----------
     device : Device
-        Where its service is.
+        The device.
     theta : ndarray
-        What they like, (d,); no process of the federation knows it.
+        The true preference, (d,). It is not sent to any process.
     seed : int
-        Of their moods.
+        Seed of the answers.
     """
 
     def __init__(self, device: Device, theta: Vector, seed: int) -> None:
@@ -112,12 +112,12 @@ class Person(threading.Thread):
         self._theta = theta
         self._rng = np.random.default_rng(seed)
         self._features = np.array([arm["features"] for arm in arms()])
-        self._leaves = threading.Event()
+        self._stop = threading.Event()
 
     def run(self) -> None:
-        """Answer duels until told to leave."""
-        while not self._leaves.wait(self._rng.exponential(_SECONDS_AN_ANSWER)):
-            with contextlib.suppress(FederationError):  # the service is away: the next one, then
+        """Answer duels until :meth:`leave` is called."""
+        while not self._stop.wait(self._rng.exponential(_SECONDS_AN_ANSWER)):
+            with contextlib.suppress(FederationError):  # the service is not available
                 self._answer()
 
     def _answer(self) -> None:
@@ -131,32 +131,33 @@ class Person(threading.Thread):
 
     def leave(self) -> None:
         """Stop answering."""
-        self._leaves.set()
+        self._stop.set()
         self.join()
 
 
 def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
-    """Start everything, report each step and each round until the end, stop everything.
+    """Start the federation, print each step and each round until the end, and stop it.
 
     Raises
     ------
     FldbError
-        Something did not start, or rounds ended early.
+        A process did not start, or the rounds ended early.
     """
     theta = np.random.default_rng(arguments.seed).standard_normal(len(FEATURES))
     theta *= _SCALE / np.linalg.norm(theta)
-    pages = _write_arms(folder / "arms.json")
-    with LocalFederation(folder, arguments.devices, node_config=_SOON, arms=pages) as federation:
+    file = _write_arms(folder / "arms.json")
+    local = LocalFederation(folder, arguments.devices, node_config=_NODE_CONFIG, arms=file)
+    with local as federation:
         _say(f"the logs are in {federation.folder / 'logs'}")
         federation.start(_say)
         taken = federation.devices[: arguments.people]
         with _people(taken, theta):
             if taken:
                 names = ", ".join(device.key.name for device in taken)
-                _say(f"simulated people are answering duels on {names}")
+                _say(f"simulated users are answering duels on {names}")
             for device in federation.devices[arguments.people :]:
                 _say(f"{device.key.name} is yours: {device.url}")
-            (federation.results / _SUMMARY).unlink(missing_ok=True)  # of an earlier demonstration
+            (federation.results / _SUMMARY).unlink(missing_ok=True)  # of an earlier demo
             _say("starting the rounds; the first one takes several exchanges")
             run = federation.run(
                 algorithm="fldb-ons",
@@ -179,7 +180,7 @@ def _write_arms(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _people(devices: Sequence[Device], theta: Vector) -> Iterator[None]:
-    people = [Person(device, theta, seed) for seed, device in enumerate(devices)]
+    people = [SimulatedUser(device, theta, seed) for seed, device in enumerate(devices)]
     for person in people:
         person.start()
     try:
@@ -190,16 +191,16 @@ def _people(devices: Sequence[Device], theta: Vector) -> Iterator[None]:
 
 
 def _report(
-    federation: LocalFederation, run: Part, theta: Vector, arguments: argparse.Namespace
+    federation: LocalFederation, run: LocalProcess, theta: Vector, arguments: argparse.Namespace
 ) -> None:
-    """Print exchanges and rounds as they happen, until the run ends or time is over."""
+    """Print exchanges and rounds until the run ends or the time is over."""
     deadline = time.monotonic() + (60 * arguments.minutes if arguments.minutes else np.inf)
     before = seen = len(federation.rounds())
     of = f" of {before + arguments.rounds}" if arguments.rounds else ""
     printed = 0
     while time.monotonic() < deadline:
         ended = not run.is_running
-        waits = _WAITS.findall(run.said())
+        waits = _WAITS.findall(run.output())
         for line in waits[printed:]:
             _say(line)
         printed = len(waits)
@@ -212,10 +213,10 @@ def _report(
             _say(f"round {row['round']}{of}: {_line(row, cosine)}")
         seen = len(rows)
         if ended and not (federation.results / _SUMMARY).exists():
-            raise FederationError(f"rounds ended early; {run.log} says:\n{run.last_lines()}")
+            raise FederationError(f"rounds ended early; end of {run.log}:\n{run.last_lines()}")
         if ended:
             return
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _line(row: dict[str, str], cosine: float | None) -> str:
@@ -248,12 +249,18 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m simulations.demo", description=__doc__.split("\n\n")[1])
     add = parser.add_argument
     add("--devices", type=bounded(int, 1), default=3, metavar="N", help="(%(default)s)")
-    add("--people", type=bounded(int, 0), default=2, metavar="N", help="simulated (%(default)s)")
+    add(
+        "--people",
+        type=bounded(int, 0),
+        default=2,
+        metavar="N",
+        help="simulated users (%(default)s)",
+    )
     until = parser.add_mutually_exclusive_group()
     until.add_argument("--rounds", type=bounded(int, 1), metavar="N", help="(until Ctrl-C)")
     until.add_argument("--minutes", type=bounded(float, 0.01), metavar="N", help="(until Ctrl-C)")
-    add("--dir", type=Path, help="keeps everything; later goes on from there (one that is deleted)")
-    add("--seed", type=bounded(int, 0), default=0, help="of what people like (%(default)s)")
+    add("--dir", type=Path, help="folder to keep and resume from (default: a temporary one)")
+    add("--seed", type=bounded(int, 0), default=0, help="of the preference (%(default)s)")
     arguments = parser.parse_args(argv)
     if arguments.people > arguments.devices:
         parser.error(f"--people {arguments.people}: must be at most --devices {arguments.devices}")
@@ -261,10 +268,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point: exit status 1, with an error on stderr, if it could not do what was asked."""
+    """Run the command; exit status 1, with an error on stderr, if it fails."""
     arguments = _arguments(argv)
     require("python -m simulations.demo", *SERVICE_EXTRA)
-    # Stopping takes seconds, and a second signal must not prevent it.
+    # Stopping takes seconds; a second signal must not interrupt it.
     with interruptible(lambda: "stopped", insist=False), contextlib.ExitStack() as stack:
         try:
             if arguments.dir is None:

@@ -1,9 +1,9 @@
-"""`python -m simulations.documents`: the documents, rendered from their templates.
+"""`python -m simulations.documents`: render the documents from their templates.
 
-A page's template is ``docs/templates/PAGE.md.j2``, in Jinja's language. The numbers in it come
-from the result files ``docs/results/NAME.json``: in a template, ``NAME`` is the file's content.
-``--check`` writes nothing and fails if a page is not what its template gives, or if a sample of
-the runs in the result files has other results today. ``--recompute`` repeats all runs first.
+The template of a page is ``docs/templates/PAGE.md.j2``, in Jinja's language. Its numbers come
+from the result files ``docs/results/NAME.json``: in a template, ``NAME`` is the content of the
+file. ``--check`` writes nothing. It fails if a page differs from its template, or if repeating a
+sample of the runs in the result files gives other results. ``--recompute`` repeats all runs first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 TEMPLATES = ROOT / "docs" / "templates"
-SEEDS = 10  # of each curve in the documents' figures
+SEEDS = 10  # of each curve in the figures of the documents
 _NOTE = "<!-- Rendered from {} by `python -m simulations.documents`. Edit the template. -->\n"
 
 
@@ -46,22 +46,22 @@ def mean(values: Sequence[float]) -> float:
 
 
 def sem(values: Sequence[float]) -> float:
-    """Return the standard error of the mean; at least two values are needed."""
+    """Return the standard error of the mean of two or more values."""
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def fixed(value: float, digits: int = 0) -> str:
-    """Return a number with that many decimals, and commas between thousands."""
+    """Format a number with thousands separators and the given decimals."""
     return f"{float(value):,.{digits}f}"
 
 
 def signed(value: float, digits: int = 0) -> str:
-    """Return a number with its sign, that many decimals, and commas between thousands."""
+    """Format a number with its sign, thousands separators and the given decimals."""
     return f"{float(value):+,.{digits}f}"
 
 
 def mean_sem(values: Sequence[float], digits: int = 0) -> str:
-    """Return ``mean ± standard error`` with that many decimals."""
+    """Format ``mean ± standard error`` with the given decimals."""
     return f"{fixed(mean(values), digits)} ± {fixed(sem(values), digits)}"
 
 
@@ -71,7 +71,7 @@ def paired(less: Sequence[float], more: Sequence[float]) -> list[float]:
 
 
 def holds(*ascending: Sequence[float]) -> str:
-    """Return whether the means of some measures are in ascending order, as was claimed.
+    """Return whether the means of measures are in ascending order.
 
     Each measure is compared with the next, seed by seed. A difference counts if it is larger
     than two of its standard errors.
@@ -79,7 +79,7 @@ def holds(*ascending: Sequence[float]) -> str:
     Parameters
     ----------
     *ascending : sequence of float
-        The values of each measure, by seed, in the order in which their means should ascend.
+        The values of each measure by seed, in the claimed order.
 
     Returns
     -------
@@ -107,7 +107,7 @@ GLOBALS = {"paired": paired, "holds": holds}
 
 
 def page_of(template: Path) -> Path:
-    """Return the path of a template's page: ``README.md`` is at the root, others in ``docs``."""
+    """Return the path of the page of a template: ``README.md`` in the root, others in ``docs``."""
     name = template.name.removesuffix(".j2")
     return ROOT / name if name == "README.md" else ROOT / "docs" / name
 
@@ -118,21 +118,21 @@ def render(environment: Environment, template: Path, results: dict[str, Any]) ->
     Raises
     ------
     DataError
-        The template is wrong, or names a result that there is not.
+        The template is not valid, or uses a result that does not exist.
     """
-    from jinja2 import TemplateError  # noqa: PLC0415 - of the dev extra
+    from jinja2 import TemplateError  # noqa: PLC0415 - dev extra
 
     place = template.relative_to(ROOT).as_posix()
     try:
         text = environment.from_string(template.read_text(encoding="utf-8")).render(results)
-    except (TemplateError, TypeError, ValueError) as error:  # the latter from filters
+    except (TemplateError, TypeError, ValueError) as error:  # ValueError: from filters
         line = getattr(error, "lineno", None) or _line_of(error)
         raise DataError(f"{place}, line {line}: {one_line(error)}") from None
     return _NOTE.format(place) + text
 
 
 def _line_of(error: Exception) -> int:
-    """Return the line of the template in which an error was raised."""
+    """Return the line of the template that raised an error."""
     trace, line = error.__traceback__, 0
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":
@@ -142,14 +142,14 @@ def _line_of(error: Exception) -> int:
 
 
 def load_results() -> dict[str, Any]:
-    """Return the content of each result file by its name."""
+    """Return the content of each result file by name."""
     return {path.stem: measured.read(path) for path in sorted(measured.FOLDER.glob("*.json"))}
 
 
 def pages(results: dict[str, Any]) -> dict[Path, str]:
-    """Return the text of every page by its path."""
+    """Return the text of each page by path."""
     try:
-        from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - of the dev extra
+        from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - dev extra
     except ImportError:
         raise extra_missing("python -m simulations.documents", "dev") from None
     environment = Environment(
@@ -163,12 +163,12 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
     environment.globals.update(GLOBALS)
     templates = sorted(TEMPLATES.glob("*.md.j2"))
     if not templates:
-        raise SettingsError(f"no templates in {TEMPLATES}: documents are made in a checkout")
+        raise SettingsError(f"no templates in {TEMPLATES}: documents are rendered in a checkout")
     return {page_of(template): render(environment, template, results) for template in templates}
 
 
 def differing(rendered: dict[Path, str]) -> list[str]:
-    """Return a line for each page that differs from what its template gives."""
+    """Return one line per page that differs from its rendered template."""
     lines = []
     for path, text in rendered.items():
         old = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -180,7 +180,7 @@ def differing(rendered: dict[Path, str]) -> list[str]:
 
 
 def stale(results: dict[str, Any], movielens: str) -> list[str]:
-    """Repeat a sample of the runs; return a line for each result that differs today."""
+    """Repeat a sample of the runs; return one line per result that differs."""
     return [
         f"docs/results: {line}"
         for name, content in results.items()
@@ -190,8 +190,8 @@ def stale(results: dict[str, Any], movielens: str) -> list[str]:
 
 
 def recompute(names: Sequence[str], results: dict[str, Any], movielens: str) -> None:
-    """Repeat all runs of some result files and write the files; draw the pictures again, too."""
-    for name in names:  # what is wrong or missing is found before the first run
+    """Repeat all runs of result files and write the files; figures are drawn again."""
+    for name in names:  # reports errors before the first run
         for where, run in measured.runs_in(results[name], name):
             measured.settings_of(run, 0, where, movielens)
     for name in names:
@@ -203,7 +203,7 @@ def recompute(names: Sequence[str], results: dict[str, Any], movielens: str) -> 
 
 
 def make_figures(movielens: str) -> dict[str, Any]:
-    """Draw the documents' figures; return their runs, and the processor time that these took."""
+    """Draw the figures of the documents; return their runs and the processor time."""
     names = [*figures.PANELS, figures.OVERVIEW]
     folder = ROOT / "docs" / "figures"
     folder.mkdir(exist_ok=True)
@@ -218,10 +218,12 @@ def make_figures(movielens: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command."""
     assert __doc__ is not None
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail on a difference")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if something differs"
+    )
     parser.add_argument(
         "--recompute", nargs="*", metavar="NAME", help="repeat the runs of these result files (all)"
     )
@@ -229,7 +231,7 @@ def main() -> None:
         "--movielens",
         default=os.environ.get("FLDB_ML100K", ""),
         metavar="PATH",
-        help="MovieLens 100K's ratings (default: FLDB_ML100K)",
+        help="MovieLens 100K ratings (default: the environment variable FLDB_ML100K)",
     )
     asked = parser.parse_args()
     with interruptible():
@@ -244,7 +246,7 @@ def main() -> None:
 
 
 def _run(asked: argparse.Namespace) -> list[str]:
-    """Do what was asked; return what a check found."""
+    """Run the command; return the problems that a check found."""
     results = load_results()
     if asked.check:
         return differing(pages(results)) + stale(results, asked.movielens)

@@ -1,8 +1,8 @@
 """`python -m simulations.figures [NAME ...]`: the paper's figures, each as PNG and CSV.
 
-The settings of a figure are in ``conf/experiment/NAME.yaml``; the curves that it draws are here.
-``+ours`` adds FLDB-ONS as a curve of its own, never in place of one of the paper's; ``+bounds``
-adds the paper's regret bounds, dashed. The figure ``regret`` is the README's, not the paper's.
+The settings of a figure are in ``conf/experiment/NAME.yaml``; its curves are defined here.
+``+ours`` adds FLDB-ONS as a further curve. ``+bounds`` adds the paper's regret bounds, dashed. The
+figure ``regret`` is in the README and not in the paper.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _TAUS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 @dataclass(frozen=True)
 class Panel:
-    """A figure: a title, its curves, and what is drawn.
+    """A figure: its title, its curves and its axes.
 
     Attributes
     ----------
     title : str
         As in the paper.
     curves : dict
-        Label of each curve -> overrides of the experiment's settings.
+        Overrides of the settings of the experiment, by label of the curve.
     ours : dict
-        Further curves, drawn with ``+ours``.
+        Further curves of ``+ours``.
     against : str
         ``iteration``: cumulative regret; ``tau`` or ``rounds``: the final regret.
     """
@@ -68,7 +68,7 @@ class Panel:
 
 
 def _final(arms: Iterable[int]) -> dict[str, Overrides]:
-    """Curves of final regret: each label stands for one K, each point for one tau."""
+    """Return the runs of curves of the final regret: one curve per K, one point per tau."""
     return {f"K={k}, tau={tau}": {"num_arms": k, "tau": tau} for k in arms for tau in _TAUS}
 
 
@@ -99,7 +99,7 @@ PANELS = {
 }
 
 
-OVERVIEW = "regret"  # the README's first picture, with the settings of Fig. 1b
+OVERVIEW = "regret"  # in the README, with the settings of Fig. 1b
 _OVERVIEW = Panel(
     "100 agents learn one preference (K=10, d=5)",
     {**_COMPARED, "FLDB-ONS, geometric": {**_ONS, "schedule": {"name": "geometric"}}},
@@ -107,12 +107,12 @@ _OVERVIEW = Panel(
 
 
 def panel_of(name: str) -> Panel:
-    """Return a figure's panel.
+    """Return the panel of a figure.
 
     Raises
     ------
     SettingsError
-        There is no such figure.
+        The figure does not exist.
     """
     if name == OVERVIEW:
         return _OVERVIEW
@@ -122,17 +122,17 @@ def panel_of(name: str) -> Panel:
 
 
 def curves_of(name: str, *, ours: bool) -> dict[str, Overrides]:
-    """Return the overrides of a figure's curves by their labels."""
+    """Return the overrides of the curves of a figure by label."""
     panel = panel_of(name)
     return {**panel.curves, **(panel.ours if ours else {})}
 
 
 def values_of(name: str, overrides: Overrides) -> dict[str, Any]:
-    """Return what the settings of a figure's curve are, where they differ from the defaults."""
+    """Return the settings of a curve that differ from the defaults."""
     file = "fig1b" if name == OVERVIEW else name
     experiment = OmegaConf.load(Path(conf.__path__[0]) / "experiment" / f"{file}.yaml")
     values: Any = OmegaConf.to_container(OmegaConf.merge(experiment, OmegaConf.create(overrides)))
-    values.pop("hydra", None)  # what the file says about sweeps
+    values.pop("hydra", None)  # the settings of sweeps
     return dict(values)
 
 
@@ -149,7 +149,7 @@ def settings_of(name: str, overrides: Overrides, seed: int, path: str) -> Settin
 
 
 def runs_of(name: str, *, ours: bool, seeds: int) -> dict[str, measured.Run]:
-    """Return a figure's curves as runs of a result file, without their measures' values."""
+    """Return the curves of a figure as runs of a result file, without values."""
     points = _ON_THE_WAY if panel_of(name).against == "iteration" else []
     return {
         label: {
@@ -162,7 +162,7 @@ def runs_of(name: str, *, ours: bool, seeds: int) -> dict[str, measured.Run]:
 
 
 def draw(name: str, rows: pd.DataFrame, bounds: dict[str, Any], folder: Path) -> None:
-    """Write one figure's PNG; ``bounds`` holds the curves' bounds by label."""
+    """Write the PNG of a figure; ``bounds`` holds the bounds by label of the curve."""
     panel = panel_of(name)
 
     def paint(figure: Any) -> None:
@@ -212,25 +212,25 @@ def make(
     movielens: str,
     seeds: int = len(SEEDS),
 ) -> dict[str, Any]:
-    """Simulate and draw some figures; a run that two figures share is made once.
+    """Simulate and draw figures; a run of two figures is simulated once.
 
     Parameters
     ----------
     names : sequence of str
-        Of the figures.
+        Names of the figures.
     folder : Path
-        Where NAME.png and NAME.csv are written.
+        Folder of NAME.png and NAME.csv.
     ours, bounds : bool
         Whether to add FLDB-ONS, and the paper's regret bounds.
     movielens : str
-        Where the ratings are, for fig1d.
+        Path of the ratings, for fig1d.
     seeds : int
-        Runs for each curve.
+        Number of runs per curve.
 
     Returns
     -------
     dict
-        The runs of each figure by name and label, as a result file holds them.
+        The runs of each figure by name and label, in the format of a result file.
     """
     wanted = {
         (name, label): [settings_of(name, overrides, seed, movielens) for seed in range(seeds)]
@@ -244,20 +244,29 @@ def make(
     results = measured.each_once(one for group in wanted.values() for one in group)
     figures = {name: runs_of(name, ours=ours, seeds=seeds) for name in names}
     for name, runs in figures.items():
-        parts = []
+        settings = {label: wanted[name, label] for label in runs}
         for label, run in runs.items():
-            group = wanted[name, label]
-            measured.fill(run, [results[settings] for settings in group])
-            parts += [_rows(label, settings, *results[settings]) for settings in group]
-        rows = pd.concat(parts, ignore_index=True)
+            measured.fill(run, [results[each] for each in settings[label]])
+        rows = _table(settings, results)
         rows.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
-        dashed = _bounds({label: wanted[name, label][0] for label in runs}) if bounds else {}
-        draw(name, rows, dashed, folder)
+        draw(name, rows, _bounds(settings) if bounds else {}, folder)
     return figures
 
 
-def _rows(label: str, settings: Settings, curve: list[float], counts: dict[str, int]) -> Any:
-    """Return a run as rows of a figure's CSV."""
+def _table(
+    settings: dict[str, list[Settings]], results: dict[Settings, measured.Result]
+) -> pd.DataFrame:
+    """Return the CSV of a figure: one row per iteration of each run of each curve."""
+    parts = [
+        _rows(label, each, *results[each]) for label, group in settings.items() for each in group
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _rows(
+    label: str, settings: Settings, curve: list[float], counts: dict[str, int]
+) -> pd.DataFrame:
+    """Return a run as rows of the CSV of a figure."""
     return pd.DataFrame(
         {
             "iteration": range(1, len(curve) + 1),
@@ -271,22 +280,22 @@ def _rows(label: str, settings: Settings, curve: list[float], counts: dict[str, 
     )
 
 
-def _bounds(curves: dict[str, Settings]) -> dict[str, Any]:
+def _bounds(curves: dict[str, list[Settings]]) -> dict[str, Any]:
     found = {
-        label: average_bound(np.arange(1.0, settings.horizon + 1), settings)
-        for label, settings in curves.items()
+        label: average_bound(np.arange(1.0, group[0].horizon + 1), group[0])
+        for label, group in curves.items()
     }
     return {label: bound for label, bound in found.items() if bound is not None}
 
 
 def _make_asked(asked: Namespace) -> list[Path]:
-    """Make the figures asked for; return their files, pictures where they could be drawn."""
+    """Make the requested figures; return their PNG files, or CSV files without a plot."""
     ours, bounds = "+ours" in asked.name, "+bounds" in asked.name
     names = [name for name in asked.name if name not in ("+ours", "+bounds")]
     if not names:
         names = [name for name in PANELS if asked.movielens or name != "fig1d"]
         if "fig1d" not in names:
-            print("fig1d is left out: it needs --movielens PATH", file=sys.stderr)
+            print("fig1d is omitted: it needs --movielens PATH", file=sys.stderr)
     extras = {"ours": ours, "bounds": bounds, "seeds": asked.seeds}
     make(names, asked.output, movielens=asked.movielens, **extras)
     pictures = [asked.output / f"{name}.png" for name in names]
@@ -294,7 +303,7 @@ def _make_asked(asked: Namespace) -> list[Path]:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command."""
     assert __doc__ is not None
     parser = Parser(description=__doc__, allow_abbrev=False)
     known = ", ".join([*PANELS, OVERVIEW])

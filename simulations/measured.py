@@ -1,12 +1,12 @@
-"""Result files: the numbers of the documents, and the runs they were measured in.
+"""Result files: the numbers in the documents, and the runs that they were measured in.
 
-A result file is JSON, ``docs/results/NAME.json``. An object in it that has ``settings`` is a run:
-the settings that differ from the defaults, the number of ``seeds`` (0, 1, ...), and one list for
-each measure, with a value for each seed::
+A result file is JSON, ``docs/results/NAME.json``. An object with ``settings`` in it is a run: the
+settings that differ from the defaults, the number of ``seeds`` (0, 1, ...), and one list for each
+measure, with a value for each seed::
 
     {"settings": {"algorithm": "fldb_ons", "tau": 1}, "seeds": 10, "regret": [...]}
 
-Runs can be repeated, so they are checked. Everything else, such as seconds, is only rendered.
+Runs can be repeated and are checked. Other values, such as seconds, are only rendered.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ COUNTS = ("rounds", "exchanges", "uploaded_bytes", "downloaded_bytes")
 Run = dict[str, Any]
 Result = tuple[list[float], dict[str, int]]  # regret by iteration, counts
 
-_DIGITS = 4  # of a regret in a result file
-_TOLERANCE = 1e-5  # relative; the digits that a file holds allow no less for small regrets
+_DIGITS = 4  # decimals of a regret in a result file
+_TOLERANCE = 1e-5  # relative; limited by the decimals of small regrets
 
 
 def read(path: Path) -> Any:
@@ -54,7 +54,7 @@ def read(path: Path) -> Any:
 
 
 def write(path: Path, content: Any) -> None:
-    """Write a result file, a line for each list of numbers and each row of a table."""
+    """Write a result file with one line per list of numbers and per row of a table."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, f"{_dump(content)}\n".encode())
 
@@ -70,7 +70,7 @@ def _dump(value: Any, indent: str = "") -> str:
 
 
 def runs_in(content: Any, name: str = "") -> Iterator[tuple[str, Run]]:
-    """Yield the runs in a result file's content, each with its dotted name."""
+    """Yield the runs in the content of a result file with their dotted names."""
     if isinstance(content, dict):
         if "settings" in content:
             yield name, content
@@ -88,7 +88,7 @@ def settings_of(run: Run, seed: int, source: str, movielens: str = "") -> Settin
     Raises
     ------
     SettingsError
-        The settings are wrong, or the run needs MovieLens ratings and ``movielens`` names none.
+        The settings are not valid, or the run needs MovieLens ratings without ``movielens``.
     """
     values = {**run["settings"], "seed": seed}
     if world_of(run) == "movielens":
@@ -101,12 +101,12 @@ def settings_of(run: Run, seed: int, source: str, movielens: str = "") -> Settin
 
 
 def world_of(run: Run) -> str:
-    """Return the name of a run's environment."""
+    """Return the name of the environment of a run."""
     return str(run["settings"].get("environment", {}).get("name", "synthetic"))
 
 
 def measures_of(run: Run) -> list[str]:
-    """Return the names of what is measured in a run: the lists, or the regret if there are none."""
+    """Return the names of the measures of a run: its lists, or the regret if it has none."""
     return [key for key, value in run.items() if isinstance(value, list)] or ["regret"]
 
 
@@ -120,12 +120,12 @@ def measured(name: str, curve: Sequence[float], counts: Mapping[str, int]) -> fl
     curve : sequence of float
         The regret after each iteration.
     counts : mapping
-        The run's ``COUNTS``.
+        The ``COUNTS`` of the run.
 
     Raises
     ------
     SettingsError
-        There is no such measure.
+        The measure does not exist.
     """
     if name in counts:
         return counts[name]
@@ -139,13 +139,13 @@ def measured(name: str, curve: Sequence[float], counts: Mapping[str, int]) -> fl
 
 
 def simulate(settings: Settings) -> Result:
-    """Run once on one processor; return the regret after each iteration, and the counts."""
+    """Run on one processor; return the regret after each iteration, and the counts."""
     if settings.engine.name == "inprocess":
         return _simulate_in_process(settings)
     from simulations.engines import vectorized  # noqa: PLC0415 - in the worker process
 
     history = History(settings.horizon)
-    with threadpool_limits(1, user_api="blas"):  # each processor has a run of its own
+    with threadpool_limits(1, user_api="blas"):  # one run per processor
         vectorized.run(settings, history)
     counts = {name: int(getattr(history, name)) for name in COUNTS}
     return history.cumulative_regret.tolist(), counts
@@ -163,36 +163,36 @@ def _simulate_in_process(settings: Settings) -> Result:
 
 
 def cost(settings: Settings) -> float:
-    """Return roughly how long a run takes, in arbitrary units."""
+    """Return an estimate of the duration of a run, in arbitrary units."""
     factor = {"ldb": 10, "fldb_gd": 8}.get(settings.algorithm, 1)
     size = settings.num_agents * settings.num_arms * settings.dimension * settings.horizon
     return factor * size * (50 if settings.engine.name == "inprocess" else 1)
 
 
 def each_once(settings: Iterable[Settings]) -> dict[Settings, Result]:
-    """Run once with each of some settings, on all processors; equal settings share a run."""
-    # The longest first, so that no processor waits for one of them at the end.
+    """Run once with each of the settings, on all processors; equal settings share a run."""
+    # Longest first, so that no processor waits at the end.
     unique = sorted(set(settings), key=cost, reverse=True)
     return dict(zip(unique, map_in_processes(simulate, unique), strict=True))
 
 
 def fill(run: Run, results: Sequence[Result]) -> None:
-    """Replace a run's measures by those of its results, one result for each seed."""
+    """Replace the measures of a run by those of its results, one for each seed."""
     for key in measures_of(run):
         run[key] = [measured(key, *result) for result in results]
 
 
 def repeat(content: Any, name: str, movielens: str = "") -> None:
-    """Repeat all runs in a result file's content, and replace their measures.
+    """Repeat all runs in the content of a result file, and replace their measures.
 
     Parameters
     ----------
     content : object
-        Of the result file; changed in place.
+        Content of the result file; changed in place.
     name : str
-        Of the result file, for error messages.
+        Name of the result file, for error messages.
     movielens : str
-        Where the MovieLens ratings are, if runs need them.
+        Path of the MovieLens ratings, if runs need them.
     """
     found = list(runs_in(content, name))
     wanted = [
@@ -205,12 +205,11 @@ def repeat(content: Any, name: str, movielens: str = "") -> None:
 
 
 def sample(content: Any, name: str, movielens: str = "") -> Iterator[tuple[str, Run]]:
-    """Yield the cheapest run of each kind in a result file's content.
+    """Yield the cheapest run of each kind in the content of a result file.
 
-    Runs are of one kind if algorithm, environment, schedule, selection and form are the same.
-
-    Runs on MovieLens are left out unless ``movielens`` names the ratings, and runs on sentences
-    always: the language model alone takes longer than the other runs together.
+    A kind is a combination of algorithm, environment, schedule, selection and form. Runs on
+    MovieLens are omitted unless ``movielens`` is set. Runs on sentences are always omitted, since
+    the language model takes longer than all other runs together.
     """
     cheapest: dict[tuple[str, ...], tuple[float, str, Run]] = {}
     for where, run in runs_in(content, name):
@@ -228,7 +227,7 @@ def sample(content: Any, name: str, movielens: str = "") -> Iterator[tuple[str, 
 
 
 def stale(where: str, run: Run, movielens: str = "") -> list[str]:
-    """Repeat a run's first seed; return a line for each measure that is not what it was."""
+    """Repeat the first seed of a run; return one line per measure that differs."""
     settings = settings_of(run, 0, where, movielens)
     result = simulate(settings)
     lines = []
@@ -239,5 +238,5 @@ def stale(where: str, run: Run, movielens: str = "") -> list[str]:
             continue
         now, then = measured(key, *result), values[0]
         if not math.isclose(now, then, rel_tol=_TOLERANCE):
-            lines.append(f"{where}.{key} of seed 0 is {then} in the file and {now} today")
+            lines.append(f"{where}.{key} of seed 0 is {then} in the file and {now} now")
     return lines

@@ -1,4 +1,4 @@
-"""What a user may write after ``python -m simulations.run``, checked before Hydra starts."""
+"""Checks of the overrides of ``python -m simulations.run`` before Hydra starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fldb_flower.settings import hydra_entries, require_current_name, suggestion
 CONF = Path(conf.__path__[0])
 _HERE = "(from the command line)"
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
-_LAUNCHERS = {  # choice: the extra and the module that it needs
+_LAUNCHERS = {  # choice: extra and module that it needs
     "joblib": ("joblib", "hydra_plugins.hydra_joblib_launcher"),
     "slurm": ("slurm", "hydra_plugins.hydra_submitit_launcher"),
     "submitit_local": ("slurm", "hydra_plugins.hydra_submitit_launcher"),
@@ -35,21 +35,21 @@ _LAUNCHERS = {  # choice: the extra and the module that it needs
 _ENTRIES = {entry.dotted: entry for entry in hydra_entries()}
 
 Choices = Callable[[str], list[str]]
-"""Returns the files of a configuration group."""
+"""A function that returns the files of a configuration group."""
 
 
 @contextmanager
 def config_groups(searchpath: Sequence[str] = ()) -> Iterator[tuple[list[str], Choices]]:
-    """Yield the names of the configuration groups, and a function that returns a group's files.
+    """Yield the names of the configuration groups, and a function that returns their files.
 
     Parameters
     ----------
     searchpath : sequence of str
-        Where Hydra looks beside ``conf/``: ``file://`` and ``pkg://`` addresses.
+        Search path of Hydra beside ``conf/``: ``file://`` and ``pkg://`` addresses.
     """
     quoted = ",".join(QuotedString(each, Quote.double).with_quotes() for each in searchpath)
     with initialize_config_dir(str(CONF), version_base="1.3"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Hydra names a folder that is missing when it starts
+        warnings.simplefilter("ignore")  # Hydra reports a missing folder when it starts
         loader = GlobalHydra.instance().config_loader()
 
         def choices(group: str) -> list[str]:
@@ -59,30 +59,30 @@ def config_groups(searchpath: Sequence[str] = ()) -> Iterator[tuple[list[str], C
 
 
 def search_path(config_dir: str | None) -> list[str]:
-    """Return what ``--config-dir`` adds to where Hydra looks."""
+    """Return the addition of ``--config-dir`` to the search path."""
     return [] if config_dir is None else [f"file://{Path(config_dir).absolute()}"]
 
 
 def check_overrides(
     overrides: Sequence[str], *, config_dir: str | None = None, sweep: bool = False
 ) -> None:
-    """Check that each override names a setting or a group's choice, before Hydra starts.
+    """Check that each override names a setting, or a group and one of its choices.
 
-    Hydra's own answer to a misspelt name is six lines that end in a hint about stack traces.
+    The errors are one line each, with a suggestion. Hydra's errors have several lines.
 
     Parameters
     ----------
     overrides : sequence of str
         Arguments such as ``tau=3``.
     config_dir : str, optional
-        The user's own folder of configuration groups (``--config-dir``).
+        Folder with the user's configuration groups (``--config-dir``).
     sweep : bool
-        Whether several values of a setting are a sweep (``-m``).
+        Whether a setting may have several values (``-m``).
 
     Raises
     ------
     SettingsError
-        An override cannot be parsed, or names nothing.
+        An override cannot be parsed, or its name does not exist.
     """
     parsed = [_parse(text, sweep=sweep) for text in overrides]
     searchpath = search_path(config_dir)
@@ -120,17 +120,14 @@ def _named(text: str) -> str:
 
 
 def _takes_text(key: str) -> bool:
-    """Whether any text is a value of a setting."""
+    """Return whether any text is a valid value of a setting."""
     return key in _FOLDERS or (
         key in _ENTRIES and _ENTRIES[key].default == "" and not _ENTRIES[key].metadata["choices"]
     )
 
 
 def _quote(text: str, *, sweep: bool) -> str:
-    """Return the end of an error: the override as it can be pasted into a shell, if there is one.
-
-    A quoted value is taken by Hydra as it is; quotes around that are the shell's.
-    """
+    """Return the end of an error: the override with quotes for Hydra and the shell, if any."""
     key, _, value = text.partition("=")
     name = key.lstrip("+")
     if name in _ENTRIES and not _takes_text(name):
@@ -148,7 +145,7 @@ def _quote(text: str, *, sweep: bool) -> str:
 
 
 def _expanded(path: str) -> str:
-    return os.path.expanduser(path)  # noqa: PTH111 - which leaves an unknown user's as it is
+    return os.path.expanduser(path)  # noqa: PTH111 - keeps the path of an unknown user
 
 
 def _quoted(value: str) -> str:
@@ -163,14 +160,14 @@ def _resolved(value: Any) -> Any:
 
 
 def _check_experiments(names: Sequence[Any]) -> None:
-    """Refuse several experiments in one sweep where one of them has curves and seeds of its own."""
+    """Refuse several experiments in one sweep if one of them defines curves and seeds."""
     for name in names:
         file = CONF / "experiment" / f"{name}.yaml"
         if file.is_file() and "sweeper" in file.read_text(encoding="utf-8"):
             raise SettingsError(
-                f"experiment={','.join(map(str, names))} {_HERE}: {name} sweeps curves and seeds of"
-                f" its own, so it must be the only one: -m experiment={name}; or draw figures with"
-                f" python -m simulations.figures {' '.join(map(str, names))}"
+                f"experiment={','.join(map(str, names))} {_HERE}: {name} defines"
+                f" curves and seeds to sweep: it must be the only one (-m experiment={name}); or"
+                f" draw figures with python -m simulations.figures {' '.join(map(str, names))}"
             )
 
 
@@ -189,7 +186,7 @@ def _check(override: Override, groups: Sequence[str], choices: Choices) -> None:
     if key in groups or key.startswith("hydra/"):
         if not override.is_delete():
             _check_choice(key, values, choices)
-    elif changes and key:  # groups of the user's own
+    elif changes and key:  # the user's groups
         if not all(isinstance(value, str) or value is None for value in values):
             raise SettingsError(
                 f"{_named(str(override.input_line))}: must name a file of the group {one_line(key)}"

@@ -1,4 +1,4 @@
-"""Independent calls in several processes, which end with the command that started them."""
+"""Parallel calls in several processes, which end with the command that started them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def map_in_processes(
     processes: int | None = None,
     context: BaseContext | None = None,
 ) -> list[_R]:
-    """Return the function's results; any exception, such as Ctrl-C, ends the processes at once.
+    """Return the results of the calls; any exception, such as Ctrl-C, ends the processes at once.
 
     Parameters
     ----------
     function : callable
         A function of a module.
     arguments : iterable
-        Its arguments, one for each call.
+        The arguments, one for each call.
     processes : int, optional
-        How many; by default one for each processor.
+        Number of processes; by default one per processor.
     context : BaseContext, optional
-        How they start.
+        How processes start.
     """
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         try:
-            # Processes inherit the mask: Ctrl-C in a terminal reaches this process only.
+            # Processes inherit the mask, so Ctrl-C in a terminal reaches this process only.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 futures = [pool.submit(function, each) for each in arguments]

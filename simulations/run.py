@@ -12,55 +12,59 @@ import logging
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import hydra
 import yaml  # type: ignore[import-untyped, unused-ignore]
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import configure_log
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from fldb_flower.errors import FldbError, one_line
 from fldb_flower.runs.directory import CHECKPOINT
 from fldb_flower.runs.experiment import StoppedError, conduct
 from fldb_flower.runs.results import RunDirectory, is_finished, request_stop, stop_requested
-from fldb_flower.settings import Settings, defaults_nested, from_nested, hydra_entries
+from fldb_flower.settings import Settings, defaults_nested, hydra_entries
 from fldb_flower.system.commands import Parser
-from fldb_flower.system.signals import Interrupted, interruptible, leaving_if_dropped
-from fldb_flower.system.startup import INTERRUPTED, SIGNALLED, SIGNALS, leave, say_interrupted
+from fldb_flower.system.signals import (
+    Interrupted,
+    handling_signals,
+    interruptible,
+    leaving_if_dropped,
+)
+from fldb_flower.system.startup import INTERRUPTED, SIGNALLED, leave, say_interrupted
 from simulations.overrides import CONF, check_overrides, config_groups, search_path
 from simulations.sweeps.callbacks import jobs_without_result
-from simulations.sweeps.jobs import SOURCE, attempt
+from simulations.sweeps.jobs import attempt, settings_of
 
 _LOG = logging.getLogger("fldb_flower")
 _INTERRUPTED_SWEEP = (
     "interrupted: finished jobs are kept; resume=true with the same hydra.sweep.dir runs the rest"
 )
-_FAILURES: list[str] = []  # of a single run, reported already
 
 
 def run(settings: Settings, directory: Path) -> None:
-    """Run the settings on their engine and leave the results in a directory.
+    """Run on the engine of the settings and write the results to a directory.
 
     Raises
     ------
     StoppedError
-        Somebody asked the run to stop, and it was saved.
+        A stop was requested.
     FldbError
-        Something the user can put right.
+        An error that the user can fix.
     """
     engine = settings.engine.name
     if settings.resume and is_finished(directory, settings):
-        _LOG.info("%s: finished already", directory)
+        _LOG.info("%s: already finished", directory)
     elif engine == "vectorized":
-        from simulations.engines import vectorized  # noqa: PLC0415 - engines import only their own
+        from simulations.engines import vectorized  # noqa: PLC0415 - imports one engine only
 
         conduct(
             settings,
@@ -76,98 +80,107 @@ def run(settings: Settings, directory: Path) -> None:
         module.run(settings, str(directory))
 
 
+def _run_one(config: DictConfig, directory: Path) -> None:
+    try:
+        with _stopping_on_signals(directory):
+            run(settings_of(config), directory)
+    except FldbError as error:
+        sys.exit(f"error: {one_line(error)}")
+
+
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def _job(config: DictConfig) -> float | None:
     directory = Path(HydraConfig.get().runtime.output_dir)
+    if HydraConfig.get().mode != RunMode.MULTIRUN:
+        _run_one(config, directory)
+        return None
+    with _stopping_on_signals(directory, sweep=True):
+        work = lambda: run(settings_of(config), directory)  # noqa: E731
+        return attempt(work, directory, Path(HydraConfig.get().sweep.dir))
 
-    def work() -> None:
-        values: Any = OmegaConf.to_container(config, resolve=True)
-        run(from_nested(values, SOURCE), directory)
 
-    if _is_sweep():
-        with _stopping_on_signals(directory):
-            return attempt(work, directory, Path(HydraConfig.get().sweep.dir))
-    try:
-        with _stopping_on_signals(directory):
-            work()
-    except FldbError as error:
-        _FAILURES.append(str(error))
-        print(f"error: {error}", file=sys.stderr)
-    return None
+def _run_directly(overrides: Sequence[str]) -> bool:
+    """Run without `hydra.main`, which composes the configuration twice; return False if a sweep."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="run"):
+        config = hydra.compose("config", list(overrides), return_hydra_config=True)
+    if config.hydra.mode == RunMode.MULTIRUN:
+        return False
+    configure_log(config.hydra.job_logging, config.hydra.verbose)
+    _run_one(config, Path(str(config.hydra.run.dir)).absolute())
+    return True
+
+
+class _Stopper:
+    """Handles signals during a run.
+
+    The first signal requests that the run stops, the second raises Interrupted, and the third
+    ends the process.
+    """
+
+    def __init__(self, directory: Path, *, sweep: bool) -> None:
+        self.received: list[int] = []
+        self._directory, self._sweep = directory, sweep
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        self.received.append(number)
+        if len(self.received) > 2:  # the exception was caught, or closing takes long
+            leave(self.received[0], self.line())
+        if len(self.received) > 1:
+            raise Interrupted
+        try:
+            request_stop(self._directory)
+        except OSError as error:
+            raise StoppedError(f"stopped: {error.strerror}, cannot write") from None
+
+    def line(self) -> str:
+        """Return the line for a run that did not stop by itself."""
+        if self._sweep:
+            return _INTERRUPTED_SWEEP
+        kept = "resume=true resumes from the last checkpoint,"
+        if not (self._directory / CHECKPOINT).exists():
+            kept = "nothing was saved"
+        return one_line(f"stopped at once: {kept} in {self._directory}")
 
 
 @contextlib.contextmanager
-def _stopping_on_signals(directory: Path) -> Iterator[None]:
-    """Let a run save itself and end on the first SIGTERM or SIGINT, and end at once on another.
+def _stopping_on_signals(directory: Path, *, sweep: bool = False) -> Iterator[None]:
+    """Let a run stop on the first signal, and end it at once on the second.
 
     Raises
     ------
     SystemExit
-        With 128 + the signal's number, once a signal came: no other job of a sweep begins.
+        With status 128 + number after a signal, so that no other job of a sweep starts.
     """
-    if threading.current_thread() is not threading.main_thread():  # Python's rule for handlers
-        yield
-        return
-    came: list[int] = []
-
-    def at_once() -> str:
-        kept = f"stopped at once: {_kept(directory)}"
-        return _INTERRUPTED_SWEEP if _is_sweep() else one_line(kept)
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
-        if len(came) > 2:  # what the second one raised was caught, or closing takes long
-            leave(came[0], at_once())
-        if len(came) > 1:
-            raise Interrupted
-        try:
-            request_stop(directory)
-        except OSError as error:
-            raise StoppedError(f"stopped: {error.strerror}, cannot write") from None
-
-    stop_requested(directory)  # by a signal to a run that was killed then
-    before = {each: signal.signal(each, stop) for each in SIGNALS}
-    line = ""
+    stopper = _Stopper(directory, sweep=sweep)
+    received, line = stopper.received, ""
+    stop_requested(directory)  # clears the request of an earlier, killed run
     try:
-        with leaving_if_dropped(came, at_once):
+        with handling_signals(stopper.handle), leaving_if_dropped(received, stopper.line):
             yield
     except StoppedError as stopped:
-        came = came or [signal.SIGTERM]
+        received = received or [signal.SIGTERM]
         line = f"{stopped}, in {directory}"
     except FldbError as error:
-        if not came:
+        if not received:
             raise
         line = f"error: {error}"
     except BaseException:
-        if len(came) < 2:
+        if len(received) < 2:
             raise
-        line = at_once()
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    if line and not _is_sweep():  # the sweep prints a line of its own
+        line = stopper.line()
+    if line and not sweep:  # a sweep prints its own line
         say_interrupted(one_line(line))
-    if came:  # without a line: in its last round
+    if received:  # no line: the run finished before it could stop
         stop_requested(directory)
-        sys.exit(SIGNALLED + came[0])
-
-
-def _kept(directory: Path) -> str:
-    if (directory / CHECKPOINT).exists():
-        return f"resume=true resumes from the last checkpoint, in {directory}"
-    return f"nothing was saved in {directory}"
-
-
-def _is_sweep() -> bool:
-    return HydraConfig.get().mode == RunMode.MULTIRUN
+        sys.exit(SIGNALLED + received[0])
 
 
 def help_text(config_dir: str | None = None) -> str:
-    """Return what ``--help`` prints: the groups, and every setting with default and meaning."""
+    """Return the text of ``--help``: the groups, and every setting with default and meaning."""
     lines = [
         "usage: python -m simulations.run [-m] [GROUP=CHOICE ...] [SETTING=VALUE ...]",
         "",
-        "-m runs a sweep over every combination of the values given:",
+        "-m runs a sweep over all combinations of the given values:",
         "  python -m simulations.run -m tau=1,2,4 'seed=range(3)'",
         "A value with spaces or special characters needs quotes, and quotes for the shell:",
         "  python -m simulations.run environment=movielens 'environment.path=\"~/ml (1).zip\"'",
@@ -185,13 +198,17 @@ def help_text(config_dir: str | None = None) -> str:
             lines.append(f"  {f'{entry.dotted}={default}':32} {entry.metadata['help']}")
     lines += [
         "",
-        "results go to hydra.run.dir=DIR, or hydra.sweep.dir=DIR for a sweep; --hydra-help",
+        "hydra.run.dir=DIR, or hydra.sweep.dir=DIR for a sweep, sets the folder of the results.",
+        "--hydra-help prints the options of Hydra.",
     ]
     return "\n".join(lines)
 
 
-def _arguments() -> Parser:
-    """Return a parser of the options that matter here, and of those whose next word is a value."""
+def _arguments() -> tuple[Namespace, list[str]]:
+    """Parse the options used here; return the other arguments unparsed.
+
+    Hydra's options with a value are declared, so that the value is not taken for an override.
+    """
     parser = Parser(prog="python -m simulations.run", add_help=False, allow_abbrev=False)
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
@@ -203,31 +220,41 @@ def _arguments() -> Parser:
         "package": "p",
     }.items():
         parser.add_argument(f"--{long}", f"-{short}")
-    return parser
+    return parser.parse_known_args()
+
+
+def _main(asked: Namespace, rest: Sequence[str]) -> None:
+    ConfigStore.instance().store(name="settings", node=defaults_nested())
+    overrides = [arg for arg in rest if "=" in arg and not arg.startswith("-")]
+    check_overrides(overrides, config_dir=asked.config_dir, sweep=asked.multirun)
+    is_plain = len(overrides) == len(sys.argv) - 1 and all(
+        text.startswith("hydra.run.dir=") or "hydra" not in text.partition("=")[0]
+        for text in overrides
+    )
+    if is_plain and _run_directly(overrides):
+        return
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
+    # Hydra accepts options only before the overrides.
+    sys.argv[1:] = [*(arg for arg in sys.argv[1:] if arg not in overrides), *overrides]
+    _job()
+    if jobs_without_result:
+        sys.exit(1)
 
 
 def main() -> None:
-    """Entry point: exit status 1, with one line on stderr, for a mistake of the user's."""
-    asked, rest = _arguments().parse_known_args()
+    """Run the command; exit status 1, with one line on stderr, for an error of the user."""
+    asked, rest = _arguments()
     with interruptible(lambda: _INTERRUPTED_SWEEP if asked.multirun else INTERRUPTED):
         try:
             if asked.help:
                 print(help_text(asked.config_dir))
-                return
-            ConfigStore.instance().store(name="settings", node=defaults_nested())
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # so that our own errors reach the line below
-            overrides = [arg for arg in rest if "=" in arg and not arg.startswith("-")]
-            # Hydra takes an option only where no override precedes it.
-            sys.argv[1:] = [*(arg for arg in sys.argv[1:] if arg not in overrides), *overrides]
-            check_overrides(overrides, config_dir=asked.config_dir, sweep=asked.multirun)
-            _job()
-            if _FAILURES or jobs_without_result:
-                sys.exit(1)
+            else:
+                _main(asked, rest)
         except FldbError as error:
             sys.exit(f"error: {one_line(error)}")
         except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
             sys.exit("error: " + " ".join(str(error).split()))
-        except OSError as error:  # Hydra creates the run's directory
+        except OSError as error:  # Hydra creates the folder of the run
             sys.exit(f"error: cannot write to {error.filename}: {error.strerror}")
 
 

@@ -1,7 +1,7 @@
-"""Read finished runs back from their directories.
+"""Read finished runs from their directories.
 
-What a run's directory holds is untrusted here: it may be half written, cut short, or made by
-somebody else. A directory that is not a whole run is named with the reason, never guessed at.
+The content of a directory is not trusted: files may be incomplete or written by other programs. A
+directory without a complete run is reported with the reason.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ NUMBERS = (
     "downloaded_bytes",
     "runtime_seconds",
 )
-"""What every summary holds as a number."""
+"""The numbers in every summary."""
 
-_MAX_DEPTH = 8  # of nested settings; ours have two levels
+_MAX_DEPTH = 8  # of nested settings, which have two levels
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Run:
     Attributes
     ----------
     path : Path
-        The run's directory.
+        Directory of the run.
     settings : dict
-        Every setting of ``config.yaml``, in its order, by Hydra's dotted name:
+        The settings in ``config.yaml``, in its order, by Hydra's dotted names, such as
         ``environment.sigma``.
     summary : dict
-        ``summary.json``; each of :data:`NUMBERS` is a finite number.
+        Content of ``summary.json``; each of :data:`NUMBERS` is a finite number.
     curve : pandas.DataFrame
-        ``regret.csv``: a row for each iteration 1, ..., T; columns :data:`CURVE_COLUMNS`.
+        Content of ``regret.csv``: one row per iteration, columns :data:`CURVE_COLUMNS`.
     """
 
     path: Path
@@ -62,35 +62,35 @@ class Run:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A run's directory that cannot be used, and the reason in one line."""
+    """A directory of a run that cannot be used, and the reason in one line."""
 
     path: Path
     reason: str
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
-    """Read every run below some folders.
+    """Read every run below the given folders.
 
-    A directory is a run's if it holds ``config.yaml``, or both ``summary.json`` and
-    ``regret.csv``. Hidden folders and links to folders are not entered; a run that is below two
-    of the folders is read once.
+    A directory belongs to a run if it holds ``config.yaml``, or both ``summary.json`` and
+    ``regret.csv``. Hidden folders and links to folders are not searched. A run below two of the
+    folders is read once.
 
     Parameters
     ----------
     folders : iterable of Path
-        Each may be a run's directory itself.
+        Folders to search; each may be the directory of a run.
 
     Returns
     -------
     runs : list of Run
-        In the order of the folders, then of the paths, numbers in names by value.
+        In the order of the folders, then of the paths; numbers in names sort by value.
     unfinished : list of Unfinished
-        Directories that were left out.
+        Directories without a complete run.
 
     Raises
     ------
     DataError
-        A folder does not exist, or is not a folder.
+        A folder does not exist.
     """
     runs: list[Run] = []
     unfinished: list[Unfinished] = []
@@ -104,12 +104,12 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
 
 
 def find_finished(folder: Path, wanted: Collection[str] | None = None) -> dict[str, Run]:
-    """Return finished runs below a folder by the identity of their settings, one for each.
+    """Return one finished run per identity below a folder.
 
     Parameters
     ----------
     folder : Path
-        Need not exist.
+        The folder; it need not exist.
     wanted : collection of str, optional
         Identities to return; all by default. See :func:`fldb_flower.runs.results.identity`.
     """
@@ -123,7 +123,7 @@ def find_finished(folder: Path, wanted: Collection[str] | None = None) -> dict[s
 
 
 def identity_of(run: Run) -> str:
-    """Return the identity of a run's settings; empty if they are not those of this version."""
+    """Return the identity of the settings of a run; empty if they are not valid in this version."""
     try:
         return identity(from_nested(run.settings, str(run.path)))
     except FldbError:
@@ -131,7 +131,7 @@ def identity_of(run: Run) -> str:
 
 
 def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop settings that others make irrelevant: tau if the schedule is geometric, and the like."""
+    """Drop settings that other settings make irrelevant, such as tau of a geometric schedule."""
     ignored = {
         {"geometric": "tau", "periodic": "schedule.ratio"}.get(str(settings.get("schedule.name"))),
         None if settings.get("matrix_form") == "sketch" else "sketch_rank",
@@ -142,7 +142,7 @@ def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
 def varying(runs: Sequence[Run]) -> list[str]:
     """Return the settings that differ between runs, in the order of ``config.yaml``.
 
-    A setting that only some runs have differs, unless :func:`relevant` dropped it there.
+    A setting that only some runs have differs, unless it is irrelevant in the others.
     """
     kept = [relevant(run.settings) for run in runs]
     return [
@@ -160,7 +160,7 @@ def varying(runs: Sequence[Run]) -> list[str]:
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[list[Run]]:
-    """Group runs whose relevant settings differ by the seed at most, in order of appearance."""
+    """Group runs whose relevant settings are equal except for the seed, in order of appearance."""
     groups: dict[frozenset[Any], list[Run]] = {}
     for run in runs:
         others = (item for item in relevant(run.settings).items() if item[0] != "seed")
@@ -170,7 +170,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _identity(value: Any) -> Any:
-    """Return what makes two values the same setting: ``1`` is ``1.0``, but not ``True``."""
+    """Return a value for comparisons: ``1`` equals ``1.0``, but not ``True``."""
     is_nan = isinstance(value, float) and math.isnan(value)
     return (isinstance(value, bool), "nan" if is_nan else value)
 
@@ -179,7 +179,7 @@ def _candidates(folders: Iterable[Path]) -> Iterator[Path | Unfinished]:
     seen = set()
     for folder in folders:
         if not folder.is_dir():
-            reason = "is not a folder" if folder.exists() else "there is no such folder"
+            reason = "is not a folder" if folder.exists() else "does not exist"
             raise DataError(f"{folder}: {reason}")
         for found in _walk(folder):
             path = found.path if isinstance(found, Unfinished) else found
@@ -189,7 +189,7 @@ def _candidates(folders: Iterable[Path]) -> Iterator[Path | Unfinished]:
 
 
 def _walk(folder: Path) -> Iterator[Path | Unfinished]:
-    """Yield the run directories below a folder, itself included."""
+    """Yield the directories of runs in a folder and below it."""
     denied: list[OSError] = []
     for root, folders, files in os.walk(folder, onerror=denied.append):
         folders[:] = sorted(
@@ -202,7 +202,7 @@ def _walk(folder: Path) -> Iterator[Path | Unfinished]:
 
 
 def natural_order(value: Any) -> tuple[Any, ...]:
-    """Return a sort key: numbers by value and before texts; ``10`` after ``9``."""
+    """Return a sort key: numbers by value, before texts."""
     if isinstance(value, int | float):
         return (0, float(value), "")
     text = str(value)
@@ -210,7 +210,7 @@ def natural_order(value: Any) -> tuple[Any, ...]:
 
 
 def read_run(path: Path) -> Run | Unfinished:
-    """Read the run in a directory, or return why it cannot be used."""
+    """Read the run in a directory, or return the reason why it cannot be used."""
     try:
         settings = _settings(path / CONFIG)
         summary = _summary(path / SUMMARY)
@@ -221,7 +221,7 @@ def read_run(path: Path) -> Run | Unfinished:
 
 def _text(path: Path) -> str:
     try:
-        if path.exists() and not path.is_file():  # a pipe would block for ever
+        if path.exists() and not path.is_file():  # reading a pipe would block
             raise DataError(f"{path.name} is not a file")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -235,9 +235,9 @@ def _text(path: Path) -> str:
 def _settings(path: Path) -> dict[str, Any]:
     text = _text(path)
     try:
-        # Aliases could unfold without end, and OmegaConf would resolve ${oc.env:...}.
+        # Aliases could expand without limit; OmegaConf would resolve ${oc.env:...}.
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise DataError(f"{path.name} has YAML aliases, which no run writes")
+            raise DataError(f"{path.name} has YAML aliases, which runs do not write")
         values = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise DataError(f"{path.name} is not valid YAML") from None
@@ -245,7 +245,7 @@ def _settings(path: Path) -> dict[str, Any]:
         raise DataError(f"{path.name} holds no settings")
     settings = current_names(dict(_flatten(values, path.name)))
     if not isinstance(settings.get("horizon"), int):
-        raise DataError(f"{path.name} has no whole number as horizon")
+        raise DataError(f"{path.name} has no integer as horizon")
     return settings
 
 
@@ -268,7 +268,7 @@ def _summary(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise DataError(f"{path.name} is not valid JSON") from None
     if not isinstance(summary, dict) or summary.get("complete") is not True:
-        raise DataError(f"{path.name} does not say that the run is complete")
+        raise DataError(f"{path.name} does not mark the run as complete")
     for key in NUMBERS:
         if not _is_finite(summary.get(key)):
             raise DataError(f"{path.name} has no finite number as {key}")
@@ -280,7 +280,7 @@ def _is_finite(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer beyond floating point
+    except OverflowError:  # an integer too large for a float
         return False
 
 
@@ -294,11 +294,11 @@ def _curve(path: Path, settings: Mapping[str, Any]) -> pd.DataFrame:
     if list(curve.columns) != columns:
         raise DataError(f"{path.name} has other columns than {', '.join(columns)}")
     if len(curve) != horizon or not text.endswith("\n"):
-        raise DataError(f"{path.name} has {len(curve)} whole or cut rows, not {horizon}")
+        raise DataError(f"{path.name} has {len(curve)} rows, complete or not, instead of {horizon}")
     if not all(pd.api.types.is_numeric_dtype(curve[name]) for name in columns):
-        raise DataError(f"{path.name} holds something that is not a number")
+        raise DataError(f"{path.name} holds values that are not numbers")
     if not np.isfinite(curve.to_numpy(dtype=float)).all():
-        raise DataError(f"{path.name} holds a number that is missing or not finite")
+        raise DataError(f"{path.name} holds numbers that are missing or not finite")
     if (curve["iteration"] != np.arange(1, horizon + 1)).any():
         raise DataError(f"{path.name} does not count iterations 1, 2, ..., {horizon}")
     return curve

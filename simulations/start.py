@@ -1,4 +1,4 @@
-"""The first import of each command here: see :mod:`fldb_flower.system.startup`."""
+"""The first import of each command; see :mod:`fldb_flower.system.startup`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 
 
 def begin() -> None:
-    """Begin a command.
+    """Start a command.
 
     Raises
     ------
     SystemExit
-        Another module has the name of one of this project's packages.
+        Another module shadows a package of this project.
     """
     try:
-        from fldb_flower.system import startup  # noqa: PLC0415 - it may be another project's
+        from fldb_flower.system import startup  # noqa: PLC0415 - may be another project's
     except ImportError:
         other = getattr(sys.modules.get("fldb_flower"), "__file__", None) or "another module"
         root = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120

@@ -12,7 +12,7 @@ from simulations.benchmark import __main__ as benchmark
 def table(monkeypatch):
     """One quick section in place of all."""
     rows = [{"what": "propose, ms", "measured": 0.25}, {"what": "regret", "measured": [1.5, 2.0]}]
-    monkeypatch.setattr(benchmark, "SECTIONS", {"devices": lambda _asked: pd.DataFrame(rows)})
+    monkeypatch.setattr(benchmark, "SECTIONS", {"scale": lambda _asked: pd.DataFrame(rows)})
     return rows
 
 
@@ -24,17 +24,17 @@ def run(monkeypatch, *arguments):
 def test_a_section_is_written_with_what_is_needed_to_repeat_it(
     monkeypatch, tmp_path, table, capsys
 ):
-    path = tmp_path / "new folder" / "devices.json"
-    run(monkeypatch, "devices", "--output", path)
+    path = tmp_path / "new folder" / "scale.json"
+    run(monkeypatch, "scale", "--output", path)
     content = json.loads(path.read_text())
     assert content["rows"] == table
-    assert content["command"] == f"python -m simulations.benchmark devices --output '{path}'"
+    assert content["command"] == f"python -m simulations.benchmark scale --output '{path}'"
     assert pd.Timestamp(content["date"]) <= pd.Timestamp.now(tz="UTC").tz_localize(None)
     assert "Python 3." in content["machine"]
     assert "propose, ms" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("sections", [[], ["devices", "devices"]])
+@pytest.mark.parametrize("sections", [[], ["scale", "scale"]])
 def test_an_output_file_holds_one_section(monkeypatch, tmp_path, table, sections):
     with pytest.raises(SystemExit, match=r"^error: --output holds one section: name it$"):
         run(monkeypatch, *sections, "--output", tmp_path / "all.json")

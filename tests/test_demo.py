@@ -12,7 +12,7 @@ import pytest
 from local_processes import logs_on_failure, processes_of
 
 from fldb_flower.errors import FederationError
-from simulations.local_federation import Part
+from simulations.local_process import LocalProcess
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def test_the_demonstration_runs_and_leaves_nothing(demo):
         "starting the SuperLink",
         "registering the keys of 3 devices",
         *(f"waiting for devices: {connected} of 3 are connected" for connected in range(3)),
-        "simulated people are answering duels on device1, device2",
+        "simulated users are answering duels on device1, device2",
         "device3 is yours: http://127.0.0.1:PORT/#token=TOKEN",
         "starting the rounds; the first one takes several exchanges",
     ]
@@ -103,11 +103,11 @@ def test_a_mistake_is_one_line(options, words):
 
 
 def test_what_does_not_start_is_said_with_its_log(tmp_path):
-    part = Part("broken", tmp_path, [sys.executable, "-c", "print('no power'); exit(3)"])
+    part = LocalProcess("broken", tmp_path, [sys.executable, "-c", "print('no power'); exit(3)"])
     part.start()
     with pytest.raises(FederationError, match=r"broken should be ready: it ended; .*\nno power"):
         part.wait_until(lambda: False, "ready", 60)
-    part = Part("slow", tmp_path, [sys.executable, "-c", "import time; time.sleep(60)"])
+    part = LocalProcess("slow", tmp_path, [sys.executable, "-c", "import time; time.sleep(60)"])
     part.start()
     with pytest.raises(FederationError, match=r"slow should be ready: not within 0\.1 s"):
         part.wait_until(lambda: False, "ready", 0.1)

@@ -30,10 +30,9 @@ from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
 from simulations.local_federation import (
     Device,
     LocalFederation,
-    Part,
     UnreachableError,
-    environment,
 )
+from simulations.local_process import LocalProcess, environment
 from strategies.device_nodes import short_name
 
 pytestmark = pytest.mark.slow
@@ -56,11 +55,11 @@ def federation(tmp_path_factory):
     assert not processes_of(folder)
 
 
-def supernode(federation: LocalFederation, name: str, *options: str) -> Part:
+def supernode(federation: LocalFederation, name: str, *options: str) -> LocalProcess:
     """Start a SuperNode that gives up after one retry."""
     command = [tool("flower-supernode"), "--superlink", federation.address, "--max-retries", "1"]
     ports = ["--host", HOST, "--port", str(free_port())]
-    part = Part(name, federation.folder, [*command, *ports, *options])
+    part = LocalProcess(name, federation.folder, [*command, *ports, *options])
     part.start()
     return part
 
@@ -87,9 +86,9 @@ def test_strangers_stay_outside(federation, tmp_path):
         for name, part in parts.items():
             with logs_on_failure(folder):
                 wait_until(lambda part=part: not part.is_running, 90, f"{name} gives up")
-                assert "Exit Code: 305" in part.said()
-                assert strangers[name][1] in part.said()
-                assert "SuperNode ID:" not in part.said()
+                assert "Exit Code: 305" in part.output()
+                assert strangers[name][1] in part.output()
+                assert "SuperNode ID:" not in part.output()
     finally:
         for part in parts.values():
             part.stop()

@@ -12,7 +12,7 @@ from test_run import ROOT
 
 from fldb_flower.errors import DataError, SettingsError
 from simulations import documents, figures, measured
-from simulations.benchmark.__main__ import ALGORITHMS
+from simulations.benchmark.algorithms import ALGORITHMS
 
 pytest.importorskip("jinja2")
 

@@ -110,7 +110,7 @@ def test_a_picture_that_fails_is_one_line_and_the_results_are_there(
     assert got["regret.csv"] == whole["regret.csv"]
     assert json.loads(got["summary.json"])["complete"] is True
     (warning,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
-    assert warning.startswith(f"no picture {tmp_path / 'run' / 'regret.png'}: ")
+    assert warning.startswith(f"no plot {tmp_path / 'run' / 'regret.png'}: ")
     assert type(error).__name__ in warning
     assert "\n" not in warning
     assert not any("plot:" in each.message for each in caplog.records if each.levelname == "INFO")

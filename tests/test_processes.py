@@ -12,7 +12,7 @@ from fldb_flower.deployment import processes
 from fldb_flower.deployment.processes import boxed, last_words, project_folder
 from fldb_flower.errors import FederationError
 from fldb_flower.settings import from_nested
-from simulations import local_federation
+from simulations import local_federation, local_process
 from simulations.engines import flower
 
 FLOWER = from_nested({"engine": {"name": "flower"}}, "a test")
@@ -89,6 +89,6 @@ def test_flowers_processes_do_not_inherit_a_matplotlib_backend(tmp_path, monkeyp
     monkeypatch.setattr(flower, "_superlink", superlink)
     with pytest.raises(FederationError, match="enough"):
         flower.run(FLOWER, str(tmp_path))
-    for environment in (*seen, local_federation.environment(tmp_path)):
+    for environment in (*seen, local_process.environment(tmp_path)):
         assert environment["FLDB_SOMETHING"] == "else"
         assert "MPLBACKEND" not in environment

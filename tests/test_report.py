@@ -24,7 +24,8 @@ import pytest
 import yaml
 
 from fldb_flower.errors import DataError, OutputError
-from simulations.report import __main__ as report
+from simulations.report.data import MAX_POINTS, kept_iterations, payload
+from simulations.report.page import write
 from simulations.saved_runs import Run, find_runs, group_by_seed, relevant, varying
 
 ROOT = Path(__file__).parent.parent
@@ -145,7 +146,7 @@ SPOILED = {
     "deep JSON": (lambda p: put(p / "summary.json", "[" * 10**6), "summary.json is not valid JSON"),
     "other JSON": (
         lambda p: put(p / "summary.json", "[]"),
-        "does not say that the run is complete",
+        "does not mark the run as complete",
     ),
     "not a number": (
         lambda p: patch(p / "summary.json", "3.0", "NaN"),
@@ -153,16 +154,19 @@ SPOILED = {
     ),
     "not complete": (
         lambda p: patch(p / "summary.json", "true", "false"),
-        "does not say that the run is complete",
+        "does not mark the run as complete",
     ),
     "empty CSV": (lambda p: put(p / "regret.csv", ""), "regret.csv is not a table"),
-    "rows missing": (lambda p: cut(p / "regret.csv", 8), "regret.csv has 2 whole or cut rows"),
-    "cut in the last number": (lambda p: cut(p / "regret.csv", 1), "regret.csv has 3 whole or cut"),
+    "rows missing": (lambda p: cut(p / "regret.csv", 8), "regret.csv has 2 rows, complete or not"),
+    "cut in the last number": (
+        lambda p: cut(p / "regret.csv", 1),
+        "regret.csv has 3 rows, complete or not",
+    ),
     "cut in the last row": (
         lambda p: patch(p / "regret.csv", "3,3.0,3\n", "3,3\n"),
         "missing or not finite",
     ),
-    "text in CSV": (lambda p: patch(p / "regret.csv", "2.0", "two"), "not a number"),
+    "text in CSV": (lambda p: patch(p / "regret.csv", "2.0", "two"), "not numbers"),
     "infinite": (lambda p: patch(p / "regret.csv", "2.0", "inf"), "missing or not finite"),
     "repeated row": (
         lambda p: patch(p / "regret.csv", "\n2,", "\n1,"),
@@ -172,7 +176,7 @@ SPOILED = {
     "binary": (lambda p: (p / "regret.csv").write_bytes(b"\xff\xfe\x00"), "not UTF-8"),
     "cut YAML": (lambda p: put(p / "config.yaml", "a: [1,"), "config.yaml is not valid YAML"),
     "no mapping": (lambda p: put(p / "config.yaml", "just text"), "config.yaml holds no settings"),
-    "no horizon": (lambda p: put(p / "config.yaml", "tau: 1"), "no whole number as horizon"),
+    "no horizon": (lambda p: put(p / "config.yaml", "tau: 1"), "no integer as horizon"),
     "list": (lambda p: patch(p / "config.yaml", "tau: 1", "tau: [1]"), "tau is neither a number"),
     "aliases": (lambda p: put(p / "config.yaml", "a: &x 1\nb: *x"), "YAML aliases"),
     "python object": (
@@ -262,7 +266,7 @@ def test_means_and_standard_errors_are_those_worked_by_hand(tmp_path):
     make_run(tmp_path / "again", [3.0, 10.0], seed=1)  # no independent run: counts once
     make_run(tmp_path / "alone", [2.0, 5.0], seed=0, tau=2)
     runs, unfinished = find_runs([tmp_path])
-    made = report.payload(runs, unfinished, tmp_path)
+    made = payload(runs, unfinished, tmp_path)
     first, second = made["groups"]
     assert first["label"] == ["tau=1"]
     assert first["seeds"] == 2
@@ -280,7 +284,7 @@ def test_labels_name_settings_as_users_write_them(tmp_path):
     make_run(tmp_path / "a", environment={"sigma": 0.0})
     geometric = {"name": "geometric", "ratio": 1.5}
     make_run(tmp_path / "b", algorithm="ldb", schedule=geometric, environment={"sigma": 0.3})
-    made = report.payload(*find_runs([tmp_path]), tmp_path)
+    made = payload(*find_runs([tmp_path]), tmp_path)
     assert made["varying"] == ["algorithm", "schedule", "environment.sigma"]
     assert made["groups"][0]["label"] == ["fldb_ogd", "periodic", "environment.sigma=0"]
     assert made["groups"][1]["label"] == ["ldb", "geometric", "environment.sigma=0.3"]
@@ -289,11 +293,11 @@ def test_labels_name_settings_as_users_write_them(tmp_path):
 
 @pytest.mark.parametrize("horizon", [1, 2, 199, 200, 201, 500, 10_000])
 def test_kept_iterations_are_few_and_include_both_ends(horizon):
-    kept = report.kept_iterations(horizon)
-    assert len(kept) <= report.MAX_POINTS
+    kept = kept_iterations(horizon)
+    assert len(kept) <= MAX_POINTS
     assert (kept[0], kept[-1]) == (1, horizon)
     assert (np.diff(kept) > 0).all()
-    assert horizon > report.MAX_POINTS or len(kept) == horizon
+    assert horizon > MAX_POINTS or len(kept) == horizon
 
 
 @pytest.mark.slow
@@ -373,8 +377,8 @@ def test_unfinished_runs_are_named_on_stderr_and_in_the_page(tmp_path):
 
 
 BAD = {
-    "{0}/none": "there is no such folder",
-    "{0}/good {0}/none": "there is no such folder",
+    "{0}/none": "does not exist",
+    "{0}/good {0}/none": "does not exist",
     "{0}/good/run/config.yaml": "is not a folder",
     "{0}/empty": "there are no runs below",
     "{0}/half": "none of the 1 runs below",
@@ -408,15 +412,15 @@ def test_a_failure_while_writing_leaves_the_old_page(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OutputError, match="No space left on device"):
-        report.write(page, "new")
+        write(page, "new")
     assert page.read_text() == "old"
     assert list(tmp_path.iterdir()) == [page]
 
 
 def test_a_missing_folder_is_an_error_of_the_reader_too(tmp_path):
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="does not exist"):
         find_runs([tmp_path / "none"])
 
 

@@ -411,7 +411,7 @@ def test_a_sweep_that_is_stopped_begins_no_other_job_and_goes_on(tmp_path):
     process.terminate()
     out, error = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, out + error
-    assert "1 of 3 jobs are finished and kept" in error
+    assert "stopped: 1 of 3 jobs are finished;" in error
     assert f"resume=true hydra.sweep.dir={cut}" in error
     assert len(error.strip().splitlines()) == 1
     assert not list(cut.glob("seed-2_*"))

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from hydra import initialize_config_dir
-from hydra._internal.callbacks import Callbacks
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -33,11 +32,11 @@ from simulations.engines import vectorized
 from simulations.figures import PANELS, SEEDS, settings_of
 from simulations.run import run
 from simulations.saved_runs import Run
-from simulations.sweeps import tables
+from simulations.sweeps.callbacks import SweepCallback, jobs_without_result
 from simulations.sweeps.jobs import attempt, failure
 from simulations.sweeps.loader import CachingLoader
 from simulations.sweeps.sweeper import quoted, register
-from simulations.sweeps.tables import SummariseSweep, statistics, statistics_text
+from simulations.sweeps.tables import statistics, statistics_text
 
 LAUNCHERS = ["basic", "joblib", "submitit_local"]
 SMALL = {"num_agents": 4, "horizon": 30}
@@ -56,7 +55,7 @@ def sweeper_of(loader, *overrides, folder="/nowhere"):
     config = loader.load_configuration("config", overrides=given, run_mode=RunMode.MULTIRUN)
     register()
     sweeper = Plugins.instance().instantiate_sweeper(
-        hydra_context=HydraContext(loader, Callbacks()),
+        hydra_context=HydraContext(loader, callbacks=None),
         task_function=lambda _config: None,
         config=config,
     )
@@ -473,12 +472,12 @@ def test_another_sweepers_tables_hold_each_distinct_run_once(tmp_path, capsys):
     config = OmegaConf.create(
         {"hydra": {"sweep": {"dir": str(tmp_path)}, "sweeper": {"_target_": "a.Sweeper"}}}
     )
-    tables.jobs_without_result.clear()
-    SummariseSweep().on_multirun_end(config)
+    jobs_without_result.clear()
+    SweepCallback().on_multirun_end(config)
     assert list(pd.read_csv(tmp_path / "sweep.csv").job.astype(str)) == ["0", "1"]
-    assert tables.jobs_without_result == ["2: tau=0: must be at least 1"]
+    assert jobs_without_result == ["2: tau=0: must be at least 1"]
     assert "error: job 2: tau=0: must be at least 1" in capsys.readouterr().err
-    tables.jobs_without_result.clear()
+    jobs_without_result.clear()
 
 
 # --- stopping ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Pictures: how each of them is drawn and saved, and the picture of one run."""
+"""Plots: how they are drawn and saved, and the plot of one run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BACKEND = "MPLBACKEND"
 
 
 def describe(settings: Settings) -> str:
-    """Return the settings that identify a run, in one sentence."""
+    """Return the main settings of a run in one line."""
     schedule = (
         f"tau={settings.tau}"
         if settings.schedule.name == "periodic"
@@ -41,7 +41,7 @@ def describe(settings: Settings) -> str:
 
 
 def plot_regret(path: Path, history: History, settings: Settings) -> bool:
-    """Draw average cumulative regret against iterations; see :func:`save_figure`."""
+    """Plot the average cumulative regret against the iterations; see :func:`save_figure`."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -59,15 +59,15 @@ def plot_regret(path: Path, history: History, settings: Settings) -> bool:
 def save_figure(
     path: Path, draw: Callable[[Figure], None], *, size: tuple[float, float], dpi: int = 150
 ) -> bool:
-    """Save a picture as PNG; if that fails, log one line and return False.
+    """Save a figure as PNG. If that fails, log one line and return False.
 
-    The picture does not depend on the user's Matplotlib backend, ``matplotlibrc`` or style, and
-    drawing the same data gives the same bytes. Matplotlib is imported here and nowhere else.
+    The figure does not depend on the user's Matplotlib backend, ``matplotlibrc`` or style. The same
+    data gives the same bytes. Only this module imports Matplotlib.
 
     Parameters
     ----------
     path : Path
-        The file; it is replaced.
+        The file, which is replaced.
     draw : callable
         Draws on a Matplotlib figure.
     size : tuple of float
@@ -86,17 +86,17 @@ def save_figure(
             content = io.BytesIO()
             figure.savefig(content, format="png", dpi=dpi, metadata={"Software": None})
         replace_file(path, content.getvalue())
-    except Exception as error:  # results do not depend on their picture
-        _LOG.warning("%s", one_line(f"no picture {path}: {type(error).__name__}: {error}"))
+    except Exception as error:  # results do not depend on the plot
+        _LOG.warning("%s", one_line(f"no plot {path}: {type(error).__name__}: {error}"))
         return False
     return True
 
 
 @contextlib.contextmanager
 def _default_style() -> Iterator[None]:
-    """Import Matplotlib whatever backend is set, and use its default style within the block."""
+    """Import Matplotlib with any backend set, and use its default style in the block."""
     if "matplotlib" not in sys.modules:
-        # Importing it fails if a backend is set that is not installed, such as Jupyter's.
+        # The import fails if the backend is not installed, such as Jupyter's.
         backend = os.environ.pop(_BACKEND, None)
         try:
             import matplotlib  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Command lines whose errors, and other words, are one line each."""
+"""Command-line parsers whose errors are one line."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _N = TypeVar("_N", int, float)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says what is wrong in one line, as everything else here does."""
+    """A parser that prints errors in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """End with status 1."""
+        """Exit with status 1."""
         sys.exit(f"error: {message}")
 
 
 def bounded(kind: type[_N], least: float, most: float = math.inf) -> Callable[[str], _N]:
-    """Return an argument's type: a finite number within limits, both included."""
+    """Return the type of an argument: a finite number within limits, both included."""
 
     def convert(text: str) -> _N:
         value = kind(text)
@@ -29,5 +29,5 @@ def bounded(kind: type[_N], least: float, most: float = math.inf) -> Callable[[s
         return value
 
     limits = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-    convert.__name__ = f"number {limits}"  # argparse says so in its error
+    convert.__name__ = f"number {limits}"  # in argparse's error message
     return convert

@@ -1,4 +1,4 @@
-"""What our self-contained pages have in common."""
+"""Helpers for self-contained HTML pages."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import hashlib
 
 
 def digest(text: str) -> str:
-    """Return what a Content-Security-Policy calls an inline text by: nothing else may run."""
+    """Return the hash of an inline script or style for a Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

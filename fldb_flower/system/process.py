@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
+import sys
 from contextlib import AbstractContextManager
 
 from threadpoolctl import threadpool_limits
@@ -40,3 +42,17 @@ def one_blas_thread(dimension: int) -> AbstractContextManager[object]:
     limit = 1 if dimension < _THREADED_DIMENSION else None
     threads: AbstractContextManager[object] = threadpool_limits(limit, user_api="blas")
     return threads
+
+
+def hide_tracebacks() -> None:
+    """Print uncaught exceptions without a stack trace, for errors that the user can fix."""
+    sys.tracebacklimit = 0
+
+
+def identify_task(run_id: int, node_id: int) -> None:
+    """Set Flower's identity of this process, which names the sender of messages.
+
+    Flower's own engines set it when they start a process. Flower is imported by this call only.
+    """
+    identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
+    identity.run_id, identity.task_id, identity.node_id = run_id, 0, node_id

@@ -1,11 +1,12 @@
-"""Commands that end in one line, and with the shell's status, when a signal comes."""
+"""Commands that end with one line, and with the status of a shell, on a signal."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import FrameType
 
 from fldb_flower.system.startup import (
@@ -17,30 +18,49 @@ from fldb_flower.system.startup import (
     say_interrupted,
 )
 
+Handler = Callable[[int, FrameType | None], None]
+
 
 class Interrupted(KeyboardInterrupt):
-    """A signal came.
+    """A signal arrived.
 
-    Of KeyboardInterrupt itself, Python notes at times that it was not handled, although it was,
-    and then ends by the signal and not with our status.
+    A subclass, because Python may end the process by the signal, and not with our exit status, if
+    KeyboardInterrupt itself was raised.
     """
 
 
-@contextmanager
-def leaving_if_dropped(came: list[int], line: Callable[[], str]) -> Iterator[None]:
-    """End the process where Python drops what a signal's handler raised, as in a destructor.
+@contextlib.contextmanager
+def handling_signals(handler: Handler) -> Iterator[None]:
+    """Handle SIGINT and SIGTERM in this block.
+
+    Does nothing in another thread than the main one, where Python allows no handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+@contextlib.contextmanager
+def leaving_if_dropped(received: list[int], line: Callable[[], str]) -> Iterator[None]:
+    """End the process if Python drops the exception of a handler, as in a destructor.
 
     Parameters
     ----------
-    came : list of int
-        The signals that came.
+    received : list of int
+        The signals that arrived.
     line : callable
         Returns the line to print.
     """
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if isinstance(unraisable.exc_value, Interrupted):
-            leave(came[0], line())
+            leave(received[0], line())
         before(unraisable)
 
     before, sys.unraisablehook = sys.unraisablehook, hook
@@ -50,49 +70,51 @@ def leaving_if_dropped(came: list[int], line: Callable[[], str]) -> Iterator[Non
         sys.unraisablehook = before
 
 
-@contextmanager
+@contextlib.contextmanager
 def interruptible(
     line: Callable[[], str] = lambda: INTERRUPTED, *, insist: bool = True
 ) -> Iterator[None]:
-    """End the command with one line and status 128 + number if a signal comes in this block.
+    """End the command with one line and status 128 + number if a signal arrives in this block.
 
-    The signal raises KeyboardInterrupt, so that files and processes are closed. The status
-    does not depend on what becomes of that exception: code in between may replace it.
+    The signal raises KeyboardInterrupt, so that files and processes are closed. The exit status
+    is the same if other code catches or replaces that exception.
 
     Parameters
     ----------
     line : callable
         Returns the line.
     insist : bool
-        Whether a second signal ends the process at once; otherwise it is ignored.
+        Whether a second signal ends the process at once. Otherwise, it is ignored.
 
     Raises
     ------
     SystemExit
-        A signal came.
+        A signal arrived.
     """
-    came: list[int] = []
+    received: list[int] = []
     over = False
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        if is_forked() or over or (came and insist):
+        if is_forked() or over or (received and insist):
             leave(number, line())
-        came.append(number)
-        if len(came) == 1:
+        received.append(number)
+        if len(received) == 1:
             raise Interrupted
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
-    try:
-        with leaving_if_dropped(came, line):
-            yield
-    except BaseException as error:
-        said = isinstance(error, SystemExit) and came and error.code == SIGNALLED + came[0]
-        if not came or said:
-            raise
-    finally:
-        over = True
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if came:
+    with handling_signals(handle):
+        try:
+            with leaving_if_dropped(received, line):
+                yield
+        except BaseException as error:
+            reported = isinstance(error, SystemExit) and error.code == _status(received)
+            if not received or reported:
+                raise
+        finally:
+            over = True
+    if received:
         say_interrupted(line())
-        sys.exit(SIGNALLED + came[0])
+        sys.exit(_status(received))
+
+
+def _status(received: list[int]) -> int | None:
+    return SIGNALLED + received[0] if received else None

@@ -1,6 +1,6 @@
-"""The first thing that a command does: it ends in one line on a signal, and checks its packages.
+"""The start of a command: signal handlers, and a check of this project's packages.
 
-Commands call :func:`begin` before all other imports, so this module imports next to nothing.
+Commands call :func:`begin` before all other imports, so this module imports almost nothing.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SIGNALLED = 128
-"""The exit status of a command that a signal ended is this plus the signal's number."""
+"""The exit status after a signal is this plus the number of the signal."""
 INTERRUPTED = "interrupted"
 SERVICE_EXTRA = ("service", "fastapi", "uvicorn", "fastapi_offline")
-"""An extra, and the modules that it installs."""
+"""The extra of the preference service, and its modules."""
 _PACKAGES = ("clients", "conf", "fldb_flower", "simulations", "strategies")
-_PROCESS = os.getpid()  # differs in a process that was forked from this one
+_PROCESS = os.getpid()  # differs in forked processes
 
 
 def begin() -> None:
-    """End on a signal, with one line, and check that this project's packages are its own.
+    """End with one line on a signal, and check that no module shadows this project's packages.
 
     Raises
     ------
     SystemExit
-        Another module has the name of one of them; the message names its file.
+        A module shadows a package; the message names its file.
     """
     for number in SIGNALS:
         signal.signal(number, lambda number, _frame: leave(number, INTERRUPTED))
@@ -39,7 +39,7 @@ def begin() -> None:
 
 
 def require(what: str, extra: str, *modules: str) -> None:
-    """End the command with one line unless the modules of an extra are installed."""
+    """Exit with one line if modules of an extra are not installed."""
     from importlib.util import find_spec  # noqa: PLC0415 - after the signal handlers
 
     from fldb_flower.errors import extra_missing  # noqa: PLC0415
@@ -49,7 +49,7 @@ def require(what: str, extra: str, *modules: str) -> None:
 
 
 def shadowed(name: str) -> str | None:
-    """Return why importing a package of this project would find another module, or None."""
+    """Return an error if another module shadows a package of this project, else None."""
     from importlib.util import find_spec  # noqa: PLC0415 - after the signal handlers
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # noqa: PTH120
@@ -67,13 +67,13 @@ def shadowed(name: str) -> str | None:
 
 
 def is_forked() -> bool:
-    """Whether this process was forked from the one that the user started."""
+    """Return whether this process was forked from the one that the user started."""
     return os.getpid() != _PROCESS
 
 
 def leave(number: int, line: str) -> NoReturn:
-    """End this process at once with 128 + the signal's number, after one line on stderr."""
-    if not is_forked():  # otherwise the line is the parent's to print
+    """Print one line on stderr, and end this process at once with status 128 + number."""
+    if not is_forked():  # otherwise, the parent prints the line
         try:
             sys.stdout.flush()
             os.write(sys.stderr.fileno(), f"{_after_echo()}{line}\n".encode())
@@ -83,10 +83,10 @@ def leave(number: int, line: str) -> NoReturn:
 
 
 def say_interrupted(line: str) -> None:
-    """Print the one line of a command that a signal ended."""
+    """Print the line of a command that a signal ended."""
     print(f"{_after_echo()}{line}", file=sys.stderr, flush=True)
 
 
 def _after_echo() -> str:
-    """Return what ends the line on which a terminal shows ``^C``."""
+    """Return a line break in a terminal, which shows ``^C``."""
     return "\n" if sys.stderr.isatty() else ""

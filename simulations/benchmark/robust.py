@@ -1,4 +1,4 @@
-"""The benchmark's section for robust combination: regret with liars, within what is plausible."""
+"""Benchmark section `robust`: regret with dishonest nodes whose uploads are plausible."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Numbers = NDArray[np.float64]
 
 
 class Case(NamedTuple):
-    """One row of the table: an algorithm, liars among 100 nodes of one agent, a combination."""
+    """One row of the table: an algorithm, dishonest nodes among 100 of one agent, a combination."""
 
     algorithm: str
     tau: int
@@ -39,19 +39,19 @@ class Case(NamedTuple):
 
 
 class LyingAgents(DirectFederation):
-    """All agents as arrays, an upload of each agent; the first ones lie.
+    """A federation with one upload per agent, in which the first agents lie.
 
     Parameters
     ----------
     settings : Settings
-        Settings of the run; ``robust`` says how uploads are combined.
+        Settings of the run; ``robust`` is the combination of the uploads.
     history : History
-        Where regret is counted.
+        Records the regret.
     liars : int
-        How many agents lie in every upload.
+        Number of agents that lie in every upload.
     lie : {"turned", "loud"}
-        Report the opposite of each answer; or report, for each duel, that an arm along the true
-        theta, as much better than the other as two arms can be, lost. Both are plausible.
+        ``turned`` reports the opposite of each answer. ``loud`` reports for each duel that an arm
+        along the true theta lost, with the largest possible difference. Both are plausible.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ def regret(case: Case, seed: int, **values: Any) -> float:
 
 
 def robust(seeds: int = 10) -> pd.DataFrame:
-    """Run each algorithm with each kind of liars and each combination; regret by seed.
+    """Run each algorithm with each kind of lie and each combination; return regret by seed.
 
     Parameters
     ----------
     seeds : int
-        Runs of each kind.
+        Number of runs of each kind.
     """
     cases = [
         Case(*algorithm, *liars, combination)

@@ -1,4 +1,4 @@
-"""The benchmark's section for scale: time and memory against N, d, K and T, one at a time."""
+"""Benchmark section `scale`: time and memory against N, d, K and T, one at a time."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _NAMES = {"num_agents": "agents N", "horizon": "iterations T", "num_arms": "arms
 
 
 def scale(picture: Path | None = None) -> pd.DataFrame:
-    """Run FLDB-ONS (tau=5) with one size varied at a time, each run in a process of its own.
+    """Run FLDB-ONS (tau=5) with one size varied at a time, each run in a new process.
 
     Parameters
     ----------
     picture : Path, optional
-        PNG file to draw the table to.
+        PNG file for the plot.
     """
     rows = []
     for backend in ("numpy", *_gpus()):
@@ -62,7 +62,7 @@ def _gpus() -> list[str]:
 
 def _run(values: dict[str, Any]) -> dict[str, float]:
     chosen = from_nested(values, "the benchmark")
-    # Not a Pool: its processes may not have any of their own.
+    # Processes of a Pool may not start processes.
     spawn = multiprocessing.get_context("spawn")
     ((seconds, megabytes),) = map_in_processes(_measure, [chosen], 1, spawn)
     each = seconds / chosen.num_agents / chosen.horizon
@@ -74,8 +74,10 @@ def _run(values: dict[str, Any]) -> dict[str, float]:
 
 
 def _measure(chosen: Settings) -> tuple[float, float]:
-    """Return the seconds that a run took, and the MB that its processes had at most."""
-    vectorized.run(from_nested({**BASE, "horizon": 3}, "the benchmark"), History(3))  # warms up
+    """Return the seconds of a run and an upper bound on the MB of its processes."""
+    vectorized.run(
+        from_nested({**BASE, "horizon": 3}, "the benchmark"), History(3)
+    )  # imports and caches
     begin = time.perf_counter()
     vectorized.run(chosen, History(chosen.horizon))
     seconds = time.perf_counter() - begin
@@ -83,7 +85,7 @@ def _measure(chosen: Settings) -> tuple[float, float]:
         resource.getrusage(who).ru_maxrss / 1024
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
-    return seconds, own + child * len(os.sched_getaffinity(0))  # at most: the largest child, each
+    return seconds, own + child * len(os.sched_getaffinity(0))  # each child is at most as large
 
 
 def _draw(table: pd.DataFrame, picture: Path) -> None:

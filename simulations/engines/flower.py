@@ -1,4 +1,4 @@
-"""`flwr run` as an engine: a SuperLink in a home and on ports of its own, for one run."""
+"""The engine that uses `flwr run`, with a SuperLink of its own for one run."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ _FIRST_ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception): .+)$", re.MULTIL
 
 
 def run(settings: Settings, output_dir: str | None = None) -> None:
-    """Run through `flwr run` and wait for the result.
+    """Run with `flwr run` and wait for the result.
 
     Raises
     ------
     StoppedError
-        Somebody asked the run to stop, and it was saved.
+        A stop was requested.
     FederationError
-        The run ended without a result, though Flower itself exits with 0 then; or this
-        installation is not a checkout.
+        The run ended without a result, or this installation is not a checkout.
     """
     directory = Path(output_dir) if output_dir else default_directory()
     project = project_folder("engine=flower")
@@ -53,7 +52,7 @@ def run(settings: Settings, output_dir: str | None = None) -> None:
             "FLWR_HOME": home,
             "FLWR_TELEMETRY_ENABLED": os.environ.get("FLWR_TELEMETRY_ENABLED", "0"),
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            # A cluster that died leaves a file behind, and Ray would wait for it for ever.
+            # With the file that a crashed cluster leaves, Ray would wait forever.
             "RAY_ADDRESS": os.environ.get("RAY_ADDRESS", "local"),
         }
         with _superlink(Path(home), environment):
@@ -66,7 +65,7 @@ def run(settings: Settings, output_dir: str | None = None) -> None:
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us: the run has yet to save itself
+                start_new_session=True,  # Ctrl-C in a terminal reaches this process only
             )
     if not (directory / SUMMARY).exists():
         reason = _reason(done.stdout, settings)

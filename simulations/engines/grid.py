@@ -9,10 +9,10 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from fldb_flower import client_app
 from fldb_flower.errors import FldbError
+from fldb_flower.system.process import identify_task
 
 SERVER_NODE = 1
 _FIRST_NODE = 1001
@@ -35,10 +35,7 @@ class InProcessGrid(Grid):
 
     def __init__(self, num_nodes: int, run_config: dict[str, Any]) -> None:
         self._run = Run.create_empty(next(_RUN_IDS))
-        # Private to Flower: outside its engine nothing else names the sender of a message.
-        TaskIdentity.run_id = self._run.run_id
-        TaskIdentity.task_id = 0
-        TaskIdentity.node_id = SERVER_NODE
+        identify_task(self._run.run_id, SERVER_NODE)
         self.contexts = {
             _FIRST_NODE + partition: Context(
                 run_id=self._run.run_id,

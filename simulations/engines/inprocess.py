@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
+
+from flwr.common.logger import update_console_handler
 
 from fldb_flower.federation.agents import block_size
 from fldb_flower.server_app import run_experiment
@@ -41,4 +44,5 @@ def run(settings: Settings, output_dir: str, faults: Faults | None = None) -> No
         else InProcessGrid(settings.engine.num_nodes, run_config)
     )
     logging.getLogger("flwr").propagate = False  # Flower prints its lines itself
+    update_console_handler(colored=sys.stderr.isatty())
     run_experiment(settings, grid, Path(output_dir))

@@ -1,6 +1,6 @@
-"""What the process of one job of a sweep does: it runs quietly, and records why it failed.
+"""One job of a sweep, in its own process: runs without output, and records why it failed.
 
-Jobs run in any process, on any machine. What the sweep has to know about them is in their folders.
+Jobs may run on other machines. The sweep reads their state from their folders.
 """
 
 from __future__ import annotations
@@ -14,33 +14,59 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from fldb_flower.errors import FldbError, one_line
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fldb_flower.errors import FldbError, SettingsError, one_line
 from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.experiment import StoppedError
 from fldb_flower.runs.results import STOP
+from fldb_flower.settings import Settings, from_nested
 from fldb_flower.system.files import replace_file
 
-SOURCE = "the command line or conf/"  # of settings, in messages
 ERROR = "error.txt"
-"""Why a job failed: one line, and below it the trace of an unexpected exception."""
+"""Reason of a failed job: one line, and the stack trace of an unexpected exception."""
+_SOURCE = "the command line or conf/"  # of settings, in messages
+
+
+def settings_of(config: DictConfig) -> Settings:
+    """Return the settings in a composed configuration; Hydra's own node is ignored.
+
+    Raises
+    ------
+    SettingsError
+        The settings are not valid.
+    """
+    try:
+        values = {
+            str(key): OmegaConf.to_container(value, resolve=True)
+            if OmegaConf.is_config(value)
+            else value
+            for key, value in config.items()
+            if key != "hydra"
+        }
+    except OmegaConfBaseException as error:
+        reason = " ".join(str(error).split())
+        raise SettingsError(f"{error.full_key} (from {_SOURCE}): {reason}") from None
+    return from_nested(values, _SOURCE)
 
 
 def attempt(work: Callable[[], None], directory: Path, sweep: Path) -> float | None:
-    """Run one job of a sweep without output; a failure is left in ``error.txt``.
+    """Run one job of a sweep without output, and write ``error.txt`` if it fails.
 
     Parameters
     ----------
     work : callable
-        Runs the job and leaves its results in the directory.
+        Runs the job and writes its results to the directory.
     directory : Path
-        The job's folder.
+        Folder of the job.
     sweep : Path
-        The sweep's folder. If it holds a file ``stop``, the job does not begin.
+        Folder of the sweep. The job does not start if it holds a file ``stop``.
 
     Returns
     -------
     float or None
-        The final regret, which a sweeper that optimises settings minimises; None without a result.
+        The final regret, for sweepers that optimise settings; None without a result.
     """
     if (sweep / STOP).exists():
         return None
@@ -72,7 +98,7 @@ def failure(directory: Path) -> str | None:
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return an exception as one line: the message of our own, else with its type."""
+    """Return an exception as one line; exceptions other than ours include their type."""
     if isinstance(error, FldbError):
         return str(error)
     return one_line(f"{type(error).__name__}: {error}".removesuffix(": "))

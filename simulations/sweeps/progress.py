@@ -1,4 +1,4 @@
-"""How far a sweep is: one bar in a terminal, one line elsewhere."""
+"""The progress of a sweep: a bar in a terminal, one line elsewhere."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from tqdm import tqdm
 from fldb_flower.runs.directory import SUMMARY
 from simulations.sweeps.jobs import ERROR
 
-_SECONDS_BETWEEN_LOOKS = 0.5
+_POLL_SECONDS = 0.5
 
 
 class Progress:
-    """A bar over a sweep's jobs, fed by looking for their files: jobs may run in any process.
+    """A progress bar over the jobs of a sweep.
+
+    Jobs may run in any process: their progress is read from their folders.
 
     Parameters
     ----------
     todo : sequence of Path
-        Folders of the jobs that are about to be launched.
+        Folders of the jobs to be launched.
     total : int
-        Number of jobs, with those that are finished already.
+        Number of all jobs, with those that are already finished.
     sweep : Path
-        The sweep's folder.
+        Folder of the sweep.
     """
 
     def __init__(self, todo: Sequence[Path], total: int, sweep: Path) -> None:
@@ -53,17 +55,17 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Show the last count and leave the bar."""
+        """Show the final count and close the bar."""
         self._ended.set()
         self._watcher.join()
-        self._look()
+        self._update()
         self._tqdm.close()
 
     def _watch(self) -> None:
-        while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
-            self._look()
+        while not self._ended.wait(_POLL_SECONDS):
+            self._update()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         if self._tqdm.disable:
             return
         ended = {path for path in self._waiting if (path / SUMMARY).exists()}

@@ -1,26 +1,28 @@
 """Hydra's sweep over a grid, with jobs that are identified by their settings.
 
-A job's folder is named by its swept overrides and a hash of its settings. So a sweep can be
-extended, and its tables hold each of its jobs once, whatever else is in its folder.
+The folder of a job is named by its swept overrides and a hash of its settings. A sweep can
+therefore be extended, and its tables hold each of its jobs once, whatever else its folder holds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import re
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
-from hydra._internal.core_plugins import basic_sweeper
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
@@ -31,17 +33,18 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from fldb_flower.errors import FldbError, OutputError, SettingsError
 from fldb_flower.runs.directory import CHECKPOINT, SUMMARY
 from fldb_flower.runs.results import REGRET, identity, request_stop, stop_requested
-from fldb_flower.settings import Settings, from_nested, hydra_entries
+from fldb_flower.settings import Settings, hydra_entries
+from fldb_flower.system.signals import handling_signals
+from fldb_flower.system.startup import SIGNALLED
 from simulations.saved_runs import Run, find_finished, identity_of, read_run
-from simulations.sweeps.jobs import ERROR, SOURCE, describe_exception, failure
+from simulations.sweeps.jobs import ERROR, describe_exception, failure, settings_of
 from simulations.sweeps.loader import CachingLoader
 from simulations.sweeps.progress import Progress
 from simulations.sweeps.tables import report
 
-_NUMBERED = "${hydra.job.num}"  # Hydra's default name of a job's folder
+_NUMBERED = "${hydra.job.num}"  # Hydra's default name of the folder of a job
 _HASH_DIGITS = 10
 _LONGEST_NAME = 80
-_SIGNALLED = 128  # exit status: this and the signal's number
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,13 @@ class Job:
     name : str
         Its swept overrides.
     overrides : tuple of str
-        What its launcher composes.
+        The overrides that its launcher composes.
     settings : Settings
         Its settings.
     identity : str
-        What a run with equal results shares with it.
+        The settings that determine its results; see :func:`fldb_flower.runs.results.identity`.
     folder : Path
-        Where its results go.
+        The folder of its results.
     """
 
     name: str
@@ -70,11 +73,11 @@ class Job:
 
 
 class GridSweeper(Sweeper):
-    """Sweep over the product of the overrides, as Hydra's own sweeper does.
+    """Sweeps over the product of the overrides, as Hydra's basic sweeper does.
 
-    Jobs with equal settings are one job. With ``resume=true``, jobs whose result is anywhere in
-    the sweep's folder are not launched. At the end, the tables of exactly these jobs are written,
-    and jobs without a result are named; then the exit status is 1.
+    Jobs with equal settings are one job. With ``resume=true``, jobs with a result anywhere below
+    the folder of the sweep are not launched. At the end, the tables of these jobs are written.
+    Jobs without a result are reported, and the exit status is then 1.
     """
 
     def __init__(
@@ -87,25 +90,25 @@ class GridSweeper(Sweeper):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """Create the launcher, with a loader that composes each file once."""
-        loader = CachingLoader(hydra_context.config_loader)
+        loader = cast(ConfigLoader, CachingLoader(hydra_context.config_loader))
         context = HydraContext(config_loader=loader, callbacks=hydra_context.callbacks)
         self.config: DictConfig = config
         self.launcher: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=context, task_function=task_function, config=config
         )
         self._loader = loader
-        self._swept: set[str] = set()  # settings, by their dotted names
+        self._swept: set[str] = set()  # dotted names of settings
         self._folder = Path(str(config.hydra.sweep.dir))
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the jobs that have no result yet, and summarise all of them.
+        """Run the jobs that have no result yet, and write the tables of all jobs.
 
         Raises
         ------
         FldbError
             No job has valid settings, or the folder cannot be used.
         SystemExit
-            A job has no result, or a signal came.
+            A job has no result, or a signal arrived.
         """
         folder = self._folder
         jobs, refused = self.plan(arguments)
@@ -117,50 +120,44 @@ class GridSweeper(Sweeper):
         OmegaConf.save(self.config, folder / "multirun.yaml")
         try:
             with Progress([job.folder for job in todo], len(jobs), folder), self._stoppable(todo):
-                trouble = self._launch(todo, folder)
+                trouble = self._launch(todo)
         except SystemExit:
             _say_stopped(jobs, finished, folder)
             raise
-        self._report(jobs, finished, refused, folder, trouble)
+        self._report(jobs, finished, refused, trouble)
 
     def plan(self, arguments: Sequence[str]) -> tuple[list[Job], dict[str, str]]:
-        """Return a sweep's distinct jobs in order, and why others are refused, by their names."""
+        """Return the distinct jobs of a sweep in order, and the reasons of invalid ones by name."""
         parser = OverridesParser.create(config_loader=self._loader)
         parsed = parser.parse_overrides([*self._params, *arguments])
-        # Hydra executes its plugins' modules again when it looks for plugins: no class is imported.
-        grids = basic_sweeper.BasicSweeper.split_arguments(parsed, None)[0]
         swept = {each.get_key_element(): each.is_sweep_override() for each in parsed}
         known = {entry.dotted for entry in hydra_entries()}
         keys = [key for key, is_swept in swept.items() if is_swept]
         self._swept = known.intersection([*keys, *(f"{key}.name" for key in keys)])
-        quiet = () if "plot" in swept else ("plot=false",)
+        no_plot = () if "plot" in swept else ("plot=false",)
         jobs: dict[str, Job] = {}
         refused: dict[str, str] = {}
-        for number, grid in enumerate(grids):
-            varied = [text for text in grid if swept[text.partition("=")[0]]]
-            name, overrides = " ".join(varied or grid), (*grid, *quiet)
-            config = self._loader.load_sweep_config(self.config, list(overrides))
+        for number, combination in enumerate(_combinations(parsed)):
+            varied = [text for text in combination if swept[text.partition("=")[0]]] or combination
             try:
-                settings = _settings_of(config)
+                job = self._job(number, varied, (*combination, *no_plot))
             except FldbError as error:
-                refused[name] = str(error)
-                continue
-            key = identity(settings)
-            if key not in jobs:
-                folder = _folder(config, number, varied or grid, key)
-                for other in jobs.values():
-                    if other.folder == folder:
-                        raise SettingsError(
-                            f"hydra.sweep.subdir={folder.name}: jobs {other.name!r} and {name!r}"
-                            " would share this folder; without it, each job has its own"
-                        )
-                subdir = str(folder.relative_to(str(config.hydra.sweep.dir)))
-                place = f"hydra.sweep.subdir={quoted(subdir)}"
-                jobs[key] = Job(name, (*overrides, place), settings, key, folder)
+                refused[" ".join(varied)] = str(error)
+            else:
+                jobs.setdefault(job.identity, job)
+        _require_distinct_folders(jobs.values())
         return list(jobs.values()), refused
 
-    def _launch(self, todo: Sequence[Job], folder: Path) -> str:
-        """Launch jobs; return what went wrong with the launcher itself, if anything did."""
+    def _job(self, number: int, varied: Sequence[str], overrides: tuple[str, ...]) -> Job:
+        config = self._loader.load_sweep_config(self.config, list(overrides))
+        settings = settings_of(config)
+        key = identity(settings)
+        folder = _folder(config, number, varied, key)
+        place = f"hydra.sweep.subdir={quoted(str(folder.relative_to(self._folder)))}"
+        return Job(" ".join(varied), (*overrides, place), settings, key, folder)
+
+    def _launch(self, todo: Sequence[Job]) -> str:
+        """Launch jobs; return the error of the launcher, or an empty string."""
         for job in todo:
             (job.folder / ERROR).unlink(missing_ok=True)
         size = self._batch_size or len(todo)
@@ -171,61 +168,44 @@ class GridSweeper(Sweeper):
         except (FldbError, HydraException) as error:
             return describe_exception(error)
         except Exception as error:
-            (folder / ERROR).write_text("".join(traceback.format_exception(error)))
-            return f"{describe_exception(error)} (trace: {folder / ERROR})"
+            trace = self._folder / ERROR
+            trace.write_text("".join(traceback.format_exception(error)))
+            return f"{describe_exception(error)} (trace: {trace})"
         return ""
 
     @contextlib.contextmanager
     def _stoppable(self, todo: Sequence[Job]) -> Iterator[None]:
-        """Stop the jobs on SIGINT or SIGTERM: the running ones save themselves, no other begins.
+        """Stop the jobs on SIGINT or SIGTERM: running jobs save their state, no other job starts.
 
         Raises
         ------
         SystemExit
-            With 128 + the signal's number, once a signal came; at once on a second one.
+            With status 128 + number after a signal; at once on a second one.
         """
-        if threading.current_thread() is not threading.main_thread():  # Python's rule for handlers
-            yield
-            return
         folder = self._folder
         # Jobs in this process handle signals themselves.
         here = str(self.config.hydra.launcher.get("_target_")).endswith(".BasicLauncher")
-        came: list[int] = []
+        received: list[int] = []
 
         def stop(number: int, _frame: FrameType | None) -> None:
-            came.append(number)
-            if here or len(came) > 1:
-                sys.exit(_SIGNALLED + number)
+            received.append(number)
+            if here or len(received) > 1:
+                sys.exit(SIGNALLED + number)
             request_stop(folder)
             for job in todo:
                 if job.folder.is_dir() and not (job.folder / SUMMARY).exists():
                     request_stop(job.folder)
 
-        stop_requested(folder)  # of a sweep that was killed then
-        before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
-        # A terminal sends SIGINT to all its processes, and workers would die of it. They inherit
-        # the mask of this thread; here, the thread that shows the progress receives the signal.
-        if not here:  # Python's resource tracker unblocks SIGINT when it starts
-            resource_tracker.ensure_running()
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, () if here else {signal.SIGINT})
-        try:
+        stop_requested(folder)  # clears the request of an earlier, killed sweep
+        with handling_signals(stop), contextlib.nullcontext() if here else _sigint_blocked():
             yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            for each, handler in before.items():
-                signal.signal(each, handler)
-            for path in [folder, *(job.folder for job in todo)] if came else []:
+        if received:
+            for path in (folder, *(job.folder for job in todo)):
                 stop_requested(path)
-        if came:
-            sys.exit(_SIGNALLED + came[0])
+            sys.exit(SIGNALLED + received[0])
 
     def _report(
-        self,
-        jobs: Sequence[Job],
-        finished: dict[str, Run],
-        refused: dict[str, str],
-        folder: Path,
-        trouble: str,
+        self, jobs: Sequence[Job], finished: dict[str, Run], refused: dict[str, str], trouble: str
     ) -> None:
         runs, failed = [], [f"{name}: {reason}" for name, reason in refused.items()]
         for job in jobs:
@@ -236,7 +216,7 @@ class GridSweeper(Sweeper):
                 why = "a run of other settings" if isinstance(run, Run) else run.reason
                 why = failure(job.folder) or _reason(job.folder, why, trouble)
                 failed.append(f"{job.name}: {why}")
-        report(runs, failed, folder, self._swept)
+        report(runs, failed, self._folder, self._swept)
         if trouble:
             print(f"error: the launcher failed: {trouble}", file=sys.stderr)
         if failed or trouble:
@@ -244,28 +224,57 @@ class GridSweeper(Sweeper):
 
 
 def register() -> None:
-    """Make :class:`GridSweeper` known to Hydra, by the name in ``conf/hydra/sweeper/grid.yaml``.
+    """Register :class:`GridSweeper` by the name in ``conf/hydra/sweeper/grid.yaml``.
 
-    ``Plugins.register`` would do the same, but by the name of this module, and Hydra accepts none
-    outside ``hydra_plugins``.
+    ``Plugins.register`` would use the name of this module, and Hydra accepts plugins only from
+    ``hydra_plugins``.
     """
     Plugins.instance().class_name_to_class["hydra_plugins.fldb_flower.GridSweeper"] = GridSweeper
 
 
-def _settings_of(config: DictConfig) -> Settings:
-    """Return the settings in a composed configuration, which holds Hydra's own settings too."""
-    values = {
-        str(key): OmegaConf.to_container(value, resolve=True)
-        if OmegaConf.is_config(value)
-        else value
-        for key, value in config.items()
-        if key != "hydra"
-    }
-    return from_nested(values, SOURCE)
+def _combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
+    """Return the overrides of every combination of the values; later overrides of a key win."""
+    choices: dict[str, list[str]] = {}
+    for each in overrides:
+        key = each.get_key_element()
+        if not each.is_sweep_override():
+            values = [each.get_value_element_as_str()]
+        elif each.is_discrete_sweep():
+            values = list(each.sweep_string_iterator())
+        else:
+            raise SettingsError(f"{each.input_line}: a grid needs choices or a range")
+        choices[key] = [f"{key}={value}" for value in values]
+    return list(itertools.product(*choices.values()))
+
+
+def _require_distinct_folders(jobs: Iterable[Job]) -> None:
+    names: dict[Path, str] = {}
+    for job in jobs:
+        other = names.setdefault(job.folder, job.name)
+        if other != job.name:
+            raise SettingsError(
+                f"hydra.sweep.subdir={job.folder.name}: jobs {other!r} and {job.name!r} would"
+                " share this folder; without it, each job has its own"
+            )
+
+
+@contextlib.contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in this thread and in the processes that it starts.
+
+    A terminal sends SIGINT to all processes in the foreground, which would end the workers. The
+    thread that shows the progress receives it instead.
+    """
+    resource_tracker.ensure_running()  # starting it would unblock SIGINT
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _folder(config: DictConfig, number: int, overrides: Sequence[str], key: str) -> Path:
-    """Return where a job's results go: where they are already, or a new name for its settings."""
+    """Return the folder of a job: an existing one with its hash, or a new name."""
     sweep = Path(str(config.hydra.sweep.dir))
     chosen = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[call-overload, index]
     if chosen != _NUMBERED:
@@ -285,38 +294,40 @@ def quoted(text: str) -> str:
 
 
 def _reusable(jobs: Sequence[Job], folder: Path) -> dict[str, Run]:
-    """Return the results in a sweep's folder that its jobs need, by identity.
+    """Return the results of the jobs in the folder of the sweep, by identity.
 
     Raises
     ------
     OutputError
-        There are some, and the sweep was not asked to resume.
+        There are results, but ``resume`` is not set.
     """
     if any(job.settings.resume for job in jobs):
         return find_finished(folder, {job.identity for job in jobs})
     kept = (SUMMARY, REGRET, CHECKPOINT)
-    begun = sum(any((job.folder / name).exists() for name in kept) for job in jobs)
-    if begun:
+    started = sum(any((job.folder / name).exists() for name in kept) for job in jobs)
+    if started:
         raise OutputError(
-            f"{folder} holds runs of {begun} of the {len(jobs)} jobs: add resume=true to use them,"
-            " or name another hydra.sweep.dir"
+            f"{folder} holds runs of {started} of the {len(jobs)} jobs: add resume=true to use"
+            " them, or name another hydra.sweep.dir"
         )
     return {}
 
 
 def _reason(folder: Path, unusable: str, trouble: str) -> str:
-    """Return why a job has no result and left no error."""
+    """Return why a job without ``error.txt`` has no result."""
     if (folder / SUMMARY).exists():
         return f"{folder}: {unusable}"
     if (folder / CHECKPOINT).exists():
-        return "stopped; resume=true continues it"
+        return "stopped; resume=true resumes it"
     return "not run" if trouble else "left no result"
 
 
 def _say_stopped(jobs: Sequence[Job], finished: dict[str, Run], folder: Path) -> None:
     done = sum(job.identity in finished or (job.folder / SUMMARY).exists() for job in jobs)
-    print(
-        f"stopped: {done} of {len(jobs)} jobs are finished and kept;"
-        f" the same command with resume=true hydra.sweep.dir={folder} runs the rest",
-        file=sys.stderr,
+    kept, rest = (
+        (f"{done} of {len(jobs)} jobs are finished", "the rest")
+        if done
+        else ("no job is finished", "the jobs")
     )
+    command = f"the same command with resume=true hydra.sweep.dir={folder}"
+    print(f"stopped: {kept}; {command} runs {rest}", file=sys.stderr)

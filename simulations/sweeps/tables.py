@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: one table of its jobs, their curves, and a picture."""
+"""The results of a sweep: a table of its jobs, their curves, and a plot."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from simulations.saved_runs import Run, group_by_seed, varying
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
 _COLUMNS = ("final_regret", "exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
-_MOST_ROWS = 60  # of the table that is printed
+_MAX_ROWS = 60  # of the printed table
 
 
 def report(
     runs: Sequence[Run], failed: Sequence[str], folder: Path, swept: Collection[str] = ()
 ) -> None:
-    """Write and print the tables of a sweep, and name the jobs without a result.
+    """Write and print the tables of a sweep, and report the jobs without a result.
 
-    The tables have a column for each swept setting, also where one value alone has a result.
-
+    The tables have a column for each swept setting, even if only one of its values has a result.
     Tables of an earlier sweep are removed.
     """
     for name in (TABLE, CURVES, PICTURE):
@@ -39,7 +38,7 @@ def report(
 
 
 def summarise(runs: Sequence[Run], folder: Path, swept: Collection[str] = ()) -> None:
-    """Write ``sweep.csv``, ``curves.csv`` and ``sweep.png`` of some runs into a folder."""
+    """Write ``sweep.csv``, ``curves.csv`` and ``sweep.png`` of runs to a folder."""
     keys = _columns(runs, swept)
     table(runs, keys, folder).to_csv(folder / TABLE, index=False, lineterminator="\n")
     curves(runs, keys).to_csv(folder / CURVES, index=False, lineterminator="\n")
@@ -53,7 +52,7 @@ def _columns(runs: Sequence[Run], swept: Collection[str]) -> list[str]:
 
 
 def table(runs: Sequence[Run], keys: Sequence[str], folder: Path) -> pd.DataFrame:
-    """One row a job: its directory, what was swept, regret, exchanges, bytes and seconds."""
+    """Return one row per job: directory, swept settings, regret, exchanges, bytes and seconds."""
     return pd.DataFrame(
         {
             "job": str(run.path.relative_to(folder)),
@@ -65,9 +64,9 @@ def table(runs: Sequence[Run], keys: Sequence[str], folder: Path) -> pd.DataFram
 
 
 def statistics(runs: Sequence[Run], swept: Collection[str] = ()) -> pd.DataFrame:
-    """One row a configuration: what varied but the seed, and the final regret over its seeds.
+    """Return one row per configuration: varying settings, and the final regret over the seeds.
 
-    The standard error is that of the mean, ``deviation / sqrt(seeds)``; NaN for a single seed.
+    The standard error is that of the mean, ``deviation / sqrt(seeds)``. It is NaN for one seed.
     """
     keys = [key for key in _columns(runs, swept) if key != "seed"]
     rows = []
@@ -80,18 +79,18 @@ def statistics(runs: Sequence[Run], swept: Collection[str] = ()) -> pd.DataFrame
 
 
 def statistics_text(runs: Sequence[Run], swept: Collection[str] = ()) -> str:
-    """Return :func:`statistics` as aligned text, the first 60 rows of a long table."""
+    """Return :func:`statistics` as aligned text, limited to 60 rows."""
     table = statistics(runs, swept)
-    text = table.head(_MOST_ROWS).to_string(
+    text = table.head(_MAX_ROWS).to_string(
         index=False, na_rep="-", float_format=lambda value: f"{value:.6g}"
     )
-    left = len(table) - _MOST_ROWS
+    left = len(table) - _MAX_ROWS
     more = f"\n... and {left} more configurations in {TABLE}" if left > 0 else ""
     return f"final regret by configuration:\n{text}{more}"
 
 
 def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
-    """One row for each iteration of each job: what was swept, and its regret by then."""
+    """Return one row per iteration of each job: swept settings and cumulative regret."""
     parts = []
     for run in runs:
         part = run.curve[["iteration", "cumulative_regret"]].copy()
@@ -102,7 +101,7 @@ def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
 
 
 def picture(runs: Sequence[Run], keys: Sequence[str], path: Path) -> None:
-    """Draw mean and standard error over seeds, a curve for each value of what was swept."""
+    """Plot mean and standard error over the seeds, with a curve per configuration."""
     labels = [key for key in keys if key != "seed"]
     groups = group_by_seed(runs)
 
@@ -123,7 +122,7 @@ def picture(runs: Sequence[Run], keys: Sequence[str], path: Path) -> None:
 
 
 def draw_mean(axes: Any, values: Sequence[Any], *, label: str, **style: Any) -> None:
-    """Draw the mean of some curves and, of several, the standard error as a band."""
+    """Plot the mean of curves, and their standard error as a band if there are several."""
     rows = np.array(values)
     mean, steps = rows.mean(axis=0), np.arange(1, rows.shape[1] + 1)
     (line,) = axes.plot(steps, mean, label=label, **style)

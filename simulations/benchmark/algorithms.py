@@ -1,0 +1,111 @@
+"""Benchmark sections `algorithms` and `inprocess`: the algorithms, and exchanges of messages."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from logging import WARNING, getLogger
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fldb_flower.bandit.preference import derivatives
+from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.federation.history import History
+from fldb_flower.settings import Settings, from_nested
+from simulations.engines import vectorized
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "random": {"algorithm": "random"},
+    "FLDB-OGD": {"algorithm": "fldb_ogd"},
+    "FLDB-ONS": {"algorithm": "fldb_ons"},
+    "FLDB-ONS geometric 1.5": {"algorithm": "fldb_ons", "schedule": {"name": "geometric"}},
+    "FLDB-GD newton": {"algorithm": "fldb_gd"},
+    "LDB": {"algorithm": "ldb"},
+}
+
+
+def settings(**values: Any) -> Settings:
+    """Return settings; the defaults are N=100, T=500, K=10, d=5, tau=1."""
+    return from_nested({"tau": 1, **values}, "the benchmark")
+
+
+def seconds(function: Callable[..., Any], *arguments: Any) -> float:
+    """Return the duration of one call."""
+    begin = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - begin
+
+
+def draw_at_once(chosen: Settings) -> None:
+    """Draw as many random numbers as a run, from one NumPy generator: a lower bound."""
+    generator = np.random.default_rng(chosen.seed)
+    shape = (chosen.num_agents, chosen.num_arms, chosen.dimension)
+    for _ in range(chosen.horizon):
+        generator.standard_normal(shape)
+        generator.random(chosen.num_agents)
+
+
+def draw_by_agent(chosen: Settings) -> None:
+    """Draw the random numbers of a run as the engine does, from the streams of each agent."""
+    streams = AgentStreams(chosen.seed, range(chosen.num_agents))
+    for _ in range(0, chosen.horizon, 64):
+        streams.standard_normal("arms", 64, chosen.num_arms, chosen.dimension)
+        streams.random("preferences", 64)
+
+
+def pass_over_duels(chosen: Settings) -> None:
+    """Compute gradient and Hessian of all duels in each iteration: a lower bound of FLDB-GD."""
+    generator = np.random.default_rng(chosen.seed)
+    count, d = chosen.num_agents, chosen.dimension
+    duels = generator.standard_normal((count * chosen.horizon, d))
+    wins = (generator.random(len(duels)) < 0.5) * 1.0
+    theta = np.ones(d)
+    for t in range(1, chosen.horizon + 1):
+        derivatives(theta, duels[: t * count], wins[: t * count])
+
+
+def algorithms(repetitions: int) -> pd.DataFrame:
+    """Time each algorithm alternately with the lower bounds."""
+    base = settings()
+    floors = {"draws": draw_at_once, "own draws": draw_by_agent, "pass": pass_over_duels}
+    rows = []
+    for name, values in ALGORITHMS.items():
+        chosen, times, floor_times = settings(**values), [], []
+        for _ in range(repetitions):
+            history = History(chosen.horizon)
+            floor_times.append([seconds(floor, base) for floor in floors.values()])
+            times.append(seconds(vectorized.run, chosen, history))
+        ratios = np.median(np.array(times)[:, None] / np.array(floor_times), axis=0)
+        rows.append(
+            {
+                "algorithm": name,
+                "seconds": round(statistics.median(times), 3),
+                **{f"x {key}": round(float(r), 2) for key, r in zip(floors, ratios, strict=True)},
+                "exchanges": history.exchanges,
+                "MB up": round(history.uploaded_bytes / 1e6, 2),
+                "MB down": round(history.downloaded_bytes / 1e6, 2),
+                "regret": round(history.regret, 1),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def inprocess_exchange(repetitions: int) -> pd.DataFrame:
+    """Time FLDB-OGD with 100 nodes of one agent each, over Flower messages in this process."""
+    from simulations.engines import inprocess  # noqa: PLC0415 - imports Flower
+
+    getLogger("flwr").setLevel(WARNING)
+    chosen = settings(horizon=100, engine={"name": "inprocess", "num_nodes": 100})
+    costs = []
+    for _ in range(repetitions):
+        with tempfile.TemporaryDirectory() as folder:
+            inprocess.run(chosen, folder)
+            summary = json.loads((Path(folder) / "summary.json").read_text())
+            costs.append(1e3 * summary["runtime_seconds"] / summary["exchanges"] / 100)
+    return pd.DataFrame([{"exchange of one node, ms": round(statistics.median(costs), 3)}])

@@ -1,0 +1,86 @@
+"""Benchmark section `flower`: `flwr run`, compared with an app that does nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+
+from simulations.benchmark.algorithms import seconds
+
+_NOOP = {
+    "pyproject.toml": """
+[project]
+name = "noop"
+version = "0.0.1"
+license = "Apache-2.0"
+dependencies = ["flwr[simulation]>=1.42,<1.43"]
+[tool.flwr.app]
+publisher = "noop"
+[tool.flwr.app.components]
+serverapp = "noop.apps:server"
+clientapp = "noop.apps:client"
+[tool.flwr.app.config]
+rounds = 1
+""",
+    "noop/__init__.py": "",
+    "noop/apps.py": """
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+server = ServerApp()
+client = ClientApp()
+@server.main()
+def main(grid, context):
+    for _ in range(context.run_config["rounds"]):
+        nodes = list(grid.get_node_ids())
+        grid.send_and_receive([Message(RecordDict(), node, "train") for node in nodes])
+@client.train()
+def train(message, context):
+    return Message(RecordDict(), reply_to=message)
+""",
+}
+
+
+def _quiet(command: list[str]) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def flower(repetitions: int, nodes: int = 2) -> pd.DataFrame:
+    """Time `flwr run` of FLDB-OGD (tau=5) and of an app that does nothing, including the start."""
+    root = Path(__file__).parents[2]
+    command = shutil.which("flwr")
+    assert command is not None, "flwr is not on the PATH: activate the environment first"
+    ours, nothing = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in _NOOP.items():
+            path = Path(folder) / "noop" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        options = ["--stream", "--federation-config"]
+        options.append(f"num-supernodes={nodes} client-resources-num-cpus=1")
+        for number in range(repetitions + 1):  # the first is not counted
+            out = Path(folder) / f"run{number}"
+            config = f"tau=5 output-dir='{out}'"
+            run = [command, "run", str(root), *options, "--run-config", config]
+            ours.append(seconds(_quiet, run))
+            rounds = json.loads((out / "summary.json").read_text())["exchanges"]
+            run = [command, "run", f"{folder}/noop", *options, "--run-config", f"rounds={rounds}"]
+            nothing.append(seconds(_quiet, run))
+    ratios = [a / b for a, b in zip(ours[1:], nothing[1:], strict=True)]
+    return pd.DataFrame(
+        [
+            {
+                "nodes": nodes,
+                "rounds": rounds,
+                "seconds": round(statistics.median(ours[1:]), 1),
+                "seconds, no-op": round(statistics.median(nothing[1:]), 1),
+                "ratio": round(statistics.median(ratios), 3),
+            }
+        ]
+    )

@@ -1,0 +1,171 @@
+"""A process with its own home and log, for the parts of a federation on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from fldb_flower.deployment.processes import own_environment
+from fldb_flower.errors import FederationError
+
+PROJECT = Path(__file__).parents[1]
+START_SECONDS = 60.0
+"""Time for a process to start."""
+_STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+_LAST_LINES = 12
+
+
+class LocalProcess:
+    """A process with its own home and log, and the processes that it starts.
+
+    Parameters
+    ----------
+    name : str
+        Name of the home and of the log.
+    folder : Path
+        Folder of both.
+    command : sequence of str
+        The command to run.
+    """
+
+    def __init__(self, name: str, folder: Path, command: Sequence[str]) -> None:
+        self.name = name
+        self.command = list(command)
+        self.home = folder / "homes" / name
+        self.log = folder / "logs" / f"{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begin = 0  # offset of the output of this process in the log
+
+    def start(self) -> None:
+        """Start the process; its output is appended to the log."""
+        for folder in (self.home, self.log.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a log may hold a token
+        with self.log.open("ab") as log:
+            self._begin = log.tell()
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=self.home,
+                env=environment(self.home),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in a terminal reaches the parent only
+            )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def output(self) -> str:
+        """Return the output since the last start."""
+        if not self.log.exists():
+            return ""
+        return self.log.read_bytes()[self._begin :].decode(errors="replace")
+
+    def last_lines(self) -> str:
+        """Return the last lines of the output, for an error."""
+        lines = [line for line in self.output().splitlines() if line.strip()]
+        return "\n".join(lines[-_LAST_LINES:]) or "(nothing)"
+
+    def processes(self, program: str = "") -> list[int]:
+        """Return the ids of the processes with this home.
+
+        Parameters
+        ----------
+        program : str
+            Only processes of this program, such as ``"flwr-serverapp"``.
+        """
+        return [
+            pid
+            for pid in _processes(self.home)
+            if any(word.endswith(program.encode()) for word in _words(Path(f"/proc/{pid}/cmdline")))
+        ]
+
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, seconds: float = START_SECONDS
+    ) -> None:
+        """Wait until a condition holds.
+
+        Raises
+        ------
+        FederationError
+            The process ended before, or the time is over. The message quotes the end of the log.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            ended = not self.is_running
+            if condition():
+                return
+            if ended or time.monotonic() > deadline:
+                how = "it ended" if ended else f"not within {seconds:g} s"
+                raise FederationError(
+                    f"{self.name} should be {what}: {how}; {self.log} says:\n{self.last_lines()}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def wait_for(self, pattern: str, what: str) -> None:
+        """Wait until the output matches a pattern; see :meth:`wait_until`."""
+        self.wait_until(lambda: re.search(pattern, self.output()) is not None, what)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process."""
+        if self._process is not None and self.is_running:
+            self._process.terminate()
+
+    def stop(self) -> None:
+        """Terminate the process; kill it and the processes that it started if they do not end."""
+        self.terminate()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the process and the processes that it started (SIGKILL)."""
+        if self._process is not None and self.is_running:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        deadline = time.monotonic() + _STOP_SECONDS
+        while (left := self.processes()) and time.monotonic() < deadline:  # in other sessions
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_POLL_SECONDS)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return the environment of a process with this home, in which Flower's commands are found."""
+    path = os.environ.get("PATH", os.defpath)
+    return {
+        **own_environment(),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{path}",
+        "PYTHONPATH": str(PROJECT),
+        "PYTHONUNBUFFERED": "1",
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": os.environ.get("FLWR_TELEMETRY_ENABLED", "0"),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; 1 by default
+    }
+
+
+def _processes(home: Path) -> Iterator[int]:
+    """Yield the ids of all processes that were started with this FLWR_HOME."""
+    wanted = f"FLWR_HOME={home}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        if wanted in _words(entry / "environ"):
+            yield int(entry.name)
+
+
+def _words(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().split(b"\0")
+    except OSError:
+        return []  # it ended, or belongs to another user
