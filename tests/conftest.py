@@ -61,10 +61,14 @@ def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess
     }
 
     def run(config: str, *options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [tool("flwr"), "run", str(ROOT), "--stream", "--run-config", config, *options],
-            check=False, capture_output=True, text=True, env=environment, timeout=300,
-        )  # fmt: skip
+        words = [tool("flwr"), "run", str(ROOT), "--stream", "--run-config", config, *options]
+        for _ in range(4):  # Flower waits 15 s for its SuperLink, too short on a busy machine
+            done = subprocess.run(
+                words, check=False, capture_output=True, text=True, env=environment, timeout=300
+            )
+            if "Failed to start local SuperLink within" not in done.stdout + done.stderr:
+                break
+        return done
 
     yield run
     end_processes_of(home)
