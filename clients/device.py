@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 
 from clients.store import SELECTION_SETTINGS, DuelStore, Synchronization
@@ -101,25 +101,26 @@ class DeviceAgent(NumPyClient):
         parameters : list of one ndarray
             The broadcast's vector; see :mod:`fldb_flower.wire.codec`.
         config : dict
-            ``ask``, and ``device``, ``upto`` and ``duels``: see :mod:`fldb_flower.wire.devices`.
+            The message's ConfigRecord; see :mod:`fldb_flower.wire.devices`.
 
         Returns
         -------
         tuple
-            The upload's vector in a list, the number of duels, and ``answer``, the numbers of
-            a :class:`~fldb_flower.wire.devices.DeviceUploadHeader`.
+            The upload's vector in a list, the number of duels, and the reply's ConfigRecord as a
+            dict: ``header`` and ``device``.
         """
-        ask = BroadcastHeader(*config["ask"])
-        broadcast = decode_broadcast(parameters[0], ask, self._form)
+        header, counted = BroadcastHeader(*config["header"]), config["counted"]
+        broadcast = decode_broadcast(parameters[0], header, self._form)
         if config["device"] != self._store.device_id:
             # The server does not know who this is, so not what it has counted either.
             broadcast = broadcast._replace(theta_hat=None)
-            ask = ask._replace(counted=0)
-        answer, upload = self._statistics(broadcast, ask.counted, config["upto"])
-        if broadcast.play is not None and ask.estimate:
-            self._synchronize(broadcast.play, ask.counted, config["duels"])
+            counted = 0
+        answer, upload = self._statistics(broadcast, counted, config["upto"])
+        if broadcast.play is not None and header.estimate:
+            self._synchronize(broadcast.play, counted, config["duels"])
         vector = encode_statistics(upload, broadcast, parameters[0].dtype.name)
-        return [vector], upload.num_duels, {"answer": list(map(float, answer))}
+        reply = {"header": list(answer), "device": self._store.device_id}
+        return [vector], upload.num_duels, reply
 
     def _statistics(
         self, broadcast: Broadcast, start: int, upto: int
@@ -136,10 +137,10 @@ class DeviceAgent(NumPyClient):
         duels = self._store.evidence(start, end)
         differences = duels.differences.reshape(-1, self._settings.dimension)
         upload = statistics(broadcast, differences, duels.preferences, differences, self._form)
-        turned = self._form.turned
+        rotated = self._form.rotated
         upload = upload._replace(
-            information=turned(upload.information),
-            hessian=None if upload.hessian is None else turned(upload.hessian),
+            information=rotated(upload.information),
+            hessian=None if upload.hessian is None else rotated(upload.hessian),
         )
         decided = np.isfinite(duels.predicted) & (duels.preferences != 0.5)
         agreed = (duels.predicted > 0.5) == (duels.preferences > 0.5)
@@ -179,14 +180,8 @@ def train(message: Message, context: Context) -> Message:
     with DuelStore(_store_path(context)) as store:
         agent = DeviceAgent(store, settings, limits)
         parameters = [unpack_vector(content["arrays"], settings.max_message_mb)]
-        arrays, _, numbers = agent.fit(parameters, dict(content["config"]))
-        reply = RecordDict(
-            {
-                "arrays": pack_vector(arrays[0]),
-                "numbers": MetricRecord(numbers),
-                "device": ConfigRecord({"id": store.device_id}),
-            }
-        )
+        arrays, _, config = agent.fit(parameters, dict(content["config"]))
+        reply = RecordDict({"arrays": pack_vector(arrays[0]), "config": ConfigRecord(config)})
     return Message(reply, reply_to=message)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clients.models import check_answer, check_answers, check_arms, shortened
 from clients.store import SELECTION_SETTINGS, DuelStore, Forgotten
+from clients.validation import check_answer, check_answers, check_arms, shortened
 from fldb_flower.bandit import preference, theory
-from fldb_flower.bandit.selection import RULES, norms, rewards
+from fldb_flower.bandit.selection import find_rule, norms, rewards
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.forms import Vector, make_form
@@ -284,7 +284,7 @@ class _Estimate:
         self._whitener = form.whiten(information)
         # t N duels in theory; here the duels that W rests on, and the one about to be fought.
         self._width = theory.width(1 if last is None else last.duels + 1, 1, settings)
-        self._rule = RULES[settings.selection]
+        self._rule = find_rule(settings.selection)
         self._streams = AgentStreams(int.from_bytes(os.urandom(8), "little"), range(1))
 
     def select(self, arms: NDArray[np.float64]) -> tuple[int, int]:

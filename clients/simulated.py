@@ -1,18 +1,18 @@
-"""A node of simulated agents: answers each broadcast and keeps its state in the Context."""
+"""The client of a node of simulated agents; its state is in the Flower Context."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 
 from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.federation.agents import (
     AgentGroup,
-    agents_of_node,
 )
+from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.forms import Form, Vector, make_form
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
@@ -26,7 +26,7 @@ from fldb_flower.wire.codec import (
 from fldb_flower.wire.records import pack_vector, unpack_vector
 
 _STATE = "agents"
-_COUNT_BYTES = 8  # before the arrays: how many messages the node has answered
+_COUNT_BYTES = 8  # before the arrays: the number of messages that the node has answered
 
 
 class SimulatedAgents(NumPyClient):
@@ -37,7 +37,7 @@ class SimulatedAgents(NumPyClient):
     settings : Settings
         Settings of the run.
     partition_id, num_partitions : int
-        Which of how many blocks this node hosts.
+        Index of this node's block, and the number of blocks.
     """
 
     def __init__(self, settings: Settings, partition_id: int, num_partitions: int) -> None:
@@ -47,57 +47,62 @@ class SimulatedAgents(NumPyClient):
         self._form = make_form(settings)
         agents = agents_of_node(partition_id, num_partitions, settings.num_agents)
         keep_freed_memory()
-        one_blas_thread(settings.dimension)  # for good: the process is Flower's
+        one_blas_thread(settings.dimension)  # until the end of the process
         self.group = AgentGroup(settings, agents)
 
     def fit(
         self, parameters: list[Vector], config: dict[str, Any]
     ) -> tuple[list[Vector], int, dict[str, Any]]:
-        """Play what the broadcast asks for and return statistics (Algorithm 1, lines 3 to 11).
+        """Play the iterations of a broadcast and return statistics (Algorithm 1, lines 3 to 11).
 
         Parameters
         ----------
         parameters : list of one ndarray
             The broadcast's vector; see :mod:`fldb_flower.wire.codec`.
         config : dict
-            ``ask``: the numbers of a :class:`~fldb_flower.wire.codec.BroadcastHeader`;
-            ``exchange``: the number of the exchange, which is sent back.
+            ``header``: a :class:`~fldb_flower.wire.codec.BroadcastHeader`; ``counted``: the last
+            iteration whose duels the server has counted; ``exchange``: the number of the exchange.
 
         Returns
         -------
         tuple
-            The upload's vector in a list, the number of duels, and the numbers of the
-            :class:`~fldb_flower.wire.codec.UploadHeader` with the number of the exchange.
+            The upload's vector in a list, the number of duels, and the reply's ConfigRecord as a
+            dict: ``header``, an :class:`~fldb_flower.wire.codec.UploadHeader`; ``regret`` of each
+            iteration that is not counted; ``exchange``.
         """
-        ask = BroadcastHeader(*config["ask"])
-        broadcast = _decode(parameters[0], ask, self._form)
-        upload = self.group.answer(broadcast, ask.counted)
-        vector, answer = encode_upload(
+        broadcast = _decode(parameters[0], BroadcastHeader(*config["header"]), self._form)
+        upload = self.group.answer(broadcast, config["counted"])
+        vector, header = encode_upload(
             upload, broadcast, self.partition_id, self.num_partitions, parameters[0].dtype.name
         )
-        numbers = {"answer": answer.to_numbers(), "exchange": config["exchange"]}
-        return [vector], upload.num_duels, numbers
+        (regrets,) = upload.regrets
+        reply = {
+            "header": list(header),
+            "regret": regrets.sums.tolist(),
+            "exchange": config["exchange"],
+        }
+        return [vector], upload.num_duels, reply
 
 
 class _LastBroadcast:
-    """The broadcast decoded last: nodes in one process share its array, and W's factor."""
+    """The broadcast decoded last: nodes in one process share its array and the factor of W."""
 
     vector: Vector | None = None
     broadcast: Broadcast
 
 
-def _decode(vector: Vector, ask: BroadcastHeader, form: Form) -> Broadcast:
+def _decode(vector: Vector, header: BroadcastHeader, form: Form) -> Broadcast:
     if _LastBroadcast.vector is not vector:
-        _LastBroadcast.broadcast = decode_broadcast(vector, ask, form)
+        _LastBroadcast.broadcast = decode_broadcast(vector, header, form)
         _LastBroadcast.vector = vector
     return _LastBroadcast.broadcast
 
 
 class _Clients:
-    """The clients of one run in this process, and the last array it parsed.
+    """A cache of the clients of one run in this process, and of the array parsed last.
 
-    The Context is what lasts: any process may answer a node's next message. A client kept
-    here is used again only if the Context says that nobody answered since.
+    The state is in the Context, since any process may answer a node's next message. A cached
+    client is used again only if no other process has answered a message since.
     """
 
     def __init__(self) -> None:
@@ -106,7 +111,7 @@ class _Clients:
         self._parsed: tuple[ArrayRecord | None, Vector] = (None, np.empty(0))
 
     def take(self, context: Context) -> tuple[int, SimulatedAgents]:
-        """Return the node's client, and how many messages it has answered."""
+        """Return the number of messages that the node has answered, and its client."""
         if context.run_id != self._run_id:
             self._run_id, self._kept = context.run_id, {}
         state: Any = context.state.get(_STATE)
@@ -121,13 +126,13 @@ class _Clients:
         return answers, client
 
     def keep(self, context: Context, answers: int, client: SimulatedAgents) -> None:
-        """Save the client's state in the Context, and the client in this process."""
+        """Store the client's state in the Context, and the client in this cache."""
         arrays = answers.to_bytes(_COUNT_BYTES, "little") + pack_arrays(client.group.state())
-        context.state[_STATE] = ConfigRecord({"arrays": arrays})  # one entry: checks are slow
+        context.state[_STATE] = ConfigRecord({"arrays": arrays})  # one entry: Flower checks each
         self._kept[context.node_id] = (answers, client)
 
     def parse(self, record: ArrayRecord, max_mb: float) -> Vector:
-        """Return the broadcast's array, parsed once where nodes share the record."""
+        """Return the broadcast's array, parsed once if nodes share the record."""
         if self._parsed[0] is not record:
             self._parsed = (record, unpack_vector(record, max_mb))
         return self._parsed[1]
@@ -138,29 +143,14 @@ _CLIENTS = _Clients()
 
 def train(message: Message, context: Context) -> Message:
     """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function."""
-    content: Any = message.content  # a record of one of three types under each name
-    if _STATE in content:
-        return Message(_exchange_state(content[_STATE], context), reply_to=message)
+    content: Any = message.content
     answers, client = _CLIENTS.take(context)
     parameters = [_CLIENTS.parse(content["arrays"], client.max_message_mb)]
-    arrays, _, numbers = client.fit(parameters, dict(content["config"]))
-    content = RecordDict({"arrays": pack_vector(arrays[0]), "numbers": MetricRecord(numbers)})
+    arrays, _, config = client.fit(parameters, dict(content["config"]))
+    content = RecordDict({"arrays": pack_vector(arrays[0]), "config": ConfigRecord(config)})
     reply = Message(content, reply_to=message)
-    _CLIENTS.keep(context, answers + 1, client)  # last: Flower takes the state back if this raises
+    _CLIENTS.keep(context, answers + 1, client)  # last: Flower restores the state if this raises
     return reply
-
-
-def _exchange_state(given: Any, context: Context) -> RecordDict:
-    """Hand out what the node's agents know, or put it back, as the server's checkpoints want it."""
-    partition_id, num_partitions = _partition(context)
-    if given["arrays"]:
-        context.state[_STATE] = ConfigRecord({"arrays": given["arrays"]})
-        arrays = b""
-    else:
-        kept: Any = context.state.get(_STATE, {"arrays": b""})
-        arrays = kept["arrays"]
-    told = ConfigRecord({"arrays": arrays, "partition": partition_id, "partitions": num_partitions})
-    return RecordDict({_STATE: told})
 
 
 def _new_client(context: Context) -> SimulatedAgents:
@@ -173,7 +163,7 @@ def _new_client(context: Context) -> SimulatedAgents:
 
 
 def _partition(context: Context) -> tuple[int, int]:
-    """Return which of how many blocks of agents the node hosts."""
+    """Return the index of the node's block of agents, and the number of blocks."""
     try:
         return (
             int(context.node_config["partition-id"]),
@@ -182,6 +172,6 @@ def _partition(context: Context) -> tuple[int, int]:
     except KeyError as missing:
         raise SettingsError(
             f"node {context.node_id} has no {missing.args[0]}: start its flower-supernode with"
-            " --node-config 'partition-id=0 num-partitions=2' (its own number, from 0, and how"
-            " many nodes there are)"
+            " --node-config 'partition-id=0 num-partitions=2' (the index of this node, from 0, and"
+            " the number of nodes)"
         ) from None

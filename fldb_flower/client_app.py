@@ -1,4 +1,4 @@
-"""Flower's entry point on a node."""
+"""Flower's ClientApp."""
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -8,8 +8,8 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer one broadcast, from simulated agents or from a device's store."""
-    # On a device each message is a new process: it imports its own side alone.
+    """Answer one broadcast, with simulated agents or the store of a device."""
+    # On a device, each message starts a new process: import only what it needs.
     if context.run_config.get("mode") == "devices":
         from clients import device  # noqa: PLC0415
 

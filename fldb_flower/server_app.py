@@ -1,4 +1,4 @@
-"""Flower's entry point on the server."""
+"""Flower's ServerApp."""
 
 from dataclasses import replace
 from logging import ERROR, INFO, getLogger
@@ -8,7 +8,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fldb_flower.errors import FldbError, SettingsError
-from fldb_flower.federation.history import History
+from fldb_flower.federation.history import Counts
 from fldb_flower.runs.experiment import conduct
 from fldb_flower.runs.results import RunDirectory, default_directory, is_finished
 from fldb_flower.settings import Settings, from_flat
@@ -39,18 +39,18 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _on_flower(settings: Settings) -> Settings:
-    """Name the engine; Flower knows the number of nodes, so the default must fit the agents."""
+    """Set the engine; Flower determines the number of nodes, so any default must be valid."""
     nodes = min(settings.engine.num_nodes, settings.num_agents)
     return replace(settings, engine=replace(settings.engine, name="flower", num_nodes=nodes))
 
 
 def run_experiment(settings: Settings, grid: Grid, path: Path) -> None:
-    """Run one experiment over the nodes of a grid, and write its results to a folder.
+    """Run one experiment over the nodes of a grid, and write its results to a directory.
 
     Raises
     ------
     FldbError
-        Something the user can put right.
+        The run failed for a reason that the user can fix.
     """
     if settings.resume and is_finished(path, settings):
         _say(f"{path}: finished already")
@@ -66,12 +66,12 @@ def run_experiment(settings: Settings, grid: Grid, path: Path) -> None:
 def _serve_devices(settings: Settings, grid: Grid) -> None:
     if not settings.output_dir:
         raise SettingsError(
-            "output-dir is empty (from Flower's run config): name the absolute folder that keeps"
-            " this federation's checkpoints, the same one each time"
+            "output-dir is empty (from Flower's run config): set the absolute path of the directory"
+            " with this federation's checkpoints, the same one in each run"
         )
     directory = DeviceDirectory(_output_directory(settings.output_dir), settings)
     devices = DeviceNodes(settings)
-    strategy = make_strategy(settings, History(settings.horizon), devices)
+    strategy = make_strategy(settings, Counts(), devices)
     DeviceServer(settings, strategy, devices, directory, _say).serve(grid)
     _say(f"results: {directory.path}")
 
@@ -84,7 +84,7 @@ def _output_directory(chosen: str) -> Path:
     path = Path(chosen).expanduser() if chosen else default_directory()
     if not path.is_absolute():
         raise SettingsError(
-            f"output-dir={chosen!r} (from Flower's run config): must be absolute, since the run"
-            " does not know the folder that you started it from"
+            f"output-dir={chosen!r} (from Flower's run config): must be absolute, since Flower does"
+            " not run in the directory that `flwr run` was started in"
         )
     return path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
@@ -21,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import conf
 from fldb_flower.errors import SettingsError, extra_missing, one_line
-from fldb_flower.settings import hydra_entries, require_current_name, suggestion
+from fldb_flower.settings import defaults_nested, hydra_entries, require_current_name, suggestion
 
 CONF = Path(conf.__path__[0])
 _HERE = "(from the command line)"
@@ -35,7 +36,28 @@ _LAUNCHERS = {  # choice: extra and module that it needs
 _ENTRIES = {entry.dotted: entry for entry in hydra_entries()}
 
 Choices = Callable[[str], list[str]]
-"""A function that returns the files of a configuration group."""
+"""Returns the names of a configuration group's choices."""
+
+
+def store_settings(searchpath: Sequence[str] = ()) -> None:
+    """Give Hydra the settings' defaults, and groups with a choice for each registered name.
+
+    Parameters
+    ----------
+    searchpath : sequence of str
+        ``file://`` addresses of folders. A file there, or in ``conf/``, replaces the choice.
+    """
+    folders = [CONF, *(Path(each.removeprefix("file://")) for each in searchpath)]
+    store = ConfigStore.instance()
+    store.store(name="settings", node=defaults_nested())
+    for entry in hydra_entries():
+        group = entry.path[0]
+        if entry.path[-1] == "name" or group in {"algorithm", "selection"}:
+            for choice in entry.choices:
+                if not any((folder / group / f"{choice}.yaml").exists() for folder in folders):
+                    node = {entry.path[-1]: choice}
+                    package = "_global_" if group == entry.path[-1] else group
+                    store.store(group=group, name=choice, node=node, package=package)
 
 
 @contextmanager
@@ -48,6 +70,7 @@ def config_groups(searchpath: Sequence[str] = ()) -> Iterator[tuple[list[str], C
         Search path of Hydra beside ``conf/``: ``file://`` and ``pkg://`` addresses.
     """
     quoted = ",".join(QuotedString(each, Quote.double).with_quotes() for each in searchpath)
+    store_settings(searchpath)
     with initialize_config_dir(str(CONF), version_base="1.3"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Hydra reports a missing folder when it starts
         loader = GlobalHydra.instance().config_loader()
@@ -122,7 +145,7 @@ def _named(text: str) -> str:
 def _takes_text(key: str) -> bool:
     """Return whether any text is a valid value of a setting."""
     return key in _FOLDERS or (
-        key in _ENTRIES and _ENTRIES[key].default == "" and not _ENTRIES[key].metadata["choices"]
+        key in _ENTRIES and _ENTRIES[key].default == "" and not _ENTRIES[key].choices
     )
 
 

@@ -19,7 +19,6 @@ from types import FrameType
 
 import hydra
 import yaml  # type: ignore[import-untyped, unused-ignore]
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import configure_log
 from hydra.errors import HydraException
@@ -31,7 +30,7 @@ from fldb_flower.errors import FldbError, one_line
 from fldb_flower.runs.directory import CHECKPOINT
 from fldb_flower.runs.experiment import StoppedError, conduct
 from fldb_flower.runs.results import RunDirectory, is_finished, request_stop, stop_requested
-from fldb_flower.settings import Settings, defaults_nested, hydra_entries
+from fldb_flower.settings import Settings, hydra_entries
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import (
     Interrupted,
@@ -195,7 +194,7 @@ def help_text(config_dir: str | None = None) -> str:
     for entry in hydra_entries():
         if entry.path[-1] != "name" and entry.dotted not in groups:
             default = entry.default if entry.default != "" else "''"
-            lines.append(f"  {f'{entry.dotted}={default}':32} {entry.metadata['help']}")
+            lines.append(f"  {f'{entry.dotted}={default}':32} {entry.help}")
     lines += [
         "",
         "hydra.run.dir=DIR, or hydra.sweep.dir=DIR for a sweep, sets the folder of the results.",
@@ -224,7 +223,6 @@ def _arguments() -> tuple[Namespace, list[str]]:
 
 
 def _main(asked: Namespace, rest: Sequence[str]) -> None:
-    ConfigStore.instance().store(name="settings", node=defaults_nested())
     overrides = [arg for arg in rest if "=" in arg and not arg.startswith("-")]
     check_overrides(overrides, config_dir=asked.config_dir, sweep=asked.multirun)
     is_plain = len(overrides) == len(sys.argv) - 1 and all(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fldb_flower.errors import FldbError
-from fldb_flower.federation.history import History
+from fldb_flower.federation.history import Counts
 from fldb_flower.runs.directory import MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.settings import Settings, to_flat
 from strategies.device_nodes import CountedSpan, DeviceNodes, short_name
@@ -44,7 +44,7 @@ class RoundRow:
         Devices asked in the first exchange, and devices that replied to it.
     exchanges : int
         Number of exchanges.
-    marks : tuple of CountedSpan
+    spans : tuple of CountedSpan
         The answers that were counted, by device.
     total_duels : int
         Duels of all devices counted so far.
@@ -58,44 +58,44 @@ class RoundRow:
     asked: int
     replied: int
     exchanges: int
-    marks: tuple[CountedSpan, ...]
+    spans: tuple[CountedSpan, ...]
     total_duels: int
     rejected: tuple[str, ...]
 
     @property
     def duels(self) -> int:
         """Number of duels counted in this round."""
-        return sum(mark.answer.num_duels for mark in self.marks)
+        return sum(span.header.num_duels for span in self.spans)
 
     @property
     def agreement(self) -> float | None:
         """Share of the predicted preferences that people confirmed; None without predictions."""
-        predicted = sum(mark.answer.predicted for mark in self.marks)
-        return sum(mark.answer.agreed for mark in self.marks) / predicted if predicted else None
+        predicted = sum(span.header.predicted for span in self.spans)
+        return sum(span.header.agreed for span in self.spans) / predicted if predicted else None
 
     def line(self) -> str:
         """Return the log line."""
         agreement = "" if self.agreement is None else f", {self.agreement:.0%} as predicted"
         return (
-            f"round {self.round}: {self.duels} duels of {len(self.marks)} devices{agreement};"
+            f"round {self.round}: {self.duels} duels of {len(self.spans)} devices{agreement};"
             f" {self.replied} of {self.asked} devices replied, {self.total_duels} duels so far"
         )
 
     def csv(self) -> tuple[str, str]:
         """Return the line for rounds.csv and the lines for uploads.csv."""
         when = datetime.datetime.fromtimestamp(self.time, datetime.UTC).isoformat("T", "seconds")
-        predicted = sum(mark.answer.predicted for mark in self.marks)
-        agreed = sum(mark.answer.agreed for mark in self.marks)
+        predicted = sum(span.header.predicted for span in self.spans)
+        agreed = sum(span.header.agreed for span in self.spans)
         agreement = "" if self.agreement is None else f"{self.agreement:.4f}"
         rejected = "; ".join(self.rejected).replace('"', "'").replace("\n", " ")
         row = (
             f"{self.round},{when},{self.seconds:.3f},{self.asked},{self.replied},"
-            f"{len(self.marks)},{self.duels},{self.total_duels},{predicted},{agreed},{agreement},"
+            f"{len(self.spans)},{self.duels},{self.total_duels},{predicted},{agreed},{agreement},"
             f'{self.exchanges},"{rejected}"\n'
         )
         uploads = "".join(
-            f"{self.round},{short_name(mark.device)},{mark.answer.start},{mark.answer.end}\n"
-            for mark in sorted(self.marks)
+            f"{self.round},{short_name(span.device)},{span.header.start},{span.header.end}\n"
+            for span in sorted(self.spans)
         )
         return row, uploads
 
@@ -187,7 +187,7 @@ class DeviceDirectory(ResultsDirectory):
             return False
         return True
 
-    def finish(self, number: int, devices: DeviceNodes, history: History) -> None:
+    def finish(self, number: int, devices: DeviceNodes, history: Counts) -> None:
         """Write ``summary.json``, which marks a normal end of the run."""
         summary = {
             "mode": "devices",

@@ -1,13 +1,13 @@
-"""Nodes that are devices: known by the id of their store, counted by the number of the answer."""
+"""Nodes that are devices: identified by the id of their store, counted by answer number."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fldb_flower.errors import RoundAbandonedError
 from fldb_flower.federation.exchange import Broadcast
@@ -15,25 +15,26 @@ from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import AUTO, Settings
 from fldb_flower.wire.codec import BroadcastHeader, UploadError, decode_statistics
 from fldb_flower.wire.devices import DeviceUploadHeader
-from strategies.nodes import Contribution, Nodes, read_reply, with_acknowledgement
+from fldb_flower.wire.records import unpack_vector
+from strategies.nodes import Contribution, Nodes
 
 _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
 _NEW = -1  # `upto`: the device decides where its upload ends
 
 
 class CountedSpan(NamedTuple):
-    """Whose answers a contribution covers, and which."""
+    """The answers of one device that a contribution covers."""
 
     device: str
-    answer: DeviceUploadHeader
+    header: DeviceUploadHeader
 
 
 class DeviceNodes(Nodes):
-    """The devices of a federation; their number is unknown, and they come and go.
+    """The devices of a federation; their number is unknown and changes.
 
-    A store's id is known to its device and to the server alone. That is what lets a device keep
-    its place when its key, its SuperNode or the SuperLink's database changes, and what keeps
-    another device from taking it.
+    Only the device and the server know the id of its store. So a device keeps its identity
+    when its key, its SuperNode or the SuperLink's database changes, and another device cannot
+    take it.
 
     Parameters
     ----------
@@ -56,27 +57,38 @@ class DeviceNodes(Nodes):
         self._first_duels = 2 * settings.dimension if chosen == AUTO else int(chosen)
         self.counted: dict[str, int] = {}
         self.duels = 0
-        self._claims: dict[int, str] = {}  # node -> device id, as it said last
-        self._devices: dict[int, str] = {}  # node -> device id, where nobody disputes it
-        self._asked: dict[int, DeviceUploadHeader] = {}  # node -> the answers this round is about
+        self._claims: dict[int, str] = {}  # node -> device id, as it claimed last
+        self._devices: dict[int, str] = {}  # node -> device id, if undisputed
+        self._asked: dict[int, DeviceUploadHeader] = {}  # node -> the answers of this round
 
-    def content(
-        self, node: int, arrays: ArrayRecord, ask: BroadcastHeader, *, again: bool
-    ) -> RecordDict:
-        """Return what to send to a node."""
-        device = self._devices.get(node, "")
-        ask = ask._replace(counted=self.counted.get(device, 0))
-        upto = self._asked[node].end if again else _NEW
-        return with_acknowledgement(arrays, ask, device=device, upto=upto, duels=self.duels)
+    def contents(
+        self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> list[RecordDict]:
+        """Return the content for each node; see :mod:`fldb_flower.wire.devices`."""
+        numbers: Any = config["header"]
+        repeats = BroadcastHeader(*numbers).last == 0
+        contents = []
+        for node in nodes:
+            device = self._devices.get(node, "")
+            own = ConfigRecord({
+                **config,
+                "counted": self.counted.get(device, 0),
+                "device": device,
+                "upto": self._asked[node].end if repeats else _NEW,
+                "duels": self.duels,
+            })  # fmt: skip
+            contents.append(RecordDict({"arrays": arrays, "config": own}))
+        return contents
 
-    def check(self, node: int, reply: Message, broadcast: Broadcast) -> Contribution | None:
+    def check(
+        self, node: int, reply: Message, number: int, broadcast: Broadcast
+    ) -> Contribution | None:
         """Return a device's upload; None if the device was not known to be at this node."""
+        content: Any = reply.content
         try:
-            vector, numbers, content = read_reply(
-                reply, self._max_mb, len(DeviceUploadHeader._fields)
-            )
-            answer = DeviceUploadHeader.from_numbers(numbers)
-            device = content["device"]["id"]
+            header = DeviceUploadHeader.from_counts(content["config"]["header"])
+            device = content["config"]["device"]
+            vector = unpack_vector(content["arrays"], self._max_mb)
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError(f"not an upload: {error!r}") from None
         if not isinstance(device, str) or not _DEVICE_ID.fullmatch(device):
@@ -84,15 +96,15 @@ class DeviceNodes(Nodes):
         self._claims[node] = device
         if self._devices.get(node) != device:
             return None
-        upload = decode_statistics(vector, answer.num_duels, broadcast, self._form, self._wire)
-        self._check_span(node, device, answer, broadcast)
-        self._asked[node] = answer
-        return Contribution(device, upload, CountedSpan(device, answer))
+        upload = decode_statistics(vector, header.num_duels, broadcast, self._form, self._wire)
+        self._check_span(node, device, header, broadcast)
+        self._asked[node] = header
+        return Contribution(device, upload, CountedSpan(device, header))
 
     def disputes(self, connected: Collection[int]) -> dict[int, str]:
         """Compare which devices the connected nodes claim to be.
 
-        A device stays at its node while that node is connected and claims nothing else. Where
+        A device stays at its node while that node is connected and claims nothing else. If
         several other nodes claim the same device, all of them are refused.
         """
         claims = {node: self._claims[node] for node in sorted(connected) if node in self._claims}
@@ -119,22 +131,24 @@ class DeviceNodes(Nodes):
         return reasons
 
     def _check_span(
-        self, node: int, device: str, answer: DeviceUploadHeader, broadcast: Broadcast
+        self, node: int, device: str, header: DeviceUploadHeader, broadcast: Broadcast
     ) -> None:
-        start, span = self.counted.get(device, 0), (answer.start, answer.end)
-        if answer.start != start or answer.end < start:
+        start, span = self.counted.get(device, 0), (header.start, header.end)
+        if header.start != start or header.end < start:
             raise UploadError(f"answers {span} instead of those after {start}")
-        if broadcast.theta_hat is not None and answer.num_duels != answer.end - answer.start:
-            raise UploadError(f"{answer.num_duels} duels in answers {span}")
-        if answer.num_duels > self._max_duels:
-            raise UploadError(f"{answer.num_duels} duels, more than {self._max_duels} in a round")
-        if broadcast.play is None and answer != self._asked[node]:
+        if broadcast.theta_hat is not None and header.num_duels != header.end - header.start:
+            raise UploadError(f"{header.num_duels} duels in answers {span}")
+        if header.num_duels > self._max_duels:
+            raise UploadError(f"{header.num_duels} duels, more than {self._max_duels} in a round")
+        if broadcast.play is None and header != self._asked[node]:
             raise UploadError(f"other answers than before: {span}")
-        if not answer.agreed <= answer.predicted <= answer.num_duels:
-            raise UploadError(f"counts that make no sense: {tuple(answer)}")
+        if not header.agreed <= header.predicted <= header.num_duels:
+            raise UploadError(f"inconsistent counts: {tuple(header)}")
 
-    def expect_enough(self, contributions: Mapping[int, Contribution]) -> None:
-        """Want one new answer; in the first round as many as ``devices-first-duels``."""
+    def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:
+        """Require one new answer; in the first round ``devices-first-duels`` of them."""
+        if broadcast.theta_hat is None:
+            return
         new = sum(each.upload.num_duels for each in contributions.values())
         if new == 0:
             raise RoundAbandonedError(f"no new answers from {len(contributions)} devices")
@@ -143,24 +157,24 @@ class DeviceNodes(Nodes):
                 f"{new} answers; the first round needs {self._first_duels} (devices-first-duels)"
             )
 
-    def confirm(self, contributions: Mapping[int, Contribution]) -> None:
+    def acknowledge(self, contributions: Mapping[int, Contribution]) -> None:
         """Count the answers that the contributions cover."""
         for contribution in contributions.values():
-            mark: CountedSpan = contribution.mark
-            self.counted[mark.device] = mark.answer.end
-            self.duels += mark.answer.num_duels
+            span: CountedSpan = contribution.claim
+            self.counted[span.device] = span.header.end
+            self.duels += span.header.num_duels
 
     def state(self) -> dict[str, Any]:
-        """Return what must outlive the process, as JSON values."""
+        """Return the state for a checkpoint, as JSON values."""
         nodes = {str(node): device for node, device in self._devices.items()}
         return {"counted": self.counted, "duels": self.duels, "nodes": nodes}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         self.counted, self.duels = dict(state["counted"]), state["duels"]
         self._devices = {int(node): device for node, device in state["nodes"].items()}
 
 
 def short_name(device: str) -> str:
-    """Return a device's name for logs and results: its id stays between it and the server."""
+    """Return the name of a device in logs and results; its id is secret."""
     return hashlib.sha256(device.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""A federation of real devices: rounds by the clock or on demand, until somebody stops them."""
+"""A federation of devices: rounds by the clock or on request, until the server is stopped."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.settings import Settings
 from strategies.device_directory import DeviceDirectory, RoundRow
-from strategies.device_nodes import CountedSpan, DeviceNodes
+from strategies.device_nodes import DeviceNodes
 from strategies.dueling import DuelingStrategy
 
-_LOOK_SECONDS = 0.2
-_CONNECTED_SECONDS = 0.5  # between two looks for connected devices
-_AGAIN_SECONDS = 1.0  # at least, after a round that could not be counted
-_REPORT_SECONDS = 15.0  # between two lines about one wait
+REPORT_SECONDS = 15.0  # between two lines about one wait
+RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
+_DUE_POLL_SECONDS = 0.2
+_CONNECT_POLL_SECONDS = 0.5
 
 
 class WaitReport:
@@ -37,41 +37,41 @@ class WaitReport:
         self._asked = 0
 
     def __call__(self, name: str, state: str) -> None:
-        """Report the state of a wait; another name is another wait."""
+        """Report the state of the wait ``name``."""
         now = time.monotonic()
         if name != self._name or now >= self._due:
-            self._name, self._due = name, now + _REPORT_SECONDS
+            self._name, self._due = name, now + REPORT_SECONDS
             self._say(f"{name}: {state}")
 
     def replies(self, name: str, waiting: int, seconds: float) -> None:
-        """Report how many devices have not replied in an exchange, and the seconds left."""
+        """Report how many devices have replied in an exchange, and the seconds left."""
         if name != self._name:
             self._asked = waiting
         replied = f"{self._asked - waiting} of {self._asked} devices have replied"
         self(name, f"{replied}, waiting up to {seconds:.0f} s")
 
     def end(self) -> None:
-        """Begin another wait with the next report, whatever its name."""
+        """End the current wait: the next report is printed, whatever its name."""
         self._name = ""
 
 
 class DeviceServer:
-    """Conducts rounds with devices, and commits each one to disk before it is acknowledged.
+    """Runs rounds with devices, and writes each one to disk before it is acknowledged.
 
-    A round is counted once its checkpoint is written, and devices learn of it with the next
-    broadcast. Killed at any moment, the server goes on from the last checkpoint, and devices
-    still have every answer that is not in it.
+    A round is counted once its checkpoint is written. The next broadcast acknowledges it to the
+    devices. If the server is killed, it resumes from the last checkpoint, and the devices
+    still keep every answer that is not in it.
 
     Parameters
     ----------
     settings : Settings
-        ``devices`` says when rounds begin and when to end.
+        ``devices`` determines when rounds begin and when to end.
     strategy : DuelingStrategy
-        Carries the exchanges; its members are ``devices``.
+        Carries out the exchanges; its nodes are ``devices``.
     devices : DeviceNodes
-        Knows how far each device is counted.
+        Holds which answers of each device are counted.
     directory : DeviceDirectory
-        Where results and checkpoints go.
+        Stores results and checkpoints.
     say : callable
         Prints one line.
 
@@ -97,13 +97,13 @@ class DeviceServer:
         self._report = WaitReport(say)
         self.round = directory.restore(strategy, devices)
         if self.round:
-            say(f"goes on after round {self.round}, {devices.duels} duels counted")
+            say(f"resumes after round {self.round}, {devices.duels} duels counted")
 
     def serve(self, grid: Grid) -> None:
-        """Conduct rounds until ``devices-rounds`` of them were learned from.
+        """Run rounds until ``devices-rounds`` of them were learned from.
 
-        A round begins when it is due and enough devices are connected. A missed quorum or no
-        new answers are reported, and tried again when the next round is due.
+        A round begins when it is due and enough devices are connected. A missed quorum or a lack
+        of new answers is reported, and the round is tried again when the next one is due.
         """
         chosen, strategy = self._settings.devices, self.strategy
         strategy.connect(grid)
@@ -114,35 +114,35 @@ class DeviceServer:
             self._wait(due)
             self._wait_for_devices()
             due = time.monotonic() + chosen.round_seconds
-            if not self._try_round():
-                due = max(due, time.monotonic() + _AGAIN_SECONDS)
-        self._tell()
+            if not self.try_round():
+                due = max(due, time.monotonic() + RETRY_SECONDS)
+        self._send_estimate()
         self.directory.finish(self.round, self.devices, strategy.history)
 
     def _wait(self, due: float) -> None:
         while time.monotonic() < due and not self.directory.round_demanded():
-            time.sleep(min(_LOOK_SECONDS, max(0.0, due - time.monotonic())))
+            time.sleep(min(_DUE_POLL_SECONDS, max(0.0, due - time.monotonic())))
 
     def _wait_for_devices(self) -> None:
         wanted = self._settings.devices.at_least
-        while (connected := len(self.strategy.look())) < wanted:
+        while (connected := len(self.strategy.connected())) < wanted:
             name = f"round {self.round + 1}"
             self._report(name, f"{connected} of {wanted} devices are connected, waiting for more")
-            time.sleep(_CONNECTED_SECONDS)
+            time.sleep(_CONNECT_POLL_SECONDS)
 
     def _watch(self, waiting: int, seconds: float) -> None:
         number = len(self.strategy.history.participation) + 1
         self._report.replies(f"round {self.round + 1}, exchange {number}", waiting, seconds)
 
-    def _try_round(self) -> bool:
-        """Conduct a round; return whether it was counted."""
+    def try_round(self) -> bool:
+        """Run one round; return whether it was counted."""
         number, strategy, begin = self.round + 1, self.strategy, time.time()
         self._report.end()
         strategy.history.participation.clear()
         try:
-            strategy.algorithm.round(strategy, Round(number, number, number))
+            strategy.algorithm.round(strategy, device_round(number))
         except FederationError as reason:
-            self._say(f"round {number} waits: {reason}")
+            self._say(f"round {number} is not counted: {reason}")
             return False
         self.round = number
         row = self._row(number, begin)
@@ -152,7 +152,7 @@ class DeviceServer:
 
     def _row(self, number: int, begin: float) -> RoundRow:
         strategy = self.strategy
-        marks: list[CountedSpan] = [each.mark for each in strategy.contributions()]
+        spans = [each.claim for each in strategy.last_exchange.accepted]
         exchanges = strategy.history.participation
         return RoundRow(
             round=number,
@@ -161,17 +161,26 @@ class DeviceServer:
             asked=exchanges[0].asked,
             replied=exchanges[0].replied,
             exchanges=len(exchanges),
-            marks=tuple(mark for mark in marks if mark.answer.num_duels),
+            spans=tuple(span for span in spans if span.header.num_duels),
             total_duels=self.devices.duels,
             rejected=tuple(line for each in exchanges for line in each.rejected),
         )
 
-    def _tell(self) -> None:
-        """Send the last estimate, so that devices need not wait for another run for it."""
+    def _send_estimate(self) -> None:
+        """Send the last estimate, so that devices do not have to wait for another run."""
         strategy = self.strategy
         strategy.watch = partial(self._report.replies, "sending the last estimate")
-        play = strategy.algorithm.play(Round(self.round, self.round, self.round))
+        play = strategy.algorithm.play(device_round(self.round))
         try:
             strategy.exchange(Broadcast(play, None))
         except FederationError as reason:
             self._say(f"the last estimate did not reach every device: {reason}")
+
+
+def device_round(number: int) -> Round:
+    """Return a round of devices.
+
+    Devices have no iterations: people answer when they like. To the algorithm, round n is
+    iteration n, as in the schedule with tau = 1.
+    """
+    return Round(number, first=number, last=number)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from logging import INFO, WARNING, getLogger
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fldb_flower.algorithms import Algorithm, run_rounds
+from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.algorithms.robust import combine
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.estimate import Estimate
@@ -20,152 +18,95 @@ from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.environments import max_difference
 from fldb_flower.errors import FederationError, RoundAbandonedError
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload, total
-from fldb_flower.federation.history import History, Participation
-from fldb_flower.federation.plausibility import implausible
+from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import BroadcastHeader, UploadError, encode_broadcast, traffic
-from fldb_flower.wire.records import content_bytes, pack_vector
-from strategies.nodes import Contribution, Nodes
-from strategies.simulated_nodes import SimulatedNodes
-from strategies.transport import Patience, Watch, ignore, send_and_receive
-
-if TYPE_CHECKING:
-    from fldb_flower.runs.experiment import Checkpointer
+from fldb_flower.wire.codec import traffic
+from fldb_flower.wire.records import content_bytes
+from strategies.exchange import Exchange
+from strategies.nodes import Nodes
+from strategies.transport import Patience, Watch, ignore
 
 _LOG = getLogger("flwr")
-_LONGEST_REASON = 300
+_CONNECT_POLL_SECONDS = 0.1
 
 
 class DuelingStrategy(Federation, Strategy):
-    """Runs an algorithm whose exchanges are Flower messages.
+    """Runs the algorithm of the settings with exchanges that are Flower messages.
 
-    One exchange is ``configure_train`` -> messages -> ``aggregate_train``. Replies are checked,
-    and summed in an order of their own whatever order they arrive in. Duels are acknowledged
-    node by node, so a lost, late or repeated reply loses nothing and counts nothing twice.
+    :meth:`collect` makes an :class:`~strategies.exchange.Exchange` and repeats
+    ``configure_train`` -> messages -> ``aggregate_train`` until enough nodes have contributed.
+    Replies are checked, and summed in an order that does not depend on their arrival. Duels are
+    acknowledged node by node, so a lost, late or repeated reply loses no duel and counts none
+    twice.
 
     Parameters
     ----------
     settings : Settings
-        ``fraction_train`` says how many nodes are asked; ``quorum``, ``node_wait`` and
+        ``fraction_train`` is the share of nodes to ask; ``quorum``, ``node_wait`` and
         ``reply_timeout`` bound the waiting.
-    history : History
-        Where exchanges, bytes, regret and participation are recorded.
-    members : Nodes
-        What the nodes are: simulated agents or devices.
+    history : Counts
+        Records exchanges, bytes, regret and participation.
+    nodes : Nodes
+        The kind of nodes: simulated agents or devices.
 
     Attributes
     ----------
+    algorithm : Algorithm
+        What the Central Server computes.
     watch : callable
         Called while an exchange waits for replies; see :data:`strategies.transport.Watch`.
     """
 
-    ALGORITHM: type[Algorithm]
-    """What the Central Server computes."""
-
-    def __init__(self, settings: Settings, history: History, members: Nodes) -> None:
+    def __init__(self, settings: Settings, history: Counts, nodes: Nodes) -> None:
         Federation.__init__(self, history)
         self.settings = settings
-        self.members = members
-        self.algorithm = self.ALGORITHM(settings)
+        self.nodes = nodes
+        self.algorithm = make_algorithm(settings)
+        self._exchange: Exchange | None = None
         self.watch: Watch = ignore
-        self._grid: Grid | None = None
         self._max_difference = max_difference(settings)
-        self._broadcast = Broadcast(None, None)
-        self._trips = 0
-        self._nodes: list[int] = []  # nodes to ask in this trip
-        self._sent: dict[str, int] = {}  # message of this trip -> node
-        self._replied: set[str] = set()  # messages of this trip that have a reply
-        self._connected: frozenset[int] = frozenset()
-        self._usable: dict[int, Contribution] = {}  # replies that are valid by themselves
-        self._answered: dict[int, Contribution] = {}  # those of nodes whose claims hold
-        self._rejected: dict[int, str] = {}  # node -> why its reply was not used
-        self._greeted: set[int] = set()  # nodes that said who they are, and must be asked again
-        self._absent: list[int] = []  # nodes of the last trip without a usable reply
-        self._gone: set[int] = set()  # nodes that a round, begun anew, does without
-        self._closing = False  # whether every node must be heard of, as far as patience goes
+        self._grid: Grid | None = None
+        self._excluded: frozenset[int] = frozenset()  # lost in an earlier attempt at this round
 
-    def start(  # type: ignore[override]
-        self, grid: Grid, checkpointer: Checkpointer | None = None
-    ) -> Array:
-        """Wait for nodes, then run the algorithm to the horizon.
+    def start(self, grid: Grid) -> Array:  # type: ignore[override]
+        """Wait for nodes, run the algorithm to the horizon, and return theta_sync.
 
-        Unlike Flower's own loop, the number of exchanges is the algorithm's to choose.
+        Unlike in Flower's own loop, the algorithm determines the number of exchanges.
 
         Parameters
         ----------
         grid : Grid
             Carries the messages.
-        checkpointer : Checkpointer, optional
-            Saves the run on the way, and knows where it was saved last.
 
         Raises
         ------
         FederationError
-            No node came, there are more nodes than agents, or a quorum was missed.
+            No node connected, there are more nodes than agents, or a quorum was missed.
         """
-        self.wait_for_nodes(grid, at_least=1)
-        nodes, agents = len(self._connected), self.settings.num_agents
-        if nodes > agents:
-            raise FederationError(
-                f"{nodes} nodes for num-agents={agents}: each node hosts at least one agent; run"
-                f' with --federation-config "num-supernodes={agents}" or fewer'
-            )
+        self.connect(grid)
+        connected = self.wait_for_nodes()
+        self.nodes.check_number(connected)
         self.summary()
-        after_round = None if checkpointer is None else checkpointer.follow(self, self.algorithm)
-        run_rounds(self, self.algorithm, after_round, self.try_round)
-        if self.members.behind(self.look()):
-            self._hear_of_all()
+        run_rounds(self, self.algorithm, attempt=self.try_round)
+        if self.nodes.has_uncounted(self.connected()):
+            self._collect_remaining_regret()
         return self.algorithm.theta_sync
 
-    def _hear_of_all(self) -> None:
-        """Ask for the regret of nodes that were absent, or not asked, at the end.
+    def _collect_remaining_regret(self) -> None:
+        """Request the regret of nodes that were absent, or not asked, at the end.
 
-        They play to the horizon with the estimate that they have, and tell of it if ``node_wait``
-        allows. Nothing is learned from that.
+        They play to the horizon with the estimate that they have. Nothing is learned from it.
         """
         last, algorithm = self.settings.horizon, self.algorithm
-        self._closing = True
-        play = PlayRequest(last + 1, last, Estimate(algorithm.theta_sync, algorithm.information))
-        self.exchange(Broadcast(play, None))
+        estimate = Estimate(algorithm.theta_sync, algorithm.information)
+        self.exchange(Broadcast(PlayRequest(last + 1, last, estimate), None))
         self.acknowledge()
 
-    def state(self) -> dict[str, Array]:
-        """Return what the nodes know, and what is known of them.
+    def try_round(self, round_: Round) -> bool:
+        """Play and learn from one round; return False if it must be run again.
 
-        Raises
-        ------
-        FederationError
-            A node did not answer.
-        """
-        known = self._simulated_nodes().state(self._grid_now(), self.look())
-        return {"trips": np.array(self._trips), **known}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Take back what :meth:`state` returned, at whatever nodes have those partitions now.
-
-        Raises
-        ------
-        FederationError
-            There are not as many nodes as there were.
-        """
-        self._trips = int(state["trips"])
-        nodes, grid = self._simulated_nodes(), self._grid_now()
-        self.wait_for_nodes(grid, at_least=len(state["known"]))
-        nodes.restore(grid, self._connected, state)
-
-    def _simulated_nodes(self) -> SimulatedNodes:
-        assert isinstance(self.members, SimulatedNodes), "devices keep their own state"
-        return self.members
-
-    def _grid_now(self) -> Grid:
-        assert self._grid is not None, "call connect(grid) first"
-        return self._grid
-
-    def try_round(self, turn: Round) -> bool:
-        """Play and learn from one round; return False if it has to be begun anew.
-
-        Then it does without the nodes that were lost on the way, so no round begins for ever.
+        It is then run without the nodes that were lost, so the number of attempts is finite.
 
         Raises
         ------
@@ -173,280 +114,198 @@ class DuelingStrategy(Federation, Strategy):
             A quorum was missed.
         """
         try:
-            self.algorithm.round(self, turn)
+            self.algorithm.round(self, round_)
         except RoundAbandonedError as reason:
-            self._gone.update(self._absent)
-            if len(self._connected - self._gone) < self.settings.quorum * len(self._connected):
+            exchange = self.last_exchange
+            excluded = self._excluded.union(exchange.absent)
+            left = len(exchange.connected - excluded)
+            if left < self.settings.quorum * len(exchange.connected):
                 raise
-            _LOG.log(WARNING, "round %d begins anew: %s", turn.number, reason)
+            self._excluded = excluded
+            _LOG.log(WARNING, "round %d runs again: %s", round_.number, reason)
             return False
-        self._gone.clear()
+        self._excluded = frozenset()
         return True
 
     def connect(self, grid: Grid) -> None:
-        """Use this grid from now on."""
+        """Use a grid for all following exchanges."""
         self._grid = grid
 
-    def wait_for_nodes(self, grid: Grid, *, at_least: int) -> None:
-        """Wait until enough nodes are connected, at most ``node_wait`` seconds.
+    @property
+    def grid(self) -> Grid:
+        """The grid that carries the messages."""
+        if self._grid is None:
+            raise RuntimeError("connect(grid) first")
+        return self._grid
+
+    def connected(self) -> frozenset[int]:
+        """Return the nodes that are connected now."""
+        return frozenset(self.grid.get_node_ids())
+
+    def wait_for_nodes(self) -> frozenset[int]:
+        """Wait until a node is connected, at most ``node_wait`` seconds; return all connected.
 
         Raises
         ------
         FederationError
-            Too few came.
+            None connected.
         """
-        self.connect(grid)
         deadline = time.monotonic() + self.settings.node_wait
-        while len(self.look()) < at_least:
+        while not (connected := self.connected()):
             if time.monotonic() > deadline:
                 raise FederationError(
-                    f"{len(self._connected)} nodes connected within"
-                    f" node-wait={self.settings.node_wait:g} s;"
-                    f" {'one is' if at_least == 1 else f'{at_least} are'} enough"
+                    f"0 nodes connected within node-wait={self.settings.node_wait:g} s"
                 )
-            time.sleep(0.1)
-
-    def look(self) -> frozenset[int]:
-        """Return the nodes that are connected now."""
-        self._connected = frozenset(self._grid_now().get_node_ids())
-        return self._connected
+            time.sleep(_CONNECT_POLL_SECONDS)
+        return connected
 
     def summary(self) -> None:
-        """Log one line about what is about to run."""
+        """Log one line about the run."""
         settings = self.settings
         _LOG.log(
             INFO,
             "%s: N=%d agents on %d nodes, T=%d, K=%d, d=%d, tau=%d, seed=%d, %s",
-            settings.algorithm, settings.num_agents, len(self._connected), settings.horizon,
+            settings.algorithm, settings.num_agents, len(self.connected()), settings.horizon,
             settings.num_arms, settings.dimension, settings.tau, settings.seed,
             settings.environment.name,
         )  # fmt: skip
 
+    def collect(self, broadcast: Broadcast) -> Upload:
+        """Carry out one exchange and return the sum of the uploads.
+
+        The further exchanges of a round evaluate the same loss at other points. All nodes that
+        contributed to the first one must answer them, or the round is run again.
+        """
+        exchange = self._begin(broadcast)
+        least = self.settings.quorum * len(exchange.asked)
+        if exchange.repeats:
+            least = len(exchange.asked)
+        play = broadcast.play
+        is_final = play is not None and play.first > play.last  # wait for every node's regret
+        enough = len(exchange.asked) if is_final else least
+        patience = Patience(self.grid, self.settings.node_wait)
+        while True:
+            messages = list(
+                self.configure_train(exchange.number, exchange.arrays, exchange.config, self.grid)
+            )
+            replies = exchange.send(self.grid, messages, self.watch)
+            self.aggregate_train(exchange.number, replies)
+            self._count_bytes(exchange, messages, replies)
+            if exchange.newcomers:
+                continue
+            if len(exchange.contributions) >= enough or not patience.wait():
+                break
+        exchange.require(least)
+        self._record(exchange)
+        self.nodes.accept(exchange.contributions, broadcast)
+        uploads = exchange.uploads
+        return combine(uploads, self.settings.robust) if broadcast.robust else total(uploads)
+
+    def _begin(self, broadcast: Broadcast) -> Exchange:
+        """Return a new exchange with the nodes to ask.
+
+        A broadcast that plays nothing asks the nodes of the exchange before again.
+        """
+        number = 1 if self._exchange is None else self._exchange.number + 1
+        if broadcast.play is None:
+            before = self.last_exchange
+            connected = before.connected
+            asked = sorted(before.contributions, key=self.nodes.sort_key)
+        else:
+            connected = self.wait_for_nodes()
+            asked = self.sample(number, connected, everyone=broadcast.theta_hat is None)
+        self._exchange = Exchange(
+            number, broadcast, tuple(asked), connected, self.nodes, self.settings,
+            self._max_difference,
+        )  # fmt: skip
+        return self._exchange
+
+    def sample(
+        self, number: int, connected: frozenset[int], *, everyone: bool = False
+    ) -> list[int]:
+        """Return the nodes to ask in exchange ``number``, in partition order where it is known.
+
+        The share ``fraction_train`` is drawn by position in that order from a stream keyed by
+        (seed, "participation", number). Once all partitions are known, it does not depend on
+        node ids, which Flower draws again in each run.
+        """
+        nodes = sorted(connected - self._excluded or connected, key=self.nodes.sort_key)
+        count = max(1, round(self.settings.fraction_train * len(nodes)))
+        if everyone or count == len(nodes):
+            return nodes
+        generator = keyed_generator(self.settings.seed, "participation", number)
+        return [nodes[place] for place in sorted(generator.permutation(len(nodes))[:count])]
+
+    @property
+    def last_exchange(self) -> Exchange:
+        """The exchange in progress, or the one that ended last."""
+        if self._exchange is None:
+            raise RuntimeError("no exchange has begun")
+        return self._exchange
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one message for each node to ask."""
-        numbers: Any = config["ask"]
-        ask, again = BroadcastHeader(*numbers), self._broadcast.play is None
+        """Return one message for each node of the exchange to ask now."""
+        exchange = self.last_exchange
+        nodes = exchange.newcomers or exchange.absent
+        contents = self.nodes.contents(nodes, server_round, arrays, config)
         return [
-            Message(
-                self.members.content(node, arrays, ask, again=again),
-                node,
-                "train",
-                group_id=str(server_round),
-            )
-            for node in self._nodes
+            Message(content, node, "train", group_id=str(server_round))
+            for node, content in zip(nodes, contents, strict=True)
         ]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check the replies and keep the usable uploads for :meth:`exchange` to sum.
+    ) -> tuple[None, MetricRecord]:
+        """Check replies of the exchange; return how many nodes contributed and were refused.
 
-        Each reply is checked by itself. What the nodes claim to be is then judged over all
-        replies of the exchange, so that no claim is preferred because it arrived first.
+        The statistics are summed by :meth:`collect` once enough nodes have contributed.
         """
-        fresh: dict[int, Contribution] = {}
-        for node, reply in self._in_order(replies):
-            if node in fresh:
-                continue
-            if reply.has_error():
-                self._rejected[node] = _last_line(reply.error.reason or "")
-                continue
-            try:
-                contribution = self.members.check(node, reply, self._broadcast)
-            except UploadError as error:
-                self._rejected[node] = str(error)
-                continue
-            if contribution is None:
-                self._greeted.add(node)
-                self._rejected.pop(node, None)
-            else:
-                fresh[node] = contribution
-        self._usable |= self._plausible(fresh)
-        disputes = self.members.disputes(self._connected)
-        self._answered = {node: c for node, c in self._usable.items() if node not in disputes}
-        for node, reason in disputes.items():
-            if node in self._usable or node in self._greeted:
-                self._rejected[node] = reason
-        for node in self._answered:
-            self._rejected.pop(node, None)
-        return None, MetricRecord({"uploads": len(self._answered)})
-
-    def _in_order(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
-        """Yield the replies that still matter, with their nodes, in an order of their own."""
-        by_node: dict[int, list[Message]] = {}
-        for reply in replies:
-            # By the message it answers: where a node is unavailable, Flower itself replies.
-            node = self._sent.get(reply.metadata.reply_to_message_id)
-            if node is not None and node not in self._answered:  # else an earlier exchange's
-                by_node.setdefault(node, []).append(reply)
-        for node, several in sorted(by_node.items()):
-            if len(several) > 1:
-                several.sort(key=_content_key)
-            yield from ((node, reply) for reply in several)
-
-    def _plausible(self, fresh: dict[int, Contribution]) -> dict[int, Contribution]:
-        """Return the contributions that an honest node may have sent; reject the others."""
-        if not fresh or self._broadcast.theta_hat is None:
-            return fresh
-        uploads = [each.upload for each in fresh.values()]
-        reasons = implausible(uploads, self._broadcast, self._max_difference, self.settings.wire)
-        refused = {node: reason for node, reason in zip(fresh, reasons, strict=True) if reason}
-        self._rejected |= refused
-        return {node: each for node, each in fresh.items() if node not in refused}
+        exchange = self.last_exchange
+        exchange.add(replies)
+        return None, MetricRecord(
+            {"contributed": len(exchange.contributions), "refused": len(exchange.refused)}
+        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return nothing: agents are never evaluated apart from playing."""
+        """Return no message: agents are not evaluated separately."""
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return nothing: see :meth:`configure_evaluate`."""
+        """Return None: see :meth:`configure_evaluate`."""
         return None
 
-    def _trip(self, broadcast: Broadcast) -> Upload:
-        """Ask a share of the nodes; or, about the same duels again, those that told of them.
-
-        The point of a round's further exchanges is to see one loss at several points: all
-        nodes must answer, or the round begins anew without those that are gone.
-        """
-        again = broadcast.play is None
-        self._trips += 1
-        asked = self._whom(broadcast)
-        self._broadcast = broadcast
-        self._usable, self._answered, self._rejected = {}, {}, {}
-        self._sent, self._replied = {}, set()
-        vector, ask = encode_broadcast(broadcast, self.settings.wire)
-        arrays, config = pack_vector(vector), ConfigRecord({"ask": list(ask)})
-        least = len(asked) if again else self.settings.quorum * len(asked)
-        enough = len(asked) if self._closing else least
-        patience = Patience(self._grid, self.settings.node_wait)
-        while True:
-            self._ask([node for node in asked if node not in self._answered], arrays, config)
-            if met := sorted(self._greeted - self._rejected.keys()):
-                self._ask(met, arrays, config)
-            if len(self._answered) >= enough or not patience.wait():
-                break
-        self._absent = [node for node in asked if node not in self._answered]
-        if len(self._answered) < least:
-            raise self._too_few(asked, again=again)
-        self.members.settle(self._answered)
-        self._record(broadcast, asked)
-        if broadcast.theta_hat is not None:
-            self.members.expect_enough(self._answered)
-        uploads = [each.upload for each in self.contributions()]
-        return combine(uploads, self.settings.robust) if broadcast.robust else total(uploads)
-
-    def _whom(self, broadcast: Broadcast) -> list[int]:
-        """Return the nodes to ask, in partition order as far as partitions are known.
-
-        A round's share of them (``fraction_train``) is drawn by their places in that order from
-        a stream keyed by (seed, "participation", trip): once every node has told its partition,
-        the share does not depend on node ids, which Flower draws anew in each run. Where only
-        the regret is asked for, all nodes are.
-        """
-        if broadcast.play is None:
-            return sorted(self._answered, key=self.members.place)
-        self.wait_for_nodes(self._grid_now(), at_least=1)
-        nodes = sorted(self._connected - self._gone or self._connected, key=self.members.place)
-        count = max(1, round(self.settings.fraction_train * len(nodes)))
-        if broadcast.theta_hat is None or count == len(nodes):
-            return nodes
-        generator = keyed_generator(self.settings.seed, "participation", self._trips)
-        return [nodes[place] for place in sorted(generator.permutation(len(nodes))[:count])]
-
-    def _ask(self, nodes: list[int], arrays: ArrayRecord, config: ConfigRecord) -> None:
-        assert self._grid is not None
-        self._nodes, self._greeted = nodes, set()
-        messages = list(self.configure_train(self._trips, arrays, config, self._grid))
-        timeout = self.settings.reply_timeout
-        earlier = self._unanswered()
-        replies = list(send_and_receive(self._grid, messages, timeout, earlier, self.watch))
-        self._replied |= {reply.metadata.reply_to_message_id for reply in replies}
-        self._sent |= {each.metadata.message_id: each.metadata.dst_node_id for each in messages}
-        self.aggregate_train(self._trips, replies)
-        self._count_bytes(messages, replies)
-
-    def _count_bytes(self, messages: list[Message], replies: list[Message]) -> None:
-        """Count what was sent, and what arrived, whether or not it can be used."""
+    def _count_bytes(
+        self, exchange: Exchange, messages: list[Message], replies: list[Message]
+    ) -> None:
+        """Count what was sent and what arrived, whether or not it can be used."""
         replies = [reply for reply in replies if not reply.has_error()]
         self.history.count_node_bytes(
             sum(content_bytes(reply.content) for reply in replies),
             sum(content_bytes(message.content) for message in messages),
         )
-        if self._broadcast.theta_hat is None:
+        if exchange.broadcast.theta_hat is None:
             return
         asked = {message.metadata.dst_node_id for message in messages}
-        answered = {self._sent.get(reply.metadata.reply_to_message_id) for reply in replies}
-        uploads = {node for node in answered if node is not None} - self._greeted
-        up, down = traffic(self._broadcast, self.algorithm.form, wire=self.settings.wire)
+        uploads = {node for node, _ in exchange.senders(replies)} - exchange.introduced
+        up, down = traffic(exchange.broadcast, self.algorithm.form, wire=self.settings.wire)
         self.history.count_bytes(
-            up * self.members.agents(uploads, self._connected),
-            down * self.members.agents(asked, self._connected),
+            up * self.nodes.count_agents(uploads, exchange.connected),
+            down * self.nodes.count_agents(asked, exchange.connected),
         )
 
-    def _unanswered(self) -> dict[str, int]:
-        """Return the messages of this exchange whose reply is awaited, and their nodes.
+    def _record(self, exchange: Exchange) -> None:
+        play = exchange.broadcast.play
+        row = exchange.participation(self.history.iteration if play is None else play.last)
+        for line in row.rejected:
+            _LOG.log(WARNING, "not counted in exchange %d: %s", exchange.number, line)
+        self.history.participation.append(row)
 
-        A reply can be pulled once: where it was, Flower replies at once that there is none.
-        """
-        return {
-            key: node
-            for key, node in self._sent.items()
-            if node not in self._answered and key not in self._replied
-        }
-
-    def _confirm(self) -> None:
-        self.members.confirm(self._answered)
-
-    def contributions(self) -> list[Contribution]:
-        """Return what the last exchange counted, in the order of summation."""
-        return sorted(self._answered.values(), key=lambda each: each.order)
-
-    def _record(self, broadcast: Broadcast, asked: list[int]) -> None:
-        rejected = tuple(self._reasons())
-        for line in rejected:
-            _LOG.log(WARNING, "not counted in this round: %s", line)
-        play = broadcast.play
-        iteration = self.history.iteration if play is None else play.last
-        self.history.participation.append(
-            Participation(
-                iteration,
-                len(asked),
-                len(self._answered),
-                rejected,
-                tuple(self.members.name(node) for node in self._absent),
-            )
-        )
-
-    def _reasons(self) -> Iterator[str]:
-        for node in sorted(self._rejected, key=self.members.place):
-            yield f"{self.members.name(node)}: {_one_line(self._rejected[node])}"
-
-    def _too_few(self, asked: list[int], *, again: bool) -> FederationError:
-        reasons = "; ".join(self._reasons())
-        text = (
-            f"{len(self._answered)} of {len(asked)} nodes answered usably in exchange"
-            f" {self._trips}, quorum={self.settings.quorum:g}:"
-            f" {reasons or 'the others did not reply'}"
-        )
-        return RoundAbandonedError(text) if again else FederationError(text)
-
-
-def _one_line(text: str) -> str:
-    """Keep what a node had a say in from filling a log, or looking like more lines of it."""
-    return "".join(c if c.isprintable() else " " for c in text[:_LONGEST_REASON])
-
-
-def _content_key(reply: Message) -> tuple[bool, str]:
-    """Return a sort key for the replies of one node that depends on their content alone."""
-    return (True, str(reply.error)) if reply.has_error() else (False, reply.content.object_id)
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "failed without a reason"
+    def mark_counted(self) -> None:
+        """Store that the last exchange's duels are counted; the next broadcast acknowledges it."""
+        self.nodes.acknowledge(self.last_exchange.contributions)

@@ -1,53 +1,62 @@
-"""Who the nodes of a federation are, what each is asked, and what of theirs is counted."""
+"""The interface of a kind of nodes: their identity, and which of their duels are counted."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fldb_flower.federation.exchange import Broadcast, Upload
-from fldb_flower.linalg.forms import Vector
-from fldb_flower.wire.codec import BroadcastHeader
-from fldb_flower.wire.records import unpack_vector
-
-_LARGEST = 2.0**53  # whole numbers are exact up to here, and fit in what Flower sends
 
 
 class Contribution(NamedTuple):
-    """A reply that can be counted.
+    """The checked upload of one node.
 
     Attributes
     ----------
     order : int or str
-        Uploads are summed in this order, which does not depend on when they arrived.
+        Uploads are summed in this order, which does not depend on the order of arrival.
     upload : Upload
-        What it says.
-    mark : Any
-        What :meth:`Nodes.confirm` needs to count it.
+        The statistics.
+    claim : Any
+        Identity and duels of the node, in the form that the kind of nodes needs.
     """
 
     order: Any
     upload: Upload
-    mark: Any
+    claim: Any
 
 
 class Nodes(ABC):
-    """The nodes of one federation, and how far each one's duels are counted."""
+    """The nodes of one federation: simulated agents or devices.
+
+    A node states its identity in each reply. It is checked in two steps: :meth:`check` validates
+    a reply by itself, and :meth:`disputes` compares the identities of all nodes.
+    """
 
     @abstractmethod
-    def content(
-        self, node: int, arrays: ArrayRecord, ask: BroadcastHeader, *, again: bool
-    ) -> RecordDict:
-        """Return what to send to a node; ``again`` asks about the same duels as before."""
+    def contents(
+        self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> list[RecordDict]:
+        """Return the content of the message to each node, with what is acknowledged to it.
+
+        Parameters
+        ----------
+        nodes : sequence of int
+            The nodes to ask.
+        number : int
+            Number of the exchange.
+        arrays, config : ArrayRecord, ConfigRecord
+            Vector and ``header`` of the broadcast.
+        """
 
     @abstractmethod
-    def check(self, node: int, reply: Message, broadcast: Broadcast) -> Contribution | None:
-        """Check one reply by itself, and record what the node claims to be.
-
-        Claims are compared with those of other nodes by :meth:`disputes`.
+    def check(
+        self, node: int, reply: Message, number: int, broadcast: Broadcast
+    ) -> Contribution | None:
+        """Check one reply to exchange ``number``, and store which identity the node claims.
 
         Returns
         -------
@@ -62,70 +71,45 @@ class Nodes(ABC):
 
     @abstractmethod
     def disputes(self, connected: Collection[int]) -> dict[int, str]:
-        """Compare what all connected nodes claim to be.
+        """Compare the identities that all connected nodes claim.
 
         The result does not depend on the order in which the claims were received.
 
         Returns
         -------
         dict
-            The nodes whose claims are refused, and why.
+            The nodes whose claims are refused, and the reasons.
         """
 
-    def agents(self, nodes: Collection[int], connected: Collection[int]) -> int:
+    @abstractmethod
+    def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:
+        """Accept the contributions of a complete exchange, by node.
+
+        Raises
+        ------
+        RoundAbandonedError
+            There are too few duels to learn from.
+        """
+
+    @abstractmethod
+    def acknowledge(self, contributions: Mapping[int, Contribution]) -> None:
+        """Store that the duels of these contributions are counted."""
+
+    def check_number(self, connected: Collection[int]) -> None:  # noqa: B027 - not all kinds check
+        """Raise FederationError if more nodes are connected than there can be."""
+
+    def count_agents(self, nodes: Collection[int], connected: Collection[int]) -> int:
         """Return how many agents some of the connected nodes host."""
         return len(nodes)
 
-    def settle(self, contributions: Mapping[int, Contribution]) -> None:  # noqa: B027
-        """Accept the claims of the nodes that contributed to an exchange."""
-
     def name(self, node: int) -> str:
-        """Return what a node is called in logs and results."""
+        """Return the name of a node in logs and results."""
         return f"node {node}"
 
-    def place(self, node: int) -> tuple[int, int]:
-        """Return what nodes are sorted by."""
+    def sort_key(self, node: int) -> tuple[int, int]:
+        """Return the key by which nodes are sorted."""
         return (0, node)
 
-    def behind(self, nodes: Collection[int]) -> bool:
-        """Whether iterations were played, somewhere, of which a node has yet to tell."""
+    def has_uncounted(self, nodes: Collection[int]) -> bool:
+        """Return whether one of the nodes has played iterations that are not counted."""
         return False
-
-    def expect_enough(self, contributions: Mapping[int, Contribution]) -> None:  # noqa: B027
-        """Raise RoundAbandonedError if there is not enough to learn a round from."""
-
-    @abstractmethod
-    def confirm(self, contributions: Mapping[int, Contribution]) -> None:
-        """Count the contributions of one exchange, by node."""
-
-
-def with_acknowledgement(arrays: ArrayRecord, ask: BroadcastHeader, **others: Any) -> RecordDict:
-    """Return a broadcast's content for one node."""
-    return RecordDict({"arrays": arrays, "config": ConfigRecord({"ask": list(ask), **others})})
-
-
-def read_reply(reply: Message, max_mb: float, most: int) -> tuple[Vector, list[float], Any]:
-    """Return a reply's vector, its numbers, and all of its content.
-
-    Parameters
-    ----------
-    reply : Message
-        From anyone.
-    max_mb : float
-        ``max_message_mb``.
-    most : int
-        Numbers that an answer has at most.
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        It does not hold them, or too many, or one that no count can be.
-    """
-    content: Any = reply.content
-    answer = content["numbers"]["answer"]
-    if len(answer) > most:
-        raise ValueError(f"{len(answer)} numbers, more than {most}")
-    numbers = [float(each) for each in answer]
-    if any(abs(each) > _LARGEST for each in numbers):
-        raise ValueError(f"a number beyond {_LARGEST:.0f}")
-    return unpack_vector(content["arrays"], max_mb), numbers, content

@@ -4,49 +4,52 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.superlink.grid.http_grid import HttpGrid
 
-_IN_MEMORY_SECONDS = 0.01  # Flower's in-memory grid sleeps 0.1 s
-_NETWORK_SECONDS = 0.2  # and its network grid 3 s
-_TRIES = 100  # in process, where a node that failed so often always will
+IN_MEMORY_POLL_SECONDS = 0.01  # Flower's in-memory grid sleeps 0.1 s
+NETWORK_POLL_SECONDS = 0.2  # Flower's network grid sleeps 3 s
+MAX_TRIES = 100  # where nothing is waited for
 
 Watch = Callable[[int, float], None]
-"""Called while replies are awaited: how many nodes have not replied, and the seconds left."""
+"""Called while replies are awaited, with the number of missing replies and the seconds left."""
 
 
 def ignore(_waiting: int, _seconds: float) -> None:
-    """Watch nothing."""
+    """Do nothing: the default :data:`Watch`."""
 
 
-def poll_seconds(grid: Grid | None) -> float:
-    """Return how long to wait between two looks for replies; a grid may say it itself."""
-    if isinstance(grid, HttpGrid):
-        return _NETWORK_SECONDS
-    return float(getattr(grid, "poll_seconds", _IN_MEMORY_SECONDS))
+def poll_seconds(grid: Grid) -> float:
+    """Return the pause between two looks for replies.
+
+    A grid may define ``poll_seconds``; with 0, replies are there once messages are sent. Flower's
+    in-memory grid is recognised by its ``pull_interval``. Any other grid is a network.
+    """
+    if (chosen := getattr(grid, "poll_seconds", None)) is not None:
+        return float(chosen)
+    return IN_MEMORY_POLL_SECONDS if hasattr(grid, "pull_interval") else NETWORK_POLL_SECONDS
 
 
 class Patience:
-    """How long to go on asking nodes that do not answer.
+    """Limits how long nodes without a usable reply are asked again.
 
     Parameters
     ----------
     grid : Grid
-        What carries the messages. Where it has nothing to wait for, tries are counted as well.
+        Carries the messages. If it does not wait for replies, the tries are limited as well.
     seconds : float
-        At most.
+        Time limit.
     """
 
-    def __init__(self, grid: Grid | None, seconds: float) -> None:
+    def __init__(self, grid: Grid, seconds: float) -> None:
         self._pause = poll_seconds(grid)
-        self._tries = _TRIES if self._pause == 0 else sys.maxsize
+        self._tries = MAX_TRIES if self._pause == 0 else sys.maxsize
         self._deadline = time.monotonic() + seconds
 
     def wait(self) -> bool:
-        """Wait a moment before another try; return False, at once, if there is to be none."""
+        """Pause before another try; return False at once if the limit is reached."""
         self._tries -= 1
         if self._tries <= 0 or time.monotonic() > self._deadline:
             return False
@@ -56,46 +59,46 @@ class Patience:
 
 def send_and_receive(
     grid: Grid,
-    messages: list[Message],
-    timeout: float,
-    earlier: Mapping[str, int] | None = None,
-    watch: Watch = ignore,
-) -> Iterable[Message]:
-    """Send messages and return the replies that arrive within ``timeout`` seconds.
-
-    Over a network, replies to ``earlier`` messages of the same exchange (and the nodes they went
-    to) are looked for as well: a node slower than the timeout would else be asked again and again,
-    and never heard.
-    """
-    if isinstance(grid, HttpGrid):
-        return poll_for_replies(grid, messages, timeout, earlier, watch)
-    watch(len(messages), timeout)
-    if hasattr(grid, "pull_interval"):
-        grid.pull_interval = _IN_MEMORY_SECONDS
-    return grid.send_and_receive(messages, timeout=timeout)
-
-
-def poll_for_replies(
-    grid: Grid,
-    messages: list[Message],
+    messages: Sequence[Message],
     timeout: float,
     earlier: Mapping[str, int] | None = None,
     watch: Watch = ignore,
 ) -> list[Message]:
-    """Send messages and look for replies several times a second, until each node has replied."""
+    """Send messages and return the replies that arrive within ``timeout`` seconds.
+
+    Over a network, replies to ``earlier`` messages of the same exchange (message -> node) are
+    pulled too. Otherwise a node slower than the timeout would be asked again and again, and its
+    replies would never be seen.
+    """
+    if poll_seconds(grid) >= NETWORK_POLL_SECONDS:
+        return _poll(grid, messages, timeout, earlier or {}, watch)
+    watch(len(messages), timeout)
+    if hasattr(grid, "pull_interval"):
+        grid.pull_interval = IN_MEMORY_POLL_SECONDS
+    return list(grid.send_and_receive(messages, timeout=timeout))
+
+
+def _poll(
+    grid: Grid,
+    messages: Sequence[Message],
+    timeout: float,
+    earlier: Mapping[str, int],
+    watch: Watch,
+) -> list[Message]:
+    """Send messages and pull replies several times a second, until each node has replied."""
     sent = zip(grid.push_messages(messages), messages, strict=False)
     waiting = {key: message.metadata.dst_node_id for key, message in sent if key}  # None: refused
     nodes = set(waiting.values())
-    waiting |= earlier or {}
+    waiting |= earlier
     deadline = time.monotonic() + timeout
     replies: list[Message] = []
     while nodes:
         watch(len(nodes), max(0.0, deadline - time.monotonic()))
         arrived = list(grid.pull_messages(set(waiting)))
         replies += arrived
-        # By the message: where a node is unavailable, Flower itself replies in its place.
+        # The message identifies the node: Flower itself replies for a node that is unavailable.
         nodes -= {waiting.pop(reply.metadata.reply_to_message_id, None) for reply in arrived}
         if not nodes or time.monotonic() > deadline:
             break
-        time.sleep(_NETWORK_SECONDS)
+        time.sleep(NETWORK_POLL_SECONDS)
     return replies

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from local_processes import end_processes_of
 
+from fldb_flower.catalogue import ENVIRONMENTS
 from fldb_flower.deployment.processes import free_port, tool
 
 ROOT = Path(__file__).parent.parent
@@ -90,6 +91,13 @@ def ratings(tmp_path: Path) -> Callable[[], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def register_world() -> Iterator[Callable[[Any], str]]:
+    """Register an environment for one test; return its name."""
+    yield lambda world: ENVIRONMENTS.register("world", world) and "world"
+    ENVIRONMENTS.remove("world")
 
 
 def nested(**values: Any) -> dict[str, Any]:

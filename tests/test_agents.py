@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import AgentStreams, shared_generator
+from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError
 from fldb_flower.federation import agents as agents_module
-from fldb_flower.federation.agents import AgentGroup, agents_of_node
+from fldb_flower.federation import blocks as blocks_module
+from fldb_flower.federation.agents import AgentGroup
+from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, total
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
-from fldb_flower.settings import SELECTIONS, from_nested
+from fldb_flower.settings import from_nested
 
 N, K, D, T = 3, 4, 2, 7
 
@@ -132,8 +135,8 @@ def log_of(group):
 @pytest.mark.parametrize(("drawn", "together"), [(1, 1), (8, 1), (1, 2), (8, 9)])
 def test_a_group_plays_algorithm_1(changes, drawn, together, monkeypatch):
     """However many iterations are drawn and selected at once."""
-    monkeypatch.setattr(agents_module, "_DRAWN_AT_ONCE", drawn)
-    monkeypatch.setattr(agents_module, "_fitting", lambda _settings: together * N)
+    monkeypatch.setattr(agents_module, "MIN_ITERATIONS_DRAWN", drawn)
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", together * N * K * D)
     chosen = small(**changes)
     group = AgentGroup(chosen, range(N))
     spans = [(1, 1), (2, 4), (5, 5), (6, 7)]
@@ -162,7 +165,7 @@ def test_iterations_selected_at_once_are_those_selected_one_by_one(
     chosen = small(algorithm=algorithm, selection=selection)
     uploads, (estimate,) = [], estimates(1)
     for together in (1, 2, 100):
-        monkeypatch.setattr(agents_module, "_fitting", lambda _settings, t=together: t * N)
+        monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", together * N * K * D)
         group = AgentGroup(chosen, range(N))
         uploads.append(
             group.answer(Broadcast(PlayRequest(1, 7, Estimate(*estimate)), np.ones(D)), 0)
@@ -377,7 +380,7 @@ def test_without_theta_hat_only_regret_is_reported():
 def test_saved_and_restored_midway_is_the_uninterrupted_run(
     algorithm, selection, agents, monkeypatch
 ):
-    monkeypatch.setattr(agents_module, "_BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 1)
     chosen = small(algorithm=algorithm, selection=selection, num_agents=100)
     scope = "all" if algorithm == "fldb_gd" else "fresh"
     uninterrupted, resumed = AgentGroup(chosen, agents), AgentGroup(chosen, agents)
@@ -413,7 +416,7 @@ def test_blocks_do_not_change_the_numbers(algorithm, selection, monkeypatch):
     broadcast = Broadcast(PlayRequest(1, T, Estimate(theta, information)), theta, hessian=True)
     expected = AgentGroup(chosen, range(140)).answer(broadcast, 0)
     for numbers, blocks in ((1, 5), (64 * K * D, 3), (2**16, 1)):
-        monkeypatch.setattr(agents_module, "_BLOCK_NUMBERS", numbers)
+        monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", numbers)
         group = AgentGroup(chosen, range(140))
         assert len(group.blocks) == blocks
         upload = group.answer(broadcast, 0)
@@ -444,7 +447,7 @@ def test_numpys_global_seed_has_no_influence():
 @property_test
 @given(
     algorithm=st.sampled_from(["fldb_ogd", "ldb", "random"]),
-    selection=st.sampled_from(SELECTIONS),
+    selection=st.sampled_from(list(SELECTIONS)),
     seed=st.integers(0, 10**6),
     num_arms=st.integers(2, 6),
     dimension=st.integers(1, 4),

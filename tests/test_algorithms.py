@@ -46,7 +46,7 @@ class Prescribed(Federation):
         self.played = []  # broadcasts that played something
         self.counted = []
 
-    def _trip(self, broadcast):
+    def collect(self, broadcast):
         if broadcast.play is not None:
             self.played.append(broadcast)
         number = len(self.played) - 1
@@ -67,7 +67,7 @@ class Prescribed(Federation):
             regrets=(regrets,),
         )
 
-    def _confirm(self):
+    def mark_counted(self):
         self.counted.append(self.history.iteration)
 
     @property
@@ -240,7 +240,7 @@ def test_rounds_are_acknowledged_uploads_that_were_learned_from():
     history = History(4, on_progress=lambda seen: calls.append(seen.rounds))
     for play, learns in (((1, 1), True), ((2, 2), True), ((3, 4), False)):
         history.count_exchange(play, learns=learns)
-        history.report()
+        history.count_round()
     assert calls == [1, 2, 2]
 
 
@@ -368,8 +368,8 @@ class Recorded(DirectFederation):
         super().__init__(settings, history)
         self.trips = []
 
-    def _trip(self, broadcast):
-        upload = super()._trip(broadcast)
+    def collect(self, broadcast):
+        upload = super().collect(broadcast)
         self.trips.append((broadcast, upload))
         return upload
 

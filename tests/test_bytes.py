@@ -1,6 +1,7 @@
 """Bytes of a run: of N agents with a message each on every engine, and of nodes' messages."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from conftest import nested
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from test_devices import Federation
 
+from fldb_flower.federation.agents import agents_of_node
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
 from fldb_flower.wire.records import content_bytes, pack_vector
@@ -16,7 +19,7 @@ from simulations.engines.faults import FaultyGrid
 from simulations.engines.grid import InProcessGrid
 from simulations.run import run
 from strategies import make_strategy
-from strategies.simulated_nodes import Claim
+from strategies.simulated_nodes import SimulatedNodes
 
 SMALL = {"num_agents": 7, "horizon": 10, "num_arms": 4, "dimension": 4, "tau": 3, "quorum": 0.3}
 FRAME = 128  # bytes of a vector's .npy header
@@ -95,8 +98,8 @@ def test_summaries_name_the_bytes_of_nodes_apart(tmp_path):
 def test_messages_of_nodes_by_hand():
     """Pairs at random, d = 4: nothing but the regret travels, and what was asked for."""
     history = in_process(settings(3, algorithm="random"))
-    # 10 exchanges of one iteration: an Ask of 8 numbers and the exchange's; an answer of 5 numbers,
-    # the regret and the exchange's. Vectors are empty.
+    # 10 exchanges of one iteration. Down: a header of 7 integers, the acknowledged iteration and
+    # the exchange's number; up: a header of 5, the regret and the number. Vectors are empty.
     assert history.uploaded_bytes == history.downloaded_bytes == 0
     assert history.node_downloaded_bytes == 10 * 3 * (FRAME + 8 * 9)
     assert history.node_uploaded_bytes == 10 * 3 * (FRAME + 8 * 7)
@@ -124,7 +127,7 @@ class Weighed:
 
     def send_and_receive(self, messages, *, timeout=None):
         messages = list(messages)
-        learns = [m for m in messages if m.content["config"]["ask"][3]]
+        learns = [m for m in messages if m.content["config"]["header"][3]]
         replies = list(super().send_and_receive(messages, timeout=timeout))
         self.down += sum(self.block(m, m.metadata.dst_node_id) for m in learns)
         if learns:
@@ -153,31 +156,36 @@ def test_what_was_sent_and_what_arrived_is_counted(algorithm, values):
         if chosen.dropout
         else WeighedGrid(3, to_flat(chosen))
     )
-    # Tell the partitions first: agents of nodes that never told theirs can only be estimated.
+    # The partitions are known: agents of nodes that never replied can only be estimated.
     history = History(chosen.horizon)
     strategy = make_strategy(chosen, history)
-    strategy.members._know({1001 + place: claim_of(place) for place in range(3)})
-    strategy.members._claims = {1001 + place: claim_of(place) for place in range(3)}
+    introduce(strategy.nodes, chosen, {1001: 0, 1002: 1, 1003: 2})
     strategy.start(grid)
     assert (history.uploaded_bytes, history.downloaded_bytes) == (grid.up, grid.down)
     if chosen.dropout:
         assert grid.arrived < grid.asked
 
 
-def claim_of(place):
-    return Claim(place, 3)
+def introduce(nodes, chosen, partitions):
+    """Let nodes (node -> partition) of three reply to exchange 0, which plays nothing."""
+    nothing = Broadcast(PlayRequest(1, 0), None)
+    for node, partition in partitions.items():
+        agents = len(agents_of_node(partition, 3, chosen.num_agents))
+        config = {"header": [0, partition, 3, agents, 1], "regret": [], "exchange": 0}
+        content = {"arrays": pack_vector(np.zeros(0)), "config": ConfigRecord(config)}
+        nodes.check(node, SimpleNamespace(content=RecordDict(content)), 0, nothing)
+    nodes.disputes([1001, 1002, 1003])
 
 
 def test_nodes_of_unknown_partitions_share_the_agents_that_are_left():
     chosen = settings(3, num_agents=8)
-    members = make_strategy(chosen, History(chosen.horizon)).members
-    nodes = [1001, 1002, 1003]
-    assert members.agents(nodes, nodes) == 8
-    assert members.agents(nodes[:1], nodes) == 8 // 3
-    members._know({1001: claim_of(0)})  # hosts 3 of the 8
-    assert [members.agents([node], nodes) for node in nodes] == [3, 2, 2]
-    assert members.agents(nodes, nodes) == 8
-    assert members.agents([], nodes) == 0
+    nodes, ids = SimulatedNodes(chosen, History(chosen.horizon)), [1001, 1002, 1003]
+    assert nodes.count_agents(ids, ids) == 8
+    assert nodes.count_agents(ids[:1], ids) == 8 // 3
+    introduce(nodes, chosen, {1001: 0})  # hosts 3 of the 8
+    assert [nodes.count_agents([node], ids) for node in ids] == [3, 2, 2]
+    assert nodes.count_agents(ids, ids) == 8
+    assert nodes.count_agents([], ids) == 0
 
 
 def test_a_device_is_an_agent(tmp_path):

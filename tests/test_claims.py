@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import nested
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
-from fldb_flower.federation.agents import agents_of_node
+from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_flat, from_nested, to_flat
@@ -24,7 +24,7 @@ from strategies import make_strategy, transport
 from strategies.device_nodes import DeviceNodes
 from strategies.simulated_nodes import SimulatedNodes
 
-PARTITION, PARTITIONS = 1, 2  # places in an answer's numbers
+PARTITION, PARTITIONS = 1, 2  # places in the header of an upload
 AGENTS, NODES = 8, 4
 FIRST = 1001  # the id of partition 0's node
 FIRST_PLAY = Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), np.zeros(2))
@@ -42,20 +42,20 @@ def settings(**values):
 def reply(partition, partitions, agents=24):
     """Return an upload of iteration 1 that fits its claim: every agent showed one arm twice."""
     block = len(agents_of_node(partition, partitions, agents))
-    numbers = UploadHeader(block, partition, partitions, block, 1, [0.0]).to_numbers()
+    header = list(UploadHeader(block, partition, partitions, block, 1))
     content = {
         "arrays": pack_vector(np.zeros(5)),  # gradient 2, triangle 3
-        "numbers": MetricRecord({"answer": numbers, "exchange": 0}),
+        "config": ConfigRecord({"header": header, "regret": [0.0], "exchange": 1}),
     }
     return SimpleNamespace(content=RecordDict(content))
 
 
 def judge(claims, order, connected):
     """Return the refused nodes and why, and the nodes' names."""
-    members = SimulatedNodes(settings(num_agents=24), History(5))
+    nodes = SimulatedNodes(settings(num_agents=24), History(5))
     for node in order:
-        members.check(node, reply(*claims[node]), FIRST_PLAY)
-    return members.disputes(connected), [members.name(node) for node in connected]
+        nodes.check(node, reply(*claims[node]), 1, FIRST_PLAY)
+    return nodes.disputes(connected), [nodes.name(node) for node in connected]
 
 
 claims_of_nodes = st.lists(
@@ -86,7 +86,7 @@ def test_one_wrong_number_of_partitions_among_three_or_more_refuses_no_other(hon
     claims[liar] = (claims[liar][0], honest + 2)
     for order in itertools.permutations(nodes):
         refused, _ = judge(claims, order, nodes)
-        wanted = f"num-partitions={honest + 2}, but other nodes say {honest + 1}"
+        wanted = f"num-partitions={honest + 2}, but other nodes have {honest + 1}"
         assert refused == {liar: wanted}
 
 
@@ -94,7 +94,7 @@ def test_of_equally_many_claims_the_number_of_connected_nodes_is_right():
     claims = {FIRST: (0, 3), FIRST + 1: (1, 2)}
     for order in itertools.permutations(claims):
         refused, _ = judge(claims, order, list(claims))
-        assert refused == {FIRST: "num-partitions=3, but other nodes say 2"}
+        assert refused == {FIRST: "num-partitions=3, but other nodes have 2"}
 
 
 def test_of_equally_many_claims_that_nothing_decides_all_are_refused_and_named():
@@ -102,8 +102,8 @@ def test_of_equally_many_claims_that_nothing_decides_all_are_refused_and_named()
     for order in itertools.permutations(claims):
         refused, _ = judge(claims, order, [FIRST, FIRST + 1])
         assert refused == {
-            FIRST: "num-partitions=3, but other nodes say 4",
-            FIRST + 1: "num-partitions=4, but other nodes say 3",
+            FIRST: "num-partitions=3, but other nodes have 4",
+            FIRST + 1: "num-partitions=4, but other nodes have 3",
         }
 
 
@@ -136,11 +136,10 @@ class LyingGrid(InProcessGrid):
         is_late = int(message.metadata.group_id) >= self.since
         if message.metadata.dst_node_id != self.liar or not is_late:
             return [true]
-        numbers = dict(true.content["numbers"])
-        answer = list(numbers["answer"])
-        answer[self.place] = self.number
-        numbers["answer"] = answer
-        content = {"arrays": true.content["arrays"], "numbers": MetricRecord(numbers)}
+        config = dict(true.content["config"])
+        config["header"] = list(config["header"])
+        config["header"][self.place] = self.number
+        content = {"arrays": true.content["arrays"], "config": ConfigRecord(config)}
         false = Message(RecordDict(content), reply_to=message)
         return [false, true] if self.twice else [false]
 
@@ -162,7 +161,7 @@ def run_over(lie, shuffle, **when):
     chosen = settings()
     history = History(chosen.horizon)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transport, "_TRIES", 2)
+        patch.setattr(transport, "MAX_TRIES", 2)
         make_strategy(chosen, history).start(LyingGrid(chosen, lie, shuffle, **when))
     return history
 
@@ -174,7 +173,7 @@ def rejected(history):
 @pytest.mark.parametrize("liar", [0, 2])
 @pytest.mark.parametrize(
     ("place", "number", "reason"),
-    [(PARTITIONS, 5.0, "num-partitions=5, but other nodes say 4"), (PARTITION, 3.0, None)],
+    [(PARTITIONS, 5, "num-partitions=5, but other nodes have 4"), (PARTITION, 3, None)],
 )
 def test_a_liar_that_answers_first_gets_no_other_node_refused(liar, place, number, reason):
     """Its lie about its partition begins when all are known."""
@@ -192,7 +191,7 @@ def test_a_liar_that_answers_first_gets_no_other_node_refused(liar, place, numbe
 
 
 def test_an_unknown_liar_with_anothers_partition_is_refused_together_with_that_node():
-    lie = (FIRST + 3, PARTITION, 1.0)
+    lie = (FIRST + 3, PARTITION, 1)
     histories = [run_over(lie, order(FIRST + 3)) for order in (first, last)]
     assert histories[0] == histories[1]
     reason = "partition-id=1 is claimed by nodes 1002, 1004"
@@ -204,7 +203,7 @@ def test_an_unknown_liar_with_anothers_partition_is_refused_together_with_that_n
     lie=st.tuples(
         st.integers(FIRST, FIRST + NODES - 1),
         st.sampled_from([PARTITION, PARTITIONS]),
-        st.sampled_from([0.0, 1.0, 4.0, 5.0]),
+        st.sampled_from([0, 1, 4, 5]),
     ),
     since=st.integers(1, 3),
     twice=st.booleans(),
@@ -225,23 +224,19 @@ def test_a_run_does_not_depend_on_the_order_of_replies(lie, since, twice, random
 def test_a_claim_of_an_earlier_exchange_is_remembered_while_its_node_is_connected():
     """Two nodes claim partition 1; in the next exchange only one of them replies."""
     chosen = settings(quorum=0.5)
-    grid = LyingGrid(chosen, (FIRST + 3, PARTITION, 1.0), list)
+    grid = LyingGrid(chosen, (FIRST + 3, PARTITION, 1), list)
     strategy = make_strategy(chosen, History(chosen.horizon))
     strategy.connect(grid)
-    strategy.exchange(
-        strategy._broadcast._replace(play=PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))))
-    )
+    strategy.exchange(Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), None))
     grid.shuffle = lambda replies: [r for r in replies if r.metadata.src_node_id != FIRST + 1]
-    strategy.exchange(
-        strategy._broadcast._replace(play=PlayRequest(2, 2, Estimate(np.zeros(2), np.eye(2))))
-    )
-    assert sorted(strategy._answered) == [FIRST, FIRST + 2]
+    strategy.exchange(Broadcast(PlayRequest(2, 2, Estimate(np.zeros(2), np.eye(2))), None))
+    assert sorted(strategy.last_exchange.contributions) == [FIRST, FIRST + 2]
 
 
 def test_replies_that_come_with_a_later_try_overrule_a_lie_that_was_alone():
     """At first only the liar's reply arrives; then all others', which outvote it."""
     chosen = settings(quorum=0.75)
-    grid, tries = LyingGrid(chosen, (FIRST, PARTITIONS, 5.0), list), itertools.count()
+    grid, tries = LyingGrid(chosen, (FIRST, PARTITIONS, 5), list), itertools.count()
 
     def shuffle(replies):
         is_first = next(tries) == 0
@@ -250,16 +245,14 @@ def test_replies_that_come_with_a_later_try_overrule_a_lie_that_was_alone():
     grid.shuffle = shuffle
     strategy = make_strategy(chosen, History(chosen.horizon))
     strategy.connect(grid)
-    strategy.exchange(
-        strategy._broadcast._replace(play=PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))))
-    )
-    assert sorted(strategy._answered) == [FIRST + 1, FIRST + 2, FIRST + 3]
-    assert rejected(strategy.history) == {f"node {FIRST}: num-partitions=5, but other nodes say 4"}
+    strategy.exchange(Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), None))
+    assert sorted(strategy.last_exchange.contributions) == [FIRST + 1, FIRST + 2, FIRST + 3]
+    assert rejected(strategy.history) == {f"node {FIRST}: num-partitions=5, but other nodes have 4"}
 
 
 def test_a_quorum_that_a_dispute_prevents_names_both_nodes():
     chosen = settings(quorum=1.0)
-    grid = LyingGrid(chosen, (FIRST + 3, PARTITION, 1.0), list)
+    grid = LyingGrid(chosen, (FIRST + 3, PARTITION, 1), list)
     with pytest.raises(FederationError, match=r"node 1002: .* 1002, 1004; node 1004: .*1002, 1004"):
         make_strategy(chosen, History(chosen.horizon)).start(grid)
 
@@ -272,8 +265,7 @@ IDS = [f"{number:032x}" for number in range(4)]
 def introduction(device):
     content = {
         "arrays": pack_vector(np.zeros(0)),
-        "numbers": MetricRecord({"answer": [0.0] * 5}),
-        "device": ConfigRecord({"id": device}),
+        "config": ConfigRecord({"header": [0] * 5, "device": device}),
     }
     return SimpleNamespace(content=RecordDict(content))
 
@@ -284,7 +276,7 @@ def meet(known, claims, order, connected):
     devices.restore({"counted": {}, "duels": 0, "nodes": known})
     for node in order:
         if known.get(node) != claims[node]:
-            assert devices.check(node, introduction(claims[node]), FIRST_PLAY) is None
+            assert devices.check(node, introduction(claims[node]), 1, FIRST_PLAY) is None
     return devices.disputes(connected), devices.state()["nodes"]
 
 

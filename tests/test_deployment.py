@@ -401,8 +401,10 @@ from fldb_flower.wire.codec import encode_broadcast
 from fldb_flower.wire.records import pack_vector
 import numpy as np
 play = PlayRequest(2, 2, Estimate(np.zeros(3), np.eye(3)))
-vector, ask = encode_broadcast(Broadcast(play, np.zeros(3), hessian=True))
-config = {"ask": list(ask._replace(counted=0)), "device": sys.argv[2], "upto": -1, "duels": 8}
+vector, header = encode_broadcast(Broadcast(play, np.zeros(3), hessian=True))
+config = {
+    "header": list(header), "counted": 0, "device": sys.argv[2], "upto": -1, "duels": 8
+}
 content = RecordDict({"arrays": pack_vector(vector), "config": ConfigRecord(config)})
 message = Message(content, 2, "train")
 message.metadata.__dict__["_message_id"] = "1"
@@ -412,7 +414,7 @@ context = Context(1, 2, node_config, RecordDict(), run_config)
 begin = time.process_time()
 reply = client_app.app(message, context)
 answered = time.process_time() - begin
-assert reply.content["numbers"]["answer"][0] == 8, reply
+assert reply.content["config"]["header"][0] == 8, reply
 print(imported + answered, *sorted(set(sys.modules) - before))
 """
 

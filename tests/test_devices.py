@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+import shutil
 import tempfile
 import threading
 import time
@@ -15,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Error, Message
-from flwr.superlink.grid.http_grid import HttpGrid
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -27,9 +27,8 @@ from fldb_flower.bandit import theory
 from fldb_flower.bandit.selection import ucb
 from fldb_flower.errors import CheckpointError, DataError, FldbError, OutputError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
-from fldb_flower.federation.history import History
+from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.forms import form_of, make_form
-from fldb_flower.runs.checkpoints import load_checkpoint
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.wire.codec import decode_statistics, encode_broadcast
 from simulations.engines.inprocess import InProcessGrid
@@ -52,7 +51,7 @@ BASE = {
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(device_rounds, "_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(device_rounds, "RETRY_SECONDS", 0.0)
 
 
 class Devicegrid(InProcessGrid):
@@ -115,7 +114,7 @@ class Federation:
         settings = from_flat({**self.config, **changes}, "a test")
         directory = DeviceDirectory(self.folder / "server", settings)
         devices = DeviceNodes(settings)
-        strategy = make_strategy(settings, History(settings.horizon), devices)
+        strategy = make_strategy(settings, Counts(), devices)
         return DeviceServer(settings, strategy, devices, directory, self.lines.append)
 
     def serve(self, **changes):
@@ -135,12 +134,12 @@ class Federation:
             if death != "none":
                 raise KeyboardInterrupt
 
-        def bounded(try_round=server._try_round):
+        def bounded(try_round=server.try_round):
             if next(tries, None) is None:
                 raise KeyboardInterrupt
             return try_round()
 
-        server.directory.commit, server._try_round = dying, bounded
+        server.directory.commit, server.try_round = dying, bounded
         with contextlib.suppress(KeyboardInterrupt):
             server.serve(self.grid)
         server.directory.close()
@@ -162,11 +161,9 @@ class Federation:
         answers = {}
         for path in self.stores:
             with DuelStore(path) as store:
-                rows = store._connection.execute(
-                    "SELECT evidence FROM answers ORDER BY sequence"
-                ).fetchall()
-                table = np.array([np.frombuffer(row[0]) for row in rows]).reshape(-1, D + 2)
-                answers[short_name(store.device_id)] = table
+                duels = store.evidence(0, store.last)
+                x = duels.differences.reshape(-1, D)
+                answers[short_name(store.device_id)] = np.column_stack([x, duels.preferences])
         rounds, covered = {}, dict.fromkeys(answers, 0)
         for number, device, start, end in self.uploads():
             assert start == covered[device]  # contiguous: once each, none left out
@@ -274,10 +271,11 @@ def test_rows_of_a_sketch_are_turned_at_random_before_they_leave(tmp_path):
     federation.answer(0, 4)
     settings = from_flat(federation.config, "a test")
     broadcast, rows = Broadcast(None, np.ones(D), hessian=True), []
-    vector, ask = encode_broadcast(broadcast)
+    vector, header = encode_broadcast(broadcast)
     with DuelStore(federation.stores[0]) as store:
         agent = DeviceAgent(store, settings, Limits(1, 10_000))
-        config = {"ask": list(ask), "device": store.device_id, "upto": -1, "duels": 0}
+        config = {"header": list(header), "counted": 0, "upto": -1, "duels": 0}
+        config["device"] = store.device_id
         for _ in range(40):
             (sent,), count, _ = agent.fit([vector], config)
             upload = decode_statistics(sent, count, broadcast, make_form(settings))
@@ -397,11 +395,11 @@ def test_the_first_round_waits_for_enough_answers(tmp_path):
     federation.answer(0, 5)  # 2 d = 6 are needed
     server = federation.server()
     server.strategy.connect(federation.grid)
-    server._try_round()
+    server.try_round()
     assert server.round == 0
     assert "5 answers; the first round needs 6" in federation.lines[-1]
     federation.answer(1, 1)
-    server._try_round()
+    server.try_round()
     assert server.round == 1
     federation.expect_central(server)
 
@@ -415,7 +413,7 @@ def test_a_round_without_new_answers_is_none_but_brings_the_estimate(tmp_path):
     federation.grid = Devicegrid(federation.stores, federation.config)
     server = federation.server()
     server.strategy.connect(federation.grid)
-    server._try_round()
+    server.try_round()
     assert server.round == 1
     assert "no new answers from 4 devices" in federation.lines[-1]
     assert late.status()["round"] == 2
@@ -481,10 +479,10 @@ def test_a_store_restored_from_an_old_backup_counts_nothing_twice(tmp_path):
     federation.answer(0, 2)  # numbers 8 and 9 of the backup: the server has 10
     server = federation.server()
     server.strategy.connect(federation.grid)
-    server._try_round()
+    server.try_round()
     assert server.round == 1
     federation.answer(0, 4)  # 11 to 14
-    server._try_round()
+    server.try_round()
     assert server.round == 2
     assert federation.uploads()[-1][2:] == (10, 14)
     assert server.devices.duels == 14
@@ -512,7 +510,7 @@ def test_two_unknown_nodes_with_one_store_are_refused_both(tmp_path):
     federation.grid = Devicegrid(federation.stores, federation.config)
     server = federation.server(quorum=0.5)
     server.strategy.connect(federation.grid)
-    assert not server._try_round()
+    assert not server.try_round()
     (line,) = federation.lines
     assert "node 1001: device" in line
     assert "node 1002: device" in line
@@ -582,8 +580,10 @@ def test_a_round_on_demand_does_not_wait_for_the_clock(tmp_path):
     assert not (tmp_path / "server" / "round-now").exists()
 
 
-class NetworkGrid(Devicegrid, HttpGrid):
+class NetworkGrid(Devicegrid):
     """Replies arrive after some looks, the first node's first, and can be pulled once."""
+
+    poll_seconds = None  # as Flower's network grid, which does not define it
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -602,16 +602,16 @@ class NetworkGrid(Devicegrid, HttpGrid):
         replies = []
         for key in message_ids:
             self.looks[key] -= 1
-            if key not in self._replies:
+            if key not in self.pending:
                 replies.append(Message(Error(3, "no such message"), reply_to=self.messages[key]))
             elif self.looks[key] < 0:
-                replies += self._replies.pop(key)
+                replies += self.pending.pop(key)
         return replies
 
 
 @pytest.fixture
 def network(tmp_path, monkeypatch):
-    monkeypatch.setattr(transport, "_NETWORK_SECONDS", 0.0)
+    monkeypatch.setattr(transport, "NETWORK_POLL_SECONDS", 0.0)
     federation = Federation(tmp_path)
     federation.grid = NetworkGrid(federation.stores, federation.config)
     for device in range(3):
@@ -635,7 +635,7 @@ def test_a_device_is_asked_once_in_an_exchange_and_once_more_when_it_is_met(netw
 
 
 def test_an_exchange_reports_what_it_waits_for(network, monkeypatch):
-    monkeypatch.setattr(device_rounds, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(device_rounds, "REPORT_SECONDS", 0.0)
     network.serve(**{"node-wait": 60.0, "reply-timeout": 60.0})
     waits = [line for line in network.lines if "have replied" in line]
     names = [f"round 1, exchange {number}" for number in range(1, exchanges_of(network) + 1)]
@@ -771,7 +771,43 @@ def test_a_checkpoint_holds_what_a_restart_needs_and_no_answer(tmp_path):
     federation = Federation(tmp_path)
     federation.answer(0, 8)
     server = federation.serve()
-    checkpoint = load_checkpoint(tmp_path / "server" / "checkpoint.bin", server.directory._identity)
+    checkpoint = server.directory.load()
     assert set(checkpoint.arrays) == {"theta_sync", "information", "theta_hat", "curvature"}
     assert set(checkpoint.numbers) == {"round", "devices", "counts", "sizes"}
     assert issubclass(CheckpointError, FldbError)
+
+
+# --- a directory written by an earlier version -----------------------------------------------
+
+EARLIER = Path(__file__).parent / "data" / "device_server"  # three rounds of FLDB-ONS, d = 3
+EARLIER_THETA = [0.6910004544792054, -1.4213676922251297, 0.44197573490679076]
+EARLIER_INFORMATION = [
+    [60.266176271146904, 10.924096392228948, -6.015590276378839],
+    [10.924096392228948, 51.97669908614472, 0.20926908767655394],
+    [-6.015590276378839, 0.20926908767655394, 60.619247204158256],
+]  # of three devices with 10, 8 and 10 answers
+
+
+def test_a_directory_of_an_earlier_version_opens_and_its_federation_resumes(tmp_path):
+    shutil.copytree(EARLIER, tmp_path / "server")
+    federation = Federation(tmp_path, devices=1)
+    server = federation.server()
+    algorithm = server.strategy.algorithm
+    assert (server.round, server.devices.duels) == (3, 28)
+    assert algorithm.theta_sync.tolist() == algorithm.theta_hat.tolist() == EARLIER_THETA
+    np.testing.assert_allclose(algorithm.information, EARLIER_INFORMATION, rtol=1e-15)
+    assert sorted(server.devices.counted.values()) == [8, 10, 10]
+    server.directory.close()
+    # A new device answers three duels: they are counted in round 4, on top of the others.
+    federation.answer(0, 3)
+    server = federation.serve()
+    assert (server.round, server.devices.duels) == (4, 31)
+    (x,) = federation.differences()
+    information = np.array(EARLIER_INFORMATION) + x.T @ x
+    np.testing.assert_allclose(server.strategy.algorithm.information, information, rtol=1e-12)
+    for name, rows in (("rounds.csv", 3), ("uploads.csv", 6)):
+        before = (EARLIER / name).read_text().splitlines()
+        after = (tmp_path / "server" / name).read_text().splitlines()
+        assert len(before) == rows + 1
+        assert after[:-1] == before
+        assert after[-1].startswith("4,")

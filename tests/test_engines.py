@@ -162,8 +162,8 @@ def change_vector(change):
 
 
 def change_duels(reply):
-    numbers = reply.content["numbers"]
-    numbers["answer"] = [numbers["answer"][0] + 1, *numbers["answer"][1:]]
+    config = reply.content["config"]
+    config["header"] = [config["header"][0] + 1, *config["header"][1:]]
     return reply
 
 

@@ -188,16 +188,17 @@ def device_of(store, min_duels=1):
 def upload(device, *, counted, upto=-1, point=0.0):
     """Ask for statistics; return (start, end, W_new's first number, the gradient's)."""
     broadcast = Broadcast(None, np.array([point, 0.0]), hessian=True)
-    vector, ask = encode_broadcast(broadcast)
+    vector, header = encode_broadcast(broadcast)
     config = {
-        "ask": list(ask._replace(counted=counted)),
+        "header": list(header),
+        "counted": counted,
         "device": device._store.device_id,
         "upto": upto,
         "duels": 0,
     }
-    (sent,), count, numbers = device.fit([vector], config)
+    (sent,), count, reply = device.fit([vector], config)
     found = decode_statistics(sent, count, broadcast, device._form)
-    answer = DeviceUploadHeader.from_numbers(numbers["answer"])
+    answer = DeviceUploadHeader.from_counts(reply["header"])
     assert answer.num_duels == count == answer.end - answer.start
     return answer.start, answer.end, float(found.information[0, 0]), float(found.gradient[0])
 
@@ -205,11 +206,9 @@ def upload(device, *, counted, upto=-1, point=0.0):
 def acknowledge(device, counted):
     """Send an estimate; the acknowledgement rides on it."""
     broadcast = Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), None)
-    vector, ask = encode_broadcast(broadcast)
-    ask = list(ask._replace(counted=counted))
-    device.fit(
-        [vector], {"ask": ask, "device": device._store.device_id, "upto": -1, "duels": counted}
-    )
+    vector, header = encode_broadcast(broadcast)
+    config = {"header": list(header), "counted": counted, "duels": counted}
+    device.fit([vector], {**config, "device": device._store.device_id, "upto": -1})
 
 
 class Forgetting(RuleBasedStateMachine):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, log_expit
 
-from fldb_flower.algorithms.estimation import MAX_EXCHANGES, gradient_descent, lbfgs, newton
+from fldb_flower.algorithms.solvers import MAX_EXCHANGES, gradient_descent, lbfgs, newton
 from fldb_flower.bandit import local_estimates as local
 from fldb_flower.bandit.local_estimates import LocalEstimates
 from fldb_flower.errors import ConvergenceError, SettingsError
@@ -506,7 +506,7 @@ def test_local_estimates_restored_midway_go_on_identically(saved_after):
 
 
 def test_local_estimates_say_so_where_the_minimum_is_not_found(monkeypatch):
-    monkeypatch.setattr(local, "_MAX_STEPS", 1)
+    monkeypatch.setattr(local, "MAX_STEPS", 1)
     estimates = LocalEstimates(AGENTS, D, 1 / 500)
-    with pytest.raises(ConvergenceError, match=r"1 Newton steps did not reach it; .*lambda=0\.002"):
+    with pytest.raises(ConvergenceError, match=r"not reached in 1 Newton steps .*lambda=0\.002"):
         estimates.add(*next(rounds_of_duels(1)))

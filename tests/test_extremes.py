@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fldb_flower.algorithms import FLDBONS
+from fldb_flower.algorithms.ons import FLDBONS
 from fldb_flower.algorithms.schedules import Round, geometric, periodic
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import AgentStreams
@@ -50,12 +50,10 @@ EXTREMES = [
     *(1e150, 1e154, 1e155, 1e306, 1e308, 1.7976931348623157e308, math.inf),
 ]
 OF_NODES = {"wire", "robust", "fraction_train", "quorum", "dropout", "faults"}
-NUMBERS = [entry for entry in hydra_entries() if {int, float} & set(entry.kinds)]
-REALS = [entry for entry in NUMBERS if float in entry.kinds]
+NUMBERS = [entry for entry in hydra_entries() if entry.kind in {int, float}]
+REALS = [entry for entry in NUMBERS if entry.kind is float]
 FIXED = {"engine.name", "environment.name", "backend", "rng"}  # or files and devices are needed
-NAMES = [
-    entry for entry in hydra_entries() if entry.metadata["choices"] and entry.dotted not in FIXED
-]
+NAMES = [entry for entry in hydra_entries() if entry.choices and entry.dotted not in FIXED]
 
 
 def accepts(entry: Entry, value: float | int | str) -> bool:
@@ -71,7 +69,7 @@ def extremes(entry: Entry) -> tuple[list[float | int | str], list[float | int | 
 
     Sizes, and seconds to wait, that are accepted but would take minutes are left out.
     """
-    limits = [entry.metadata[key] for key in ("minimum", "above", "maximum", "below")]
+    limits = entry.limits
     values = [*EXTREMES, *(-value for value in EXTREMES), math.nan, 10**30]
     for limit in limits:
         if limit is not None:
@@ -97,7 +95,7 @@ def cases(draw, engine):
     )
     values = {"engine.name": engine}
     for entry in draw(some(names, 0, 4)):
-        values[entry.dotted] = draw(st.sampled_from(entry.metadata["choices"]))
+        values[entry.dotted] = draw(st.sampled_from(entry.choices))
     for entry in draw(some(reals, 1, 4)):
         values[entry.dotted] = draw(st.sampled_from(extremes(entry)[0]))
     if "gd_step_size" in values:
@@ -215,42 +213,41 @@ class Spoilt(Synthetic):
         return Contexts(features, rewards)
 
 
-def spoil(monkeypatch, **numbers):
-    world = type("World", (Spoilt,), numbers)
-    monkeypatch.setattr("fldb_flower.environments._TABLE", {"synthetic": world})
+@pytest.fixture
+def spoil(register_world):
+    """Register a world with one bad number; return the settings that name it."""
+    return lambda **numbers: {
+        "environment__name": register_world(type("World", (Spoilt,), numbers))
+    }
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random"])
 @pytest.mark.parametrize("reward", [math.inf, math.nan, 1e308])
-def test_a_reward_that_is_not_finite(monkeypatch, tmp_path, engine, algorithm, reward):
-    settings = chosen(engine__name=engine, algorithm=algorithm)
-    with monkeypatch.context() as spoilt:
-        spoil(spoilt, reward=reward)
-        with pytest.raises(FldbError) as error:
-            run(settings, tmp_path)
+def test_a_reward_that_is_not_finite(spoil, tmp_path, engine, algorithm, reward):
+    values = {"engine__name": engine, "algorithm": algorithm}
+    with pytest.raises(FldbError) as error:
+        run(chosen(**values, **spoil(reward=reward)), tmp_path)
     assert "iteration 3: a reward is not a finite number, or too large" in str(error.value)
     if not math.isfinite(reward):
         assert "agent 1, arm 2, iteration 3" in str(error.value)
     assert str(error.value).isprintable()
     assert not list(tmp_path.iterdir())
-    run(settings, tmp_path)  # the directory can be used again
+    run(chosen(**values), tmp_path)  # the directory can be used again
     finite_results(tmp_path)
 
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb"])
 @pytest.mark.parametrize("feature", [math.inf, -math.inf, math.nan, 1e155, -1e300])
-def test_a_feature_that_cannot_be_used(monkeypatch, tmp_path, algorithm, feature):
-    spoil(monkeypatch, feature=feature)
+def test_a_feature_that_cannot_be_used(spoil, tmp_path, algorithm, feature):
     with pytest.raises(DataError, match=r"^agent 1, arm 2, iteration 3: a feature is not"):
-        run(chosen(algorithm=algorithm), tmp_path)
+        run(chosen(algorithm=algorithm, **spoil(feature=feature)), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_figures_and_documents_use_no_regret_that_is_not_finite(monkeypatch):
-    spoil(monkeypatch, reward=math.inf)
+def test_figures_and_documents_use_no_regret_that_is_not_finite(spoil):
     with pytest.raises(DataError, match="iteration 3: a reward is not a finite number"):
-        simulate(chosen())
+        simulate(chosen(**spoil(reward=math.inf)))
 
 
 @pytest.mark.parametrize(
@@ -314,7 +311,7 @@ def test_a_run_that_diverges_names_the_setting(tmp_path, engine, values, words):
 def test_the_largest_sigma_runs_on_every_engine(tmp_path, engine):
     """One node more or less, and one engine or another, do not decide whether a run is valid."""
     (sigma,) = (each for each in hydra_entries() if each.dotted == "environment.sigma")
-    largest = sigma.metadata["maximum"]
+    largest = sigma.limits.maximum
     run(chosen(environment__sigma=largest, engine__name=engine), tmp_path)
     assert finite_results(tmp_path)["final_regret"] > largest
 
@@ -332,10 +329,9 @@ def test_an_estimate_that_overflows_scores(algorithm, theta, selection):
     assert "beta_scale=1, kappa_mu=1, lambda=" in str(error.value)
 
 
-def test_a_norm_that_overflows_scores(monkeypatch):
+def test_a_norm_that_overflows_scores(spoil):
     """A feature of 1e60, and W_0^-1/2 of 1e100."""
-    spoil(monkeypatch, feature=1e60)
-    settings = chosen(kappa_mu=1e100, lambda_=1e-100, algorithm="ldb")
+    settings = chosen(kappa_mu=1e100, lambda_=1e-100, algorithm="ldb", **spoil(feature=1e60))
     with pytest.raises(ConvergenceError, match=r"^iteration 3: the arms' scores overflow") as error:
         vectorized.run(settings, History(6))
     words = "features up to 1.0e+60 and beta_scale=1, kappa_mu=1e+100, lambda=1e-100"

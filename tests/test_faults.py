@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit import theory
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.agents import AgentBlock
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
 from fldb_flower.wire.codec import BroadcastHeader
@@ -65,7 +65,7 @@ class Witness:
 
     def __enter__(self):
         self.patches = pytest.MonkeyPatch()
-        play, confirm = AgentBlock.play_iterations, SimulatedNodes.confirm
+        play, acknowledge = AgentBlock.play_iterations, SimulatedNodes.acknowledge
 
         def playing(group, iterations, noise):
             block, agents = group.agents.start, len(group.agents)
@@ -76,12 +76,12 @@ class Witness:
                 own = slice(place * agents, (place + 1) * agents)
                 self.duels[block, t] = latest[0][own], latest[1][own]
 
-        def confirming(members, contributions):
-            self.count([each.upload for each in contributions.values()])
-            confirm(members, contributions)
+        def acknowledging(nodes, contributions):
+            self.count(contributions)
+            acknowledge(nodes, contributions)
 
         self.patches.setattr(AgentBlock, "play_iterations", playing)
-        self.patches.setattr(SimulatedNodes, "confirm", confirming)
+        self.patches.setattr(SimulatedNodes, "acknowledge", acknowledging)
         return self
 
     def __exit__(self, *_):
@@ -96,17 +96,17 @@ class Witness:
         self.strategy.start(grid)
         return self.strategy
 
-    def count(self, uploads):
+    def count(self, contributions):
         agents = {node: block for block, node in self.blocks()}
-        learns, parts, last = self.strategy._broadcast.theta_hat is not None, [], 0
-        for node, contribution in self.strategy._answered.items():
+        learns, parts, last = self.strategy.last_exchange.broadcast.theta_hat is not None, [], 0
+        for node, contribution in contributions.items():
             block = agents[node]
             (regrets,) = contribution.upload.regrets
             first, last = regrets.first, regrets.first + len(regrets.sums) - 1
             assert first == self.covered.get(block, 0) + 1
             parts += [self.duels[block, t] for t in range(first, last + 1)]
             self.covered[block] = last
-        assert len(uploads) == len(agents.keys() & self.strategy._answered.keys())
+        assert contributions == self.strategy.last_exchange.contributions
         if learns:
             self.rounds.append((last, *(np.concatenate(rows) for rows in zip(*parts, strict=True))))
 
@@ -249,7 +249,7 @@ class ScheduledGrid(FaultyGrid):
         self.calm_from = chosen.horizon if calm_end else chosen.horizon + 1
 
     def draw(self, message):
-        ask = BroadcastHeader(*message.content["config"]["ask"])
+        ask = BroadcastHeader(*message.content["config"]["header"])
         return set() if ask.last >= self.calm_from else next(self.schedule, set())
 
 
@@ -306,10 +306,10 @@ class OneKindGrid(FaultyGrid):
         self.kind = kind
 
     def draw(self, message):
-        partition = self._faulty[message.metadata.dst_node_id]
-        ask = BroadcastHeader(*message.content["config"]["ask"])
+        partition = self.faulty[message.metadata.dst_node_id]
+        ask = BroadcastHeader(*message.content["config"]["header"])
         # The first message has no past.
-        bad = partition < 2 and ask.last > 1 and self._stream(partition).random() < 0.5
+        bad = partition < 2 and ask.last > 1 and self.stream(partition).random() < 0.5
         return {self.kind} if bad else set()
 
 
@@ -423,8 +423,8 @@ class Rehearsed(FaultyGrid):
         self.fault = fault
 
     def draw(self, message):
-        partition = self._faulty[message.metadata.dst_node_id]
-        return self.fault(partition, BroadcastHeader(*message.content["config"]["ask"]))
+        partition = self.faulty[message.metadata.dst_node_id]
+        return self.fault(partition, BroadcastHeader(*message.content["config"]["header"]))
 
 
 def dies_in_the_first_solve(partition, ask):
@@ -481,7 +481,7 @@ def test_the_first_usable_reply_counts_and_what_comes_after_it_is_not_named(seed
 
     strategy = make_strategy(chosen, History(chosen.horizon))
     strategy.start(grid := Rehearsed(chosen, fault))
-    assert not grid._late
+    assert not grid.late
     assert not any(row.rejected for row in strategy.history.participation)
 
 
@@ -523,14 +523,15 @@ def test_the_share_is_drawn_by_partition_whatever_the_node_ids():
     for shift in (0, 3):
         strategy = make_strategy(chosen, History(chosen.horizon))
         grid = InProcessGrid(6, to_flat(chosen))
+        for place, context in enumerate(grid.contexts.values()):
+            context.node_config["partition-id"] = (place + shift) % 6
         strategy.connect(grid)
-        ids = list(grid.contexts)
-        strategy.members._partitions = {node: (place + shift) % 6 for place, node in enumerate(ids)}
-        broadcast, sets = strategy._broadcast._replace(theta_hat=np.zeros(3)), []
-        for strategy._trips in range(1, 9):
-            nodes = strategy._whom(broadcast._replace(play=strategy.algorithm.play(Round(1, 1, 1))))
-            sets.append([strategy.members._partitions[node] for node in nodes])
-        drawn.append(sets)
+        strategy.exchange(Broadcast(PlayRequest(1, 1), None))  # asks all of them
+        nodes = strategy.connected()
+        partition_of = {node: strategy.nodes.sort_key(node)[1] for node in nodes}
+        assert sorted(partition_of.values()) == list(range(6))
+        samples = [strategy.sample(number, nodes) for number in range(2, 10)]
+        drawn.append([[partition_of[node] for node in sample] for sample in samples])
     assert drawn[0] == drawn[1]
     assert len({tuple(each) for each in drawn[0]}) > 3
     assert all(sorted(each) == each and len(each) == 3 for each in drawn[0])
@@ -555,17 +556,6 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
     assert first[1] != other[1]
 
 
-def test_a_checkpoint_after_every_round_changes_nothing(tmp_path):
-    for seconds in (0.0, 30.0):
-        chosen = settings(checkpoint_seconds=seconds, dropout=0.1)
-        inprocess.run(chosen, str(tmp_path / str(seconds)), MESS)
-    first, second = (
-        [(tmp_path / name / file).read_bytes() for file in ("regret.csv", "participation.csv")]
-        for name in ("0.0", "30.0")
-    )
-    assert first == second
-
-
 @pytest.mark.slow
 def test_a_sweep_over_dropout(tmp_path):
     command = "-m simulations.run -m engine=inprocess dropout=0,0.1,0.3 quorum=0.5 num_agents=20"
@@ -586,17 +576,17 @@ def test_a_sweep_over_dropout(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("partition", "says", "reason"),
+    ("partition", "number", "reason"),
     [
-        (4, 7, "num-partitions=7, but other nodes say 5"),
+        (4, 7, "num-partitions=7, but other nodes have 5"),
         (0, 1, "num-partitions=1, but 5 nodes"),  # that it hosts all agents
-        (0, 7, "num-partitions=7, but other nodes say 5"),  # before any other node replies
+        (0, 7, "num-partitions=7, but other nodes have 5"),  # before any other node replies
     ],
 )
-def test_who_says_otherwise_how_many_nodes_there_are_is_not_counted(partition, says, reason):
+def test_a_node_with_another_number_of_partitions_is_not_counted(partition, number, reason):
     chosen = settings(5)
     grid = InProcessGrid(5, to_flat(chosen))
-    list(grid.contexts.values())[partition].node_config["num-partitions"] = says
+    list(grid.contexts.values())[partition].node_config["num-partitions"] = number
     history = History(chosen.horizon)
     make_strategy(chosen, history).start(grid)
     last = history.participation[-1]

@@ -26,6 +26,7 @@ from fldb_flower.wire.codec import (
     traffic,
     upload_size,
 )
+from fldb_flower.wire.devices import DeviceUploadHeader
 from fldb_flower.wire.records import pack_vector, unpack_vector
 
 property_test = settings(deadline=None, derandomize=True, max_examples=80)
@@ -114,31 +115,30 @@ def test_every_flavour_of_broadcast_comes_back(  # noqa: PLR0917
     play = None if plays == "nothing" else PlayRequest(3, 8, estimate)
     theta_hat = rng.standard_normal(d) if statistics else None
     sent = Broadcast(play, theta_hat, scope, hessian, loss)
-    vector, ask = encode_broadcast(sent)
+    vector, header = encode_broadcast(sent)
     assert vector.dtype == np.float64
-    assert all(type(number) is int for number in ask)
-    assert ask.counted == 0
+    assert all(type(number) is int for number in header)
     # theta_hat d; theta_sync d and a triangle d (d + 1) / 2.
     expected = d * statistics + (d + d * (d + 1) // 2) * (estimate is not None)
     assert vector.shape == (expected,) == (broadcast_size(sent, Full(d)),)
-    assert_same_broadcast(decode_broadcast(vector, ask, Full(d)), sent)
+    assert_same_broadcast(decode_broadcast(vector, header, Full(d)), sent)
     # The numbers survive as a plain list, which is how they travel.
-    assert_same_broadcast(decode_broadcast(vector, BroadcastHeader(*list(ask)), Full(d)), sent)
+    assert_same_broadcast(decode_broadcast(vector, BroadcastHeader(*list(header)), Full(d)), sent)
 
 
 @pytest.mark.parametrize("change", [-1, 1])
 @pytest.mark.parametrize("estimate", [True, False])
 def test_a_broadcast_of_another_length_is_refused(change, estimate):
     play = PlayRequest(1, 2, Estimate(np.ones(3), np.eye(3))) if estimate else None
-    vector, ask = encode_broadcast(Broadcast(play, np.ones(3)))
+    vector, header = encode_broadcast(Broadcast(play, np.ones(3)))
     with pytest.raises(ValueError, match=r"dimension=3 calls for|reshape|broadcast|shape"):
-        decode_broadcast(np.resize(vector, len(vector) + change), ask, Full(3))
+        decode_broadcast(np.resize(vector, len(vector) + change), header, Full(3))
 
 
 def test_a_broadcast_for_another_dimension_is_refused():
-    vector, ask = encode_broadcast(Broadcast(None, np.ones(4)))
-    with pytest.raises(ValueError, match=r"of \(4,\) numbers; dimension=3 calls for 3"):
-        decode_broadcast(vector, ask, Full(3))
+    vector, header = encode_broadcast(Broadcast(None, np.ones(4)))
+    with pytest.raises(ValueError, match=r"of shape \(4,\); dimension=3 implies \(3,\)"):
+        decode_broadcast(vector, header, Full(3))
 
 
 # --- uploads -------------------------------------------------------------------------------
@@ -156,14 +156,14 @@ def test_a_broadcast_for_another_dimension_is_refused():
 def test_every_flavour_of_upload_comes_back(d, seed, hessian, loss, iterations, partition):  # noqa: PLR0917
     sent = some_upload(d, hessian=hessian, loss=loss, seed=seed, iterations=iterations)
     broadcast = asking(hessian=hessian, loss=loss, d=d)
-    vector, answer = encode_upload(sent, broadcast, partition, 4)
+    vector, header = encode_upload(sent, broadcast, partition, 4)
     triangle = d * (d + 1) // 2
     expected = d + triangle + triangle * hessian + loss
     assert vector.shape == (expected,) == (upload_size(broadcast, Full(d)),)
-    assert (answer.partition_id, answer.num_partitions) == (partition, 4)
-    travelled = UploadHeader.from_numbers(answer.to_numbers())
-    assert travelled == answer
-    got = decode_upload(vector, travelled, broadcast, Full(d))
+    assert (header.partition_id, header.num_partitions) == (partition, 4)
+    received = UploadHeader.from_counts(list(header))
+    assert received == header
+    got = decode_upload(vector, received, sent.regrets[0].sums, broadcast, Full(d))
     assert got.num_duels == sent.num_duels
     np.testing.assert_array_equal(got.gradient, sent.gradient)
     np.testing.assert_array_equal(got.information, sent.information)
@@ -178,9 +178,9 @@ def test_every_flavour_of_upload_comes_back(d, seed, hessian, loss, iterations, 
 
 def test_an_upload_of_regret_alone_holds_no_numbers_of_statistics():
     broadcast = Broadcast(PlayRequest(4, 5), None)
-    vector, answer = encode_upload(some_upload()._replace(num_duels=0), broadcast, 0, 1)
+    vector, header = encode_upload(some_upload()._replace(num_duels=0), broadcast, 0, 1)
     assert vector.shape == (0,) == (upload_size(broadcast, Full(3)),)
-    got = decode_upload(vector, answer, broadcast, Full(3))
+    got = decode_upload(vector, header, [1.0, 2.0], broadcast, Full(3))
     assert got.gradient.tolist() == [0.0] * 3
     assert got.information.tolist() == [[0.0] * 3] * 3
     assert (got.num_duels, got.hessian, got.loss) == (0, None, None)
@@ -198,20 +198,20 @@ def test_traffic_by_hand():
 
 
 def with_number(position, value):
-    def damage(vector, answer):
+    def damage(vector, header, regret):
         vector = vector.copy()
         vector[position] = value
-        return vector, answer
+        return vector, header, regret
 
     return damage
 
 
 def with_vector(change):
-    return lambda vector, answer: (change(vector), answer)
+    return lambda vector, header, regret: (change(vector), header, regret)
 
 
-def with_answer(**changes):
-    return lambda vector, answer: (vector, answer._replace(**changes))
+def with_regret(*numbers, first=1):
+    return lambda vector, header, _: (vector, header._replace(regret_first=first), numbers)
 
 
 # d = 3 with Hessian and loss: 3 + 6 + 6 + 1 numbers.
@@ -237,12 +237,10 @@ MALFORMED = {
     "complex": (with_vector(lambda v: v + 0j), "dtype complex128 instead"),
     "foreign byte order": (with_vector(lambda v: v.astype(">f8")), "dtype >f8 instead"),
     "objects": (with_vector(lambda v: v.astype(object)), "dtype object instead"),
-    "negative regret": (with_answer(regret=[1.0, -1e-9]), "regret that is negative"),
-    "NaN regret": (with_answer(regret=[np.nan, 1.0]), "negative or not finite"),
-    "infinite regret": (with_answer(regret=[1.0, np.inf]), "negative or not finite"),
-    "negative duels": (with_answer(num_duels=-1), "counts that make no sense"),
-    "negative agents": (with_answer(agents=-2), "counts that make no sense"),
-    "iteration 0": (with_answer(regret_first=0), "counts that make no sense"),
+    "negative regret": (with_regret(1.0, -1e-9), "regret that is negative"),
+    "NaN regret": (with_regret(np.nan, 1.0), "negative or not finite"),
+    "infinite regret": (with_regret(1.0, np.inf), "negative or not finite"),
+    "iteration 0": (with_regret(1.0, first=0), "before iteration 1"),
 }
 
 
@@ -250,9 +248,9 @@ MALFORMED = {
 def test_a_malformed_upload_is_refused_with_one_reason(name):
     damage, reason = MALFORMED[name]
     broadcast = asking()
-    vector, answer = damage(*encode_upload(some_upload(), broadcast, 0, 1))
+    vector, header, regret = damage(*encode_upload(some_upload(), broadcast, 0, 1), [1.0, 2.0])
     with pytest.raises(UploadError, match=reason) as refused:
-        decode_upload(vector, answer, broadcast, Full(3))
+        decode_upload(vector, header, regret, broadcast, Full(3))
     assert "\n" not in str(refused.value)
 
 
@@ -260,47 +258,54 @@ def test_a_malformed_upload_is_refused_with_one_reason(name):
 def test_two_numbers_never_stand_in_for_one(d, right):
     """As FedAvg's (2,) and (1,), which broadcast into a wrong sum."""
     broadcast = asking(hessian=False, loss=False, d=d)
-    answer = UploadHeader(1, 0, 1, 1, 1, [0.0])
-    decode_upload(np.ones(right), answer, broadcast, Full(d))
+    header = UploadHeader(1, 0, 1, 1, 1)
+    decode_upload(np.ones(right), header, [0.0], broadcast, Full(d))
     for size in {*range(12)} - {right}:
         with pytest.raises(UploadError, match="shape"):
-            decode_upload(np.ones(size), answer, broadcast, Full(d))
+            decode_upload(np.ones(size), header, [0.0], broadcast, Full(d))
 
 
 def test_what_belongs_to_another_question_is_refused():
     asked, other = asking(hessian=False), asking(hessian=True)
-    vector, answer = encode_upload(some_upload(), other, 0, 1)
+    vector, header = encode_upload(some_upload(), other, 0, 1)
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, answer, asked, Full(3))
-    vector, answer = encode_upload(some_upload(hessian=False), asked, 0, 1)
+        decode_upload(vector, header, [0.0], asked, Full(3))
+    vector, header = encode_upload(some_upload(hessian=False), asked, 0, 1)
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, answer, other, Full(3))
+        decode_upload(vector, header, [0.0], other, Full(3))
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, answer, Broadcast(PlayRequest(1, 1), None), Full(3))
+        decode_upload(vector, header, [0.0], Broadcast(PlayRequest(1, 1), None), Full(3))
 
 
 @pytest.mark.parametrize(
     "numbers",
     [
         [],
-        [1.0, 0.0, 1.0, 5.0],
-        1.0,
-        [float("nan"), 0.0, 1.0, 5.0, 1.0, 0.5],
-        [float("inf"), 0.0, 1.0, 5.0, 1.0, 0.5],
-        [1.0, 0.0, 1.0, 5.0, -float("inf"), 0.5],
-        [2.5, 0.0, 1.0, 5.0, 1.0, 0.5],
-        [1.0, 0.5, 1.0, 5.0, 1.0, 0.5],
+        [1, 0, 1, 5],
+        [1, 0, 1, 5, 1, 1],
+        1,
+        None,
+        [-1, 0, 1, 5, 1],
+        [1, 0, 1, -5, 1],
+        [1, True, 1, 5, 1],
+        [1, 0, 1, 5, "1"],
+        [2**53 + 1, 0, 1, 5, 1],
+        [1.0, 0.0, 1.0, 5.0, 1.0],
+        [float("nan"), 0.0, 1.0, 5.0, 1.0],
+        [float("inf"), 0.0, 1.0, 5.0, 1.0],
     ],
 )
-def test_counts_that_are_no_whole_numbers_are_refused(numbers):
+def test_what_is_no_count_is_refused(numbers):
     with pytest.raises((TypeError, ValueError)):
-        UploadHeader.from_numbers(numbers)
+        UploadHeader.from_counts(numbers)
+    with pytest.raises((TypeError, ValueError)):
+        DeviceUploadHeader.from_counts(numbers)
 
 
-def test_counts_come_back_as_whole_numbers():
-    answer = UploadHeader.from_numbers([6.0, 1.0, 3.0, 5.0, 4.0, 0.25, 0.5])
-    assert answer == UploadHeader(6, 1, 3, 5, 4, [0.25, 0.5])
-    assert all(type(count) is int for count in answer[:-1])
+def test_counts_of_a_reply_are_read_in_the_order_of_the_header():
+    assert UploadHeader.from_counts([6, 1, 3, 5, 4]) == UploadHeader(
+        num_duels=6, partition_id=1, num_partitions=3, agents=5, regret_first=4
+    )
 
 
 # --- states --------------------------------------------------------------------------------

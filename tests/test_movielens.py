@@ -544,10 +544,10 @@ def test_not_a_file_or_folder():
 @pytest.mark.parametrize(
     ("content", "needle"),
     [
-        (b"", "holds no ratings"),
-        (b"\xef\xbb\xbf", "holds no ratings"),
-        (b"\n \n", "holds no ratings"),
-        (b"userId,movieId,rating,timestamp\n", "holds no ratings"),
+        (b"", "contains no ratings"),
+        (b"\xef\xbb\xbf", "contains no ratings"),
+        (b"\n \n", "contains no ratings"),
+        (b"userId,movieId,rating,timestamp\n", "contains no ratings"),
         (b"\x89PNG\r\n\x1a\n\0\0\0", "line 1 has 1 instead of 4 fields: '�PNG'"),
         (b"\x00\xff" * 5000, "line 1 has 1 instead of 4 fields: '\\x00�\\x00"),
         (b"\x00\t\xff\n" * 5000, "line 1 has 2 instead of 4 fields: '\\x00\\t�'"),
@@ -621,7 +621,7 @@ def test_file_cut_in_its_last_line(tmp_path, name):
     path = tmp_path / name
     for rest in range(2, len(text.splitlines()[-1]) + 1):
         path.write_text(text[:-rest])
-        refused(path, "last line", "cut short")
+        refused(path, "last line", "truncated")
 
 
 def test_too_few_users_or_items(tmp_path):

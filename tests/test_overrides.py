@@ -152,6 +152,15 @@ def test_choices_of_a_config_dir_are_accepted(override, mine):
     check_overrides([override, f"hydra.searchpath=[file://{mine}]"])
 
 
+def test_a_file_of_the_users_replaces_a_choice(tmp_path):
+    (tmp_path / "algorithm").mkdir()
+    text = "# @package _global_\nalgorithm: fldb_ons\nons_ridge: 2.0\n"
+    (tmp_path / "algorithm" / "fldb_ons.yaml").write_text(text)
+    done = call("--config-dir", str(tmp_path), "algorithm=fldb_ons", "--cfg", "job")
+    assert "ons_ridge: 2.0" in done.stdout
+    assert not done.stderr
+
+
 def test_a_misspelt_choice_of_the_users_own_has_a_suggestion(mine):
     message = refusal("experiment=mnie", config_dir=str(mine))
     assert message.endswith("fig5b, mine; did you mean mine?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -24,8 +25,8 @@ from test_report import (  # noqa: F401 - two of them are fixtures
 )
 from test_service import TOKEN, recorded
 
-from clients import service
 from clients.preference_agent import PreferenceAgent
+from clients.service.app import create_app
 from clients.store import Synchronization
 
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
@@ -44,9 +45,9 @@ class Device:
         self.start()
 
     def start(self) -> None:
-        listener = service._listen("127.0.0.1", self.port)
+        listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
-        app = service.create_app(self.path, TOKEN, **self.options)
+        app = create_app(self.path, TOKEN, **self.options)
         config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(

@@ -372,7 +372,7 @@ def test_synthetic_arms_are_almost_never_further_apart(d, agents, horizon, arms)
     assert 1e-16 < pairs * stats.chi2.sf(longest**2 / 2, d) < 1e-9
 
 
-def test_the_longest_difference_of_each_world(ratings, monkeypatch):
+def test_the_longest_difference_of_each_world(ratings, register_world):
     path = str(ratings())
     movielens = {"environment": {"name": "movielens", "path": path}, "num_agents": 5}
     chosen = from_nested(movielens, "a test")
@@ -384,8 +384,8 @@ def test_the_longest_difference_of_each_world(ratings, monkeypatch):
     devices = {"mode": "devices", "algorithm": "fldb_ons"}
     assert max_difference(from_flat(devices, "a test")) == math.inf
     assert max_difference(from_flat({**devices, "max-difference": 3.0}, "a test")) == 3.0
-    monkeypatch.setitem(environments._TABLE, "synthetic", lambda settings, agents: None)
-    assert max_difference(from_nested({}, "a test")) == math.inf  # a world that does not say it
+    world = {"environment": {"name": register_world(lambda settings, agents: None)}}
+    assert max_difference(from_nested(world, "a test")) == math.inf  # a world that does not say it
 
 
 def test_the_encoding_changes_nothing():

@@ -24,8 +24,8 @@ from clients.store import (
     Synchronization,
     UnknownDuelError,
 )
+from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.errors import DataError, FldbError
-from fldb_flower.settings import SELECTIONS
 
 WEEK = 7 * 24 * 3600.0
 DEFAULTS = {"kappa_mu": 1.0, "delta": 0.1, "beta_scale": 1.0, "lambda_": 1 / 500}
@@ -248,7 +248,7 @@ def test_any_finite_features_make_a_duel(tmp_path_factory, data):
     with PreferenceAgent(tmp_path_factory.mktemp("any") / "duels.db") as agent:
         if data.draw(st.booleans()):
             theta = data.draw(arrays(np.float64, d, elements=st.floats(-5, 5)))
-            selection = data.draw(st.sampled_from(SELECTIONS))
+            selection = data.draw(st.sampled_from(list(SELECTIONS)))
             synchronize(agent, theta, np.eye(d) * 0.01, selection=selection)
         duel = agent.propose(features)
         assert duel.first != duel.second
@@ -440,7 +440,7 @@ def test_another_preference_is_refused(agent, preferred):
 
 def test_each_wrong_answer_has_its_error(agent):
     duel = agent.propose([A, B]).id
-    with pytest.raises(UnknownDuelError, match="'nothing' is not known"):
+    with pytest.raises(UnknownDuelError, match="'nothing' is unknown"):
         agent.record("nothing", "first")
     assert agent.record(duel, "first") == 1
     with pytest.raises(ConflictingAnswerError, match=r"by 1 and not 0\.5") as error:

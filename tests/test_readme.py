@@ -82,20 +82,20 @@ def test_flower_commands(command, tmp_path, ratings, flwr):
     assert (tmp_path / "run" / "summary.json").exists(), done.stdout
 
 
-def test_the_environment_shown_is_a_whole_one(tmp_path, monkeypatch):
-    """The README's class, as it stands, takes part in a run."""
+def test_the_environment_of_the_readme_runs():
+    from fldb_flower.catalogue import ENVIRONMENTS
     from fldb_flower.federation.history import History
     from fldb_flower.settings import from_nested
     from simulations.engines import vectorized
 
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    module: dict[str, object] = {}
-    exec(code, module)
-    monkeypatch.setattr("fldb_flower.environments._TABLE", {"synthetic": module["Sphere"]})
+    exec(code, {})
     regrets = {}
     for algorithm in ("fldb_ons", "random"):
-        settings = from_nested({"algorithm": algorithm, "horizon": 60, "tau": 1}, "a test")
+        values = {"algorithm": algorithm, "environment": {"name": "sphere"}, "horizon": 60}
+        settings = from_nested({**values, "tau": 1}, "a test")
         history = History(settings.horizon)
         vectorized.run(settings, history)
         regrets[algorithm] = history.regret
+    ENVIRONMENTS.remove("sphere")
     assert regrets["fldb_ons"] < 0.5 * regrets["random"]

@@ -74,8 +74,8 @@ def test_help_names_every_setting_with_its_meaning():
     assert done.returncode == 0
     for entry in hydra_entries():
         assert entry.dotted.removesuffix(".name") in done.stdout
-        if entry.path[-1] != "name" and not entry.metadata["choices"]:
-            assert entry.metadata["help"] in done.stdout
+        if entry.path[-1] != "name" and not entry.choices:
+            assert entry.help in done.stdout
 
 
 @pytest.mark.slow

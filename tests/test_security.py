@@ -51,9 +51,14 @@ class Asked:
 
     def __call__(self, theta, upto=-1, counted=0):
         broadcast = Broadcast(None, np.asarray(theta, dtype=float), hessian=True)
-        vector, ask = encode_broadcast(broadcast)
-        ask = ask._replace(counted=counted)
-        config = {"ask": list(ask), "device": self.store.device_id, "upto": upto, "duels": 0}
+        vector, header = encode_broadcast(broadcast)
+        config = {
+            "header": list(header),
+            "counted": counted,
+            "device": self.store.device_id,
+            "upto": upto,
+            "duels": 0,
+        }
         (answer,), duels, _ = self.agent.fit([vector], config)
         self.exchanges += 1
         return decode_statistics(answer, duels, broadcast, Full(self.dimension))
@@ -380,12 +385,12 @@ def test_what_is_no_record_of_one_array_is_refused(record):
     assert read(record) is None
 
 
-def members():
+def both_kinds():
     simulation = from_nested({"num_agents": 4, "dimension": 2, "horizon": 6}, "a test")
     nodes = SimulatedNodes(simulation, History(6))
     chosen = {"mode": "devices", "algorithm": "fldb_ons", "dimension": 2}
     devices = DeviceNodes(from_flat(chosen, "a test"))
-    devices._devices[7] = "0" * 32
+    devices.restore({"counted": {}, "duels": 0, "nodes": {"7": "0" * 32}})
     return nodes, devices
 
 
@@ -406,38 +411,40 @@ def as_record(values):
         return MetricRecord({})
 
 
-@pytest.mark.parametrize("count", [2.0**54, 1e300, math.inf])
+@pytest.mark.parametrize("count", [2**53 + 1, 2**54, 2**63 - 1])
 def test_a_claim_of_too_many_duels_does_not_reach_the_books(count):
-    """It would be sent back in each broadcast, as a whole number of at most 64 bits."""
-    _, devices = members()
+    """It would be sent back in each broadcast, as an integer of at most 64 bits."""
+    _, devices = both_kinds()
     content = {
         "arrays": pack_vector(np.zeros(8)),
-        "numbers": MetricRecord({"answer": [count, 0.0, count, 0.0, 0.0]}),
-        "device": ConfigRecord({"id": "0" * 32}),
+        "config": ConfigRecord({"header": [count, 0, count, 0, 0], "device": "0" * 32}),
     }
     broadcast = Broadcast(
         PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), np.zeros(2), hessian=True
     )
-    with pytest.raises(UploadError, match="a number beyond 9007199254740992"):
-        devices.check(7, SimpleNamespace(content=RecordDict(content)), broadcast)
+    with pytest.raises(UploadError, match="a count above 9007199254740992"):
+        devices.check(7, SimpleNamespace(content=RecordDict(content)), 1, broadcast)
 
 
 @property_test
 @given(
     arrays=st.sampled_from(["vector", "numbers", "none", "hostile"]),
-    numbers=st.dictionaries(st.sampled_from(["answer", "exchange", "x"]), config_values),
-    device=st.dictionaries(st.sampled_from(["id", "x"]), config_values),
+    config=st.dictionaries(
+        st.sampled_from(["header", "regret", "exchange", "device", "x"]), config_values
+    ),
     size=st.sampled_from([0, 5, 8]),
 )
-@example("vector", {"answer": ["1", "0", "1", "4", "1", "a"], "exchange": 0}, {"id": "0" * 32}, 5)
-@example("vector", {"answer": [1.0] * 10**6, "exchange": 0}, {"id": "0" * 32}, 5)
-@example("numbers", {"answer": [0.0] * 5, "exchange": 0}, {"id": "0" * 32}, 8)
-@example("vector", {"answer": 5.0}, {"id": ["0" * 32]}, 5)
-def test_whatever_a_node_replies_is_an_upload_or_an_upload_error(arrays, numbers, device, size):
+@example("vector", {"header": ["1", "0", "1", "4", "1"], "regret": [0.0], "exchange": 0}, 5)
+@example("vector", {"header": [4, 0, 1, 4, 1], "regret": ["a"], "exchange": 0}, 5)
+@example("vector", {"header": [4, 0, 1, 4, 1], "regret": 0.0, "exchange": 0}, 5)
+@example("vector", {"header": [4, 0, 1, 4, 1], "regret": [0.0] * 10**6, "exchange": 0}, 5)
+@example("vector", {"header": [1] * 10**6, "device": "0" * 32}, 5)
+@example("numbers", {"header": [0] * 5, "device": "0" * 32}, 8)
+@example("vector", {"header": 5, "device": ["0" * 32]}, 5)
+def test_whatever_a_node_replies_is_an_upload_or_an_upload_error(arrays, config, size):
     content = RecordDict(
         {
-            "numbers": as_record(numbers),
-            "device": as_record(device),
+            "config": as_record(config),
             **{
                 "vector": {"arrays": pack_vector(np.zeros(size))},
                 "numbers": {"arrays": MetricRecord({"0": 1.0})},
@@ -448,6 +455,6 @@ def test_whatever_a_node_replies_is_an_upload_or_an_upload_error(arrays, numbers
     )
     reply = SimpleNamespace(content=content)
     play = PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2)))
-    for known in members():
+    for nodes in both_kinds():
         with contextlib.suppress(UploadError):
-            known.check(7, reply, Broadcast(play, np.zeros(2), hessian=True))
+            nodes.check(7, reply, 0, Broadcast(play, np.zeros(2), hessian=True))

@@ -4,6 +4,7 @@ What needs the language model is skipped without the text extra; the rest runs o
 embeddings.
 """
 
+import io
 import os
 import re
 import shlex
@@ -49,7 +50,7 @@ def chosen(**values):
 
 def forget():
     embeddings.embed.cache_clear()
-    sentences._world.cache_clear()
+    sentences.shared_world.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ class Model:
 @pytest.fixture
 def model(monkeypatch):
     model = Model()
-    monkeypatch.setattr(embeddings, "_computed", model)
+    monkeypatch.setattr(embeddings, "encode", model)
     monkeypatch.setattr(metadata, "version", lambda name: "1")
     return model
 
@@ -188,7 +189,12 @@ def test_other_sentences_another_order_and_another_version_are_other_files(
 def damages(whole):
     rows = np.random.default_rng(0).standard_normal((2, 384)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    as_npy = embeddings._as_npy
+
+    def as_npy(array):
+        buffer = io.BytesIO()
+        np.save(buffer, array)
+        return buffer.getvalue()
+
     yield from (b"", b"not an array", whole[:40], whole[: len(whole) // 2], whole[:-1])
     yield as_npy(rows[:1])
     yield as_npy(rows[:, :383])
@@ -223,7 +229,7 @@ def test_the_cache_is_the_users(model, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for place in ("", "relative"):  # a relative one is to be ignored, says the XDG specification
         monkeypatch.setenv("XDG_CACHE_HOME", place)
-        file = embeddings._cache_file(("One.",))
+        file = embeddings.cache_file(("One.",))
         assert file.parent == tmp_path / ".cache" / "fldb-flower"
 
 
@@ -315,7 +321,7 @@ def test_rewards_are_linear_in_all_dimensions_and_not_in_fewer(model, corpus, si
 def test_rewards_have_standard_deviation_one_and_the_taste_is_that_of_the_examples(model, corpus):
     world = Sentences(chosen(environment__path=str(corpus)), range(1))
     assert world.rewards.std() == pytest.approx(1)
-    liked, disliked = (Model()(tuple(sentences._own(n))) for n in ("liked", "disliked"))
+    liked, disliked = (Model()(tuple(sentences.built_in(n))) for n in ("liked", "disliked"))
     direction = liked.mean(axis=0, dtype=float) - disliked.mean(axis=0, dtype=float)
     cosine = direction @ world.theta / np.linalg.norm(direction) / np.linalg.norm(world.theta)
     assert cosine == pytest.approx(1, abs=1e-9)
@@ -350,7 +356,10 @@ def test_our_own_sentences_are_decided_but_noisy():
         for word in ("marsh", "noisy pub")
     )
     assert marsh - pub > 3
-    assert not set(world.sentences) & {*sentences._own("liked"), *sentences._own("disliked")}
+    assert not set(world.sentences) & {
+        *sentences.built_in("liked"),
+        *sentences.built_in("disliked"),
+    }
 
 
 # --- Draws -----------------------------------------------------------------------------
@@ -433,7 +442,7 @@ def test_files_that_cannot_be_read(model, tmp_path):
     }
     for name, why in cases.items():
         path = str(tmp_path / name)
-        refused(DataError, path.rstrip("/"), why, "a sentence a line", environment__path=path)
+        refused(DataError, path.rstrip("/"), why, "one sentence per line", environment__path=path)
     refused(DataError, "null", environment__path="a\0b")
     refused(DataError, "it is not a file", environment__path="/dev/zero")
     refused(DataError, "home directory", environment__path="~nobody-of-that-name/few")
@@ -493,7 +502,7 @@ def test_fewer_sentences_than_arms(model, tmp_path):
 
 
 def test_sentences_that_are_all_alike(monkeypatch, model, tmp_path):
-    monkeypatch.setattr(embeddings, "_computed", lambda texts: model([t.lower() for t in texts]))
+    monkeypatch.setattr(embeddings, "encode", lambda texts: model([t.lower() for t in texts]))
     path = tmp_path / "alike"
     path.write_text("Aa\naA\naa\nAA\n")
     refused(DataError, "alike", environment__path=str(path))
@@ -516,7 +525,7 @@ def test_without_the_extra(model, monkeypatch):
 def test_with_half_of_the_extra(module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SettingsError, match=r"pip install 'fldb-flower\[text\]'"):
-        embeddings._computed(("One.",))
+        embeddings.encode(("One.",))
 
 
 # --- Learning --------------------------------------------------------------------------

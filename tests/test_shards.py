@@ -26,7 +26,7 @@ D = 3
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     """Blocks of 32 agents, two in a shard."""
-    monkeypatch.setattr("fldb_flower.federation.agents._BLOCK_NUMBERS", 1)
+    monkeypatch.setattr("fldb_flower.federation.blocks.BLOCK_NUMBERS", 1)
     monkeypatch.setattr(module, "_BLOCKS", 2)
 
 
@@ -148,8 +148,8 @@ def test_processes_end_with_the_one_that_they_work_for():
 
 
 FORGETS = """
-import fldb_flower.federation.agents as agents
-agents._BLOCK_NUMBERS = 1
+import fldb_flower.federation.blocks as blocks
+blocks.BLOCK_NUMBERS = 1
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.settings import from_nested

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import nested
 
-from fldb_flower.algorithms.estimation import newton
+from fldb_flower.algorithms.solvers import newton
 from fldb_flower.bandit.preference import derivatives, gram
 from fldb_flower.bandit.selection import ucb, whiten
 from fldb_flower.environments.base import Contexts
@@ -124,37 +124,40 @@ class Scaled(Synthetic):
         return Contexts(features * self.scale, features @ self.theta)
 
 
-def regret(monkeypatch, world, algorithm, **values):
-    monkeypatch.setattr("fldb_flower.environments._TABLE", {"synthetic": world})
-    total = []
-    for seed in range(3):
-        chosen = from_nested(
-            nested(num_agents=12, horizon=60, num_arms=6, dimension=4, seed=seed, tau=1)
-            | nested(**algorithm, **values),
-            "a test",
-        )
-        history = History(chosen.horizon)
-        theta = vectorized.run(chosen, history)
-        assert theta is None or np.isfinite(theta).all()
-        assert np.isfinite(history.cumulative_regret).all()
-        total.append(history.regret)
-    return np.mean(total)
+@pytest.fixture
+def regret(register_world):
+    """Return the mean final regret of three seeds in a world."""
+
+    def run(world, algorithm, **values):
+        values |= algorithm | {"environment__name": register_world(world)}
+        total = []
+        for seed in range(3):
+            size = {"num_agents": 12, "horizon": 60, "num_arms": 6, "dimension": 4, "tau": 1}
+            chosen = from_nested(nested(**size | values, seed=seed), "a test")
+            history = History(chosen.horizon)
+            theta = vectorized.run(chosen, history)
+            assert theta is None or np.isfinite(theta).all()
+            assert np.isfinite(history.cumulative_regret).all()
+            total.append(history.regret)
+        return np.mean(total)
+
+    return run
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_duplicated_feature_columns(monkeypatch, learner):
+def test_duplicated_feature_columns(regret, learner):
     world = type("World", (Scaled,), {"duplicate": True})
-    random = regret(monkeypatch, world, {"algorithm": "random"})
-    assert regret(monkeypatch, world, LEARNERS[learner]) < 0.75 * random
+    random = regret(world, {"algorithm": "random"})
+    assert regret(world, LEARNERS[learner]) < 0.75 * random
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_features_of_extreme_scale(monkeypatch, learner, scale):
+def test_features_of_extreme_scale(regret, learner, scale):
     """The latent reward stays of order 1; only its features are in other units."""
     world = type("World", (Scaled,), {"scale": scale})
-    random = regret(monkeypatch, world, {"algorithm": "random"})
-    got = regret(monkeypatch, world, LEARNERS[learner])
+    random = regret(world, {"algorithm": "random"})
+    got = regret(world, LEARNERS[learner])
     if scale > 1 and learner != "ogd":  # OGD's step size is in the features' units: see alpha
         assert got < 0.75 * random
 
@@ -169,7 +172,7 @@ def test_features_of_extreme_scale(monkeypatch, learner, scale):
         LEARNERS["ldb"],
     ],
 )
-def test_features_beside_which_lambda_is_lost(monkeypatch, learner, agents, scale):
+def test_features_beside_which_lambda_is_lost(regret, learner, agents, scale):
     """Squares of features are 1e16 and more: lambda = 1/60 is a rounding error of W beside them.
 
     People are as sure as their rewards are large, here of the order of the features.
@@ -181,27 +184,27 @@ def test_features_beside_which_lambda_is_lost(monkeypatch, learner, agents, scal
             return Contexts(drawn.features, drawn.rewards * scale)
 
     Sure.scale = scale
-    random = regret(monkeypatch, Sure, {"algorithm": "random"}, num_agents=agents)
-    assert regret(monkeypatch, Sure, learner, num_agents=agents) < 0.75 * random
+    random = regret(Sure, {"algorithm": "random"}, num_agents=agents)
+    assert regret(Sure, learner, num_agents=agents) < 0.75 * random
 
 
 @pytest.mark.parametrize("ridge", [1e-16, 1e-30, 1e-100])
 @pytest.mark.parametrize("learner", ["gd", "ons", "ldb"])
-def test_a_ridge_that_is_lost_among_rounding_errors(monkeypatch, learner, ridge):
-    random = regret(monkeypatch, Scaled, {"algorithm": "random"})
-    assert regret(monkeypatch, Scaled, LEARNERS[learner], lambda_=ridge) < 0.75 * random
+def test_a_ridge_that_is_lost_among_rounding_errors(regret, learner, ridge):
+    random = regret(Scaled, {"algorithm": "random"})
+    assert regret(Scaled, LEARNERS[learner], lambda_=ridge) < 0.75 * random
 
 
 @pytest.mark.parametrize("scale", [1e-150, 1e150])
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_features_whose_squares_are_just_finite(monkeypatch, learner, scale):
+def test_features_whose_squares_are_just_finite(regret, learner, scale):
     world = type("World", (Scaled,), {"scale": scale / 4.0})
-    assert regret(monkeypatch, world, LEARNERS[learner]) >= 0.0
+    assert regret(world, LEARNERS[learner]) >= 0.0
 
 
 @pytest.mark.parametrize("learner", ["ons", "ons geometric", "gd"])
-def test_few_agents_with_separable_first_duels(monkeypatch, learner):
+def test_few_agents_with_separable_first_duels(regret, learner):
     """Two agents in four dimensions: the first duels are always separable."""
     world = type("World", (Scaled,), {})
-    random = regret(monkeypatch, world, {"algorithm": "random"}, num_agents=2, horizon=200)
-    assert regret(monkeypatch, world, LEARNERS[learner], num_agents=2, horizon=200) < 0.5 * random
+    random = regret(world, {"algorithm": "random"}, num_agents=2, horizon=200)
+    assert regret(world, LEARNERS[learner], num_agents=2, horizon=200) < 0.5 * random

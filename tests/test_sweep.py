@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from test_run import ROOT, call
 
-from fldb_flower.settings import defaults_nested, from_nested
+from fldb_flower.settings import from_nested, hydra_entries
 from simulations.figures import PANELS
+from simulations.overrides import store_settings
 from simulations.sweeps.tables import draw_mean
 
 CONF = ROOT / "conf"
@@ -23,20 +23,22 @@ SWEEP = ("-m", "tau=1,4", "num_agents=5,9", "seed=0,1", "horizon=40")
 
 
 def composed(*overrides):
-    ConfigStore.instance().store(name="settings", node=defaults_nested())
+    store_settings()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", overrides=list(overrides))
     return OmegaConf.to_container(config, resolve=True)
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        f"{file.parent.name}={file.stem}"
-        for file in sorted(CONF.glob("*/*.yaml"))
-        if file.parent.name != "hydra"
-    ],
-)
+CHOICES = {
+    f"{entry.path[0]}={name}"
+    for entry in hydra_entries()
+    if entry.path[-1] == "name" or entry.dotted in {"algorithm", "selection"}
+    for name in entry.choices
+}
+FILES = {f"{file.parent.name}={file.stem}" for file in CONF.glob("*/*.yaml")}
+
+
+@pytest.mark.parametrize("choice", sorted(CHOICES | FILES))
 def test_every_config_composes_into_valid_settings(choice):
     extra = ["+environment.path=x"] if "movielens" in choice or "fig1d" in choice else []
     values = composed(choice, *[text.removeprefix("+") for text in extra])
@@ -222,7 +224,7 @@ def test_the_slurm_launcher_runs_as_far_as_one_machine_can(tmp_path):
 
 
 def composed_hydra(*overrides):
-    ConfigStore.instance().store(name="settings", node=defaults_nested())
+    store_settings()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=list(overrides), return_hydra_config=True).hydra
 

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -27,9 +26,10 @@ from test_run import ROOT, call
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.runs.results import identity
-from fldb_flower.settings import defaults_nested, from_nested
+from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
 from simulations.figures import PANELS, SEEDS, settings_of
+from simulations.overrides import store_settings
 from simulations.run import run
 from simulations.saved_runs import Run
 from simulations.sweeps.callbacks import SweepCallback, jobs_without_result
@@ -44,7 +44,7 @@ SMALL = {"num_agents": 4, "horizon": 30}
 
 @pytest.fixture
 def hydra_loader():
-    ConfigStore.instance().store(name="settings", node=defaults_nested())
+    store_settings()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         yield GlobalHydra.instance().config_loader()
 

@@ -9,14 +9,14 @@ from scipy import stats
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import TorchStreams, make_streams
+from fldb_flower.catalogue import ALGORITHMS, SELECTIONS
 from fldb_flower.environments import embeddings
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
-from fldb_flower.linalg import arrays
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
-from fldb_flower.settings import ALGORITHMS, SELECTIONS, from_nested
+from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
 from simulations.run import run
 
@@ -86,7 +86,7 @@ def any_model(monkeypatch, tmp_path):
         drawn = [np.random.default_rng(list(text.encode())).standard_normal(384) for text in texts]
         return np.float32([row / np.linalg.norm(row) for row in drawn])
 
-    monkeypatch.setattr(embeddings, "_computed", rows)
+    monkeypatch.setattr(embeddings, "encode", rows)
     embeddings.embed.cache_clear()
     yield
     embeddings.embed.cache_clear()
@@ -208,21 +208,6 @@ def test_without_a_gpu_it_is_said_what_to_do(monkeypatch):
 def test_draws_of_torch_need_a_device_of_torch():
     with pytest.raises(SettingsError, match=r"rng='torch' .*needs backend=cpu or backend=cuda"):
         settings(rng="torch")
-
-
-def test_single_precision_has_wider_ties():
-    """Scores that differ by rounding errors of single precision are ties too."""
-    single = arrays.Arrays(
-        arrays.arrays_on("cpu").xp, {"dtype": torch.float32, "device": torch.device("cpu")}
-    )
-    from fldb_flower.bandit.selection import ucb, whiten
-
-    rng = np.random.default_rng(0)
-    features = rng.standard_normal((200, 1, 6)).repeat(4, axis=1)  # four equal arms
-    order = single.make(features * (1 + 1e-8 * rng.standard_normal(features.shape)))
-    first, second = ucb(order, single.make(np.ones(6)), single.make(whiten(np.eye(6))), 2.0)
-    assert order.dtype == torch.float32
-    assert first.tolist() == second.tolist() == [0] * 200
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

@@ -83,12 +83,11 @@ def test_an_upload_holds_what_the_documentation_lists_and_nothing_of_a_duel(tmp_
     for reply in federation.replies:
         text = wire(reply)
         assert not [word for word in federation.private if word in text]
-        vector, numbers = reply.content["arrays"], reply.content["numbers"]
-        device = reply.content["device"]
-        assert (set(reply.content), set(vector), set(numbers), set(device)) == (
-            {"arrays", "numbers", "device"}, {"0"}, {"answer"}, {"id"},
+        vector, config = reply.content["arrays"], reply.content["config"]
+        assert (set(reply.content), set(vector), set(config)) == (
+            {"arrays", "config"}, {"0"}, {"header", "device"},
         )  # fmt: skip
-        assert len(numbers["answer"]) == len(DeviceUploadHeader._fields)
+        assert len(config["header"]) == len(DeviceUploadHeader._fields)
         size = vector["0"].shape[0]
         assert size in {0, D + D * (D + 1)}
         if size:
@@ -96,7 +95,7 @@ def test_an_upload_holds_what_the_documentation_lists_and_nothing_of_a_duel(tmp_
             lengths.add(sum(len(each.deflate()) for each in objects))
     # Nothing in it grows with the number of duels.
     assert len(lengths) == 1
-    assert {reply.content["numbers"]["answer"][0] for reply in federation.replies} >= {8, 6, 30}
+    assert {reply.content["config"]["header"][0] for reply in federation.replies} >= {8, 6, 30}
     assert fields("What reaches the server") == {
         "arrays.0",
         "device.id",

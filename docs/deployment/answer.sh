@@ -1,15 +1,17 @@
 #!/bin/sh
-# Answers duels of a device from a shell, through its preference service. Needs curl, nothing else.
+# Answers duels of a device from a shell, through its preference service. Requires only curl.
 #
 #   answer.sh URL TOKEN_FILE ARMS [COUNT [COMMAND]]
 #   answer.sh http://127.0.0.1:8377 /var/lib/fldb/duels.db.token drinks.txt
 #
-# ARMS        a line an arm: its key (letters, digits, . _ -), then its numbers: tea 0.1 0.9
-# COUNT       how many duels; 0, the default, goes on for ever
-# COMMAND     is given two keys and prints first, second or tie; without one, you are asked
+# ARMS        file with one arm per line: its key (letters, digits, . _ -), then its features,
+#             for example: tea 0.1 0.9
+# COUNT       number of duels; 0 (default): no limit
+# COMMAND     called with two keys, prints first, second or tie; default: ask on the terminal
 #
-# Prints "NUMBER ID" for each answer that is on the device's disk. An answer that got no reply is
-# sent again until it has one: the service knows a duel by its id and counts it once.
+# Prints "NUMBER ID" for each answer that is stored on the device's disk. Requests without a reply
+# are repeated. An answer that is sent twice counts once, because the service identifies a duel by
+# its id.
 set -eu
 
 if [ $# -lt 3 ]; then
@@ -20,7 +22,7 @@ url=$1 arms=$3 count=${4:-0} command=${5:-ask}
 token=$(cat "$2")
 case $token in
   '' | *[!A-Za-z0-9._~+/=-]*)
-    echo "answer.sh: $2 holds no token" >&2
+    echo "answer.sh: no token in $2" >&2
     exit 1
     ;;
 esac
@@ -28,16 +30,16 @@ reply=$(mktemp)
 trap 'rm -f "$reply"' EXIT
 trap 'exit 1' INT TERM
 
-# call PATH BODY: POST, again and again until the service replies. Its reply is in $reply.
+# call PATH BODY: send a POST request, and repeat it until the service replies. Sets $reply.
 call() {
   while :; do
-    # The token goes through a pipe: what is on the command line, everybody can read.
+    # Pass the token through a pipe: other users can read the arguments of a command.
     status=$(printf 'header = "Authorization: Bearer %s"\n' "$token" \
       | curl --config - --silent --output "$reply" --write-out '%{http_code}' --max-time 60 \
         --header 'Content-Type: application/json' --data "$2" "$url$1") || status=000
     case $status in
       200) return 0 ;;
-      000 | 5??) sleep 1 ;; # not there, or its disk is busy
+      000 | 5??) sleep 1 ;; # service not reachable or busy
       *)
         echo "answer.sh: $1: $status $(cat "$reply")" >&2
         return 1
@@ -46,7 +48,7 @@ call() {
   done
 }
 
-# field NAME: the value of a text or a number in $reply.
+# field NAME: print the value of a string or a number in $reply.
 field() {
   sed -n 's/.*"'"$1"'": *"\{0,1\}\([^",}]*\).*/\1/p' "$reply"
 }
@@ -61,9 +63,9 @@ ask() {
     *) ask "$1" "$2" ;;
   esac
 }
-exec 3<&0 # the terminal
+exec 3<&0 # the standard input of this script: a terminal or a pipe
 
-# Up to eight arms, drawn at random, as {"features": [[...], ...], "keys": ["...", ...]}.
+# offer: print up to eight random arms as {"features": [[...], ...], "keys": ["...", ...]}.
 offer() {
   awk -v seed="$(od -An -N4 -tu4 /dev/urandom)" '
     BEGIN { srand(seed) }
@@ -85,7 +87,7 @@ done=0
 while [ "$count" -eq 0 ] || [ "$done" -lt "$count" ]; do
   call /duels "$(offer)"
   id=$(field id) one=$(field first_key) other=$(field second_key)
-  # The first arm is the favourite: show the two in random order, or habits become preferences.
+  # The first arm is the favourite of the estimate. Random order avoids a position bias.
   if [ "$(($(od -An -N1 -tu1 /dev/urandom) % 2))" -eq 0 ]; then
     preferred=$("$command" "$one" "$other")
   else

@@ -1,35 +1,25 @@
-"""Algorithms by name: what the Central Server does in each round.
+"""Algorithms: what the server computes in each communication round.
 
-A new algorithm is a module with a subclass of :class:`~fldb_flower.algorithms.base.Algorithm`
-and a line in the table.
+They are declared in :data:`fldb_flower.catalogue.ALGORITHMS`. A new algorithm is a module with a
+subclass of :class:`~fldb_flower.algorithms.base.Algorithm` and one line there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from fldb_flower.algorithms.alone import Alone
 from fldb_flower.algorithms.base import Algorithm, Online
-from fldb_flower.algorithms.gd import FLDBGD
-from fldb_flower.algorithms.ogd import FLDBOGD
-from fldb_flower.algorithms.ons import FLDBONS
 from fldb_flower.algorithms.schedules import Round
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.federation.exchange import Federation
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
 
-_TABLE: dict[str, type[Algorithm]] = {
-    "fldb_ogd": FLDBOGD,
-    "fldb_gd": FLDBGD,
-    "fldb_ons": FLDBONS,
-    "ldb": Alone,
-    "random": Alone,
-}
-
 
 def make_algorithm(settings: Settings) -> Algorithm:
-    """Return the algorithm that the settings name, at its beginning."""
-    return _TABLE[settings.algorithm](settings)
+    """Return the settings' algorithm in its initial state."""
+    algorithm: Algorithm = ALGORITHMS.load(settings.algorithm)(settings)
+    return algorithm
 
 
 def run_algorithm(federation: Federation, settings: Settings) -> Array:
@@ -70,11 +60,7 @@ def run_rounds(
 
 
 __all__ = [
-    "FLDBGD",
-    "FLDBOGD",
-    "FLDBONS",
     "Algorithm",
-    "Alone",
     "Online",
     "make_algorithm",
     "run_algorithm",

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from fldb_flower.algorithms import schedules
-from fldb_flower.algorithms.estimation import SINGLE_TOLERANCE, TOLERANCE, Minimum, newton
 from fldb_flower.algorithms.schedules import Round
+from fldb_flower.algorithms.solvers import SINGLE_TOLERANCE, TOLERANCE, Minimum, newton
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
@@ -18,7 +18,7 @@ from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings
 
 _FIRST_EXCHANGES = 50  # to find the start by: six are usual, and any start is good enough
-_APPROXIMATE = 1e-4  # decrement per duel: far less than a start differs from the truth
+APPROXIMATE_TOLERANCE = 1e-4  # decrement per duel: far less than a start differs from the truth
 
 
 class Algorithm(ABC):
@@ -130,7 +130,7 @@ class Online(Algorithm):
         self.theta_hat: Array = np.zeros(settings.dimension)
         self._tolerance = SINGLE_TOLERANCE if settings.wire == "float32" else TOLERANCE
         if settings.matrix_form != "full":
-            self._tolerance = _APPROXIMATE  # steps are not Newton's then, and need many exchanges
+            self._tolerance = APPROXIMATE_TOLERANCE  # quasi-Newton steps need many exchanges
 
     def learn(self, federation: Federation, turn: Round) -> None:
         """Find the first estimate, or take a step with the fresh duels' statistics."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fldb_flower.algorithms.base import Algorithm
-from fldb_flower.algorithms.estimation import (
+from fldb_flower.algorithms.schedules import Round
+from fldb_flower.algorithms.solvers import (
     GRADIENT_AT_MOST,
     SINGLE_GRADIENT_AT_MOST,
     SINGLE_TOLERANCE,
@@ -14,7 +15,6 @@ from fldb_flower.algorithms.estimation import (
     lbfgs,
     newton,
 )
-from fldb_flower.algorithms.schedules import Round
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import AUTO

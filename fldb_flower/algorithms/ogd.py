@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from fldb_flower.algorithms.base import Online
-from fldb_flower.algorithms.estimation import Minimum
 from fldb_flower.algorithms.schedules import Round
+from fldb_flower.algorithms.solvers import Minimum
 from fldb_flower.bandit import theory
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.linalg.arrays import Array

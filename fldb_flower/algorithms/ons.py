@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fldb_flower.algorithms.base import Online
-from fldb_flower.algorithms.estimation import Minimum
 from fldb_flower.algorithms.schedules import Round
+from fldb_flower.algorithms.solvers import Minimum
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings

@@ -1,1 +1,1 @@
-"""The dueling bandit: preference model, duels, random streams, selection, policies."""
+"""The dueling bandit: preference model, duels, random streams, selection, policies, theory."""

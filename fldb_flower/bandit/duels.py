@@ -1,4 +1,4 @@
-"""The duels of a block of agents, kept until the server has counted them."""
+"""Storage of the duels of a block of agents."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
 
 
 class DuelLog:
-    """Duels in order of iteration; those after ``counted`` are fresh.
+    """Duels in order of iteration. Those after iteration ``counted`` are fresh.
 
-    Differences are stored feature by feature, which makes passes over all duels three times
-    faster than duel by duel; what goes in and comes out has the usual shapes.
+    Differences are stored as (d, duels), because passes over all duels are then three times
+    faster. Methods take and return (duels, d).
 
     Parameters
     ----------
     agents, dimension : int
-        Sizes of the arrays.
+        Number of agents and of features.
     keep : bool
-        Whether counted duels stay (FLDB-GD's loss is over all of them) or are dropped.
+        Whether duels are kept after the server has counted them (for a loss over all duels).
     arrays : Arrays, optional
-        Where they are kept.
+        Backend of the duels; NumPy by default.
     """
 
     def __init__(
@@ -29,26 +29,26 @@ class DuelLog:
         self._arrays = arrays or Arrays()
         self._agents = agents
         self._keep = keep
-        self._start = 0  # iteration before the first one kept
-        self._kept = 0  # iterations kept
+        self._start = 0  # number of iterations dropped
+        self._kept = 0  # number of iterations stored
         self.counted = 0  # the last iteration that the server has counted
         self._differences = self._arrays.empty(dimension, agents)
         self._preferences = self._arrays.empty(agents)
-        self._regrets = np.empty(1)  # one for each iteration, summed over agents
+        self._regrets = np.empty(1)  # of each iteration, summed over agents
 
     @property
     def played(self) -> int:
-        """The last iteration played."""
+        """Return the last iteration played."""
         return self._start + self._kept
 
     def append(self, iterations: int) -> tuple[Array, Array, Array]:
-        """Add iterations and return what to fill in, agent by agent in each iteration.
+        """Add iterations and return views of their values, for the caller to set.
 
         Returns
         -------
         tuple of Array
-            Differences (iterations * agents, d), preferences (iterations * agents,), and the
-            regret of each iteration, summed over agents, (iterations,).
+            Differences (iterations * agents, d), preferences (iterations * agents,), both agent
+            by agent in each iteration; regret of each iteration, summed over agents (iterations,).
         """
         while self._kept + iterations > self._regrets.size:
             self._differences = _doubled(self._differences)
@@ -64,7 +64,7 @@ class DuelLog:
         )
 
     def acknowledge(self, counted: int) -> None:
-        """Take note that the server has counted every duel up to iteration ``counted``."""
+        """Record that the server has counted all duels up to iteration ``counted``."""
         if counted <= self.counted:
             return
         self.counted = min(counted, self.played)
@@ -80,15 +80,15 @@ class DuelLog:
         self._start, self._kept = self.counted, left
 
     def fresh(self) -> tuple[Array, Array]:
-        """Differences (n, d) and preferences (n,) of the duels not yet counted."""
+        """Return differences (n, d) and preferences (n,) of the duels not yet counted."""
         return self._duels(self.counted - self._start)
 
     def all(self) -> tuple[Array, Array]:
-        """Differences (n, d) and preferences (n,) of all duels kept."""
+        """Return differences (n, d) and preferences (n,) of all stored duels."""
         return self._duels(0)
 
     def fresh_regrets(self) -> Array:
-        """Regret of each iteration not yet counted, summed over agents."""
+        """Return the regret of each iteration not yet counted, summed over agents."""
         return self._regrets[self.counted - self._start : self._kept].copy()
 
     def _duels(self, first: int) -> tuple[Array, Array]:
@@ -99,7 +99,7 @@ class DuelLog:
         return slice(first * self._agents, last * self._agents)
 
     def state(self) -> dict[str, Array]:
-        """Return everything as arrays of their own, for :meth:`restore`."""
+        """Return a copy of the state, for :meth:`restore`."""
         span = self._span(0, self._kept)
         return {
             "position": np.array([self._start, self.counted]),
@@ -109,7 +109,7 @@ class DuelLog:
         }
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Take back what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         self._start, self.counted = (int(number) for number in state["position"])
         self._kept = state["regrets"].size
         if self._kept:

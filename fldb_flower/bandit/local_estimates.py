@@ -1,4 +1,4 @@
-"""What LDB's agents learn, each alone from its own duels, all as one batch."""
+"""Estimates of LDB's agents: a maximum likelihood estimate for each, computed as one batch."""
 
 from __future__ import annotations
 
@@ -7,32 +7,30 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fldb_flower.bandit.newton import RESTART, is_too_long, shortened
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
 from fldb_flower.linalg.linear import pseudo_solve, solve
 
-_SETTLED = 1e-13  # Newton decrement per duel: theta's error is about 1e-12 after such a step
-_SUFFICIENT = 0.5
-_SHORT = 0.1  # of the slope left: the step is doubled
-_SHORTEST_CUT = 0.1
-_LOST = 0.5  # a warm start whose step is cut to less than this is given up for theta = 0
-_MAX_STEPS = 200
+_VERIFIED = 1e-13  # Newton decrement per duel below which the next step is not verified
+_FLAT = 0.1  # of the slope at the start: a step that ends with a steeper descent is doubled
+MAX_STEPS = 200
 _MAX_TRIALS = 60
-_NEW = 1e-13  # of a duel's length: what is shorter is a rounding error
+_NEW_DIRECTION = 1e-13  # of a duel's length: a shorter remainder is a rounding error
 
 
 class _Batch(NamedTuple):
-    """Agents whose minimiser is sought.
+    """Agents whose minimiser is not yet found.
 
     Attributes
     ----------
     point : Array
-        Where they are, (agents, m).
+        Current points, (agents, m).
     warm : Array
-        Whether they may go back to 0, (agents,) of bool.
+        Whether an agent may restart at 0, (agents,) of bool.
     duels : Array
-        What takes points to logits, (agents, m, duels).
+        Matrices that map points to logits, (agents, m, duels).
     answers : Array
         Preferences, (agents, duels).
     """
@@ -50,24 +48,22 @@ class _Batch(NamedTuple):
 class LocalEstimates:
     """Estimates theta_i of a block of agents that do not communicate.
 
-    Each is the minimiser of the agent's own loss with ridge lambda (paper, Eq. 1 with N = 1),
-    by the damped Newton method of :func:`fldb_flower.algorithms.estimation.newton`, warm-started.
-    Steps that end well downhill are doubled too, as another trial costs less than another
-    Hessian: of a new duel's logit, a plain Newton step covers about 1 of 10. Agents that are
-    done leave the batch.
+    Each is the minimiser of the agent's own loss with ridge lambda (paper, Eq. 1 with N = 1).
+    It is computed by damped Newton steps from a warm start (:mod:`fldb_flower.bandit.newton`).
+    A step that still descends steeply at its end is doubled, because another trial costs less than
+    another Hessian. Agents leave the batch when their minimiser is found.
 
-    The minimiser lies in the span of the duels. While there are no more duels than features, the
-    search is for its coordinates in an orthonormal basis of that span, as many as there are duels;
-    from then on for theta itself.
+    The minimiser lies in the span of the duels. While there are at most d duels, the variables are
+    coordinates in an orthonormal basis of that span; later they are theta itself.
 
     Parameters
     ----------
     agents, dimension : int
-        Sizes.
+        Number of agents and of features.
     ridge : float
         lambda, above 0.
     arrays : Arrays, optional
-        What duels and estimates are.
+        Backend of the duels and the estimates; NumPy by default.
     """
 
     def __init__(
@@ -77,14 +73,15 @@ class LocalEstimates:
         self._arrays = arrays or Arrays()
         self.theta = self._arrays.zeros(agents, dimension)
         self._count = 0
-        # Of the span: (agents, d, m), 0 where a duel brought no new direction. None: all of space.
+        # Basis of the span, (agents, d, m); a column is 0 if its duel added no direction.
+        # None: the variables are theta itself.
         self._basis: Array | None = self._arrays.zeros(agents, dimension, 0)
-        # Each agent's duels are a matrix (m or d, duels), fast to weight and to multiply.
+        # An agent's duels are the columns of a matrix (m or d, duels).
         self._duels = self._arrays.zeros(agents, 0, 8)
         self._preferences = self._arrays.empty(agents, 8)
 
     def add(self, differences: Array, preferences: Array) -> None:
-        """Add a duel of each agent, (agents, d) and (agents,), and find the new minimisers.
+        """Add one duel of each agent, (agents, d) and (agents,), and update the minimisers.
 
         Raises
         ------
@@ -115,9 +112,9 @@ class LocalEstimates:
         self.theta = (self._basis @ found[..., None])[..., 0]
 
     def _coordinates(self, differences: Array) -> Array:
-        """Return a duel's coordinates, (agents, m), the last along what is new in it.
+        """Return a duel's coordinates, (agents, m); the last one is along a new basis vector.
 
-        By Gram and Schmidt; twice, after which rounding errors no longer matter.
+        Gram-Schmidt orthogonalization, repeated once to remove rounding errors.
         """
         xp = self._arrays.xp
         coordinates, rest = 0.0, differences
@@ -126,7 +123,7 @@ class LocalEstimates:
             coordinates = coordinates + seen
             rest = rest - (self._basis @ seen[..., None])[..., 0]
         length, whole = (xp.sqrt(_dots(vector, vector)) for vector in (rest, differences))
-        is_new = length > _NEW * whole
+        is_new = length > _NEW_DIRECTION * whole
         length = xp.where(is_new, length, 0.0)
         direction = xp.where(is_new[:, None], rest / xp.where(is_new, length, 1.0)[:, None], 0.0)
         self._basis = xp.concat([self._basis, direction[..., None]], axis=2)
@@ -140,17 +137,17 @@ class LocalEstimates:
         found, active = copy(start), self._arrays.arange(len(start))
         batch = _Batch(start, xp.any(start != 0, axis=1), duels, answers)
         gradient, curvatures = self._derivatives(start, duels, answers)
-        for _ in range(_MAX_STEPS):
+        for _ in range(MAX_STEPS):
             hessian = self._hessian(batch.duels, curvatures)
             step = -solve(hessian, gradient)
             slope = _dots(gradient, step)  # below 0
-            wrong = ~(slope <= 0.0)  # a Hessian that rounding errors have made singular
+            wrong = ~(slope <= 0.0)  # the Hessian is singular to working precision
             if wrong.any():
                 step[wrong] = -pseudo_solve(hessian[wrong], gradient[wrong])
                 slope = _dots(gradient, step)
                 if not xp.all(xp.isfinite(slope)):
                     raise self._not_found("a Newton step is not finite")
-            going = slope < -_SETTLED * self._count
+            going = slope < -_VERIFIED * self._count
             found[active] = batch.point + step
             if not going.any():
                 return found
@@ -158,44 +155,41 @@ class LocalEstimates:
                 active, batch = active[going], batch.only(going)
                 step, slope = step[going], slope[going]
             batch, gradient, curvatures = self._descend(batch, step, slope)
-        raise self._not_found(f"{_MAX_STEPS} Newton steps did not reach it")
+        raise self._not_found(f"not reached in {MAX_STEPS} Newton steps")
 
     def _not_found(self, reason: str) -> ConvergenceError:
         longest = float(self._arrays.xp.max(self._arrays.xp.abs(self._duels[..., : self._count])))
         return ConvergenceError(
-            f"no minimiser of an agent's own loss: {reason}; with lambda={self._ridge:g} and"
-            f" differences of features up to {longest:.1e}, a larger lambda or features nearer to 1"
-            " help"
+            f"no minimiser of an agent's own loss: {reason} (lambda={self._ridge:g}, differences of"
+            f" features up to {longest:.1e}); use a larger lambda, or scale the features to about 1"
         )
 
     def _descend(self, batch: _Batch, step: Array, slope: Array) -> tuple[_Batch, Array, Array]:
-        """Step less far where that ends uphill, farther where still well downhill.
+        """Return the batch after a step of suitable length, and its derivatives.
 
-        Agents lost far out, where the Hessian has vanished, go back to 0, once. Returns the
-        batch where it is then, and its derivatives.
+        A step is cut if it ends uphill, and doubled if it still descends steeply at its end. An
+        agent whose warm start lies where the Hessian vanishes restarts at 0, once.
         """
         xp = self._arrays.xp
         length = xp.ones_like(slope)
-        lengthen = length > 0  # until a step was too long
+        lengthen = length > 0  # False after a step was too long
         warm = copy(batch.warm)
         for _ in range(_MAX_TRIALS):
             trial = batch.point + length[:, None] * step
             gradient, curvatures = self._derivatives(trial, batch.duels, batch.answers)
             end_slope = _dots(gradient, step)
-            long = end_slope > _SUFFICIENT * xp.abs(slope)
+            long = is_too_long(slope, end_slope)
             lengthen &= ~long
-            short = lengthen & (end_slope < _SHORT * slope)
+            short = lengthen & (end_slope < _FLAT * slope)
             if not (long | short).any():
                 return batch._replace(point=trial, warm=warm), gradient, curvatures
             length[short] *= 2.0
-            # Cut where the straight line through both slopes crosses zero.
-            crossing = slope[long] / (slope[long] - end_slope[long])
-            length[long] *= xp.clip(crossing, _SHORTEST_CUT, None)
-            lost = warm & (length < _LOST)
+            length[long] = shortened(length[long], slope[long], end_slope[long])
+            lost = warm & (length < RESTART)
             step[lost], length[lost] = -batch.point[lost], 1.0
-            slope[lost] = -math.inf  # whatever it is
+            slope[lost] = -math.inf  # accept any slope at 0
             warm &= ~lost
-        raise self._not_found(f"no length of a Newton step was right in {_MAX_TRIALS} trials")
+        raise self._not_found(f"the line search failed after {_MAX_TRIALS} trials")
 
     def _derivatives(self, point: Array, duels: Array, answers: Array) -> tuple[Array, Array]:
         """Gradients (agents, m), and second derivatives in the logits (agents, duels)."""
@@ -210,7 +204,7 @@ class LocalEstimates:
         return hessian
 
     def state(self) -> dict[str, Array]:
-        """Return everything as arrays of their own, for :meth:`restore`."""
+        """Return a copy of the state, for :meth:`restore`."""
         basis = self._arrays.zeros(len(self.theta), 0, 0) if self._basis is None else self._basis
         return {
             "theta": to_numpy(copy(self.theta)),
@@ -220,7 +214,7 @@ class LocalEstimates:
         }
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Take back what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         make = self._arrays.make
         self.theta = make(np.array(state["theta"]))
         basis = make(np.array(state["basis"]))

@@ -1,63 +1,64 @@
-"""How a block of agents selects its pairs: with the server's estimate, alone, or at random.
+"""Policies: how a block of agents selects the pairs that it shows.
 
-A policy is given each iteration's features and returns two arms for each agent. It knows
-neither rewards nor the server.
+A policy gets the features of each iteration and returns two arms for each agent. It has no access
+to rewards or to the server.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.local_estimates import LocalEstimates
 from fldb_flower.bandit.selection import Selector
+from fldb_flower.bandit.selection.rules import Pair
 from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.linalg.whiteners import Whitener, add_to_whiteners, moved
+from fldb_flower.linalg.whiteners import Whitener, add_to_whiteners, on_backend
 from fldb_flower.settings import Settings
 
 
-class Policy(Protocol):
+class Policy:
     """Selects pairs for a block of agents.
 
     Attributes
     ----------
-    waits : bool
-        Whether it learns from broadcasts only, so that the iterations of a round can be
-        selected at once.
+    learns : bool
+        Whether it learns from each duel. If not, several iterations can be selected at once.
     """
 
-    waits: bool
+    learns = False
 
     def receive(self, estimate: Estimate) -> None:
-        """Take in what the server broadcast."""
+        """Use the server's estimate from now on; by default it is ignored."""
 
-    def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
-        """Return the two arms' numbers of some iterations, each (rows,).
+    def select(self, iterations: range, features: Array) -> Pair:
+        """Return the numbers of the first and the second arms, each (rows,).
 
-        Called once for each iteration, with ``features`` (rows, arms, d): a row for each agent in
-        the first iteration, then in the second, ... Several at once only if the policy ``waits``.
+        Each iteration is selected once and in order. ``features`` is (rows, arms, d), with a row
+        per agent for the first iteration, then for the second, ... There is only one iteration if
+        the policy ``learns``.
         """
+        raise NotImplementedError
 
     def learn(self, differences: Array, preferences: Array) -> None:
-        """See the duels: (rows, d) and (rows,)."""
+        """Learn from duels, (rows, d) and (rows,); by default they are ignored."""
 
     def state(self) -> dict[str, Array]:
-        """Return what must outlive the process, as arrays that do not change any more."""
+        """Return a copy of the state, for :meth:`restore`; by default there is none."""
+        return {}
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Take back what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
 
 
-class CommonEstimatePolicy:
+class CommonEstimatePolicy(Policy):
     """Selects with theta_sync and W_sync of the last broadcast (Algorithm 1, lines 4 and 5)."""
-
-    waits = True
 
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         self._selector = Selector(settings, streams, arrays)
@@ -67,36 +68,33 @@ class CommonEstimatePolicy:
         self.receive(Estimate(np.zeros(settings.dimension), identity))
 
     def receive(self, estimate: Estimate) -> None:
-        """Keep the broadcast estimate."""
+        """Use the server's estimate from now on."""
         self._estimate = estimate
         self._prepared: tuple[Array, Whitener] | None = None  # on the backend, when first needed
 
-    def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
+    def select(self, iterations: range, features: Array) -> Pair:
         """Apply the selection rule."""
         if self._prepared is None:
             theta, whitener = self._estimate.theta_sync, self._estimate.whitener
-            self._prepared = self._arrays.make(theta), moved(whitener, self._arrays)
+            self._prepared = self._arrays.make(theta), on_backend(whitener, self._arrays)
         return self._selector.select(iterations, features, *self._prepared, self._num_agents)
 
-    def learn(self, differences: Array, preferences: Array) -> None:
-        """Nothing: the server learns."""
-
     def state(self) -> dict[str, Array]:
-        """Return the estimate, which missed broadcasts make worth keeping."""
+        """Return the estimate, which is used until the next one is received."""
         return {"theta_sync": self._estimate.theta_sync, "information": self._estimate.information}
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Take back the estimate."""
+        """Restore the estimate."""
         self.receive(Estimate(state["theta_sync"], state["information"]))
 
 
-class LocalEstimatesPolicy:
+class LocalEstimatesPolicy(Policy):
     """LDB: each agent selects with its own theta_i and W_i, and learns from its own duels.
 
-    Of W_i it keeps the whitener alone, and updates it.
+    Only the whitener of W_i is stored and updated.
     """
 
-    waits = False
+    learns = True
 
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         agents, d = len(streams.agents), settings.dimension
@@ -106,67 +104,49 @@ class LocalEstimatesPolicy:
         identity = arrays.eye(d) * math.sqrt(settings.kappa_mu / settings.ridge)
         self._whiteners = arrays.zeros(agents, d, d) + identity  # W_i^-1/2
 
-    def receive(self, estimate: Estimate) -> None:
-        """Nothing: no estimate arrives."""
-
-    def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
-        """Apply the selection rule, agent by agent."""
+    def select(self, iterations: range, features: Array) -> Pair:
+        """Apply the selection rule with each agent's estimate."""
         theta, whiteners = self._estimates.theta, self._whiteners
         return self._selector.select(iterations, features, theta, whiteners, num_agents=1)
 
     def learn(self, differences: Array, preferences: Array) -> None:
-        """Add a duel to each agent's estimate and information."""
+        """Update each agent's estimate and whitener with its duel."""
         self._estimates.add(differences, preferences)
         add_to_whiteners(self._whiteners, differences)
 
     def state(self) -> dict[str, Array]:
-        """Return the estimates, the duels behind them, and the whiteners."""
+        """Return the estimates with their duels, and the whiteners."""
         return {"whiteners": to_numpy(copy(self._whiteners)), **self._estimates.state()}
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Take them back."""
+        """Restore what :meth:`state` returned."""
         self._estimates.restore(state)
         self._whiteners = self._arrays.make(np.array(state["whiteners"]))
 
 
-class UniformPolicy:
+class UniformPolicy(Policy):
     """Draws each pair uniformly among the pairs of different arms."""
-
-    waits = True
 
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         self._streams = streams
         self._arrays = arrays
         self._num_arms = settings.num_arms
 
-    def receive(self, estimate: Estimate) -> None:
-        """Nothing: no estimate is used."""
-
-    def select(self, iterations: range, features: Array) -> tuple[Array, Array]:
+    def select(self, iterations: range, features: Array) -> Pair:
         """Draw pairs."""
         pairs = self._streams.permutations("pairs", len(iterations), self._num_arms, 2)
         pairs = self._arrays.make(pairs.swapaxes(0, 1).reshape(-1, 2))
         return pairs[:, 0], pairs[:, 1]
 
-    def learn(self, differences: Array, preferences: Array) -> None:
-        """Nothing."""
 
-    def state(self) -> dict[str, Array]:
-        """Return nothing: the streams know their position."""
-        return {}
-
-    def restore(self, state: dict[str, Array]) -> None:
-        """Nothing."""
-
-
-_TABLE: dict[str, Callable[[Settings, AgentStreams, Arrays], Policy]] = {
-    "ldb": LocalEstimatesPolicy,
-    "random": UniformPolicy,
+_POLICIES: dict[str, Callable[[Settings, AgentStreams, Arrays], Policy]] = {
+    "common": CommonEstimatePolicy,
+    "local": LocalEstimatesPolicy,
+    "uniform": UniformPolicy,
 }
 
 
 def make_policy(settings: Settings, streams: AgentStreams, arrays: Arrays | None = None) -> Policy:
-    """Return the policy that the settings' algorithm calls for, working on arrays of one kind."""
-    return _TABLE.get(settings.algorithm, CommonEstimatePolicy)(
-        settings, streams, arrays or Arrays()
-    )
+    """Return the policy of the settings' algorithm, on the given kind of arrays."""
+    policy = _POLICIES[ALGORITHMS[settings.algorithm].agents]
+    return policy(settings, streams, arrays or Arrays())

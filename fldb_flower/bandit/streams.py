@@ -1,12 +1,11 @@
-"""Random streams that belong to agents.
+"""Random streams of agents.
 
-Every draw comes from a stream keyed by (seed, agents, name), never from global state, so
-that a result does not depend on the engine, on the number of nodes, on the order of
-replies or on how many iterations are drawn at once.
+Every draw comes from a stream keyed by (seed, agents, name). Results therefore do not depend on
+the engine, the number of nodes, the order of replies, or the number of iterations drawn at once.
 
-Where each draws little, consecutive agents, a *cohort*, share a stream, which gives each its own
-numbers in turn: with a generator for every agent, making and calling them would cost more than all
-else in a large run. A block that holds part of a cohort draws all its numbers and keeps its part.
+If agents draw few numbers, a *cohort* of consecutive agents shares a stream, which is faster than
+one generator per agent. Each agent has its own part of the numbers. A block that holds part of a
+cohort draws the numbers of the whole cohort and uses its part.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from fldb_flower.settings import Settings
 
 
 def keyed_generator(seed: int, *key: int | str) -> np.random.Generator:
-    """Return the generator of one key; SFC64 is NumPy's fastest for normal draws."""
+    """Return the generator of a key: SFC64, NumPy's fastest for normal draws."""
     return np.random.Generator(np.random.SFC64(keyed_seed(seed, *key)))
 
 
 def keyed_seed(seed: int, *key: int | str) -> np.random.SeedSequence:
-    """Return what the generator of one key is seeded with."""
+    """Return the seed of a key's generator."""
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in key]
     return np.random.SeedSequence(seed, spawn_key=words)
 
 
 def shared_generator(seed: int, name: str) -> np.random.Generator:
-    """Return a generator for what all agents have in common, such as the true theta."""
+    """Return a generator of values that all agents share, such as the true theta."""
     return keyed_generator(seed, 0, name)
 
 
@@ -48,43 +47,42 @@ def _checked_seed(seed: Any) -> int:
 
 
 def check_agents(agents: Any, num_agents: int | None = None) -> None:
-    """Check that a block of agents holds consecutive ones, at least one, out of N.
+    """Check that agents are a non-empty range of consecutive numbers below N.
 
     Raises
     ------
     SettingsError
-        It does not.
+        They are not.
     """
     valid = isinstance(agents, range) and agents.step == 1 and 0 <= agents.start < agents.stop
     if not valid or (num_agents is not None and agents.stop > num_agents):
-        most = "" if num_agents is None else f", below num_agents={num_agents}"
+        most = "" if num_agents is None else f" and below num_agents={num_agents}"
         raise SettingsError(
-            f"agents={agents!r} (from Python): must be a range of agents' numbers, at least one,"
-            f" from 0 on{most}"
+            f"agents={agents!r} (from Python): must be a range of agents, not empty, from 0{most}"
         )
 
 
 class AgentStreams:
-    """The streams of a contiguous block of agents, drawn as arrays.
+    """Random streams of a contiguous block of agents.
 
-    A stream has a name and one kind of draw: use a name for one method and one shape.
-    Then drawing 8 iterations at once gives the same numbers as drawing one, 8 times.
+    A stream is identified by a name. Use each name with one method and one shape. Then drawing
+    8 iterations at once gives the same numbers as drawing one iteration 8 times.
 
     Parameters
     ----------
     seed : int
         Seed of the run, at least 0.
     agents : range
-        The agents' numbers among all N of the federation.
+        Numbers of the agents, from 0 to N - 1.
 
     Raises
     ------
     SettingsError
-        The seed or a number is below 0, or not whole; or there are no agents.
+        The seed or the agents are invalid.
     """
 
-    COHORT = 32  # agents that share a stream, at most: a power of two, as all cohorts' sizes are
-    NUMBERS = 800  # that a cohort draws at once, about: a node of one agent wastes the others'
+    COHORT = 32  # largest number of agents that share a stream; a power of two, as all sizes are
+    NUMBERS = 800  # of a cohort per iteration, about; a node of one agent discards most of them
 
     def __init__(self, seed: int, agents: range) -> None:
         check_agents(agents)
@@ -93,7 +91,7 @@ class AgentStreams:
         self._generators: dict[str, list[Any]] = {}
 
     def _cohort(self, shape: tuple[int, ...]) -> int:
-        """Return how many agents share a stream of draws of this shape: a power of two."""
+        """Return the number of agents that share a stream of draws of this shape."""
         fitting = min(self.COHORT, self.NUMBERS // math.prod(shape))
         return 1 << max(0, fitting.bit_length() - 1)
 
@@ -116,14 +114,14 @@ class AgentStreams:
     def _draw(
         self, draw: Callable[..., Any], name: str, iterations: int, shape: tuple[int, ...]
     ) -> Array:
-        """Fill cohort by cohort, and in each iteration by iteration."""
+        """Draw cohort by cohort, and within a cohort iteration by iteration."""
         size = self._cohort(shape)
         cohorts = range(self.agents.start // size, -(-self.agents.stop // size))
         skipped = self.agents.start - cohorts.start * size  # of the first cohort
         numbers = self._empty(len(cohorts), iterations, size, *shape)
         for generator, part in zip(self._stream(name, cohorts), numbers, strict=True):
             self._fill(draw, generator, part)
-        # In this order in memory, as agents play iteration by iteration.
+        # Iterations are contiguous in memory, as agents play iteration by iteration.
         by_iteration = numbers.swapaxes(0, 1).reshape(iterations, -1, *shape)
         return by_iteration[:, skipped : skipped + len(self.agents)].swapaxes(0, 1)
 
@@ -137,17 +135,16 @@ class AgentStreams:
     def logistic(self, name: str, iterations: int) -> Array:
         """Draw from the standard logistic distribution; shape (agents, iterations).
 
-        ``logistic < z`` has probability ``mu(z)``: how a preference is drawn.
+        ``logistic < z`` has probability ``mu(z)``.
         """
         uniform = self.random(name, iterations)
         xp = namespace(uniform)
-        return xp.log((uniform + 2.0**-54) / (1.0 - uniform))  # finite at 0 as well
+        return xp.log((uniform + 2.0**-54) / (1.0 - uniform))  # finite at 0
 
     def permutations(self, name: str, iterations: int, size: int, count: int) -> Array:
-        """Draw ``count`` different numbers below ``size``; (agents, iterations, count).
+        """Draw ``count`` distinct integers below ``size``; shape (agents, iterations, count).
 
-        Each draw takes the r-th number not yet taken, so that ``count`` uniform numbers
-        are enough whatever the ``size``.
+        Each draw takes the r-th integer not yet taken, with r uniform.
         """
         uniform = self.random(name, iterations, count)
         xp = namespace(uniform)
@@ -160,14 +157,14 @@ class AgentStreams:
         return ranks
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return each stream's position: name -> (cohorts, words)."""
+        """Return the position of each stream: name -> (cohorts, words)."""
         return {
             name: np.stack([self._position(generator) for generator in generators])
             for name, generators in self._generators.items()
         }
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to the positions that :meth:`state` returned."""
+        """Restore the positions that :meth:`state` returned."""
         self._generators = {name: [self._at(row) for row in rows] for name, rows in state.items()}
 
     @staticmethod
@@ -184,9 +181,9 @@ class AgentStreams:
 
 
 class TorchStreams(AgentStreams):
-    """Streams drawn by PyTorch, where the arrays are: other numbers than NumPy's, made faster.
+    """Streams drawn by PyTorch on its device. The numbers differ from NumPy's.
 
-    Cohorts are larger, as one call on a GPU draws a million numbers as fast as ten.
+    Cohorts are larger, because one call on a GPU draws a million numbers as fast as ten.
     """
 
     COHORT = 4096
@@ -215,7 +212,7 @@ class TorchStreams(AgentStreams):
 
     @staticmethod
     def _fill(draw: Callable[..., Any], generator: Any, out: Array) -> None:
-        for row in out:  # several iterations at once would be other numbers
+        for row in out:  # several iterations at once would give other numbers
             draw(row.shape, generator=generator, out=row)
 
     @staticmethod
@@ -229,12 +226,12 @@ class TorchStreams(AgentStreams):
 
 
 def make_streams(settings: Settings, agents: range) -> AgentStreams:
-    """Return the streams of a block of agents, drawn by what the setting ``rng`` names."""
+    """Return the streams of a block of agents, drawn by NumPy or by torch (setting ``rng``)."""
     if settings.rng == "torch":
         return TorchStreams(settings.seed, agents, arrays_on(settings.backend))
     return AgentStreams(settings.seed, agents)
 
 
-def drawn(settings: Settings) -> Arrays:
-    """Return where an environment's draws are, and so its tables should be."""
+def stream_arrays(settings: Settings) -> Arrays:
+    """Return the backend of the arrays that streams draw."""
     return arrays_on(settings.backend) if settings.rng == "torch" else Arrays()

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fldb_flower.errors import DataError, OutputError, SettingsError
-from fldb_flower.system.files import replace_file
+from fldb_flower.system.files import create_file, replace_file
 
 CA, CA_KEY, SERVER, SERVER_KEY, DEVICES = (
     "ca.crt", "ca.key", "server.pem", "server.key", "devices",
@@ -256,7 +256,6 @@ def _make_folder(folder: Path) -> None:
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:
     try:
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
-            file.write(content)
+        create_file(path, content, mode)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None

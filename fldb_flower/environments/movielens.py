@@ -1,7 +1,7 @@
-"""The paper's MovieLens environment (Sec. 5 and App. B.3), from files as GroupLens publishes them.
+"""The paper's MovieLens environment (Sec. 5 and App. B.3).
 
-GroupLens forbids redistribution, so that no data comes with this package: download
-ml-100k, ml-1m, ml-latest-small, ml-25m or ml-32m and name it in ``environment.path``.
+GroupLens does not permit redistribution of the data. Download ml-100k, ml-1m, ml-latest-small,
+ml-25m or ml-32m, and set ``environment.path`` to it.
 """
 
 from __future__ import annotations
@@ -12,29 +12,26 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.bandit.streams import AgentStreams, drawn
+from fldb_flower.bandit.streams import AgentStreams, stream_arrays
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.ratings import ID_LIMIT, one_line_errors, ratings_file, read_ratings
 from fldb_flower.errors import DataError, one_line
-from fldb_flower.linalg.arrays import namespace
+from fldb_flower.linalg.arrays import FloatArray, IntArray, namespace
 from fldb_flower.settings import MOVIELENS_DIMENSIONS, MOVIELENS_ITEMS, Settings
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 class MovieLens:
-    """Items as arms, and other people's likes as their rewards.
+    """Items as arms; their rewards are users' likes.
 
-    The 200 users and the 200 items with most ratings make ``H``, most ratings first: 1
-    where the rating is above 3, else 0. Its first 20 rows make the items' features
-    (:func:`item_features`); the other 180 are ``F``. In each iteration each agent draws
-    one of those 180 users and ``num_arms`` different items, all uniformly; the latent
-    reward of item j for user i is ``F[i, j]``, 0 or 1. The order of the rows, and that
-    each agent draws a user of its own, are our reading: the paper leaves both open.
+    ``H`` is the matrix of the 200 users and the 200 items with the most ratings, in descending
+    order: 1 if the rating is above 3, else 0. Its first 20 rows determine the items' features
+    (:func:`item_features`); the other 180 rows are ``F``. In each iteration, each agent draws one
+    of these 180 users and ``num_arms`` distinct items, uniformly. The latent reward of item j for
+    user i is ``F[i, j]``. The paper specifies neither the order of the rows nor that each agent
+    draws its own user.
 
-    ``F`` is no linear function of the features, and another user answers each time, so
-    that the paper's regret bounds do not apply here.
+    ``F`` is not linear in the features, and the user changes in each iteration. The paper's regret
+    bounds do not apply.
 
     Parameters
     ----------
@@ -42,26 +39,26 @@ class MovieLens:
         ``num_arms`` (at most 200), ``dimension`` (at most 20) and ``environment.path`` (a
         file, a folder or the zip; see :mod:`~fldb_flower.environments.ratings`) are used.
     agents : range
-        Numbers of this block's agents. Nothing depends on them but the streams.
+        Numbers of this block's agents; not used.
 
     Attributes
     ----------
     features : ndarray
-        ``phi(x)`` of every item, (200, d), float64; not writable, as it is shared.
+        ``phi(x)`` of every item, (200, d), float64; read-only, because it is shared.
     feedback : ndarray
-        ``F``, (180, 200), float64; not writable either.
+        ``F``, (180, 200), float64; read-only.
 
     Raises
     ------
     DataError
-        The path has no ratings, they cannot be read, or they are too few; one line.
+        There are no ratings at the path, they cannot be read, or they are too few.
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
         if "://" in settings.environment.path:
             raise DataError(
-                f"{one_line(settings.environment.path)}: is a URL; download the file and name it"
-                " in environment.path"
+                f"{one_line(settings.environment.path)}: is a URL; download the file and set"
+                " environment.path to it"
             )
         path = Path(settings.environment.path)
         with one_line_errors(path):
@@ -69,8 +66,8 @@ class MovieLens:
             status = file.stat()
             version = (status.st_mtime_ns, status.st_size)
             features, feedback = _processed(file, version, settings.dimension)
-        where = drawn(settings)
-        self.features, self.feedback = where.make(features), where.make(feedback)
+        arrays = stream_arrays(settings)
+        self.features, self.feedback = arrays.make(features), arrays.make(feedback)
         self._num_arms = settings.num_arms
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
@@ -82,32 +79,32 @@ class MovieLens:
         return Contexts(self.features[items], self.feedback[users[..., None], items])
 
     @staticmethod
-    def max_difference(settings: Settings) -> float:  # noqa: ARG004 - as others have it
-        """Return 2: no item's features are longer than 1."""
+    def max_difference(settings: Settings) -> float:  # noqa: ARG004 - the interface of all environments
+        """Return 2: features have norm 1 or 0."""
         return 2.0
 
 
 def like_matrix(
     users: IntArray, items: IntArray, liked: NDArray[np.bool_], size: int
 ) -> FloatArray:
-    """Return ``H`` of App. B.3: who of the most active users likes which popular item.
+    """Return ``H`` of App. B.3: which of the most active users like which popular items.
 
-    Where a user rated an item more than once, only the last rating in the file counts,
-    for the numbers of ratings too. Of equally many ratings, the lowest id comes first.
+    If a user rated an item more than once, only the last rating in the file is used. Users, or
+    items, with equally many ratings are in order of their ids.
 
     Parameters
     ----------
     users, items : ndarray
-        Ids, one of each per rating, (ratings,), at least 0 and below 10**9.
+        Ids for each rating, (ratings,), at least 0 and below 10**9.
     liked : ndarray
-        Whether that rating is above 3, (ratings,).
+        Whether the rating is above 3, (ratings,).
     size : int
-        How many users and how many items; there must be as many.
+        Number of users, and of items, to select.
 
     Returns
     -------
     ndarray
-        (size, size), 0 or 1; a missing rating is 0. Most active user and most rated item first.
+        (size, size), 0 or 1, most active user and most rated item first. A missing rating is 0.
     """
     pairs = users * ID_LIMIT + items
     _, from_end = np.unique(pairs[::-1], return_index=True)
@@ -120,24 +117,25 @@ def like_matrix(
 
 
 def _rank(ids: IntArray, size: int) -> IntArray:
-    """Return each entry's place by frequency (``size`` if beyond it), most frequent first."""
+    """Return each entry's rank by frequency, from 0; ``size`` for ranks beyond it."""
     known, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
     ranks = np.full(len(known), size)
-    ranks[np.argsort(-counts, kind="stable")[:size]] = np.arange(size)  # known: lowest id first
+    ranks[np.argsort(-counts, kind="stable")[:size]] = np.arange(size)  # ties: lowest id first
     return ranks[inverse]
 
 
 def item_features(likes: FloatArray, dimension: int) -> FloatArray:
-    """Return features of items from the likes of a few users.
+    """Return the features of items from the likes of a few users.
 
-    With ``likes = U S V^T``, an item's features are its row of the first ``dimension``
-    columns of V, scaled to unit norm. The paper says "by SVD" only. Unit norm, so that no
-    item is louder than another, is our choice; so is V rather than ``V S``, with which the
-    first direction (what everybody likes) drowns the others and LDB learns nothing. A row
-    that is zero up to rounding, as of an item that none of these users likes, becomes 0.
+    With ``likes = U S V^T``, an item's features are its row of the first ``dimension`` columns of
+    V, scaled to norm 1. A row that is 0 up to rounding errors (an item that none of these users
+    likes) is 0.
 
-    The sign of a singular vector is arbitrary: its entry largest in magnitude is made
-    positive, so that platforms agree (equal singular values would leave more open).
+    The paper specifies "SVD" only. With ``V S`` instead of V, the first direction dominates and LDB
+    does not learn.
+
+    The sign of a singular vector is arbitrary. The entry with the largest magnitude is made
+    positive, so that platforms agree.
 
     Parameters
     ----------
@@ -152,9 +150,9 @@ def item_features(likes: FloatArray, dimension: int) -> FloatArray:
         (items, d), rows of norm 1 or 0.
     """
     _, singular, right = np.linalg.svd(likes, full_matrices=False)
-    # Directions that no user's likes have are arbitrary in V: left out.
+    # Columns of V with a singular value of 0 are arbitrary.
     vectors = right[:dimension] * (singular[:dimension, None] > 1e-9)  # (d, items)
-    # Rounded, or the last bit would decide between equal entries.
+    # Rounded, so that rounding errors do not decide between equal entries.
     largest = np.argmax(np.abs(vectors).round(9), axis=1)
     signs = np.where(vectors[np.arange(len(vectors)), largest] < 0, -1.0, 1.0)
     rows = (vectors * signs[:, None]).T
@@ -167,7 +165,7 @@ def item_features(likes: FloatArray, dimension: int) -> FloatArray:
 def _processed(
     file: Path, version: tuple[int, int], dimension: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Return features and ``F``; the version (time, size) is there to notice a new file."""
+    """Return features and ``F``; the version (time, size) detects a changed file."""
     likes = _likes(file, version)
     features = np.ascontiguousarray(item_features(likes[:MOVIELENS_DIMENSIONS], dimension))
     feedback = likes[MOVIELENS_DIMENSIONS:]
@@ -184,6 +182,6 @@ def _likes(file: Path, version: tuple[int, int]) -> FloatArray:  # noqa: ARG001 
         if count < MOVIELENS_ITEMS:
             raise DataError(
                 f"{one_line(file)}: ratings of {count} {name}; the environment needs at least"
-                f" {MOVIELENS_ITEMS} users and {MOVIELENS_ITEMS} items, which ml-100k has"
+                f" {MOVIELENS_ITEMS} users and {MOVIELENS_ITEMS} items, as in ml-100k"
             )
     return like_matrix(users, items, liked, MOVIELENS_ITEMS)

@@ -1,4 +1,4 @@
-"""Ratings as GroupLens publishes them: a file, a folder or the zip, plain or compressed."""
+"""Reader of MovieLens ratings: a file, a folder or a zip, plain or compressed."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fldb_flower.errors import DataError, one_line
+from fldb_flower.linalg.arrays import IntArray
 
 FILES = ("u.data", "ratings.dat", "ratings.csv")  # in order of preference
-ID_LIMIT = 10**9  # ids of at most 9 digits: GroupLens's have 6
+ID_LIMIT = 10**9  # ids have at most 9 digits (GroupLens's have 6)
 
 _NAMES = (*FILES, *(f"{name}.gz" for name in FILES))
 _HEADER = ["userId", "movieId", "rating", "timestamp"]
 _IDS = ("user", "item")
-_RANGES = {  # of the columns, in order; both ends are valid
+_RANGES = {  # of the columns, in order; limits are inclusive
     **dict.fromkeys(_IDS, (0, ID_LIMIT - 1)),
     "rating": (0, 5),
     "timestamp": (-1e18, 1e18),
 }
 _VALID = (
-    "valid is a text in UTF-8 with user, item, rating (0 to 5) and optionally timestamp in a line,"
-    " as in '196,242,3,881250949', separated by comma, tab or '::'; the first line may be"
+    "expected: UTF-8 text with user, item, rating (0 to 5) and optionally timestamp on each line,"
+    " such as '196,242,3,881250949', separated by comma, tab or '::'; the first line may be"
     f" {','.join(_HEADER)}"
 )
-_CHUNK = 2_000_000  # lines; bounds the memory that ml-32m takes
+_CHUNK = 2_000_000  # lines; limits the memory for ml-32m
 _LONGEST = 1000  # characters of a line
 
-IntArray = NDArray[np.int64]
 Columns = tuple[IntArray, IntArray, NDArray[np.bool_]]
 
 
@@ -49,7 +49,7 @@ class _Layout(NamedTuple):
 
 @contextmanager
 def one_line_errors(path: Path) -> Iterator[None]:
-    """Turn errors of the file system and of compressed files into a DataError."""
+    """Convert errors of the file system and of compressed files to DataError."""
     damaged = (EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error)
     try:
         yield
@@ -57,25 +57,25 @@ def one_line_errors(path: Path) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or str(error) or "it ends too early"
         raise DataError(
             f"{one_line(path)}: cannot be read ({one_line(reason)[:120]}); environment.path must"
-            " name a readable MovieLens file, folder or zip: download it again if it is damaged"
+            " be a readable MovieLens file, folder or zip; download it again if it is damaged"
         ) from error
 
 
 def ratings_file(path: Path) -> Path:
-    """Return the ratings file, or the zip file, that a path refers to."""
+    """Return the ratings file or the zip file at a path."""
     if path.is_file():
         return path
     if path.is_dir():
-        next(path.iterdir(), None)  # glob finds nothing in a folder that cannot be read
+        next(path.iterdir(), None)  # raises if the folder is unreadable, unlike glob
         found = [file for name in _NAMES for way in (name, f"*/{name}") for file in path.glob(way)]
         names = (file.relative_to(path).as_posix() for file in found if file.is_file())
         return path / _choose(names, path)
     wrong = "is not a file or folder" if path.exists() else "no such file or folder"
-    raise DataError(f"{one_line(path)}: {wrong}; environment.path must name the MovieLens ratings")
+    raise DataError(f"{one_line(path)}: {wrong}; environment.path must be the MovieLens ratings")
 
 
 def _choose(names: Iterable[str], path: Path) -> str:
-    """Choose among the names in a folder or zip: top level first, then in order of _NAMES."""
+    """Return the best name in a folder or zip: by depth, then in order of _NAMES."""
     ranked = sorted(
         ((len(parts), _NAMES.index(parts[-1])), name)
         for name in names
@@ -84,26 +84,26 @@ def _choose(names: Iterable[str], path: Path) -> str:
     )
     if not ranked:
         raise DataError(
-            f"{one_line(path)}: holds no MovieLens ratings; looked for {', '.join(FILES)}, plain"
-            " or .gz, at top level and one folder down"
+            f"{one_line(path)}: contains no MovieLens ratings ({', '.join(FILES)}, plain or .gz, at"
+            " the top level or one folder down)"
         )
     best = [one_line(name) for rank, name in ranked if rank == ranked[0][0]]
     if len(best) > 1:
         raise DataError(
-            f"{one_line(path)}: holds {' and '.join(best)}; name the folder of one of them"
+            f"{one_line(path)}: contains {' and '.join(best)}; give the folder of one of them"
         )
     return ranked[0][1]
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[io.TextIOWrapper]:
-    """Open the text of the ratings: a file, the member of a zip, or what a .gz contains."""
+    """Open the text of the ratings in a file, a zip or a .gz."""
     with ExitStack() as stack:
         handle: IO[bytes] | gzip.GzipFile = stack.enter_context(file.open("rb"))
         if _starts_with(handle, b"PK\x03\x04") or file.suffix.lower() == ".zip":
             archive = stack.enter_context(zipfile.ZipFile(file))
             name = _choose(archive.namelist(), file)
-            if archive.getinfo(name).compress_type == zipfile.ZIP_LZMA:  # has errors of its own
+            if archive.getinfo(name).compress_type == zipfile.ZIP_LZMA:  # raises other errors
                 raise NotImplementedError("compressed with LZMA instead of deflate")
             handle = stack.enter_context(archive.open(name))
         if _starts_with(handle, b"\x1f\x8b"):
@@ -124,8 +124,8 @@ def read_ratings(file: Path) -> Columns:
     try:
         with _opened(file) as text:
             columns = _parse(text, layout)
-            fault = _cut(text, layout) if len(columns[0]) else "holds no ratings"
-    except (ValueError, OverflowError, TypeError) as error:  # all that pandas raises
+            fault = _truncation(text, layout) if len(columns[0]) else "contains no ratings"
+    except (ValueError, OverflowError, TypeError) as error:  # raised by pandas
         with _opened(file) as text:
             fault = _fault(text, layout) or f"cannot be parsed ({_shown(str(error))})"
     if fault:
@@ -134,7 +134,7 @@ def read_ratings(file: Path) -> Columns:
 
 
 def _layout(start: str) -> _Layout:
-    """Return the layout that the first line shows; the name of the file does not matter."""
+    """Return the layout of the first line."""
     line = start.strip(" \n").partition("\n")[0]
     separator = next((mark for mark in ("::", "\t") if mark in line), ",")
     fields = _fields(line, separator)
@@ -148,17 +148,17 @@ def _fields(line: str, separator: str) -> list[str]:
 
 
 def _parse(text: TextIO, layout: _Layout) -> Columns:
-    """Read the columns with pandas, which is fast but does not always name the line of an error.
+    """Read the columns with pandas, which is fast but does not always report the line of an error.
 
-    pandas is slow unless the separator is one character. Read with ``:``, ``::`` gives an empty
-    column after each.
+    pandas is fast only with separators of one character. ``::`` is read as ``:``, with an empty
+    column after each column.
 
     Raises
     ------
     ValueError, OverflowError, TypeError
         A line is not valid.
     """
-    import pandas as pd  # noqa: PLC0415 - slow to import, and no other environment needs it
+    import pandas as pd  # noqa: PLC0415 - slow to import, and used only here
 
     columns, step = layout.columns, len(layout.separator)
     names = [name if n == 0 else f"{name} {n}" for name in columns for n in range(step)]
@@ -172,7 +172,7 @@ def _parse(text: TextIO, layout: _Layout) -> Columns:
         for chunk in chunks:
             ids = chunk[[*_IDS]].to_numpy()
             inside = all(chunk[name].between(*_RANGES[name]).all() for name in columns)
-            # Where the first line has too many fields, the first one becomes the index.
+            # If the first line has too many fields, pandas uses the first column as the index.
             exact = isinstance(chunk.index, pd.RangeIndex) and chunk[gaps].isna().to_numpy().all()
             if not (inside and exact and (ids % 1 == 0).all()):
                 raise ValueError("a value is out of range")
@@ -182,15 +182,15 @@ def _parse(text: TextIO, layout: _Layout) -> Columns:
 
 
 def _fault(text: TextIO, layout: _Layout) -> str | None:
-    """Describe the first line that is not valid, or return None: slow, for after an error."""
+    """Describe the first invalid line, or return None. Slow: used after an error only."""
     lines = enumerate(iter(lambda: text.readline(_LONGEST), ""), start=1)
     filled = ((number, line) for number, line in lines if line.strip(" \n"))
     for number, line in islice(filled, int(layout.has_header), None):
         wrong = _wrong(line, layout)
         if wrong:
-            last = "" if text.read(1) else " (the last line: the file may be cut short)"
+            last = "" if text.read(1) else " (the last line: the file may be truncated)"
             while text.read(1 << 20):
-                pass  # a damaged zip or .gz raises an error at its end, which is more helpful
+                pass  # a damaged zip or .gz raises a more helpful error at its end
             return f"line {number} has {wrong}{last}"
     return None
 
@@ -207,7 +207,7 @@ def _wrong(line: str, layout: _Layout) -> str | None:
 
 def _valid(name: str, field: str) -> bool:
     low, high = _RANGES[name]
-    is_plain = field.isascii() and field.isprintable() and "_" not in field  # as pandas needs it
+    is_plain = field.isascii() and field.isprintable() and "_" not in field  # required by pandas
     try:
         number = float(field if is_plain else "nan")
     except ValueError:
@@ -215,8 +215,8 @@ def _valid(name: str, field: str) -> bool:
     return low <= number <= high and (name not in _IDS or number.is_integer())
 
 
-def _cut(text: io.TextIOWrapper, layout: _Layout) -> str | None:
-    """Describe a last line that ends within its timestamp, which parses but is not whole."""
+def _truncation(text: io.TextIOWrapper, layout: _Layout) -> str | None:
+    """Describe a last line whose timestamp is truncated, which is not a parsing error."""
     handle = text.buffer
     if not isinstance(handle, io.BufferedReader) or len(layout.columns) < len(_RANGES):
         return None  # compressed files have a checksum
@@ -225,8 +225,8 @@ def _cut(text: io.TextIOWrapper, layout: _Layout) -> str | None:
     before, last = (line.split(layout.separator)[-1] for line in ["", "", *lines][-2:])
     if last.endswith(("\r", "\n")) or len(last.strip()) >= len(before.strip()):
         return None
-    return f"the last line has timestamp {_shown(last)}: the file may be cut short"
+    return f"the last line has timestamp {_shown(last)}: the file may be truncated"
 
 
 def _shown(text: str) -> str:
-    return repr(text.strip()[:40])  # one line, whatever the text
+    return repr(text.strip()[:40])  # always one line

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from fldb_flower.bandit.streams import AgentStreams, drawn, make_streams, shared_generator
+from fldb_flower.bandit.streams import AgentStreams, make_streams, shared_generator, stream_arrays
 from fldb_flower.environments.base import Contexts
 from fldb_flower.settings import Settings
 
-_EXCEEDED = 1e-9  # how probably a run draws a longer difference than max_difference says
+_EXCEEDED = 1e-9  # probability that a run has a longer difference than max_difference
 
 
 class Synthetic:
-    """Arms and theta from N(0, I), drawn anew in each iteration.
+    """Arms drawn from N(0, I) in each iteration, and theta from N(0, I).
 
     With ``environment.sigma`` above 0 the agents differ: ``theta_i = theta + N(0, sigma^2 I)``.
 
@@ -28,7 +28,7 @@ class Synthetic:
         self._shape = (settings.num_arms, settings.dimension)
         self._sigma = settings.environment.sigma
         self.theta = shared_generator(settings.seed, "theta").standard_normal(settings.dimension)
-        self._thetas = drawn(settings).make(self.theta)  # (d,), or (agents, d)
+        self._thetas = stream_arrays(settings).make(self.theta)  # (d,), or (agents, d)
         if self._sigma > 0:
             streams = make_streams(settings, agents)
             offsets = streams.standard_normal("theta", 1, settings.dimension)[:, 0]
@@ -45,12 +45,12 @@ class Synthetic:
 
     @staticmethod
     def max_difference(settings: Settings) -> float:
-        r"""Return L, which some difference of a run exceeds with probability below 1e-9.
+        r"""Return L, which a difference in a run exceeds with probability below 1e-9.
 
         A difference is N(0, 2 I): half its squared length is chi-squared with d degrees of
         freedom, above ``d + 2 sqrt(d x) + 2 x`` with probability at most ``exp(-x)`` (Laurent and
-        Massart 2000, Lemma 1). An iteration has fewer than ``N K^2 / 2`` pairs of arms, so by the
-        union bound ``x = log(N T K^2 / 1e-9)`` is enough.
+        Massart 2000, Lemma 1). An iteration has fewer than ``N K^2 / 2`` pairs of arms. By the
+        union bound, ``x = log(N T K^2 / 1e-9)`` suffices.
         """
         pairs = settings.num_agents * settings.horizon * settings.num_arms**2
         d, x = settings.dimension, math.log(pairs / _EXCEEDED)

@@ -1,4 +1,4 @@
-"""Simulated agents that play as arrays and answer broadcasts."""
+"""Simulated agents, played as arrays."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 
 from fldb_flower.bandit.duels import DuelLog
 from fldb_flower.bandit.policies import make_policy
-from fldb_flower.bandit.streams import AgentStreams, check_agents, make_streams
+from fldb_flower.bandit.streams import check_agents, make_streams
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.environments import make_environment
 from fldb_flower.errors import ConvergenceError, DataError
+from fldb_flower.federation.blocks import blocks_of, require_agents, rows_in_block
 from fldb_flower.federation.exchange import (
     Broadcast,
     PlayRequest,
@@ -24,19 +26,16 @@ from fldb_flower.linalg.arrays import LARGEST, Array, arrays_on, namespace, to_n
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import Settings
-from fldb_flower.system.memory import require_agents
 
-_DRAWN_AT_ONCE = 8  # iterations of noise: one number an agent costs less than calling for it
-_BLOCK_NUMBERS = 2**16  # of features worked on at once: half a MiB, within the cache
-_GPU_BLOCK_NUMBERS = 2**24
+MIN_ITERATIONS_DRAWN = 8
+"""Iterations of noise drawn at once, at least: calls cost more than the numbers."""
 
 
 class AgentGroup:
-    """Some of the N agents, contiguous, played as arrays (agents, arms, d).
+    """A contiguous group of the N agents, played as arrays (agents, arms, d).
 
-    They are played in blocks that fit a processor's cache, so that memory grows by what agents
-    remember and not by what they see. A group of one agent or of all gives each agent the same
-    numbers.
+    Agents are played in blocks whose arms fit in the cache, so the arms of only one block are in
+    memory at once. An agent's results do not depend on its group.
 
     Parameters
     ----------
@@ -48,68 +47,47 @@ class AgentGroup:
     Raises
     ------
     SettingsError
-        They are not some of the settings' agents, or need more memory than there is.
+        The agents are invalid, or need more memory than there is.
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
         check_agents(agents, settings.num_agents)
-        require_agents(settings, len(agents), min(block_size(settings), len(agents)))
+        require_agents(settings, len(agents))
         self.agents = agents
         self.blocks = [AgentBlock(settings, block) for block in blocks_of(settings, agents)]
 
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
-        """Play what the broadcast asks for and return the statistics.
+        """Play the requested iterations and return the requested statistics.
 
         Parameters
         ----------
         broadcast : Broadcast
-            From the server. Iterations already played are not played again.
+            Request of the server. Iterations already played are not played again.
         counted : int
             Acknowledgement: the last iteration whose duels the server has counted.
         """
         return total_of_blocks([block.answer(broadcast, counted) for block in self.blocks])
 
     def state(self) -> dict[str, Array]:
-        """Return what must outlive the process, as arrays; see :meth:`restore`."""
+        """Return a copy of the state, for :meth:`restore`."""
         return join_parts({str(place): each.state() for place, each in enumerate(self.blocks)})
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Go on from where :meth:`state` was taken, with identical numbers."""
+        """Restore what :meth:`state` returned; later results are identical."""
         for place, block in enumerate(self.blocks):
             block.restore(part_of(state, str(place)))
 
 
 def total_of_blocks(uploads: Sequence[Upload]) -> Upload:
-    """Sum the uploads of blocks that played the same iterations, and their regrets too."""
+    """Return the sum of the uploads of blocks that played the same iterations."""
     parts = [upload.regrets[0] for upload in uploads]
     sums = np.sum([part.sums for part in parts], axis=0)
     regrets = Regrets(parts[0].first, sum(part.agents for part in parts), sums)
     return total(uploads)._replace(regrets=(regrets,))
 
 
-def blocks_of(settings: Settings, agents: range) -> Iterator[range]:
-    """Cut a group of agents where cohorts end, into blocks of about as many features."""
-    size, start = block_size(settings), agents.start
-    while start < agents.stop:
-        stop = min(agents.stop, (start // size + 1) * size)
-        yield range(start, stop)
-        start = stop
-
-
-def block_size(settings: Settings) -> int:
-    """Return how many agents a block has at most, which is a multiple of a cohort."""
-    cohort = AgentStreams.COHORT
-    return max(1, _fitting(settings) // cohort) * cohort
-
-
-def _fitting(settings: Settings) -> int:
-    """Return how many agents' arms of one iteration fit in a block."""
-    numbers = _BLOCK_NUMBERS if settings.backend in {"numpy", "cpu"} else _GPU_BLOCK_NUMBERS
-    return numbers // (settings.num_arms * settings.dimension)
-
-
 class AgentBlock:
-    """Agents that are played together: see :class:`AgentGroup`."""
+    """Agents whose arrays are processed together; see :class:`AgentGroup`."""
 
     def __init__(self, settings: Settings, agents: range) -> None:
         self.agents = agents
@@ -119,28 +97,29 @@ class AgentBlock:
         self.log = DuelLog(
             len(agents),
             settings.dimension,
-            keep=settings.algorithm == "fldb_gd",
+            keep=ALGORITHMS[settings.algorithm].keeps_duels,
             arrays=self._arrays,
         )
         self._environment = make_environment(settings, agents)
         self._streams = make_streams(settings, agents)
         self._policy = make_policy(settings, self._streams, self._arrays)
-        # Few agents select for several iterations at once, in fewer calls of NumPy.
-        self._together = max(1, _fitting(settings) // len(agents)) if self._policy.waits else 1
-        self._drawn_at_once = max(self._together, _DRAWN_AT_ONCE)
-        # Where each row's arms begin among all arms, one after the other.
-        self._places = self._arrays.arange(len(agents) * self._together) * settings.num_arms
+        # A small block selects for several iterations at once, with fewer calls of NumPy.
+        together = 1 if self._policy.learns else rows_in_block(settings) // len(agents)
+        self._together = max(1, together)
+        self._drawn_at_once = max(self._together, MIN_ITERATIONS_DRAWN)
+        # Index of each row's first arm among the arms of all rows.
+        self._offsets = self._arrays.arange(len(agents) * self._together) * settings.num_arms
 
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
-        """Play what the broadcast asks for and return the statistics."""
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # checked below
+        """Play the requested iterations and return the requested statistics."""
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # results are checked
             self.log.acknowledge(counted)
             if broadcast.play is not None:
                 self._play(broadcast.play)
             return self._statistics(broadcast)
 
     def _play(self, play: PlayRequest) -> None:
-        # Iterations whose broadcast never arrived are played with what was known then.
+        # Iterations whose request was lost are played with the previous estimate.
         self._play_up_to(play.first - 1)
         if play.estimate is not None:
             self._policy.receive(play.estimate)
@@ -154,22 +133,22 @@ class AgentBlock:
                 self.play_iterations(iterations, noise[start : start + len(iterations)])
 
     def play_iterations(self, iterations: range, noise: Array) -> None:
-        """Select, show and answer a pair an iteration for every agent (Algorithm 1, lines 3 to 6).
+        """Play one duel per agent and iteration (Algorithm 1, lines 3 to 6).
 
         Parameters
         ----------
         iterations : range
-            From 1; each once, in order. Nothing is learned between them.
+            Iterations from 1, each once and in order, all with the same estimate.
         noise : Array
-            Standard logistic, (iterations, agents): the first arm wins where its lead in reward
-            is larger.
+            Standard logistic noise, (iterations, agents). The first arm wins if the difference of
+            the rewards exceeds it.
 
         Raises
         ------
         DataError
             A feature or reward is not finite, or too large.
         ConvergenceError
-            An agent that learns alone found no estimate, or scores overflow.
+            An independent agent's estimate was not found, or scores overflow.
         """
         xp, count = self._arrays.xp, len(iterations)
         contexts = self._environment.contexts(self._streams, count)
@@ -178,8 +157,8 @@ class AgentBlock:
             first, second = self._policy.select(iterations, features)
         except FloatingPointError:
             raise self._overflow(features, iterations) from None
-        places = self._places[: len(rewards)]
-        at_first, at_second = places + first, places + second
+        offsets = self._offsets[: len(rewards)]
+        at_first, at_second = offsets + first, offsets + second
         differences, preferences, regrets = self.log.append(count)
         arms, flat = features.reshape(-1, features.shape[-1]), rewards.reshape(-1)
         differences[:] = xp.take(arms, at_first, axis=0) - xp.take(arms, at_second, axis=0)
@@ -192,12 +171,12 @@ class AgentBlock:
         self._policy.learn(differences, preferences)
 
     def _rows(self, numbers: Array) -> Array:
-        """Put agents' iterations one after the other: (agents, iterations, ...) -> (rows, ...)."""
+        """Return rows in order of iteration: (agents, iterations, ...) -> (rows, ...)."""
         numbers = self._arrays.make(numbers).swapaxes(0, 1)
         return numbers.reshape(-1, *numbers.shape[2:])
 
     def _statistics(self, broadcast: Broadcast) -> Upload:
-        """Sum what the broadcast asks for over the block's duels (Algorithm 1, lines 7 to 11)."""
+        """Return the sums over the block's duels (Algorithm 1, lines 7 to 11)."""
         log = self.log
         fresh, answers = log.fresh()
         regrets = (Regrets(log.counted + 1, len(self.agents), log.fresh_regrets()),)
@@ -214,42 +193,40 @@ class AgentBlock:
         )
 
     def _overflow(self, features: Array, iterations: range) -> DataError | ConvergenceError:
-        """Return why scores are not finite: an arm's features, or the settings."""
+        """Return the error for scores that are not finite, caused by features or by settings."""
         sizes = np.abs(to_numpy(features)).max(axis=-1)
-        where = self._first(~(sizes <= LARGEST), iterations)  # NaN too
-        if where:
+        if not (sizes <= LARGEST).all():  # NaN too
             return DataError(
-                f"{where}: a feature is not a finite number, or too large: it must be within"
-                f" +-{LARGEST:g}; give features in other units"
+                f"{self._first(~(sizes <= LARGEST), iterations)}: a feature is not finite, or not"
+                f" within +-{LARGEST:g}; scale the features"
             )
         settings = self._settings
         return ConvergenceError(
             f"iteration {iterations.start}: the arms' scores overflow, with features up to"
             f" {sizes.max():.1e} and beta_scale={settings.beta_scale:g},"
-            f" kappa_mu={settings.kappa_mu:g}, lambda={settings.ridge:g}: use features or settings"
-            " nearer to 1"
+            f" kappa_mu={settings.kappa_mu:g}, lambda={settings.ridge:g}; scale the features, or"
+            " choose less extreme settings"
         )
 
     def _bad_rewards(self, rewards: Array, iterations: range) -> DataError:
-        """Return which reward makes the regret infinite or NaN."""
-        where = self._first(~np.isfinite(to_numpy(rewards)), iterations)
+        """Return the error for a regret that is not finite."""
         environment = self._settings.environment
         return DataError(
-            f"{where or f'iteration {iterations.start}'}: a reward is not a finite number, or too"
-            f" large, so the regret is not finite (environment.name={environment.name},"
-            f" environment.sigma={environment.sigma:g})"
+            f"{self._first(~np.isfinite(to_numpy(rewards)), iterations)}: a reward is not a finite"
+            f" number, or too large, so the regret is not finite (environment.name="
+            f"{environment.name}, environment.sigma={environment.sigma:g})"
         )
 
     def _first(self, wrong: Array, iterations: range) -> str:
-        """Return the first agent, arm and iteration where something is wrong; "" if nothing is."""
+        """Return the first agent, arm and iteration marked in (rows, arms)."""
         rows, arms = np.nonzero(wrong)
         if not rows.size:
-            return ""
+            return f"iteration {iterations.start}"
         place, agent = divmod(int(rows[0]), len(self.agents))
         return f"agent {self.agents[agent]}, arm {arms[0]}, iteration {iterations[place]}"
 
     def state(self) -> dict[str, Array]:
-        """Return what must outlive the process, as arrays; see :meth:`restore`."""
+        """Return a copy of the state, for :meth:`restore`."""
         parts = {
             "log": self.log.state(),
             "policy": self._policy.state(),
@@ -258,40 +235,18 @@ class AgentBlock:
         return join_parts(parts)
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Go on from where :meth:`state` was taken, with identical numbers."""
+        """Restore what :meth:`state` returned; later results are identical."""
         self.log.restore(part_of(state, "log"))
         self._policy.restore(part_of(state, "policy"))
         self._streams.restore(part_of(state, "streams"))
 
 
 def _chunks(iterations: range, size: int) -> Iterator[range]:
-    """Cut a range into ranges of at most so many."""
+    """Split a range into ranges of at most ``size``."""
     return (iterations[start : start + size] for start in range(0, len(iterations), size))
 
 
 def _largest(rewards: Array) -> Array:
-    """Return the reward of each agent's best arm.
-
-    A running maximum over the arms: along short rows ``max`` is ten times slower.
-    """
+    """Return the largest reward of each row; ``max`` along short rows is ten times slower."""
     xp = namespace(rewards)
     return functools.reduce(xp.maximum, (rewards[:, arm] for arm in range(rewards.shape[1])))
-
-
-def agents_of_node(partition_id: int, num_partitions: int, num_agents: int) -> range:
-    """Return the contiguous block of agents that a node hosts.
-
-    The first ``num_agents % num_partitions`` nodes host one agent more than the others.
-
-    Raises
-    ------
-    ValueError
-        The partition does not exist, or there are more nodes than agents.
-    """
-    if not 0 <= partition_id < num_partitions:
-        raise ValueError(f"partition-id={partition_id} is not in 0..{num_partitions - 1}")
-    if num_partitions > num_agents:
-        raise ValueError(f"num-partitions={num_partitions} is more than num-agents={num_agents}")
-    size, larger = divmod(num_agents, num_partitions)
-    start = partition_id * size + min(partition_id, larger)
-    return range(start, start + size + (partition_id < larger))

@@ -1,8 +1,8 @@
-"""The one primitive: ``federation.exchange(broadcast) -> upload``.
+"""The exchange primitive: ``federation.exchange(broadcast) -> upload``.
 
-An exchange is one trip server -> agents -> server. An algorithm calls it, once a round or more
-often; what carries the trip (a call, Flower messages in one process, Ray,
-devices) is a subclass of :class:`Federation` and unknown to the algorithm.
+An exchange is one trip from the server to the agents and back. An algorithm makes one or more of
+them in each round. A subclass of :class:`Federation` carries them: direct calls, Flower messages
+in one process, Ray, or devices. An algorithm does not depend on which.
 """
 
 from __future__ import annotations
@@ -11,30 +11,28 @@ import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fldb_flower.bandit import preference
 from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.federation.history import History
+from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import LARGEST, Array
 from fldb_flower.linalg.forms import Form, form_of
 
 Scope = Literal["fresh", "all"]
 
 
-@dataclass
-class PlayRequest:
-    """Which iterations to play before answering, and with what estimate.
+class PlayRequest(NamedTuple):
+    """The iterations to play before the upload, and the estimate to play with.
 
     Attributes
     ----------
     first, last : int
         Iterations first..last, from 1, both included.
     estimate : Estimate or None
-        Estimate that selects arms. None: the agents learn alone or not at all.
+        Estimate that selects arms. None if agents use local estimates or none.
     """
 
     first: int
@@ -50,15 +48,15 @@ class Broadcast(NamedTuple):
     play : PlayRequest or None
         Iterations to play first, if any.
     theta_hat : Array or None
-        Point at which gradients are taken, (d,). None: report regret only, learn nothing
-        (not counted as an exchange).
+        Point at which gradients are taken, (d,). None: only regret is reported, and the
+        exchange is not counted.
     scope : {"fresh", "all"}
         Statistics over the duels not yet acknowledged, or over all duels so far.
     hessian, loss : bool
         Whether to return the Hessian and the loss as well.
     robust : bool
-        Whether the gradient will do as what most nodes agree on (the setting ``robust``), not
-        exactly the sum. For the server alone: it does not travel.
+        Whether the gradient may be aggregated robustly (the setting ``robust``) instead of
+        summed. Used by the server only; not sent.
     """
 
     play: PlayRequest | None
@@ -88,7 +86,7 @@ class Regrets(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What comes back: sums over the agents' duels, never an arm or an answer.
+    """Sums over the agents' duels; no arm and no answer leaves an agent.
 
     Attributes
     ----------
@@ -103,7 +101,7 @@ class Upload(NamedTuple):
     loss : float or None
         Loss at theta_hat.
     regrets : tuple of Regrets
-        Regret of the iterations not yet acknowledged, a block of agents each.
+        Regret of the iterations not yet acknowledged, one entry per block of agents.
     """
 
     num_duels: int
@@ -117,18 +115,18 @@ class Upload(NamedTuple):
 def statistics(
     broadcast: Broadcast, differences: Array, preferences: Array, fresh: Array, form: Form
 ) -> Upload:
-    """Sum what a broadcast asks for over duels (Algorithm 1, lines 7 to 11).
+    """Return the statistics of duels that a broadcast requests (Algorithm 1, lines 7 to 11).
 
     Parameters
     ----------
     broadcast : Broadcast
-        Says where, and what. Without ``theta_hat`` no duel is looked at.
+        The request. Without ``theta_hat`` all sums are zero.
     differences, preferences : Array
         Of the duels in the broadcast's scope, (n, d) and (n,).
     fresh : Array
-        Differences of the duels not yet acknowledged, (m, d): W_new is theirs.
+        Differences of the duels not yet acknowledged, (m, d), for W_new.
     form : Form
-        Which W_new and the Hessian take.
+        Form of W_new and the Hessian.
     """
     theta = broadcast.theta_hat
     if theta is None:
@@ -145,7 +143,7 @@ def statistics(
 
 
 def total(uploads: Sequence[Upload]) -> Upload:
-    """Sum uploads in the order given, which must not depend on when they arrived."""
+    """Sum uploads in the given order, which must not depend on the order of arrival."""
     if len(uploads) == 1:
         return uploads[0]
     form = form_of(uploads[0].information)
@@ -162,30 +160,30 @@ def total(uploads: Sequence[Upload]) -> Upload:
 
 
 class Federation(ABC):
-    """Agents that can be reached by exchanges.
+    """Agents that are reached by exchanges.
 
     Parameters
     ----------
-    history : History
-        Where exchanges, bytes and regret are counted as they happen.
+    history : Counts
+        Records exchanges, bytes and regret.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: Counts) -> None:
         self.history = history
         self._last: Upload | None = None
 
     def exchange(self, broadcast: Broadcast) -> Upload:
-        """Send a broadcast, let the agents play and answer, and return the sum of uploads.
+        """Send a broadcast to the agents and return the sum of their uploads.
 
         Raises
         ------
         FloatingPointError
-            ``theta_hat`` is not finite, or too large to be squared; nothing was sent.
+            ``theta_hat`` is not finite, or too large to square; nothing was sent.
         """
         theta = broadcast.theta_hat
         if theta is not None and not (np.abs(theta) <= LARGEST).all():
             raise FloatingPointError(f"theta_hat is not finite, or above {LARGEST:g}")
-        upload = self._trip(broadcast)
+        upload = self.collect(broadcast)
         self._last = upload
         play = broadcast.play
         iterations = None if play is None else (play.first, play.last)
@@ -193,20 +191,20 @@ class Federation(ABC):
         return upload
 
     def acknowledge(self) -> None:
-        """Count the last upload: its duels are no longer fresh, its regret is recorded.
+        """Count the last upload: its duels are no longer fresh, and its regret is recorded.
 
-        The agents learn of it with the next broadcast; until then they keep the duels.
+        The next broadcast carries the acknowledgement. Until then agents keep the duels.
         """
         assert self._last is not None, "nothing was exchanged yet"
         for regrets in self._last.regrets:
             self.history.add_regrets(regrets.first, regrets.agents, regrets.sums)
-        self._confirm()
-        self.history.report()
+        self.mark_counted()
+        self.history.count_round()
 
     @abstractmethod
-    def _trip(self, broadcast: Broadcast) -> Upload:
-        """Carry one exchange."""
+    def collect(self, broadcast: Broadcast) -> Upload:
+        """Carry out one exchange and return the sum of the uploads."""
 
     @abstractmethod
-    def _confirm(self) -> None:
-        """Remember that the last upload is counted, for the next broadcast."""
+    def mark_counted(self) -> None:
+        """Store what the next broadcast acknowledges: the duels of the last upload."""

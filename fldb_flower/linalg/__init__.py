@@ -1,1 +1,1 @@
-"""Arrays of any kind, matrices in three forms, and whiteners."""
+"""Backends of arrays, forms of symmetric matrices, and whiteners."""

@@ -1,13 +1,13 @@
-r"""The forms that W and Hessians take: every entry, the diagonal, or a sketch.
+r"""Forms of W and of Hessians: all entries, the diagonal, or a sketch.
 
-Where d^2 numbers are too many to send, to keep or to factor, an approximation takes their place
-(the setting ``information``). A matrix is one array in each form, and its shape says which:
+The setting ``matrix_form`` selects an approximation for dimensions d in which d^2 numbers are too
+many to send, store or factor. A matrix is one array, whose shape identifies the form:
 
-- :class:`Full`, (d, d): the matrix itself;
-- :class:`Diagonal`, (d,): its diagonal, as if no two features had anything to do with each other;
-- :class:`Sketch`, (m + 1, d) with m + 1 < d: ``B^T B + c I``, the m rows of B and then a row of c.
+- :class:`Full`, (d, d): the matrix;
+- :class:`Diagonal`, (d,): the diagonal;
+- :class:`Sketch`, (m + 1, d) with m + 1 < d: ``B^T B + c I``, the m rows of B and a row of c.
 
-All stand for matrices that are positive semi-definite.
+All represent positive semi-definite matrices. docs/scaling.md compares their regret and costs.
 """
 
 from __future__ import annotations
@@ -18,21 +18,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fldb_flower.linalg import linear
-from fldb_flower.linalg.arrays import Array, namespace
+from fldb_flower.linalg.arrays import Array, FloatArray, namespace
 from fldb_flower.linalg.whiteners import LowRank, Whitener, whiten, whitened
 from fldb_flower.settings import Settings
 
-Vector = NDArray[np.float64]
-
 TINY = 1e-150
-"""No diagonal entry is counted as less where it divides."""
+"""Lower bound of diagonal entries in denominators."""
 
 
 class Form(ABC):
-    """How a symmetric positive semi-definite matrix is written down.
+    """Representation of symmetric positive semi-definite matrices.
 
     Parameters
     ----------
@@ -42,9 +39,9 @@ class Form(ABC):
     Attributes
     ----------
     shape : tuple of int
-        Of the array that stands for a matrix.
+        Shape of the array that represents a matrix.
     size : int
-        How many numbers travel for it.
+        Number of values in a message.
     """
 
     shape: tuple[int, ...]
@@ -53,12 +50,12 @@ class Form(ABC):
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension
 
-    def zeros(self) -> Vector:
+    def zeros(self) -> FloatArray:
         """Return the zero matrix."""
         return np.zeros(self.shape)
 
     @abstractmethod
-    def identity(self, factor: float) -> Vector:
+    def identity(self, factor: float) -> FloatArray:
         """Return ``factor I``."""
 
     @abstractmethod
@@ -70,25 +67,25 @@ class Form(ABC):
         return functools.reduce(operator.add, matrices)
 
     @abstractmethod
-    def pack(self, matrix: Array) -> Vector:
-        """Return the numbers that travel, (size,)."""
+    def pack(self, matrix: Array) -> Array:
+        """Return the values for a message, (size,)."""
 
     @abstractmethod
-    def unpack(self, packed: Vector) -> Vector:
+    def unpack(self, packed: FloatArray) -> FloatArray:
         """Undo :meth:`pack`."""
 
-    def cover(self, matrix: Vector, unit: float) -> Vector:
-        """Return the matrix, large enough to be definite although its numbers were rounded.
+    def cover(self, matrix: FloatArray, unit: float) -> FloatArray:
+        """Return a matrix that is at least as large as the one before rounding.
 
         Parameters
         ----------
         matrix : ndarray
-            Each number of which was changed by a share of at most ``unit``.
+            Values with a relative rounding error of at most ``unit``.
         """
         return matrix
 
-    def turned(self, matrix: Vector) -> Vector:
-        """Return the same matrix, written in a way that tells nothing else about its rows."""
+    def rotated(self, matrix: FloatArray) -> FloatArray:
+        """Return the same matrix in a representation that depends on the matrix only."""
         return matrix
 
     @abstractmethod
@@ -97,7 +94,7 @@ class Form(ABC):
 
     @abstractmethod
     def whiten(self, matrix: Array) -> Whitener:
-        """Return C with ``||x||_{M^-1} = ||x C||_2``, as selection rules want it.
+        """Return C with ``||x||_{M^-1} = ||x C||_2``.
 
         Raises
         ------
@@ -111,14 +108,14 @@ class Form(ABC):
 
 
 class Full(Form):
-    """Every entry: exact. Its upper triangle travels: d (d + 1) / 2 numbers."""
+    """All entries: exact. A message holds the upper triangle, d (d + 1) / 2 values."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__(dimension)
         self.shape = (dimension, dimension)
         self.size = dimension * (dimension + 1) // 2
 
-    def identity(self, factor: float) -> Vector:
+    def identity(self, factor: float) -> FloatArray:
         """See :class:`Form`."""
         return np.eye(self.dimension) * factor
 
@@ -126,24 +123,23 @@ class Full(Form):
         """See :class:`Form`."""
         return rows.T @ (rows if weights is None else rows * weights[:, None])
 
-    def pack(self, matrix: Array) -> Vector:
+    def pack(self, matrix: Array) -> Array:
         """See :class:`Form`."""
         return pack_symmetric(matrix)
 
-    def unpack(self, packed: Vector) -> Vector:
+    def unpack(self, packed: FloatArray) -> FloatArray:
         """See :class:`Form`."""
         return unpack_symmetric(packed, self.dimension)
 
-    def cover(self, matrix: Vector, unit: float) -> Vector:
+    def cover(self, matrix: FloatArray, unit: float) -> FloatArray:
         """See :class:`Form`.
 
-        The sum of a row's rounding errors is added to its diagonal entry, in units in which the
-        diagonal is 1: errors and what is added are diagonally dominant together.
+        The sum of a row's rounding errors, scaled to a diagonal of 1, is added to its diagonal
+        entry. Errors and additions together are diagonally dominant.
         """
         units = units_of(matrix)
         errors = unit * (np.abs(matrix) @ (1.0 / units))
-        covered: Vector = matrix + np.diag(units * errors)
-        return covered
+        return matrix + np.diag(units * errors)
 
     def solve(self, matrix: Array, vector: Array, ridge: float = 0.0) -> Array:
         """See :class:`Form`."""
@@ -163,14 +159,14 @@ class Full(Form):
 
 
 class Diagonal(Form):
-    """The diagonal: d numbers. Exact where features are independent of each other."""
+    """The diagonal: d values. Exact if the matrix is diagonal."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__(dimension)
         self.shape = (dimension,)
         self.size = dimension
 
-    def identity(self, factor: float) -> Vector:
+    def identity(self, factor: float) -> FloatArray:
         """See :class:`Form`."""
         return np.full(self.dimension, factor)
 
@@ -180,12 +176,11 @@ class Diagonal(Form):
         squares = rows * rows
         return xp.sum(squares, axis=0) if weights is None else weights @ squares
 
-    def pack(self, matrix: Array) -> Vector:
+    def pack(self, matrix: Array) -> Array:
         """See :class:`Form`."""
-        packed: Vector = matrix
-        return packed
+        return matrix
 
-    def unpack(self, packed: Vector) -> Vector:
+    def unpack(self, packed: FloatArray) -> FloatArray:
         """See :class:`Form`."""
         return packed
 
@@ -196,7 +191,7 @@ class Diagonal(Form):
     def whiten(self, matrix: Array) -> Whitener:
         """See :class:`Form`."""
         if not matrix.min() > 0.0:
-            raise np.linalg.LinAlgError("the diagonal is not above 0")
+            raise np.linalg.LinAlgError("a diagonal entry is not above 0")
         return matrix**-0.5
 
     def trace(self, matrix: Array) -> float:
@@ -205,24 +200,21 @@ class Diagonal(Form):
 
 
 class Sketch(Form):
-    r"""A sketch of rank m by frequent directions: 1 + m d numbers.
+    r"""A sketch of rank m by frequent directions: 1 + m d values.
 
-    Where there are more rows, they are cut back to m by their singular value decomposition: all
-    squared singular values fall by delta, that of place m + 1, and those below 0 are dropped.
-    Then what was there before lies between ``B^T B`` and ``B^T B + delta I``; delta is added to
-    c. So a sketch is never less than the matrix it stands for, and more by at most c in any
-    direction: Newton steps do not overshoot. (With c left out, as in plain frequent directions,
-    FLDB-ONS diverged; with delta / 2, which halves the error, its regret was up to a tenth larger.)
-    A matrix of rank at most m is kept exactly.
+    With more than m rows, let delta be the (m + 1)-th largest squared singular value. All squared
+    singular values are reduced by delta, those below 0 are dropped, and delta is added to c. The
+    matrix X then satisfies ``B^T B <= X <= B^T B + c I``. A sketch is never smaller than X, so
+    Newton steps do not overshoot; FLDB-ONS diverged without c. A matrix of rank at most m is exact.
 
-    Rows are singular vectors, which can be the duels themselves, as where these are orthogonal.
-    Before they leave a device, :meth:`turned` mixes them at random.
+    Rows of B are singular vectors, which can be single duels (if these are orthogonal). Devices
+    therefore send them after :meth:`rotated`.
 
     References
     ----------
     Ghashami, Liberty, Phillips and Woodruff, "Frequent Directions: Simple and Deterministic
-    Matrix Sketching", SIAM J. Comput. 2016. What is cut off as a multiple of I: Luo, Chen, Zhang,
-    Li and Zhang, "Robust Frequent Directions with Application in Online Learning", JMLR 2019.
+    Matrix Sketching", SIAM J. Comput. 2016. The term c I: Luo, Chen, Zhang, Li and Zhang,
+    "Robust Frequent Directions with Application in Online Learning", JMLR 2019.
 
     Parameters
     ----------
@@ -238,7 +230,7 @@ class Sketch(Form):
         self.shape = (rank + 1, dimension)
         self.size = 1 + rank * dimension
 
-    def identity(self, factor: float) -> Vector:
+    def identity(self, factor: float) -> FloatArray:
         """See :class:`Form`."""
         matrix = self.zeros()
         matrix[-1] = factor
@@ -247,50 +239,50 @@ class Sketch(Form):
     def gram(self, rows: Array, weights: Array | None = None) -> Array:
         """See :class:`Form`."""
         xp = namespace(rows)
-        return self._cut(rows if weights is None else rows * xp.sqrt(weights)[:, None], 0.0)
+        return self._reduced(rows if weights is None else rows * xp.sqrt(weights)[:, None], 0.0)
 
     def total(self, matrices: Sequence[Array]) -> Array:
-        """See :class:`Form`; the rows of all are cut back once."""
+        """See :class:`Form`; all rows together are reduced once."""
         if len(matrices) == 1:
             return matrices[0]
         xp = namespace(matrices[0])
         rows = xp.concat([matrix[:-1] for matrix in matrices])
-        return self._cut(rows, sum(float(matrix[-1, 0]) for matrix in matrices))
+        return self._reduced(rows, sum(float(matrix[-1, 0]) for matrix in matrices))
 
-    def _cut(self, rows: Array, constant: float) -> Array:
-        """Return ``rows^T rows + constant I``, of m rows."""
+    def _reduced(self, rows: Array, constant: float) -> Array:
+        """Return the sketch of ``rows^T rows + constant I``."""
         xp, m = namespace(rows), self.rank
         if rows.shape[0] > self.dimension:
-            rows = xp.linalg.qr(rows).R  # as many rows as features say the same
-        # The squares of singular values, and how rows turn into singular vectors: ten times
-        # faster than those themselves, and as exact as W is when it is written out.
-        squares, turns = xp.linalg.eigh(rows @ rows.T)  # ascending
+            rows = xp.linalg.qr(rows).R  # d rows with the same rows^T rows
+        # Squared singular values and left singular vectors: ten times faster than an SVD, and as
+        # accurate as W itself.
+        squares, left = xp.linalg.eigh(rows @ rows.T)  # ascending
         delta = max(float(squares[-m - 1]), 0.0) if squares.shape[0] > m else 0.0
         largest = xp.flip(squares)[:m]
         is_kept = largest > delta
         shares = xp.where(is_kept, 1.0 - delta / xp.where(is_kept, largest, 1.0), 0.0)
         matrix = xp.zeros(self.shape, dtype=rows.dtype, device=rows.device)
-        kept = xp.sqrt(shares)[:, None] * (xp.flip(turns, axis=1)[:, :m].T @ rows)
+        kept = xp.sqrt(shares)[:, None] * (xp.flip(left, axis=1)[:, :m].T @ rows)
         matrix[: kept.shape[0]] = kept
         matrix[m] = constant + delta
         return matrix
 
-    def turned(self, matrix: Vector) -> Vector:
+    def rotated(self, matrix: FloatArray) -> FloatArray:
         """See :class:`Form`.
 
-        B is multiplied by a random orthogonal matrix, from the left. Uniformly drawn as it is, what
-        becomes of B depends on ``B^T B`` alone, and on luck.
+        B is multiplied from the left by a uniformly random orthogonal matrix. The distribution of
+        the product depends on ``B^T B`` only.
         """
-        drawn = np.random.default_rng().standard_normal((self.rank, self.rank))
-        orthogonal, upper = np.linalg.qr(drawn)
-        orthogonal *= np.sign(np.diagonal(upper))  # uniform only with this (Mezzadri 2007)
+        normal = np.random.default_rng().standard_normal((self.rank, self.rank))
+        orthogonal, upper = np.linalg.qr(normal)
+        orthogonal *= np.sign(np.diagonal(upper))  # makes it uniform (Mezzadri 2007)
         return np.vstack([orthogonal @ matrix[:-1], matrix[-1:]])
 
-    def pack(self, matrix: Array) -> Vector:
+    def pack(self, matrix: Array) -> Array:
         """See :class:`Form`."""
         return np.concatenate([matrix[-1, :1], matrix[:-1].ravel()])
 
-    def unpack(self, packed: Vector) -> Vector:
+    def unpack(self, packed: FloatArray) -> FloatArray:
         """See :class:`Form`."""
         matrix = np.empty(self.shape)
         matrix[:-1] = packed[1:].reshape(self.rank, self.dimension)
@@ -299,8 +291,7 @@ class Sketch(Form):
 
     def solve(self, matrix: Array, vector: Array, ridge: float = 0.0) -> Array:
         """See :class:`Form`."""
-        inverse = _power(matrix, -1.0, ridge)
-        return whitened(vector[None], inverse)[0]
+        return whitened(vector[None], _power(matrix, -1.0, ridge))[0]
 
     def whiten(self, matrix: Array) -> Whitener:
         """See :class:`Form`."""
@@ -309,7 +300,7 @@ class Sketch(Form):
         return _power(matrix, -0.5)
 
     def trace(self, matrix: Array) -> float:
-        """See :class:`Form`; at least that of what the sketch stands for."""
+        """See :class:`Form`; an upper bound of the trace of the sketched matrix."""
         return float(np.sum(matrix[:-1] ** 2)) + float(np.sum(matrix[-1]))
 
 
@@ -322,15 +313,14 @@ def _power(matrix: Array, exponent: float, ridge: float = 0.0) -> LowRank:
     return LowRank(scale**exponent, directions.T, weights)
 
 
-def units_of(matrices: Vector) -> Vector:
-    """Return the root of each diagonal entry: (..., d, d) -> (..., d)."""
+def units_of(matrices: FloatArray) -> FloatArray:
+    """Return the square roots of diagonal entries: (..., d, d) -> (..., d)."""
     diagonals = np.diagonal(matrices, axis1=-2, axis2=-1)
-    roots: Vector = np.sqrt(np.maximum(diagonals, TINY))
-    return roots
+    return np.sqrt(np.maximum(diagonals, TINY))
 
 
 def make_form(settings: Settings) -> Form:
-    """Return the form that the setting ``information`` names."""
+    """Return the form that the setting ``matrix_form`` selects."""
     d = settings.dimension
     if settings.matrix_form == "diagonal":
         return Diagonal(d)
@@ -338,7 +328,7 @@ def make_form(settings: Settings) -> Form:
 
 
 def form_of(matrix: Array) -> Form:
-    """Return the form of a matrix, by its shape."""
+    """Return the form of a matrix from its shape."""
     return _form_of_shape(matrix.shape)
 
 
@@ -350,23 +340,22 @@ def _form_of_shape(shape: tuple[int, ...]) -> Form:
     return Full(d) if rows[0] == d else Sketch(d, rows[0] - 1)
 
 
-@functools.lru_cache
-def _triangle(d: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    rows, columns = np.triu_indices(d)
-    return rows, columns
+_triangle = functools.lru_cache(np.triu_indices)
 
 
-def pack_symmetric(matrix: Array) -> Vector:
+def pack_symmetric(matrix: Array) -> Array:
     """Return the upper triangle of symmetric matrices: (..., d, d) -> (..., d (d + 1) / 2)."""
     rows, columns = _triangle(matrix.shape[-1])
-    packed: Vector = matrix[..., rows, columns]
-    return packed
+    return matrix[..., rows, columns]
 
 
-def unpack_symmetric(packed: Vector, d: int) -> Vector:
+def unpack_symmetric(packed: FloatArray, d: int) -> FloatArray:
     """Undo :func:`pack_symmetric`: (..., d (d + 1) / 2) -> (..., d, d)."""
     rows, columns = _triangle(d)
     matrix = np.empty((*packed.shape[:-1], d, d))
     matrix[..., rows, columns] = packed
     matrix[..., columns, rows] = packed
     return matrix
+
+
+Vector = FloatArray  # the former name

@@ -1,4 +1,4 @@
-"""Linear equations with positive definite matrices that may be singular to working precision."""
+"""Linear systems of positive definite matrices that may be singular to working precision."""
 
 from __future__ import annotations
 
@@ -8,32 +8,27 @@ import numpy as np
 
 from fldb_flower.linalg.arrays import Array, namespace
 
-_TINY = sys.float_info.min  # of a diagonal entry: all others of the row are 0 then
-_INDEFINITE = 1e-6  # of an eigenvalue below 0, in units of the diagonal: no rounding error
+_TINY = sys.float_info.min  # lower bound of a diagonal entry, so that dividing by it is defined
+_INDEFINITE = 1e-6  # an eigenvalue of the scaled matrix below minus this is no rounding error
 
 
 def solve(matrices: Array, vectors: Array) -> Array:
     """Return ``M^-1 v`` of positive definite matrices (..., d, d) and vectors (..., d).
 
-    Where rounding errors have made a matrix singular, the solution is sought among the
-    directions that it still tells apart; see :func:`spectrum`.
+    If a matrix is singular to working precision, return the solution of :func:`pseudo_solve`.
     """
     xp = namespace(matrices)
     try:
         return xp.linalg.solve(matrices, vectors[..., None])[..., 0]
     except (np.linalg.LinAlgError, RuntimeError) as error:
-        if not is_singular(error):
+        # torch.linalg.LinAlgError is a RuntimeError; its class is not imported without torch.
+        if type(error).__name__ not in {"LinAlgError", "_LinAlgError"}:
             raise
         return pseudo_solve(matrices, vectors)
 
 
-def is_singular(error: Exception) -> bool:
-    """Whether NumPy or PyTorch, whose class is another, found a matrix to be singular."""
-    return isinstance(error, np.linalg.LinAlgError) or type(error).__name__ == "_LinAlgError"
-
-
 def pseudo_solve(matrices: Array, vectors: Array) -> Array:
-    """Return ``M^+ v``: directions that rounding errors hide are left out."""
+    """Return ``M^+ v``; eigenvalues within rounding errors of 0 count as 0."""
     xp = namespace(matrices)
     units, values, directions, floor = spectrum(matrices)
     is_known = values > floor
@@ -43,21 +38,21 @@ def pseudo_solve(matrices: Array, vectors: Array) -> Array:
 
 
 def spectrum(matrices: Array) -> tuple[Array, Array, Array, Array]:
-    """Return eigenvalues and eigenvectors in units in which the diagonal is 1.
+    """Return the eigendecomposition of matrices scaled to a diagonal of 1.
 
-    Those units are the ones of the features, so that features of different size do not make a
-    matrix singular.
+    With the scaling, features of different magnitude do not make a matrix singular.
 
     Returns
     -------
     tuple of Array
-        Units (..., d); eigenvalues in ascending order (..., d); eigenvectors as columns
-        (..., d, d); and what eigenvalues must exceed to be more than rounding errors (..., 1).
+        Roots of the diagonals (..., d); eigenvalues of the scaled matrices in ascending order
+        (..., d); eigenvectors as columns (..., d, d); the bound below which an eigenvalue is a
+        rounding error (..., 1).
 
     Raises
     ------
     numpy.linalg.LinAlgError
-        A number is not finite.
+        An entry is not finite.
     """
     xp = namespace(matrices)
     with np.errstate(over="ignore", invalid="ignore"):  # checked below
@@ -71,15 +66,15 @@ def spectrum(matrices: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def whiten_singular(matrix: Array) -> Array:
-    """Return C with ``||x||_{M^-1} = ||x C||`` of a matrix whose lowest eigenvalues are lost.
+    """Return C with ``||x||_{M^-1} = ||x C||_2`` for a matrix singular to working precision.
 
-    Rounding errors take the place of what they hide: norms in those directions are smaller than
-    they should be, but far larger than in all others.
+    Eigenvalues below the bound of rounding errors are replaced by it. Norms in these directions
+    are too small, but much larger than in all others.
 
     Raises
     ------
     numpy.linalg.LinAlgError
-        The matrix is not finite, or has eigenvalues that are surely below 0.
+        An entry is not finite, or an eigenvalue is below 0 by more than rounding errors.
     """
     xp = namespace(matrix)
     units, values, directions, floor = spectrum(matrix)

@@ -1,4 +1,4 @@
-"""Whiteners: what turns the norm of an information matrix into a plain one."""
+"""Whiteners: factors C of inverse matrices, with ``||x||_{W^-1} = ||x C||_2``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from fldb_flower.linalg.arrays import Array, Arrays, namespace
 
-_SMALL = 16  # features
+_SMALL = 16  # size from which an inverse is computed by halves
 
 
 class LowRank(NamedTuple):
@@ -29,16 +29,15 @@ class LowRank(NamedTuple):
 
 
 Whitener: TypeAlias = Array | LowRank
-"""C with ``||x||_{W^-1} = ||x C||_2``: (d, d), or one for each agent, (agents, d, d); (d,), a
-diagonal; or of low rank and a multiple of the identity."""
+"""C, (d, d); one for each agent, (agents, d, d); a diagonal, (d,); or a :class:`LowRank`."""
 
 
 def whiten(information: Array) -> Array:
     """Return ``C`` with ``||x||_{W^-1} = ||x C||_2``: the inverse of W's upper Cholesky factor.
 
-    The triangular factor is inverted, not W, so the relative error is that of a Cholesky
-    solve, and the arms of all agents then cost one matrix product. Since ``W^-1 = C C^T``,
-    ``C n`` with n standard normal has covariance ``W^-1``.
+    Because the factor is inverted and not W, the relative error is that of a Cholesky solve. The
+    norms of all agents' arms then take one matrix product. Since ``W^-1 = C C^T``, ``C n`` has
+    covariance ``W^-1`` if n is standard normal.
 
     Parameters
     ----------
@@ -49,7 +48,7 @@ def whiten(information: Array) -> Array:
 
 
 def _inverse(factor: Array) -> Array:
-    """Invert upper triangular matrices by halves: products, six times faster for d=384."""
+    """Invert upper triangular matrices by blocks: six times faster for d=384."""
     xp, middle = namespace(factor), factor.shape[-1] // 2
     if middle < _SMALL:
         return xp.linalg.inv(factor)
@@ -64,8 +63,8 @@ def add_to_whiteners(whiteners: Array, differences: Array) -> None:
     r"""Add ``u u^T`` to each agent's W, given as ``C`` with ``W^-1 = C C^T``, in place.
 
     ``C <- C (I - v v^T / (s (1 + s)))`` with ``v = C^T u`` and ``s = sqrt(1 + |v|^2)``, in
-    O(d^2). After 10^5 updates norms are right to 1e-9 or to rounding errors of ``x C``, also
-    where W, summed, is no longer positive definite: C is never computed anew.
+    O(d^2). After 10^5 updates, norms are accurate to 1e-9 or to rounding errors of ``x C``, even
+    if the sum W is not positive definite in floating point.
 
     Parameters
     ----------
@@ -87,7 +86,7 @@ def add_to_whiteners(whiteners: Array, differences: Array) -> None:
 
 
 def whitened(vectors: Array, whitener: Whitener) -> Array:
-    """Return ``x C`` of rows x: (n, d), or (agents, n, d) where each agent has a C."""
+    """Return ``x C`` for rows x, (n, d); with one C for each agent, (agents, n, d)."""
     if isinstance(whitener, LowRank):
         scale, basis, weights = whitener
         return scale * (vectors + ((vectors @ basis) * weights) @ basis.T)
@@ -102,21 +101,21 @@ def transposed(whitener: Whitener) -> Whitener:
 
 
 def largest_norm(whitener: Whitener) -> float:
-    """Bound ``||x C||`` for all x of length 1, and all agents: by the Frobenius norm, mostly."""
+    """Return an upper bound of ``||x C||_2`` over all x of norm 1 and all agents."""
     if isinstance(whitener, LowRank):
-        return whitener.scale  # what it does not only scale, it shrinks
+        return whitener.scale  # weights are at most 0
     return largest_frobenius(whitener, min(whitener.ndim, 2))
 
 
 def largest_frobenius(arrays: Array, axes: int) -> float:
-    """Return the norm of an array of so many axes, or the largest if there are several."""
+    """Return the largest Frobenius norm of arrays with so many axes, stacked along the others."""
     xp = namespace(arrays)
     flat = arrays.reshape((-1, math.prod(arrays.shape[-axes:])))
     return math.sqrt(float(xp.max(xp.vecdot(flat, flat))))
 
 
-def moved(whitener: Whitener, arrays: Arrays) -> Whitener:
-    """Return the whitener where ``arrays`` are."""
+def on_backend(whitener: Whitener, arrays: Arrays) -> Whitener:
+    """Return the whitener as arrays of a backend."""
     if isinstance(whitener, LowRank):
         return LowRank(whitener.scale, *map(arrays.make, whitener[1:]))
     return arrays.make(whitener)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
@@ -19,7 +20,6 @@ from fldb_flower.runs.checkpoints import Checkpoint
 from fldb_flower.runs.directory import CHECKPOINT, MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.runs.plots import plot_regret
 from fldb_flower.settings import (
-    ALONE,
     Settings,
     current_names,
     from_nested,
@@ -153,7 +153,7 @@ class RunDirectory(ResultsDirectory):
 
     def _model(self, history: History, theta_sync: Array) -> dict[str, Any] | None:
         settings = self._settings
-        if settings.algorithm in ALONE:
+        if ALGORITHMS[settings.algorithm].agents != "common":
             return None
         if not np.isfinite(theta_sync).all():
             raise FederationError(

@@ -1,62 +1,112 @@
-"""Files that are there whole, or not at all; folders that one process uses at a time."""
+"""Atomic writes of files, and locks on folders."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file durably, in place of the one before; a crash leaves one of the two.
+    """Write a file atomically and durably, replacing an existing one.
+
+    After a crash, the file has either the old content or the new content.
 
     Raises
     ------
     OSError
-        The disk is full, or the folder is gone or read-only; the file before is untouched.
+        The file cannot be written; an existing one is unchanged.
     """
     partial = partial_of(path)
     try:
         with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            _write_durably(file, content)
         partial.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
-            partial.unlink()  # a disk that is full can do with the room
+            partial.unlink()  # frees space if the disk is full
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name, too
-    finally:
-        os.close(folder)
+    _sync_folder(path.parent)
 
 
 def partial_of(path: Path) -> Path:
-    """Return where :func:`replace_file` writes first, which is what a crash leaves behind."""
+    """Return the temporary file of :func:`replace_file`, which a crash can leave behind."""
     return path.with_name(path.name + ".part")
 
 
-def lock_folder(path: Path) -> int:
-    """Keep other processes out of a folder until the descriptor returned here is closed.
+def create_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a new file atomically and durably; an existing file is never replaced.
 
-    A file system without locks keeps nobody out.
+    Raises
+    ------
+    FileExistsError
+        There is a file of this name.
+    OSError
+        The file cannot be written.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    partial = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            _write_durably(file, content)
+        try:
+            path.hardlink_to(partial)
+        except FileExistsError:
+            raise
+        except OSError:  # the file system has no hard links (FAT, Android)
+            if os.path.lexists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def lock_folder(path: Path, *, wait: bool = False) -> int:
+    """Lock a folder against other processes until the returned descriptor is closed.
+
+    On a file system without locks, the folder is opened without a lock.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    wait : bool
+        Wait until another process releases its lock, instead of raising.
 
     Raises
     ------
     BlockingIOError
-        Another process has it.
+        Another process holds the lock.
     OSError
-        It cannot be opened.
+        The folder cannot be opened.
     """
     folder = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(folder, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(folder)
         raise
     except OSError:
         pass
     return folder
+
+
+def _write_durably(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a new name in a folder durable."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

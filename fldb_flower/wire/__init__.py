@@ -1,1 +1,1 @@
-"""Broadcasts and uploads as bytes and as Flower's records."""
+"""Encoding of broadcasts and uploads as bytes and as Flower's records."""

@@ -1,24 +1,26 @@
-"""What travels: broadcasts and uploads as one vector each, and a few numbers.
+"""Broadcasts and uploads as one vector and one header of integers each.
 
-Parsing array headers is most of a small message's cost, so each message holds one array.
-Symmetric matrices travel as their upper triangle (or as :mod:`fldb_flower.linalg.forms` says): half
-the bytes, and no upload can be asymmetric. Nothing here knows Flower; nothing here is unpickled.
+Parsing array headers is most of the cost of a small message, so a message holds a single array.
+Symmetric matrices travel as their upper triangle, or in another form of
+:mod:`fldb_flower.linalg.forms`: half the bytes, and an upload cannot be asymmetric. This module
+does not import Flower, and nothing is unpickled.
 
-Broadcast vector: theta_hat (d) if statistics are wanted; then theta_sync (d) and the triangle
-of W_sync (d (d + 1) / 2) if agents play with the server's estimate.
+Broadcast vector: theta_hat (d) if statistics are requested; then theta_sync (d) and the triangle
+of W_sync (d (d + 1) / 2) if agents select arms with the server's estimate.
 Upload vector: gradient (d) and the triangle of W_new; then the Hessian's triangle and
-the loss (1), each where the broadcast asked for it. Empty if no statistics were wanted.
+the loss (1), each if the broadcast requests it. Empty if no statistics are requested.
 
-**Single precision** (the setting ``wire``): the server's vectors are rounded to float32, and a node
-answers in what it was asked in. Numbers are then wrong by 6e-8 of themselves, and matrices
-are made definite again by who reads them (:meth:`fldb_flower.linalg.forms.Form.cover`).
+**Single precision** (the setting ``wire``): the server rounds its vectors to float32, and a node
+replies in the precision of the broadcast. The relative rounding error is 6e-8. The receiver adds
+to the diagonal what keeps matrices definite
+(:meth:`fldb_flower.linalg.forms.Form.cover`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,22 +31,21 @@ from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import Form, Vector, form_of
 from fldb_flower.settings import WIRES
 
-_SINGLE = float(np.finfo(np.float32).eps) / 2.0  # what rounding to float32 changes, at most
+_SINGLE = float(np.finfo(np.float32).eps) / 2.0  # relative error of rounding to float32
+_LARGEST_COUNT = 2**53  # sums of many counts still fit into the 64 bits of Flower's integers
 
 
 class BroadcastHeader(NamedTuple):
-    """The whole numbers beside a broadcast's vector.
+    """The integers that describe a broadcast's vector.
 
     Attributes
     ----------
     first, last : int
-        Iterations to play, or 0.
+        Iterations to play; both 0 if the broadcast asks about the same duels again.
     estimate, statistics : int
-        1 if theta_sync and W_sync, and theta_hat, are in the vector.
+        1 if the vector holds theta_sync and W_sync, and theta_hat.
     everything, hessian, loss : int
-        1 if statistics are wanted over all duels, with the Hessian, with the loss.
-    counted : int
-        Acknowledgement: the last iteration whose duels the server has counted.
+        1 if statistics are requested over all duels, with the Hessian, with the loss.
     """
 
     first: int
@@ -54,22 +55,19 @@ class BroadcastHeader(NamedTuple):
     everything: int
     hessian: int
     loss: int
-    counted: int
 
 
 class UploadHeader(NamedTuple):
-    """The numbers beside an upload's vector.
+    """The integers that describe an upload of simulated agents.
 
     Attributes
     ----------
     num_duels : int
         Duels summed over.
     partition_id, num_partitions : int
-        Which of how many blocks of agents this is.
+        Index of the block of agents, and the number of blocks.
     agents, regret_first : int
-        Agents that ``regret`` is summed over, and its first iteration.
-    regret : list of float
-        Regret of each iteration not yet acknowledged (simulation only).
+        Agents that the regret is summed over, and its first iteration.
     """
 
     num_duels: int
@@ -77,29 +75,39 @@ class UploadHeader(NamedTuple):
     num_partitions: int
     agents: int
     regret_first: int
-    regret: list[float]
-
-    def to_numbers(self) -> list[float]:
-        """Return all of it as one list, which costs a transport one entry."""
-        return [*map(float, self[:-1]), *self.regret]
 
     @classmethod
-    def from_numbers(cls, numbers: Sequence[float]) -> UploadHeader:
-        """Undo :meth:`to_numbers`.
+    def from_counts(cls, numbers: Any) -> UploadHeader:
+        """Check the numbers of a reply.
 
         Raises
         ------
         TypeError, ValueError
-            The list is too short, or a count is not a whole number.
+            See :func:`check_counts`.
         """
-        count = len(cls._fields) - 1
-        if not all(float(number).is_integer() for number in numbers[:count]):
-            raise ValueError("a count is not a whole number")
-        return cls._make([*map(int, numbers[:count]), list(numbers[count:])])
+        return cls._make(check_counts(numbers, len(cls._fields)))
+
+
+def check_counts(numbers: Any, length: int) -> list[int]:
+    """Return the numbers of a reply if they are ``length`` counts.
+
+    Raises
+    ------
+    TypeError, ValueError
+        They are not integers from 0 to 2^53, or not as many.
+    """
+    if len(numbers) != length:
+        raise ValueError(f"{len(numbers)} counts instead of {length}")
+    for number in numbers:
+        if type(number) is not int or number < 0:
+            raise ValueError(f"{number!r} is not a count")
+        if number > _LARGEST_COUNT:
+            raise ValueError(f"a count above {_LARGEST_COUNT}")
+    return list(numbers)
 
 
 class UploadError(Exception):
-    """An upload that must not be counted, with one reason."""
+    """A reply that must not be counted, with the reason."""
 
 
 def broadcast_size(broadcast: Broadcast, form: Form) -> int:
@@ -114,7 +122,7 @@ def _broadcast_size(form: Form, has_point: bool, has_estimate: bool) -> int:
 
 
 def upload_size(broadcast: Broadcast, form: Form) -> int:
-    """Return how many numbers the answer's vector holds."""
+    """Return how many numbers the upload's vector holds."""
     if broadcast.theta_hat is None:
         return 0
     return form.dimension + form.size * (1 + broadcast.hessian) + broadcast.loss
@@ -123,27 +131,27 @@ def upload_size(broadcast: Broadcast, form: Form) -> int:
 def traffic(
     broadcast: Broadcast, form: Form, agents: int = 1, wire: str = "float64"
 ) -> tuple[int, int]:
-    """Return the bytes of the vectors of some agents' uploads, and of as many broadcasts.
+    """Return the bytes of the vectors of ``agents`` uploads, and of as many broadcasts.
 
-    Every agent exchanges a message of its own, whichever node hosts it.
+    One message per agent and direction is counted, whichever nodes host the agents.
     """
     each = agents * np.dtype(wire).itemsize
     return upload_size(broadcast, form) * each, broadcast_size(broadcast, form) * each
 
 
 def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vector, BroadcastHeader]:
-    """Return a broadcast as a vector and whole numbers, nothing acknowledged yet.
+    """Return a broadcast as a vector and its header.
 
     Parameters
     ----------
     broadcast : Broadcast
     wire : {"float64", "float32"}
-        What its numbers are rounded to, and those of the answer.
+        Precision of the vector, and of the uploads.
 
     Raises
     ------
     FederationError
-        A number is too large for that.
+        A number is too large for the precision.
     """
     play, parts = broadcast.play, []
     if broadcast.theta_hat is not None:
@@ -151,7 +159,7 @@ def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vecto
     if play is not None and play.estimate is not None:
         information = play.estimate.information
         parts += [play.estimate.theta_sync, form_of(information).pack(information)]
-    ask = BroadcastHeader(
+    header = BroadcastHeader(
         first=0 if play is None else play.first,
         last=0 if play is None else play.last,
         estimate=int(play is not None and play.estimate is not None),
@@ -159,20 +167,18 @@ def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vecto
         everything=int(broadcast.scope == "all"),
         hessian=int(broadcast.hessian),
         loss=int(broadcast.loss),
-        counted=0,
     )
     vector = _vector(parts, wire)
     if wire == "float32" and not np.isfinite(vector).all():
         raise FederationError(
-            "theta or W_sync is too large for wire=float32, whose numbers end at 3e38: use"
-            " wire=float64"
+            "theta or W_sync exceeds 3e38, the largest number of wire=float32: use wire=float64"
         )
-    return vector, ask
+    return vector, header
 
 
 def _vector(parts: Sequence[Array], wire: str) -> Vector:
     vector: Vector = np.concatenate(parts) if parts else np.empty(0)
-    with np.errstate(over="ignore"):  # to infinity, which is refused where it is read
+    with np.errstate(over="ignore"):  # to infinity, which the receiver refuses
         return vector.astype(wire, copy=False)
 
 
@@ -181,34 +187,35 @@ def _matrix(packed: Vector, form: Form) -> Vector:
     return form.cover(matrix, _SINGLE) if packed.dtype == np.float32 else matrix
 
 
-def decode_broadcast(vector: Vector, ask: BroadcastHeader, form: Form) -> Broadcast:
-    """Undo :func:`encode_broadcast`, whatever its numbers were rounded to.
+def decode_broadcast(vector: Vector, header: BroadcastHeader, form: Form) -> Broadcast:
+    """Invert :func:`encode_broadcast`; the dtype of the vector is the precision.
 
     Raises
     ------
     ValueError
-        The vector is not of the length that the numbers call for, or holds no real numbers.
+        The vector has another length than the header implies, or holds no finite real numbers.
     """
     if vector.dtype not in {np.dtype(wire) for wire in WIRES}:
         raise ValueError(f"a broadcast of {vector.dtype} instead of {' or '.join(WIRES)}")
-    d, size = form.dimension, _broadcast_size(form, bool(ask.statistics), bool(ask.estimate))
+    has_point, has_estimate = bool(header.statistics), bool(header.estimate)
+    d, size = form.dimension, _broadcast_size(form, has_point, has_estimate)
     if vector.shape != (size,):
-        raise ValueError(f"a broadcast of {vector.shape} numbers; dimension={d} calls for {size}")
+        raise ValueError(f"a broadcast of shape {vector.shape}; dimension={d} implies {(size,)}")
     if not np.isfinite(vector).all():
         raise ValueError("a broadcast with a number that is not finite")
-    theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * bool(ask.statistics)])
+    theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * has_point])
     play = None
-    if ask.estimate:
+    if has_estimate:
         estimate = Estimate(rest[:d], _matrix(vector[-form.size :], form))
-        play = PlayRequest(ask.first, ask.last, estimate)
-    elif ask.last:
-        play = PlayRequest(ask.first, ask.last)
+        play = PlayRequest(header.first, header.last, estimate)
+    elif header.last:
+        play = PlayRequest(header.first, header.last)
     return Broadcast(
         play=play,
-        theta_hat=theta_hat if ask.statistics else None,
-        scope="all" if ask.everything else "fresh",
-        hessian=bool(ask.hessian),
-        loss=bool(ask.loss),
+        theta_hat=theta_hat if has_point else None,
+        scope="all" if header.everything else "fresh",
+        hessian=bool(header.hessian),
+        loss=bool(header.loss),
     )
 
 
@@ -219,36 +226,44 @@ def encode_upload(
     num_partitions: int,
     wire: str = "float64",
 ) -> tuple[Vector, UploadHeader]:
-    """Return one block's upload as a vector and numbers."""
+    """Return the upload of one block of agents as a vector and its header.
+
+    The regret of each iteration travels beside them.
+    """
     (regrets,) = upload.regrets
-    answer = UploadHeader(
-        num_duels=upload.num_duels,
-        partition_id=partition_id,
-        num_partitions=num_partitions,
-        agents=regrets.agents,
-        regret_first=regrets.first,
-        regret=regrets.sums.tolist(),
+    header = UploadHeader(
+        upload.num_duels, partition_id, num_partitions, regrets.agents, regrets.first
     )
-    return encode_statistics(upload, broadcast, wire), answer
+    return encode_statistics(upload, broadcast, wire), header
 
 
 def decode_upload(
-    vector: Vector, answer: UploadHeader, broadcast: Broadcast, form: Form, wire: str = "float64"
+    vector: Vector,
+    header: UploadHeader,
+    regret: Sequence[float],
+    broadcast: Broadcast,
+    form: Form,
+    *,
+    wire: str = "float64",
 ) -> Upload:
-    """Undo :func:`encode_upload`, refusing what cannot be a sum over duels.
+    """Invert :func:`encode_upload`, and refuse what cannot be a sum over duels.
 
     Raises
     ------
     UploadError
-        The vector has a wrong shape or dtype or a number that is not finite, or the
-        counts or the regret make no sense.
+        The vector has another shape or dtype or a number that is not finite, or the
+        regret is not a sum of regrets.
     """
-    upload = decode_statistics(vector, answer.num_duels, broadcast, form, wire)
-    return upload._replace(regrets=(_regrets(answer),))
+    upload = decode_statistics(vector, header.num_duels, broadcast, form, wire)
+    # `0 <= x < inf` is false for NaN as well.
+    if header.regret_first < 1 or not all(0.0 <= number < math.inf for number in regret):
+        raise UploadError("a regret that is negative or not finite, or before iteration 1")
+    regrets = Regrets(header.regret_first, header.agents, np.array(regret))
+    return upload._replace(regrets=(regrets,))
 
 
 def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64") -> Vector:
-    """Return what an upload says about duels as one vector: all of it but their number."""
+    """Return the statistics of an upload as one vector."""
     if broadcast.theta_hat is None:
         return _vector([], wire)
     form = form_of(upload.information)
@@ -263,7 +278,7 @@ def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64
 def decode_statistics(
     vector: Vector, num_duels: int, broadcast: Broadcast, form: Form, wire: str = "float64"
 ) -> Upload:
-    """Undo :func:`encode_statistics`.
+    """Invert :func:`encode_statistics`.
 
     Raises
     ------
@@ -276,8 +291,8 @@ def decode_statistics(
     if vector.shape != (size,):
         raise UploadError(f"shape {vector.shape} instead of {(size,)}")
     numbers = vector.astype(np.float64, copy=False)
-    with np.errstate(over="ignore", invalid="ignore"):  # no warning besides the refusal
-        square = float(numbers @ numbers)  # one fast pass; overflow counts too
+    with np.errstate(over="ignore", invalid="ignore"):  # raised below as an error
+        square = float(numbers @ numbers)  # one fast pass, which overflow fails too
     if not math.isfinite(square):
         raise UploadError("a number that is not finite, or too large to square")
     if broadcast.theta_hat is None:
@@ -295,12 +310,3 @@ def decode_statistics(
         loss=float(vector[end]) if broadcast.loss else None,
         regrets=(),
     )
-
-
-def _regrets(answer: UploadHeader) -> Regrets:
-    if min(answer.num_duels, answer.agents, answer.regret_first - 1) < 0:
-        raise UploadError(f"counts that make no sense: {answer[:-1]}")
-    # `0 <= x < inf` is false for NaN as well.
-    if not all(0.0 <= number < math.inf for number in answer.regret):
-        raise UploadError("a regret that is negative or not finite")
-    return Regrets(answer.regret_first, answer.agents, np.array(answer.regret))

@@ -1,31 +1,36 @@
-"""What server and devices say to each other beside statistics, and where a round leads.
+"""Messages between the server of a federation of devices and its devices.
 
-A broadcast to a device holds, beside a :class:`~fldb_flower.wire.codec.BroadcastHeader`
-(``first = last`` is the round, ``counted`` the last answer that the server has counted):
+The ConfigRecord of a broadcast to a device holds:
 
-- ``device``: whose duels ``counted`` speaks of; a device with another id only introduces itself;
-- ``upto``: the last answer to cover, where a round asks about the same duels again; else -1;
-- ``duels``: how many duels of all devices the estimate rests on.
+- ``header``: a :class:`~fldb_flower.wire.codec.BroadcastHeader`; ``first = last`` is the round;
+- ``counted``: number of the last answer that the server has counted;
+- ``device``: id of the device that ``counted`` refers to; a device with another id replies with
+  its id only;
+- ``upto``: number of the last answer to cover if the same duels are asked about again, else -1;
+- ``duels``: number of duels, of all devices, that the estimate is based on.
+
+The ConfigRecord of the reply holds ``header``, a :class:`DeviceUploadHeader`, and ``device``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from fldb_flower.wire.codec import check_counts
 
 
 class DeviceUploadHeader(NamedTuple):
-    """The numbers beside a device's statistics.
+    """The integers that describe an upload of a device.
 
     Attributes
     ----------
     num_duels : int
         Answers that the statistics are sums over.
     start, end : int
-        They are the answers after ``start`` up to ``end``, numbered on the device.
+        Those are the answers after ``start`` up to ``end``, as numbered by the device.
     predicted, agreed : int
-        How many of them were predicted when they were proposed (and were no tie), and how
-        many of those as the person decided.
+        Answers (ties excluded) for which a prediction existed when the duel was proposed, and
+        those of them that agree with the prediction.
     """
 
     num_duels: int
@@ -35,16 +40,12 @@ class DeviceUploadHeader(NamedTuple):
     agreed: int
 
     @classmethod
-    def from_numbers(cls, numbers: Sequence[float]) -> DeviceUploadHeader:
-        """Read the numbers of a reply.
+    def from_counts(cls, numbers: Any) -> DeviceUploadHeader:
+        """Check the numbers of a reply.
 
         Raises
         ------
         TypeError, ValueError
-            They are not as many whole numbers, none below 0.
+            See :func:`~fldb_flower.wire.codec.check_counts`.
         """
-        if len(numbers) != len(cls._fields):
-            raise ValueError(f"{len(numbers)} numbers instead of {len(cls._fields)}")
-        if not all(float(number).is_integer() and number >= 0 for number in numbers):
-            raise ValueError(f"counts that make no sense: {numbers}")
-        return cls._make(map(int, numbers))
+        return cls._make(check_counts(numbers, len(cls._fields)))

@@ -1,10 +1,10 @@
-r"""A vector as a Flower ArrayRecord, and back, whoever wrote it.
+r"""Vectors as Flower's ArrayRecords, and back, from any sender.
 
-What is written is a plain ``.npy``. NumPy's own reader parses the header as Python source, which
-costs more than all else in a small message, and allocates what it announces before looking
-whether it is there. Here the header is compared with that of a float64 vector; another must
-be what ``np.save`` writes for numbers in C order, and announce just the bytes that follow. What is
-read is a view of the message: nothing is allocated, evaluated or unpickled.
+The format is a plain ``.npy``. NumPy's reader parses the header as Python source, which
+costs more than everything else in a small message, and allocates the announced size before
+checking that the data is there. Here the header is compared with that of a float64 vector; any
+other must have the form that ``np.save`` writes for numbers in C order, and announce exactly the
+bytes that follow. The result is a view of the message: nothing is copied, evaluated or unpickled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEADER = re.compile(
 
 @functools.lru_cache(maxsize=64)
 def _header(size: int, descr: str = "<f8") -> bytes:
-    """Return what ``np.save`` writes before the numbers of a vector, float64 by default."""
+    """Return the ``.npy`` header of a vector."""
     buffer = io.BytesIO()
     layout = {"descr": descr, "fortran_order": False, "shape": (size,)}
     np.lib.format.write_array_header_1_0(buffer, layout)
@@ -46,7 +46,7 @@ def pack_vector(vector: Vector) -> ArrayRecord:
 
 
 def content_bytes(content: RecordDict) -> int:
-    """Return the bytes of a message's arrays, numbers and texts, without their names."""
+    """Return the bytes of a message's arrays, numbers and texts, keys excluded."""
     total = 0
     for record in content.values():
         if isinstance(record, ArrayRecord):
@@ -60,27 +60,27 @@ def content_bytes(content: RecordDict) -> int:
 
 
 def unpack_vector(record: Any, max_mb: float = math.inf) -> Vector:
-    """Return the record's only array, of whatever shape and kind of numbers it is; read-only.
+    """Return the record's only array, of any shape and numeric dtype; read-only.
 
     Parameters
     ----------
     record : Any
-        What a message holds; it need not be a record.
+        Content of a message, of any type.
     max_mb : float
-        ``max_message_mb``: what is larger is not read.
+        The setting ``max_message_mb``: a larger array is refused.
 
     Raises
     ------
     ValueError
-        It is no record of one such array, or too large.
+        The record does not hold exactly one such array, or the array is too large.
     """
     arrays = list(record.values()) if isinstance(record, ArrayRecord) else []
     if len(arrays) != 1:
         raise ValueError(f"{type(record).__name__} with {len(arrays)} arrays instead of one")
     data = arrays[0].data
     if len(data) > max_mb * _MIB:
-        raise ValueError(f"{len(data) / _MIB:.3g} MiB are more than max-message-mb={max_mb:g}")
-    size, rest = divmod(len(data) - _HEADER_BYTES, 8)  # if it is what pack_vector wrote
+        raise ValueError(f"{len(data) / _MIB:.3g} MiB exceed max-message-mb={max_mb:g}")
+    size, rest = divmod(len(data) - _HEADER_BYTES, 8)  # if pack_vector wrote it
     if rest == 0 and size >= 0 and data.startswith(_header(size)):
         return np.frombuffer(data, np.float64, offset=_HEADER_BYTES)
     return _read_array(data)
@@ -89,12 +89,12 @@ def unpack_vector(record: Any, max_mb: float = math.inf) -> Vector:
 def _read_array(data: bytes) -> Vector:
     header = _HEADER.match(data)
     if header is None or header.end() != 10 + int.from_bytes(data[8:10], "little"):
-        raise ValueError("not an array of numbers in C order, as np.save writes it")
+        raise ValueError("not a .npy array of numbers in C order")
     shape = tuple(int(length) for length in header[2].split(b",") if length.strip())
     try:
         dtype = np.dtype(header[1].decode("ascii"))
     except TypeError:
-        raise ValueError(f"there are no numbers of type {header[1].decode('ascii')}") from None
+        raise ValueError(f"no numeric dtype: {header[1].decode('ascii')}") from None
     announced, present = math.prod(shape) * dtype.itemsize, len(data) - header.end()
     if announced != present:
         raise ValueError(f"an array of {shape} of {dtype} in {present} bytes")

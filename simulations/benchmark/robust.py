@@ -61,8 +61,9 @@ class LyingAgents(DirectFederation):
         self._liars, self._lie = liars, lie
         self._longest = max_difference(settings)
 
-    def _trip(self, broadcast: Broadcast) -> Upload:
-        whole = super()._trip(broadcast)
+    def collect(self, broadcast: Broadcast) -> Upload:
+        """Return the sum of the uploads, some of which are false."""
+        whole = super().collect(broadcast)
         if broadcast.theta_hat is None:
             return whole
         uploads = self.uploads(broadcast)

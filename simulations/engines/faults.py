@@ -1,4 +1,4 @@
-"""A Grid whose messages are lost by chance (``dropout``), and for tests also delayed or damaged."""
+"""A Grid that loses messages at random (``dropout``) and, in tests, delays or damages them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from fldb_flower.bandit.streams import keyed_generator
@@ -18,29 +18,26 @@ from fldb_flower.wire.records import unpack_vector
 from simulations.engines.grid import InProcessGrid, failure
 
 UNHEARD, LOST = "unheard", "lost"
-"""The two ways in which a message is lost: the broadcast, or the reply to it."""
+"""The two ways to lose a message: the broadcast is lost, or the reply to it."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Chances of what goes wrong with a message, beside ``dropout``. Tests use them.
-
-    Replies that are late and the last upload are in no checkpoint, so that a run with ``late`` or
-    ``past`` cannot be resumed with identical results.
+    """Probabilities of the faults of a message, besides ``dropout``. For tests.
 
     Attributes
     ----------
     nodes : int
-        The first nodes, whose messages are affected; 0: all.
+        Number of nodes whose messages are affected, the first ones; 0: all.
     late, duplicate, reorder : float
-        A reply comes after the timeout; comes twice; the replies of an exchange are permuted.
+        A reply arrives after the timeout; arrives twice; the replies of an exchange are permuted.
     crash : float
         The client raises.
     nan, huge, shape, dtype, indefinite, scaled, flipped : float
-        The upload has a NaN; has 1e300; a wrong shape; a wrong dtype; a W_new that is not positive
-        semi-definite; is ten times too large; has a gradient of the opposite sign.
+        The upload has a NaN; the number 1e300; a wrong shape; a wrong dtype; a W_new that is not
+        positive semi-definite; is ten times too large; has a gradient of the opposite sign.
     past, future : float
-        The node's last upload comes again; the upload claims a later iteration.
+        The node's last upload is sent again; the upload claims a later iteration.
     """
 
     nodes: int = 0
@@ -62,21 +59,27 @@ class Faults:
 class FaultyGrid(InProcessGrid):
     """An :class:`InProcessGrid` whose messages are lost, late, repeated, reordered or wrong.
 
-    Nothing is waited for: what is lost or late is absent from the replies, and what is late
-    arrives beside the replies to some later exchange.
+    The grid does not wait. Lost and late replies are missing, and a late reply arrives together
+    with the replies to a later message.
 
-    The faults of a node are drawn from a stream of its own, keyed by (seed, "faults", partition,
-    exchange). The agents' draws and other nodes' faults do not depend on it, and a run that is
-    resumed from a checkpoint loses the same messages.
+    The faults of a node are drawn from a stream keyed by (seed, "faults", partition, exchange),
+    on which neither the agents' draws nor the faults of other nodes depend.
 
     Parameters
     ----------
     settings : Settings
         ``dropout``, ``engine.num_nodes`` and ``seed``.
     run_config : dict
-        Flower's run config, as every node gets it.
+        Flower's run config, the same for every node.
     faults : Faults, optional
-        What else goes wrong; nothing by default.
+        Other faults; none by default.
+
+    Attributes
+    ----------
+    faulty : dict
+        Node with faults -> its partition.
+    late : list of Message
+        Replies that have not arrived yet.
     """
 
     def __init__(
@@ -88,18 +91,18 @@ class FaultyGrid(InProcessGrid):
         faulty = chances.pop("nodes") or len(self.contexts)
         self._reorder = chances.pop("reorder")
         self._chances = {LOST: settings.dropout, **chances}
-        self._faulty = dict(zip(self.contexts, range(faulty), strict=False))  # node -> partition
+        self.faulty = dict(zip(self.contexts, range(faulty), strict=False))  # node -> partition
         self._streams: dict[int | str, np.random.Generator] = {}  # of this exchange
         self._exchange = ""
-        self._late: list[Message] = []
-        self._previous: dict[int, RecordDict] = {}  # node -> what it answered last
+        self.late: list[Message] = []
+        self._previous: dict[int, RecordDict] = {}  # node -> its last upload
 
     def draw(self, message: Message) -> set[str]:
-        """Draw what goes wrong with a message: names of :class:`Faults`, UNHEARD or LOST."""
-        partition = self._faulty.get(message.metadata.dst_node_id)
+        """Draw the faults of a message: names of :class:`Faults`, UNHEARD or LOST."""
+        partition = self.faulty.get(message.metadata.dst_node_id)
         if partition is None:
             return set()
-        luck = self._stream(partition).random(len(self._chances))
+        luck = self.stream(partition).random(len(self._chances))
         faults = {
             name
             for number, (name, chance) in zip(luck, self._chances.items(), strict=True)
@@ -113,27 +116,26 @@ class FaultyGrid(InProcessGrid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Deliver the messages; return the replies that arrive, to these or earlier ones."""
-        waiting, self._late = self._late, []
+        waiting, self.late = self.late, []
         messages = list(messages)
         if messages and messages[0].metadata.group_id != self._exchange:
             self._exchange, self._streams = messages[0].metadata.group_id, {}
-        replies, stream = list(super().send_and_receive(messages)), self._stream("order")
+        replies, stream = list(super().send_and_receive(messages)), self.stream("order")
         for reply in waiting:
             arrives = stream.random() < 0.5
-            (replies if arrives else self._late).append(reply)
+            (replies if arrives else self.late).append(reply)
         if stream.random() < self._reorder:
             replies = [replies[place] for place in stream.permutation(len(replies))]
         return replies
 
-    def _stream(self, name: int | str) -> np.random.Generator:
+    def stream(self, name: int | str) -> np.random.Generator:
+        """Return the stream of a partition, or of ``"order"``, in this exchange."""
         if name not in self._streams:
             self._streams[name] = keyed_generator(self._seed, "faults", name, self._exchange)
         return self._streams[name]
 
     def replies(self, message: Message) -> list[Message]:
         """Return the replies that arrive in time."""
-        if "config" not in message.content:  # about a checkpoint, which is no exchange
-            return super().replies(message)
         node, faults = message.metadata.dst_node_id, self.draw(message)
         if UNHEARD in faults:
             return []
@@ -146,12 +148,12 @@ class FaultyGrid(InProcessGrid):
         if LOST in faults:
             return []
         if "late" in faults:
-            self._late += replies
+            self.late += replies
             return []
         return replies
 
     def _crash(self, message: Message) -> Message:
-        """Raise at the very end: the node played, and then Flower rolls its state back."""
+        """Raise at the end: the node has played, and then Flower restores its state."""
         context = self.contexts[message.metadata.dst_node_id]
         before = dict(context.state)
         self.deliver(message)
@@ -164,7 +166,7 @@ class FaultyGrid(InProcessGrid):
             return reply
         self._previous[message.metadata.dst_node_id] = reply.content
         content: Any = reply.content if previous is None else previous
-        arrays, numbers = content["arrays"], content["numbers"]
+        arrays, config = content["arrays"], content["config"]
         poisons = [poison for name, poison in _POISONS.items() if name in faults]
         if poisons:
             vector: NDArray[Any] = unpack_vector(arrays)
@@ -173,12 +175,12 @@ class FaultyGrid(InProcessGrid):
                     vector = poison(vector, self._dimension)
             arrays = ArrayRecord([vector])
         if "future" in faults:
-            numbers = MetricRecord({**numbers, "answer": _later(numbers["answer"])})
-        return Message(RecordDict({"arrays": arrays, "numbers": numbers}), reply_to=message)
+            config = _one_iteration_more(config)
+        return Message(RecordDict({"arrays": arrays, "config": config}), reply_to=message)
 
 
 def _with(vector: NDArray[Any], place: int, number: float) -> NDArray[Any]:
-    """Return the vector with one number changed, if it has that place."""
+    """Return the vector with one number replaced, if it is long enough."""
     changed = vector.copy()
     changed[place : place + 1] = number
     return changed
@@ -187,17 +189,17 @@ def _with(vector: NDArray[Any], place: int, number: float) -> NDArray[Any]:
 _POISONS: dict[str, Callable[[NDArray[Any], int], NDArray[Any]]] = {
     "nan": lambda vector, _d: _with(vector, 0, np.nan),
     "huge": lambda vector, _d: _with(vector, 0, 1e300),
-    "indefinite": lambda vector, d: _with(vector, d, -1.0),  # of W_new, where squares are summed
+    "indefinite": lambda vector, d: _with(vector, d, -1.0),  # a diagonal element of W_new
     "scaled": lambda vector, _d: 10.0 * vector,
     "flipped": lambda vector, d: np.concatenate([-vector[:d], vector[d:]]),
     "shape": lambda vector, _d: np.append(vector, 0.0),
     "dtype": lambda vector, _d: vector.astype(np.float16),
 }
-"""What a fault makes of an upload's vector: gradient (d), then matrices as they travel."""
+"""Fault -> change of an upload's vector: gradient (d), then packed matrices."""
 
 
-def _later(numbers: list[float]) -> list[float]:
+def _one_iteration_more(config: Any) -> ConfigRecord:
     """Claim one iteration more than was played."""
-    answer = UploadHeader.from_numbers(numbers)
-    more = answer._replace(num_duels=answer.num_duels + answer.agents, regret=[*answer.regret, 0.0])
-    return more.to_numbers()
+    header = UploadHeader(*config["header"])
+    more = header._replace(num_duels=header.num_duels + header.agents)
+    return ConfigRecord({**config, "header": list(more), "regret": [*config["regret"], 0.0]})

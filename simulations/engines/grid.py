@@ -1,4 +1,10 @@
-"""A Flower Grid whose nodes are in this process: real messages, no processes, no waiting."""
+"""A Flower Grid whose nodes are in this process: real messages, no other processes, no waiting.
+
+This is the only module that uses Flower's internals, in three places: the abstract Grid has a
+``Run`` in its signatures; a Message takes its sender from ``TaskIdentity``; and a Grid assigns
+message ids to a private attribute of the metadata, as Flower's own grids do. Flower has no public
+API for them. ``tests/test_flower.py`` fails if they change.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +34,17 @@ class InProcessGrid(Grid):
     num_nodes : int
         Number of nodes; node ids are 1001, 1002, ... in partition order.
     run_config : dict
-        Flower's run config, as every node gets it.
+        Flower's run config, the same for every node.
+
+    Attributes
+    ----------
+    contexts : dict
+        Node -> its Context.
+    pending : dict
+        Message id -> replies that have not been pulled.
     """
 
-    poll_seconds = 0.0  # a reply that is not there at once never comes
+    poll_seconds = 0.0  # replies are there once messages are sent
 
     def __init__(self, num_nodes: int, run_config: dict[str, Any]) -> None:
         self._run = Run.create_empty(next(_RUN_IDS))
@@ -47,7 +60,7 @@ class InProcessGrid(Grid):
             for partition in range(num_nodes)
         }
         self._message_ids = itertools.count(1)
-        self._replies: dict[str, list[Message]] = {}
+        self.pending: dict[str, list[Message]] = {}
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -78,14 +91,14 @@ class InProcessGrid(Grid):
         ids = []
         for message in messages:
             message_id = str(next(self._message_ids))
-            message.metadata.__dict__["_message_id"] = message_id  # private, as in Flower's grids
-            self._replies[message_id] = self.replies(message)
+            message.metadata.__dict__["_message_id"] = message_id
+            self.pending[message_id] = self.replies(message)
             ids.append(message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to these messages."""
-        return [reply for key in message_ids for reply in self._replies.pop(key, ())]
+        return [reply for key in message_ids for reply in self.pending.pop(key, ())]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -94,22 +107,22 @@ class InProcessGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def replies(self, message: Message) -> list[Message]:
-        """Return the replies to one message: one, where nothing goes wrong."""
+        """Return the replies to one message: exactly one, unless a subclass changes that."""
         return [self.deliver(message)]
 
     def deliver(self, message: Message) -> Message:
-        """Let the ClientApp of the addressed node answer, as a SuperNode does."""
+        """Call the ClientApp of the addressed node, as a SuperNode does."""
         context = self.contexts[message.metadata.dst_node_id]
         before = dict(context.state)
         try:
             return client_app.app(message, context)
         except FldbError:
             raise
-        except Exception as error:  # as in Flower, any failure is the node's reply
+        except Exception as error:  # Flower replies with the error
             context.state = RecordDict(before)
             return failure(message, f"{type(error).__name__}: {error}")
 
 
 def failure(message: Message, reason: str) -> Message:
-    """Return what Flower replies for a ClientApp that raised."""
+    """Return Flower's reply for a ClientApp that raised."""
     return Message(Error(_APP_RAISED, reason), reply_to=message)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from flwr.common.logger import update_console_handler
 
-from fldb_flower.federation.agents import block_size
+from fldb_flower.federation.blocks import require_agents
 from fldb_flower.server_app import run_experiment
 from fldb_flower.settings import Settings, to_flat
-from fldb_flower.system.memory import require_agents
 from simulations.engines.faults import Faults, FaultyGrid
 from simulations.engines.grid import InProcessGrid
 
@@ -19,30 +18,29 @@ __all__ = ["InProcessGrid", "run"]
 
 
 def run(settings: Settings, output_dir: str, faults: Faults | None = None) -> None:
-    """Run one experiment over nodes in this process, and write its results.
+    """Run one experiment over nodes in this process and write its results.
 
     Parameters
     ----------
     settings : Settings
         Settings of the run.
     output_dir : str
-        Folder of the results.
+        Directory of the results.
     faults : Faults, optional
-        What goes wrong with messages, beside ``dropout``; for tests.
+        Faults of messages besides ``dropout``, for tests.
 
     Raises
     ------
     SettingsError
-        The agents need more memory than there is.
+        The agents need more memory than is available.
     """
-    agents = settings.num_agents  # all of them are in this process
-    require_agents(settings, agents, min(block_size(settings), agents))
+    require_agents(settings, settings.num_agents)  # all of them are in this process
     run_config = to_flat(settings)
     grid = (
         FaultyGrid(settings, run_config, faults)
         if settings.dropout or faults
         else InProcessGrid(settings.engine.num_nodes, run_config)
     )
-    logging.getLogger("flwr").propagate = False  # Flower prints its lines itself
+    logging.getLogger("flwr").propagate = False  # Flower's logger has its own handler
     update_console_handler(colored=sys.stderr.isatty())
     run_experiment(settings, grid, Path(output_dir))

@@ -15,12 +15,12 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from fldb_flower.errors import FederationError
-from fldb_flower.federation.agents import AgentGroup, block_size, blocks_of, total_of_blocks
+from fldb_flower.federation.agents import AgentGroup, total_of_blocks
+from fldb_flower.federation.blocks import blocks_of, require_agents
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import Settings
-from fldb_flower.system.memory import require_agents
 
 _BLOCKS = 4  # in a shard, at least: enough work to be worth a message between processes
 _SHARDS = 64
@@ -42,8 +42,7 @@ class Shards:
     """
 
     def __init__(self, settings: Settings, processes: int | None = None) -> None:
-        agents = settings.num_agents
-        require_agents(settings, agents, min(block_size(settings), agents))
+        require_agents(settings, settings.num_agents)
         self._settings = settings
         self._shards = list(_shards(settings))
         available = _processors(settings.backend) if processes is None else processes

@@ -23,6 +23,8 @@ from simulations.engines.shards import Shards
 class DirectFederation(Federation):
     """All N agents in one group, called without messages."""
 
+    history: History
+
     def __init__(self, settings: Settings, history: History) -> None:
         super().__init__(history)
         self._settings = settings
@@ -30,13 +32,15 @@ class DirectFederation(Federation):
         self._agents = Shards(settings)
         self._counted = 0
 
-    def _trip(self, broadcast: Broadcast) -> Upload:
+    def collect(self, broadcast: Broadcast) -> Upload:
+        """Call all agents and return the sum of their uploads."""
         if broadcast.theta_hat is not None:
             settings = self._settings
             self.history.count_bytes(*traffic(broadcast, self._form, settings.num_agents))
         return self._agents.answer(broadcast, self._counted)
 
-    def _confirm(self) -> None:
+    def mark_counted(self) -> None:
+        """Store the last iteration whose duels are counted."""
         self._counted = self.history.iteration
 
     def state(self) -> dict[str, Array]:

@@ -1,26 +1,21 @@
 r"""The selection rules: pure functions, each with its formula and its source.
 
-All have one signature, ``rule(features, theta, whitener, width, noise)``:
+All have the signature ``rule(features, theta, whitener, width, noise)``:
 
-- features: the arms, (agents, arms, d); an agent may be there several times, once an iteration;
-- theta: the estimate, (d,), or (agents, d) for one per agent;
-- whitener: ``C`` with ``||x||_{W^-1} = ||x C||_2``, (d, d) or (agents, d, d), or for another
-  form of W as :mod:`~fldb_flower.linalg.whiteners` has it;
-- width: ``beta_scale * beta_t / kappa_mu`` (:func:`~fldb_flower.bandit.theory.width`), or one for
-  each agent, (agents,);
-- noise: standard draws for the rules that need them, shape as they say; others ignore it.
+- features: the arms, (agents, arms, d);
+- theta: the estimate, (d,), or one per agent, (agents, d);
+- whitener: ``C`` with ``||x||_{W^-1} = ||x C||_2``, see :mod:`~fldb_flower.linalg.whiteners`;
+- width: ``beta_scale * beta_t / kappa_mu`` (:func:`~fldb_flower.bandit.theory.width`), or one per
+  agent, (agents,);
+- noise: standard draws, in the shape that the rule documents; deterministic rules ignore it.
 
-They return the first and the second arm's numbers, (agents,) each, and raise
-``FloatingPointError`` where a feature, theta or W is NaN or infinite. Ties go to the lowest
-number, in pairs to the lowest first arm and then the lowest second one; scores that only
-rounding errors tell apart are ties (:func:`~fldb_flower.bandit.selection.scores.tie_step`).
+They return the numbers of the first and of the second arm, (agents,) each. The two may be equal:
+that duel carries no information, and its regret still counts. Ties go to the lowest number, for
+pairs to the lowest first and then the lowest second arm. Scores that differ by rounding errors
+only are ties (:func:`~fldb_flower.bandit.selection.scores.tie_step`). Rules raise
+``FloatingPointError`` if a feature, theta or W is NaN or infinite.
 
-The two arms may be the same: that duel carries no information, and its regret still counts.
-
-**Applicability.** The sources prove their regret bounds for one agent, the exact MLE and a
-``kappa_mu`` that bounds mu' from below. The default kappa_mu = 1 does not (mu' <= 1/4), the
-arms are not bounded, and between two exchanges agents select with an old theta and W: here
-the rules are heuristics whose regret is measured, not guaranteed.
+docs/selection.md compares their regret and lists where they differ from their sources.
 """
 
 from __future__ import annotations
@@ -66,12 +61,12 @@ def ucb(
 def _challenger(
     features: Array, predicted: Array, first: Array, whitener: Whitener, width: Width
 ) -> Array:
-    """Return the arm that may beat ``first`` by most: the second arm of ucb and colstim."""
+    """Return the arm with the largest upper confidence bound of its lead over ``first``."""
     xp = namespace(features)
-    # phi(first) - phi(x): repeated and in place, twice as fast as by broadcasting.
+    # phi(first) - phi(x); repeated and in place, it is twice as fast as with broadcasting.
     relative = xp.repeat(pick(features, first), features.shape[1], axis=0)
     relative -= features.reshape(relative.shape)
-    # theta . phi(first) is the same for all of an agent's arms and does not move the argmax.
+    # theta . phi(first) is the same for all arms of an agent, so it does not change the argmax.
     scores = norms(relative.reshape(features.shape), whitener)
     scores *= column(width)
     scores += predicted
@@ -79,16 +74,10 @@ def _challenger(
 
 
 def colstim(features: Array, theta: Array, whitener: Whitener, width: Width, noise: Array) -> Pair:
-    r"""Return CoLSTIM's pair: a leader perturbed as people's answers are, and its challenger.
+    r"""Return CoLSTIM's pair: a randomly perturbed leader and its challenger.
 
-    ``first = argmax theta . phi(x) + eps_x ||phi(x)||_{W^-1}`` with ``eps_x`` the noise
-    cut off at ``+-width``; ``second`` challenges it as in :func:`ucb`.
-
-    Comparing utilities to which Gumbel noise was added *is* the BTL model: the first arm
-    imitates the person, less and less as the norms fall. The source has two thresholds,
-    ``C_thresh`` of the noise and ``c_1`` of the second arm's norm; both are ``width`` here.
-    It also lets all arms share one draw with a probability that grows with t; this does not.
-    The norm of an arm itself, not of a difference, depends on where the features' origin is.
+    ``first = argmax theta . phi(x) + eps_x ||phi(x)||_{W^-1}`` with ``eps_x`` the noise clipped
+    to ``[-width, width]``; ``second`` as in :func:`ucb`.
 
     Parameters
     ----------
@@ -112,35 +101,24 @@ def colstim(features: Array, theta: Array, whitener: Whitener, width: Width, noi
 
 
 def thompson(features: Array, theta: Array, whitener: Whitener, width: Width, noise: Array) -> Pair:
-    r"""Return the favourites of two independent draws from a Gaussian posterior.
+    r"""Return the best arms of two independent draws from a Gaussian posterior.
 
     ``first = argmax theta_1 . phi(x)`` and ``second = argmax theta_2 . phi(x)`` with
     ``theta_j = theta + width C n_j``, that is ``theta_j ~ N(theta, width^2 W^-1)``.
-
-    The scale is a choice. A Laplace approximation of the posterior would have covariance
-    ``H^-1``, H the Hessian of the loss, but agents have W alone: ``H^-1 <= (kappa_mu W)^-1``
-    where kappa_mu bounds mu' from below, and since ``mu' <= 1/4`` it is at least about
-    ``4 W^-1``. ``width`` is the half-axis of the confidence ellipsoid instead, as in the
-    analyses of linear Thompson sampling that have a frequentist bound (Agrawal and Goyal
-    2013; Abeille and Lazaric 2017). It is several times Laplace's deviation, so a smaller
-    ``beta_scale`` helps: docs/selection.md compares the two. Draws of covariance ``W^-1`` are
-    too narrow: after an unlucky start they rarely explore again.
 
     Parameters
     ----------
     features, theta, whitener
         See the module.
     width : float
-        Standard deviation of the draws, times that of ``W^-1``. 0 never explores.
+        Scale of the draws' standard deviation; 0 never explores.
     noise : Array
         Standard normal, (agents, 2, d).
 
     References
     ----------
-    Li, Zhao and Gu, "Feel-Good Thompson Sampling for Contextual Dueling Bandits", ICML 2024:
-    two independent draws, one for each arm. Their posterior is not Gaussian and has a
-    "feel-good" term that favours optimistic theta; this one has neither, so their regret
-    bound does not cover it.
+    Li, Zhao and Gu, "Feel-Good Thompson Sampling for Contextual Dueling Bandits", ICML 2024,
+    for the two independent draws; the posterior differs.
     """
     xp = namespace(features)
     deviations = whitened(noise, transposed(whitener))  # (agents, 2, d): row j is C n_j
@@ -155,18 +133,17 @@ def thompson(features: Array, theta: Array, whitener: Whitener, width: Width, no
 def maxpairucb(
     features: Array, theta: Array, whitener: Whitener, width: Width, _noise: Array | None = None
 ) -> Pair:
-    r"""Return the pair whose sum of rewards may be largest: both arms are optimistic.
+    r"""Return the pair with the largest upper confidence bound of its sum of rewards.
 
     ``argmax over (x, x') of theta . (phi(x) + phi(x')) + width ||phi(x) - phi(x')||_{W^-1}``.
 
-    The score is symmetric, so the first arm is the one with the lower number. Costs
-    K (K + 1) / 2 norms an agent, where :func:`ucb` needs K.
+    The score is symmetric, so the first arm is the one with the lower number. The rule computes
+    K (K + 1) / 2 norms per agent; :func:`ucb` computes K.
 
     References
     ----------
     Di, Jin, Wu, Zhao, Farnoud and Gu, "Variance-Aware Regret Bounds for Stochastic Contextual
-    Dueling Bandits", ICLR 2024: the symmetric selection of VACDB's layers, without the
-    layers and the variance weights. Their experiments call this MaxPairUCB.
+    Dueling Bandits", ICLR 2024: the selection within a layer of VACDB, called MaxPairUCB there.
     """
     step = tie_step(features, theta, whitener, width)
     predicted = rewards(features, theta)
@@ -183,12 +160,8 @@ def maxinp(
 
     The candidates are the arms x with ``theta . (phi(x) - phi(x'))
     + width ||phi(x) - phi(x')||_{W^-1} >= 0`` for all x'; the pair is
-    ``argmax over candidates (x, x') of ||phi(x) - phi(x')||_{W^-1}``. A sole candidate is
-    both arms.
-
-    The source demands ``> 0`` of x' other than x, which no two equal arms can meet: there
-    may then be no candidate at all. With ``>= 0`` the arm of largest predicted reward
-    always is one. The first arm is the one with the lower number.
+    ``argmax over candidates (x, x') of ||phi(x) - phi(x')||_{W^-1}``. A single candidate is
+    both arms. The first arm is the one with the lower number.
 
     References
     ----------
@@ -207,7 +180,7 @@ def maxinp(
 
 
 def _candidates(predicted: Array, pair_norms: list[Array], width: Width, step: float) -> Array:
-    """Which arms no other arm surely beats: (agents, arms), of bool."""
+    """Return which arms no other arm beats with confidence: (agents, arms), of bool."""
     xp = namespace(predicted)
     beaten = xp.zeros_like(predicted, dtype=xp.bool)
     for first, row in enumerate(pair_norms):
@@ -219,10 +192,9 @@ def _candidates(predicted: Array, pair_norms: list[Array], width: Width, step: f
 
 
 def _pair_norms(features: Array, whitener: Whitener) -> list[Array]:
-    """``||phi(x) - phi(x')||_{W^-1}``: for each x those of x' from x on, (agents, arms - x).
+    """Return ``||phi(x) - phi(x')||_{W^-1}``: for each x, those of all x' >= x, (agents, arms - x).
 
-    Subtracting before taking norms keeps the norms of close arms exact to rounding, which
-    expanding the square (the Gram matrix) does not; half the pairs suffice by symmetry.
+    Expanding the square (the Gram matrix) would be inaccurate for close arms.
     """
     return [
         norms(features[:, first:] - features[:, first : first + 1], whitener)
@@ -231,14 +203,14 @@ def _pair_norms(features: Array, whitener: Whitener) -> list[Array]:
 
 
 def _best_pair(scores: list[Array], step: float) -> Pair:
-    """Return the pair of largest score, ties to the lowest first and then second arm.
+    """Return the pair with the largest score.
 
     Parameters
     ----------
     scores : list of Array
-        For each first arm those of the second arms from it on, (agents, arms - first).
+        For each first arm, the scores with all second arms >= first, (agents, arms - first).
     step : float
-        Scores that differ by less are ties.
+        Largest difference of scores in a tie.
     """
     xp = namespace(scores[0])
     agents, num_arms = scores[0].shape

@@ -1,9 +1,8 @@
-"""What selection rules are made of: rewards, norms, and a tie rule that rounding obeys."""
+"""Building blocks of selection rules: rewards, norms, and tie-breaking robust to rounding."""
 
 from __future__ import annotations
 
 import math
-import sys
 from typing import TypeAlias
 
 from fldb_flower.linalg.arrays import Array, namespace
@@ -16,16 +15,14 @@ from fldb_flower.linalg.whiteners import (
 )
 
 TIE = 1e-14
-"""Relative difference below which scores are ties, in double precision."""
+"""Relative difference below which scores are ties."""
 
 Width: TypeAlias = float | Array
-"""Of the confidence interval: for all agents, or one for each, (agents,)."""
-
-_EPSILON = sys.float_info.epsilon
+"""Width of the confidence interval: one for all agents, or one for each, (agents,)."""
 
 
 def column(width: Width, axes: int = 1) -> Width:
-    """Return the width with axes after that of agents, to multiply their arms by."""
+    """Return the width with additional axes, for multiplication with agents' arms."""
     return width if isinstance(width, float) else width.reshape((-1, *[1] * axes))
 
 
@@ -49,7 +46,7 @@ def norms(vectors: Array, whitener: Whitener) -> Array:
 
 
 def pick(values: Array, arms: Array) -> Array:
-    """Take one arm of each agent: (agents, arms, ...), (agents,) -> (agents, ...)."""
+    """Return one arm of each agent: (agents, arms, ...), (agents,) -> (agents, ...)."""
     xp = namespace(values)
     agents, num_arms, *rest = values.shape
     places = xp.arange(0, agents * num_arms, num_arms, device=values.device) + arms
@@ -57,10 +54,10 @@ def pick(values: Array, arms: Array) -> Array:
 
 
 def tie_breaks(features: Array, theta: Array, whitener: Whitener, width: Width) -> Array:
-    """Return what to subtract from scores so that ties go to the lowest number: (arms,).
+    """Return penalties of the arms, (arms,), that break ties in favour of the lowest number.
 
-    Scores that only rounding errors tell apart are ties: the order in which a processor
-    sums must not decide a duel.
+    Scores that differ by rounding errors only are ties, so that results do not depend on the order
+    of summation.
 
     Raises
     ------
@@ -73,10 +70,10 @@ def tie_breaks(features: Array, theta: Array, whitener: Whitener, width: Width) 
 
 
 def tie_step(features: Array, theta: Array, whitener: Whitener, width: Width) -> float:
-    """Largest difference of two scores ``theta . phi(x) + width ||x||_{W^-1}`` that is a tie.
+    """Return the largest difference of scores ``theta . phi(x) + width ||x||_{W^-1}`` in a tie.
 
-    Larger than rounding errors and smaller than any real difference: it scales with a bound
-    on the scores, from norms that cost one pass over the features.
+    It is proportional to an upper bound of the scores, from norms that take one pass over the
+    features. Rounding errors are smaller.
 
     Raises
     ------
@@ -86,11 +83,10 @@ def tie_step(features: Array, theta: Array, whitener: Whitener, width: Width) ->
     width = width if isinstance(width, float) else float(namespace(width).max(width))
     length, reach = _norm(features), largest_norm(whitener)
     bound = length * (largest_frobenius(theta, 1) + width * reach)
-    # Norms of differences are squared, and these are up to twice as long as features.
+    # Differences, whose norms are squared, are up to twice as long as features.
     if not math.isfinite(bound + (2.0 * length * reach) * (2.0 * length * reach)):
         raise FloatingPointError("a feature, theta or W is not a finite number, or too large")
-    xp = namespace(features)
-    return TIE * bound * float(xp.finfo(features.dtype).eps) / _EPSILON
+    return TIE * bound
 
 
 def _norm(array: Array) -> float:

@@ -1,4 +1,4 @@
-"""Applies the selection rule that the settings name, with the width and noise it needs."""
+"""Application of the selection rule that the settings name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fldb_flower.bandit import theory
-from fldb_flower.bandit.selection.rules import Pair, colstim, maxinp, maxpairucb, thompson, ucb
+from fldb_flower.bandit.selection.rules import Pair
 from fldb_flower.bandit.selection.scores import Width
 from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.catalogue import SELECTIONS, resolve
 from fldb_flower.linalg.arrays import Array, Arrays, namespace
 from fldb_flower.linalg.whiteners import Whitener
 from fldb_flower.settings import Settings
@@ -32,7 +33,7 @@ def normal_per_draw(streams: AgentStreams, iterations: int, shape: tuple[int, in
 
 @dataclass(frozen=True)
 class Rule:
-    """A selection rule and what it needs.
+    """A selection rule with its source of noise.
 
     Attributes
     ----------
@@ -40,34 +41,31 @@ class Rule:
         ``select(features, theta, whitener, width, noise)``, see
         :mod:`~fldb_flower.bandit.selection.rules`.
     noise : callable or None
-        Draws noise from (streams, iterations, (arms, d)): (agents, iterations, ...). None: the rule
-        is deterministic.
+        Function of (streams, iterations, (arms, d)) that draws noise, (agents, iterations, ...).
+        None if the rule is deterministic.
     """
 
     select: Callable[[Array, Array, Whitener, Width, Array | None], Pair]
     noise: Callable[[AgentStreams, int, tuple[int, int]], Array] | None = None
 
 
-RULES = {
-    "ucb": Rule(ucb),
-    "maxinp": Rule(maxinp),
-    "colstim": Rule(colstim, noise=gumbel_per_arm),
-    "maxpairucb": Rule(maxpairucb),
-    "thompson": Rule(thompson, noise=normal_per_draw),
-}
+def find_rule(name: str) -> Rule:
+    """Return the selection rule of a name in :data:`fldb_flower.catalogue.SELECTIONS`."""
+    entry = SELECTIONS[name]
+    return Rule(resolve(entry.target), resolve(entry.noise))
 
 
 class Selector:
-    """Selects a block of agents' pairs, iteration by iteration.
+    """Selects the pairs of a block of agents, iteration by iteration.
 
     Parameters
     ----------
     settings : Settings
-        ``selection`` names the rule.
+        ``selection`` is the rule's name.
     streams : AgentStreams
-        Streams of the block; the noise is the stream "selection".
+        Streams of the block; noise is drawn from the stream "selection".
     arrays : Arrays, optional
-        What features and estimates are.
+        Backend of features and estimates; NumPy by default.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class Selector:
         self._arrays = arrays or Arrays()
         self._settings = settings
         self._streams = streams
-        self._rule = RULES[settings.selection]
+        self._rule = find_rule(settings.selection)
 
     def select(
         self,
@@ -91,14 +89,14 @@ class Selector:
         Parameters
         ----------
         iterations : range
-            From 1; each once, in order: the noise comes from streams.
+            Iterations from 1, each once and in order, because noise is drawn from streams.
         features : Array
-            (rows, arms, d): a row for each agent in the first iteration, in the second, ...
+            (rows, arms, d): a row per agent for the first iteration, then for the second, ...
         theta, whitener : Array
-            See :mod:`~fldb_flower.bandit.selection.rules`: for all agents of the block, or one for
-            each if it is a single iteration.
+            See :mod:`~fldb_flower.bandit.selection.rules`: shared by all agents, or one per agent
+            (for a single iteration).
         num_agents : int
-            Agents whose duels are in W: N, or 1 for agents that learn alone.
+            Number of agents whose duels are in W: N, or 1 for independent agents.
 
         Raises
         ------

@@ -1,0 +1,103 @@
+"""The service of one device as an ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
+
+from clients.preference_agent import EXPIRE_AFTER
+from clients.service.arms import Arm
+from clients.service.connections import LIMITS
+from clients.service.errors import add_handlers
+from clients.service.guard import Guard
+from clients.service.page import DOCS, load_page
+from clients.service.routes import Device, Worker, guarded, public
+from fldb_flower.errors import DataError, FldbError
+
+
+def create_app(
+    store: str | Path,
+    token: str,
+    *,
+    arms: Sequence[Arm] = (),
+    choices: int = 10,
+    expire_after: float = EXPIRE_AFTER,
+    any_host: bool = False,
+    body_seconds: float = LIMITS.seconds,
+) -> FastAPI:
+    """Return the service of one device.
+
+    Parameters
+    ----------
+    store : str or Path
+        The device's store; created if it does not exist.
+    token : str
+        Token that requests must send as ``Authorization: Bearer``.
+    arms : sequence of Arm, optional
+        Arms that ``GET /duels/next`` selects from if no duel is open.
+    choices : int
+        Number of arms, drawn at random, that each such duel is selected from.
+    expire_after : float
+        Seconds within which a duel can be answered.
+    any_host : bool
+        Accept requests with host names of other machines.
+    body_seconds : float
+        Time limit for the body of a request.
+
+    Raises
+    ------
+    FldbError
+        The store cannot be used, or the arms do not fit it.
+    """
+    page, policy = load_page()
+    reader, writer = _open(Path(store).expanduser(), arms, expire_after)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        writer.close()
+        reader.close()
+
+    app: FastAPI = FastAPIOffline(
+        title="Duels of this device",
+        summary="Propose a duel, record which arm won.",
+        description="Send the token in `Authorization: Bearer`. Every error is"
+        ' `{"detail": "one line"}`.',
+        redoc_url=None,
+        favicon_url="data:,",
+        swagger_ui_parameters={"validatorUrl": None},  # an external service
+        lifespan=lifespan,
+    )
+    app.state.device = Device(reader, writer, page, arms, choices)
+    add_handlers(app)
+    app.add_middleware(
+        Guard,
+        token=token,
+        any_host=any_host,
+        body_seconds=body_seconds,
+        policies={"/": policy, "/docs": DOCS},
+    )
+    app.include_router(public)
+    app.include_router(guarded)
+    return app
+
+
+def _open(path: Path, arms: Sequence[Arm], expire_after: float) -> tuple[Worker, Worker]:
+    """Open the store for reading and for writing; check that it can be written."""
+    reader, writer = Worker(path, expire_after), Worker(path, expire_after)
+    try:
+        writer.agent.record_many([])
+        known = reader.agent.store.dimension
+        if arms and known not in {None, len(arms[0].features)}:
+            raise DataError(
+                f"arms of {len(arms[0].features)} features: the duels in {path} have {known}"
+            )
+    except FldbError:
+        writer.close()
+        reader.close()
+        raise
+    return reader, writer

@@ -1,0 +1,363 @@
+"""The duels of one device, on its disk: SQLite, shared by any number of processes.
+
+A duel is *proposed*, then *answered*, or it expires. Answers are numbered 1, 2, 3, ... in the order
+in which they became durable; the server acknowledges them up to a number. Answers stay until
+:meth:`DuelStore.prune` or :meth:`DuelStore.forget`.
+
+Deleted data is overwritten in the file, and the write-ahead log is emptied after each transaction
+that deletes, so that no file of the store contains it. If another process is reading at that
+moment, the log is emptied within a second after it has finished.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clients.store import uploads
+from clients.store.database import Database
+from clients.store.records import (
+    ConflictingAnswerError,
+    DuelExpiredError,
+    Evidence,
+    Forgotten,
+    Proposal,
+    Synchronization,
+    UnknownDuelError,
+)
+from fldb_flower.errors import DataError, FldbError
+from fldb_flower.linalg.forms import Vector
+from fldb_flower.settings import current_names
+
+
+class DuelStore:
+    """The duels of one device.
+
+    Every method is one transaction, safe for concurrent threads and processes, and durable when it
+    returns. Threads that share one store wait for each other, including those that only read; open
+    the store twice where that matters.
+
+    Parameters
+    ----------
+    path : str or Path
+        SQLite file; created with mode 0600 if it does not exist.
+    clock : callable
+        Returns the time in seconds since 1970.
+
+    Raises
+    ------
+    DataError
+        The file is not a duel store, is damaged, or was written by a newer version.
+    OutputError
+        The file cannot be written.
+    """
+
+    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._database = Database(path)
+        self._dimension: int | None = None
+        with self._database.reading():
+            self.device_id = str(self._database.row("SELECT id FROM device")[0])
+
+    @property
+    def path(self) -> Path:
+        """The store's file."""
+        return self._database.path
+
+    def close(self) -> None:
+        """Close the file; a store is also a context manager."""
+        self._database.close()
+
+    def __enter__(self) -> DuelStore:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    @property
+    def dimension(self) -> int | None:
+        """d, or None before the first duel or broadcast."""
+        if self._dimension is None:
+            with self._database.reading():
+                self._dimension = uploads.dimension(self._database)
+        return self._dimension
+
+    # --- proposals and answers ---------------------------------------------------------------
+
+    def propose(
+        self,
+        difference: Vector,
+        predicted: float,
+        *,
+        keys: tuple[str | None, str | None] = (None, None),
+        contents: Any = None,
+        expire_after: float,
+    ) -> Proposal:
+        """Store a duel that is about to be shown.
+
+        Parameters
+        ----------
+        difference : ndarray
+            phi(first) - phi(second), (d,).
+        predicted : float
+            P(first preferred) by the current estimate; NaN if there is none.
+        keys : pair of str or None
+            The application's names for the two arms; they stay on the device.
+        contents : JSON value, optional
+            What a page shows of the two arms.
+        expire_after : float
+            Seconds within which the duel can be answered.
+        """
+        now = self._clock()
+        duel = secrets.token_urlsafe(12)
+        proposal = Proposal(duel, now, now + expire_after, keys[0], keys[1], contents)
+        evidence = np.concatenate([difference, [np.nan, predicted]]).tobytes()
+        try:
+            shown = None if contents is None else json.dumps(contents)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"contents are not JSON values: {error}") from None
+        database = self._database
+        with database.writing():
+            self._fix_dimension(difference.size)
+            expired = database.execute("DELETE FROM proposals WHERE expires < ?", (now,)).rowcount
+            database.execute(
+                "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (duel, now, proposal.expires, evidence, *keys, shown),
+            )
+        if expired:
+            database.erase_deleted()
+        return proposal
+
+    def open_proposals(self, limit: int = 1) -> list[Proposal]:
+        """Return the oldest open duels that have contents."""
+        with self._database.reading():
+            rows = self._database.execute(
+                "SELECT id, created, expires, first_key, second_key, contents FROM proposals"
+                " WHERE contents IS NOT NULL AND expires >= ? ORDER BY created, id LIMIT ?",
+                (self._clock(), limit),
+            ).fetchall()
+        return [Proposal._make((*row[:-1], json.loads(row[-1]))) for row in rows]
+
+    def record(self, answers: Iterable[tuple[str, float]]) -> list[int | FldbError]:
+        """Record answers in one durable transaction.
+
+        Parameters
+        ----------
+        answers : iterable of (str, float)
+            Id of a duel, and preference: 1 if the first arm won, 0 if the second did, 0.5 for a
+            tie.
+
+        Returns
+        -------
+        list
+            For each answer its number, which is the same if the answer is repeated; or the error
+            of this answer: :class:`UnknownDuelError`, :class:`DuelExpiredError` or
+            :class:`ConflictingAnswerError`.
+        """
+        with self._database.writing():
+            before = uploads.last_answer(self._database)
+            results = [self._record(duel, preference) for duel, preference in answers]
+            recorded = uploads.last_answer(self._database) > before
+        if recorded:
+            self._database.erase_deleted()
+        return results
+
+    def _record(self, duel: str, preference: float) -> int | FldbError:
+        database = self._database
+        if not duel.isascii():  # SQLite does not accept lone surrogates
+            return UnknownDuelError(f"duel {duel!r} is unknown: it was never proposed here")
+        answer = database.row("SELECT sequence, evidence FROM answers WHERE id = ?", duel)
+        if answer:
+            before = np.frombuffer(answer[1])[-uploads.EXTRA]
+            if before == preference:
+                return int(answer[0])
+            return ConflictingAnswerError(
+                f"duel {duel!r} was already answered, by {before:g} and not {preference:g}"
+                " (1: first, 0: second, 0.5: tie); the first answer stays"
+            )
+        proposal = database.row("SELECT expires, evidence FROM proposals WHERE id = ?", duel)
+        if not proposal:
+            return UnknownDuelError(
+                f"duel {duel!r} is unknown: it was never proposed here, expired or was forgotten"
+            )
+        now = self._clock()
+        if proposal[0] < now:
+            return DuelExpiredError(
+                f"duel {duel!r} expired {now - proposal[0]:.0f} s ago: propose a new one"
+            )
+        evidence = np.frombuffer(proposal[1]).copy()
+        evidence[-uploads.EXTRA] = preference
+        database.execute("DELETE FROM proposals WHERE id = ?", (duel,))
+        row = (duel, now, evidence.tobytes())
+        insert = "INSERT INTO answers (id, answered, evidence) VALUES (?, ?, ?)"
+        return int(database.execute(insert, row).lastrowid or 0)
+
+    # --- uploads and broadcasts --------------------------------------------------------------
+
+    @property
+    def last(self) -> int:
+        """Number of the last answer; 0 if there is none."""
+        with self._database.reading():
+            return uploads.last_answer(self._database)
+
+    def cut(self, start: int, at_least: int, at_most: int = uploads.MAX_ANSWERS) -> int:
+        """Return where an upload that begins after answer ``start`` ends.
+
+        Uploads begin and end at *cuts* only, and cuts are at least ``at_least`` answers apart.
+        Therefore every upload, and every difference of two uploads, covers at least that many
+        answers. If there are too few new answers since the last cut, that cut is returned.
+
+        Parameters
+        ----------
+        start : int
+            Where the upload begins: 0 or an earlier cut.
+        at_least : int
+            Answers between two cuts, at least 1.
+        at_most : int
+            Answers that the upload may cover; the others are left for a later one.
+
+        Raises
+        ------
+        DataError
+            ``start`` is not a cut of this store, or the next cut is more than ``at_most`` answers
+            away. No cut is made then.
+        """
+        with self._database.writing():
+            return uploads.cut(self._database, start, at_least, at_most)
+
+    def admit(self, start: int, end: int, theta: Vector, at_most: int) -> None:
+        """Count a question: a request for gradients at ``theta`` of the answers between two cuts.
+
+        Each ``theta`` gives the server another equation about the same answers. Repeated requests
+        at the same ``theta``, for example after a lost reply, are counted once.
+
+        Parameters
+        ----------
+        start, end : int
+            The answers after ``start`` up to ``end``.
+        theta : ndarray
+            theta_hat, (d,).
+        at_most : int
+            Largest number of different ``theta`` for one answer.
+
+        Raises
+        ------
+        DataError
+            The server has asked at ``at_most`` other ``theta`` before.
+        """
+        with self._database.writing():
+            uploads.admit(self._database, start, end, theta, at_most)
+
+    def evidence(self, start: int, end: int) -> Evidence:
+        """Return the answers after ``start`` up to ``end``, both 0 or cuts.
+
+        Raises
+        ------
+        DataError
+            ``start`` or ``end`` is not a cut, answers between them were pruned, or answers were
+            forgotten since :meth:`cut` last returned ``end``: one round must not mix sums with and
+            without them.
+        """
+        with self._database.reading():
+            return uploads.evidence(self._database, start, end)
+
+    def synchronize(self, received: Synchronization) -> None:
+        """Replace the estimate of the last broadcast."""
+        values = {**vars(received), "parameters": json.dumps(received.parameters)}
+        row = [v.tobytes() if isinstance(v, np.ndarray) else v for v in values.values()]
+        with self._database.writing():
+            self._fix_dimension(received.theta.size)
+            self._database.execute("DELETE FROM synchronized")
+            self._database.execute("INSERT INTO synchronized VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    def synchronized(self) -> Synchronization | None:
+        """Return the estimate of the last broadcast, or None before the first."""
+        with self._database.reading():
+            row = self._database.row("SELECT * FROM synchronized")
+        if not row:
+            return None
+        received, number, counted, duels, *vectors, parameters = row
+        theta, information = map(np.frombuffer, vectors)
+        chosen = current_names(json.loads(parameters))
+        return Synchronization(received, number, counted, duels, theta, information, chosen)
+
+    def version(self) -> tuple[int, float]:
+        """Return a value that changes with each broadcast, cheaper than :meth:`synchronized`."""
+        with self._database.reading():
+            query = "SELECT round, received FROM synchronized"
+            number, received = self._database.row(query, default=(0, 0.0))
+        return number, received
+
+    # --- maintenance -------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of open duels, of answers, and of acknowledged answers."""
+        with self._database.reading():
+            query = "SELECT count(*) FROM proposals WHERE expires >= ?"
+            return {
+                "open": self._database.row(query, self._clock())[0],
+                "answered": uploads.last_answer(self._database),
+                "counted": uploads.acknowledged(self._database),
+            }
+
+    def prune(self, older_than: float) -> int:
+        """Delete acknowledged answers that are older than ``older_than`` seconds.
+
+        A server that is restored from an old backup cannot request them again.
+
+        Returns
+        -------
+        int
+            Number of deleted answers.
+        """
+        with self._database.writing():
+            pruned = self._database.execute(
+                "DELETE FROM answers WHERE sequence <= ? AND answered < ?",
+                (uploads.acknowledged(self._database), self._clock() - older_than),
+            ).rowcount
+        if pruned:
+            self._database.erase_deleted()
+        return pruned
+
+    def forget(self) -> Forgotten:
+        """Remove all open duels and all answers.
+
+        An answer that was never uploaded is deleted, and its number is used again. An uploaded
+        answer keeps its number, because the server may have counted it; its data is replaced by a
+        tie between equal arms, whose gradient, information and Hessian are 0. So the numbers of
+        server and device agree, whatever happens to the current exchange. Earlier backups are not
+        changed.
+        """
+        with self._database.writing():
+            forgotten = uploads.forget(self._database, self._clock())
+        self._database.erase_deleted()
+        return forgotten
+
+    def backup(self, path: str | Path) -> None:
+        """Write a copy of the store; other processes may use the store meanwhile.
+
+        Before a copy replaces the store, delete the old ``-wal`` and ``-shm`` files: SQLite would
+        apply them to the copy.
+
+        Raises
+        ------
+        OutputError
+            The file already exists, or cannot be written.
+        """
+        self._database.backup(path)
+
+    def _fix_dimension(self, dimension: int) -> None:
+        known = uploads.dimension(self._database)
+        if known is None:
+            self._database.execute("UPDATE device SET dimension = ?", (dimension,))
+        elif known != dimension:
+            raise DataError(
+                f"{self.path} contains duels of dimension {known}, not {dimension}: use another"
+                " store for another model"
+            )

@@ -1,0 +1,233 @@
+"""Validation of what applications send, to :class:`PreferenceAgent` or to the service.
+
+Both report the first error with :func:`first_error`, so that an invalid value gives the same
+message in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import reprlib
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from fldb_flower.errors import DataError, one_line
+from fldb_flower.settings import MAX_DIMENSION
+
+LONGEST = 1e100
+"""Largest absolute value of a feature, so that sums of squares are finite."""
+MAX_KEY, MAX_TEXT = 1000, 10_000
+
+
+class Model(BaseModel):
+    """A model that refuses unknown fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+Key = Annotated[str, Field(max_length=MAX_KEY, strict=True)]
+Text = Annotated[
+    str | None,
+    Field(max_length=MAX_TEXT, strict=True, description=f"At most {MAX_TEXT} characters."),
+]
+Image = Annotated[
+    str | None,
+    Field(
+        pattern="^(https://|data:image/)",
+        strict=True,
+        description="`data:image/...`, or an `https://` URL, whose host learns when the image is"
+        " shown, and to which address.",
+    ),
+]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-LONGEST, le=LONGEST)]
+Features = Annotated[list[Number], Field(min_length=1, max_length=MAX_DIMENSION, fail_fast=True)]
+Preferred = Annotated[
+    Literal["first", "second", "tie"], Field(description="Winner: `first`, `second` or `tie`.")
+]
+
+
+def _of_one_length(arms: list[list[float]]) -> list[list[float]]:
+    for number, arm in enumerate(arms):
+        if len(arm) != len(arms[0]):
+            raise ValueError(
+                f"arm {number} has {len(arm)} numbers and arm 0 has {len(arms[0])}: all arms must"
+                " have the same length"
+            )
+    return arms
+
+
+OF_ONE_LENGTH = AfterValidator(_of_one_length)
+
+
+class Content(Model):
+    """What the page shows of an arm: a text, an image or both."""
+
+    text: Text = None
+    image: Image = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_an_object(cls, value: Any) -> Any:
+        if not isinstance(value, dict | Content):
+            raise ValueError(f"must be an object with a text or an image, not {shortened(value)}")
+        return value
+
+    @model_validator(mode="after")
+    def _shows_something(self) -> Content:
+        if not self.text and not self.image:
+            raise ValueError("needs a text or an image")
+        return self
+
+
+class Arms(Model):
+    """Arms to select two from."""
+
+    features: Annotated[list[Features], Field(min_length=2, fail_fast=True), OF_ONE_LENGTH]
+    keys: list[Key] | None = Field(
+        default=None,
+        description="K names of your own. They stay on the device.",
+        examples=[["tea", "coffee", "cocoa"]],
+        strict=True,
+    )
+    contents: list[Content] | None = Field(
+        default=None,
+        description="What the page shows of each arm. Without them, your application shows it.",
+        strict=True,
+    )
+
+    @model_validator(mode="after")
+    def _one_for_each(self) -> Arms:
+        for name, values in (("keys", self.keys), ("contents", self.contents)):
+            if values is not None and len(values) != len(self.features):
+                raise ValueError(
+                    f"{len(values)} {name} for {len(self.features)} arms: one for each, or none"
+                )
+        return self
+
+
+class Answer(Model):
+    """Which arm won."""
+
+    preferred: Preferred
+
+
+class NamedAnswer(Answer):
+    """Which arm won which duel."""
+
+    id: str = Field(description="The duel's id.", max_length=MAX_KEY, strict=True)
+
+
+_ANSWERS = TypeAdapter(list[NamedAnswer])
+_SIZES = {"missing", "too_short", "too_long", "string_too_long", "value_error"}
+
+
+def first_error(errors: Sequence[Any], whole: str = "") -> str:
+    """Return pydantic's first error as one line that names the field and its value.
+
+    Parameters
+    ----------
+    errors : sequence of dict
+        What ``ValidationError.errors()`` returns.
+    whole : str
+        Name of the whole value, for errors that are in no single field.
+    """
+    error = errors[0]
+    place = ".".join(str(part) for part in error["loc"] if part not in {"body", "path", "query"})
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] not in _SIZES:
+        message += f", not {shortened(error['input'])}"
+    if not place and error["type"] != "value_error":
+        place = whole
+    return one_line(f"{place}: {message}" if place else message)
+
+
+def shortened(value: object) -> str:
+    """Return the beginning of a value's repr; of any value."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # an integer with too many digits for str(), or an invalid __repr__
+        return f"a value of type {type(value).__name__}"
+
+
+def check_arms(
+    features: ArrayLike, keys: object, contents: object
+) -> tuple[NDArray[np.float64], list[str] | None, list[dict[str, Any]] | None]:
+    """Return features (K, d), keys and contents as the store keeps them.
+
+    Raises
+    ------
+    DataError
+        They are not what :class:`Arms` describes.
+    """
+    rows = _plain(features)
+    if isinstance(rows, list):
+        rows = [_plain(row, deep=True) for row in rows]
+    given = {"features": rows, "keys": _plain(keys), "contents": _plain(contents)}
+    try:
+        arms = Arms.model_validate(given)
+    except ValidationError as error:
+        raise _refusal(error) from None
+    shown = arms.contents
+    dumped = None if shown is None else [each.model_dump(exclude_none=True) for each in shown]
+    return np.array(arms.features, dtype=np.float64), arms.keys, dumped
+
+
+def check_answer(duel_id: object, preferred: object) -> None:
+    """Check one answer.
+
+    Raises
+    ------
+    DataError
+        It is not what :class:`NamedAnswer` describes.
+    """
+    try:
+        NamedAnswer.model_validate({"id": duel_id, "preferred": preferred})
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def check_answers(answers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return answers as pairs of a duel's id and the preference.
+
+    Raises
+    ------
+    DataError
+        They are not what :class:`NamedAnswer` describes.
+    """
+    try:
+        given = [dict(zip(("id", "preferred"), each, strict=True)) for each in answers]
+    except (TypeError, ValueError):
+        raise DataError("answers must be pairs of a duel's id and a preference") from None
+    try:
+        checked = _ANSWERS.validate_python(given)
+    except ValidationError as error:
+        raise _refusal(error) from None
+    return [(answer.id, answer.preferred) for answer in checked]
+
+
+def _refusal(error: ValidationError) -> DataError:
+    return DataError(first_error(error.errors(include_url=False)))
+
+
+def _plain(values: Any, *, deep: bool = False) -> Any:
+    """Return tuples, and arrays of NumPy, pandas and PyTorch, as lists; other values unchanged."""
+    if not isinstance(values, str | list | tuple):
+        with contextlib.suppress(Exception):
+            values = (values if hasattr(values, "tolist") else values.__array__()).tolist()
+    if isinstance(values, tuple):
+        values = list(values)
+    if deep and isinstance(values, list):
+        return [value.item() if isinstance(value, np.generic) else value for value in values]
+    return values

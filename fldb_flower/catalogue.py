@@ -1,0 +1,188 @@
+"""Algorithms, selection rules and environments by name.
+
+Each is declared here, in one line, and looked up by name everywhere else. Code outside the
+package adds its own with :meth:`Catalogue.register`, before it builds its settings::
+
+    @ALGORITHMS.register("mine", agents="common")
+    class Mine(Algorithm): ...
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from fldb_flower.errors import SettingsError
+
+
+def resolve(reference: Any) -> Any:
+    """Import the object of a reference ``"module:name"``; return anything else unchanged."""
+    if not isinstance(reference, str):
+        return reference
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a catalogue.
+
+    Attributes
+    ----------
+    target : str, type or callable
+        Class or function, or its reference ``"module:name"``, imported on first use.
+    """
+
+    target: str | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class AlgorithmEntry(Entry):
+    """An algorithm: a subclass of :class:`fldb_flower.algorithms.base.Algorithm`.
+
+    Attributes
+    ----------
+    agents : {"common", "local", "uniform"}
+        How agents select: with the server's estimate, each with its own, or at random.
+    keeps_duels : bool
+        Whether agents keep counted duels, for exchanges with ``scope="all"``.
+    online : bool
+        Whether a round needs its fresh duels only. ``mode=devices`` and ``robust`` require it.
+    """
+
+    agents: Literal["common", "local", "uniform"] = "common"
+    keeps_duels: bool = False
+    online: bool = False
+
+
+@dataclass(frozen=True)
+class SelectionEntry(Entry):
+    """A selection rule: a function ``rule(features, theta, whitener, width, noise)``.
+
+    See :mod:`fldb_flower.bandit.selection.rules`.
+
+    Attributes
+    ----------
+    noise : str, callable or None
+        Function that draws the noise from ``(streams, iterations, (arms, d))``; None for a
+        deterministic rule.
+    """
+
+    noise: str | Callable[..., Any] | None = None
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class Catalogue(Mapping[str, E]):
+    """Entries by name, in the order of their declaration.
+
+    Parameters
+    ----------
+    kind : type
+        Class of the entries.
+    entries : dict
+        Entries of the package. They cannot be replaced.
+    """
+
+    def __init__(self, kind: type[E], entries: dict[str, E]) -> None:
+        self._kind = kind
+        self._entries = dict(entries)
+        self._fixed = frozenset(entries)
+
+    def __getitem__(self, name: str) -> E:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def load(self, name: str) -> Any:
+        """Return the class or function of an entry."""
+        return resolve(self._entries[name].target)
+
+    def register(self, name: str, target: Any = None, **facts: Any) -> Any:
+        """Add an entry, or replace one that was added before.
+
+        Parameters
+        ----------
+        name : str
+            Value of the setting, in snake_case.
+        target : type, callable or str, optional
+            Class or function, or its reference ``"module:name"``. Without it, a decorator is
+            returned.
+        **facts
+            The other attributes of an entry.
+
+        Returns
+        -------
+        type, callable or str
+            The target.
+
+        Raises
+        ------
+        SettingsError
+            The name is not in snake_case, or is one of the package's own.
+
+        Examples
+        --------
+        >>> @SELECTIONS.register("first_two")
+        ... def first_two(features, theta, whitener, width, noise):
+        ...     arms = np.zeros(len(features), dtype=np.int64)
+        ...     return arms, arms + 1
+        """
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            raise SettingsError(f"{name!r} cannot be registered: the name must be in snake_case")
+        if name in self._fixed:
+            raise SettingsError(f"{name!r} cannot be registered: the package has it already")
+
+        def add(target: Any) -> Any:
+            self._entries[name] = self._kind(target, **facts)
+            return target
+
+        return add if target is None else add(target)
+
+    def remove(self, name: str) -> None:
+        """Remove an entry that :meth:`register` added."""
+        if name not in self._fixed:
+            self._entries.pop(name, None)
+
+
+_ALGORITHMS, _RULES = "fldb_flower.algorithms", "fldb_flower.bandit.selection.rules"
+_ENVIRONMENTS, _NOISE = "fldb_flower.environments", "fldb_flower.bandit.selection.selector"
+
+ALGORITHMS = Catalogue(
+    AlgorithmEntry,
+    {
+        "fldb_ogd": AlgorithmEntry(f"{_ALGORITHMS}.ogd:FLDBOGD", online=True),
+        "fldb_gd": AlgorithmEntry(f"{_ALGORITHMS}.gd:FLDBGD", keeps_duels=True),
+        "fldb_ons": AlgorithmEntry(f"{_ALGORITHMS}.ons:FLDBONS", online=True),
+        "ldb": AlgorithmEntry(f"{_ALGORITHMS}.independent:Independent", agents="local"),
+        "random": AlgorithmEntry(f"{_ALGORITHMS}.independent:Independent", agents="uniform"),
+    },
+)
+
+SELECTIONS = Catalogue(
+    SelectionEntry,
+    {
+        "ucb": SelectionEntry(f"{_RULES}:ucb"),
+        "maxinp": SelectionEntry(f"{_RULES}:maxinp"),
+        "colstim": SelectionEntry(f"{_RULES}:colstim", noise=f"{_NOISE}:gumbel_per_arm"),
+        "maxpairucb": SelectionEntry(f"{_RULES}:maxpairucb"),
+        "thompson": SelectionEntry(f"{_RULES}:thompson", noise=f"{_NOISE}:normal_per_draw"),
+    },
+)
+
+ENVIRONMENTS = Catalogue(
+    Entry,
+    {
+        "synthetic": Entry(f"{_ENVIRONMENTS}.synthetic:Synthetic"),
+        "movielens": Entry(f"{_ENVIRONMENTS}.movielens:MovieLens"),
+        "sentences": Entry(f"{_ENVIRONMENTS}.sentences:Sentences"),
+    },
+)

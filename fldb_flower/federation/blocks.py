@@ -1,0 +1,102 @@
+"""Division of agents among nodes and into blocks, and the memory that they need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.settings import Settings
+from fldb_flower.system.memory import require_memory
+
+BLOCK_NUMBERS = 2**16
+"""Size of a block's features in one iteration: half a MiB, which fits in the cache."""
+
+GPU_BLOCK_NUMBERS = 2**24
+_NUMBER_BYTES = 8
+
+
+def agents_of_node(partition_id: int, num_partitions: int, num_agents: int) -> range:
+    """Return the contiguous agents that a node hosts.
+
+    The first ``num_agents % num_partitions`` nodes host one agent more than the others.
+
+    Raises
+    ------
+    ValueError
+        The partition does not exist, or there are more nodes than agents.
+    """
+    if not 0 <= partition_id < num_partitions:
+        raise ValueError(f"partition-id={partition_id} is not in 0..{num_partitions - 1}")
+    if num_partitions > num_agents:
+        raise ValueError(f"num-partitions={num_partitions} is more than num-agents={num_agents}")
+    size, larger = divmod(num_agents, num_partitions)
+    start = partition_id * size + min(partition_id, larger)
+    return range(start, start + size + (partition_id < larger))
+
+
+def blocks_of(settings: Settings, agents: range) -> Iterator[range]:
+    """Split agents into blocks. Blocks end where cohorts of streams end."""
+    size, start = block_size(settings), agents.start
+    while start < agents.stop:
+        stop = min(agents.stop, (start // size + 1) * size)
+        yield range(start, stop)
+        start = stop
+
+
+def block_size(settings: Settings) -> int:
+    """Return the largest number of agents in a block: a multiple of a cohort."""
+    cohort = AgentStreams.COHORT
+    return max(1, rows_in_block(settings) // cohort) * cohort
+
+
+def rows_in_block(settings: Settings) -> int:
+    """Return how many times the arms of one agent in one iteration fit in a block."""
+    numbers = BLOCK_NUMBERS if settings.backend in {"numpy", "cpu"} else GPU_BLOCK_NUMBERS
+    return numbers // (settings.num_arms * settings.dimension)
+
+
+def require_agents(settings: Settings, agents: int) -> None:
+    """Check that the memory suffices for simulated agents.
+
+    The estimate is a lower bound. It has the duels that are stored and LDB's matrices for all
+    agents. For one block, it has the arms of an iteration and their differences from the first
+    arm, or the norms of all pairs.
+
+    Parameters
+    ----------
+    settings : Settings
+        Settings of the run.
+    agents : int
+        Number of agents.
+
+    Raises
+    ------
+    SettingsError
+        The memory does not suffice.
+    """
+    if settings.backend not in {"numpy", "cpu"}:
+        return  # they are in a GPU's memory
+    arms, d = settings.num_arms, settings.dimension
+    policy = ALGORITHMS[settings.algorithm].agents
+    stored = _stored_duels(settings) * (d + 1) + d * d * (policy == "local")
+    seen = 2 * arms * d
+    if settings.selection in {"maxinp", "maxpairucb"} and policy != "uniform":
+        seen += arms * (arms + 1) // 2
+    names = ("num_agents", "horizon", "num_arms", "dimension")
+    given = ", ".join(f"{name}={getattr(settings, name)}" for name in names)
+    numbers = agents * stored + min(block_size(settings), agents) * seen
+    require_memory(numbers * _NUMBER_BYTES, f"{given}: {agents} agents")
+
+
+def _stored_duels(settings: Settings) -> int:
+    """Return a lower bound of the largest number of duels stored for one agent."""
+    horizon, algorithm = settings.horizon, ALGORITHMS[settings.algorithm]
+    if algorithm.keeps_duels or algorithm.agents == "local":
+        return horizon
+    if algorithm.agents == "uniform":
+        return 1
+    if settings.schedule.name == "periodic":
+        return min(settings.tau, horizon)
+    return max(1, math.floor(horizon * (1.0 - 1.0 / settings.schedule.ratio)) - 1)

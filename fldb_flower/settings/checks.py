@@ -1,0 +1,113 @@
+"""Checks of settings that depend on each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.errors import SettingsError
+
+if TYPE_CHECKING:
+    from fldb_flower.settings.declaration import Settings
+
+EMBEDDING_DIMENSIONS = 384  # of sentences
+
+MOVIELENS_ITEMS = 200  # the items with most ratings; also the number of users
+MOVIELENS_DIMENSIONS = 20  # users whose ratings define the features
+
+
+def check_together(settings: Settings, source: str) -> None:
+    """Check combinations of settings.
+
+    Raises
+    ------
+    SettingsError
+        Two settings are incompatible.
+    """
+    for check in (_check_engine, _check_algorithm, _check_matrix_form, _check_environment):
+        if problem := check(settings):
+            setting, reason = problem
+            raise SettingsError(f"{setting} (from {source}){reason}")
+
+
+Problem = tuple[str, str] | None
+"""A setting with its value, and the rest of the error message."""
+
+
+def _check_engine(settings: Settings) -> Problem:
+    nodes, agents, engine = settings.engine.num_nodes, settings.num_agents, settings.engine.name
+    if engine != "vectorized" and nodes > agents:
+        return (
+            f"engine.num_nodes={nodes}",
+            f": must be at most num_agents={agents}, because each node hosts at least one agent",
+        )
+    if settings.dropout > 0 and engine != "inprocess":
+        return f"dropout={settings.dropout:g}", f": needs engine=inprocess, not engine={engine}"
+    if settings.rng == "torch" and settings.backend == "numpy":
+        return "rng='torch'", ": needs backend=cpu or backend=cuda, not backend=numpy"
+    return None
+
+
+def _check_algorithm(settings: Settings) -> Problem:
+    if ALGORITHMS[settings.algorithm].online:
+        return None
+    online = [name for name, entry in ALGORITHMS.items() if entry.online]
+    if settings.robust != "none":
+        return (
+            f"robust={settings.robust!r}",
+            f": needs algorithm {' or '.join(online)}, not {settings.algorithm}",
+        )
+    if settings.mode == "devices":
+        return (
+            f"algorithm={settings.algorithm!r}",
+            f": must be one of {', '.join(online)} with mode=devices: the others need every device"
+            " in every round, or no server",
+        )
+    return None
+
+
+def _check_matrix_form(settings: Settings) -> Problem:
+    if settings.matrix_form == "full":
+        return None
+    name = f"matrix_form={settings.matrix_form!r}"
+    if ALGORITHMS[settings.algorithm].agents == "local":
+        reason = "sends no matrices; its agents keep full ones"
+        return name, f": algorithm={settings.algorithm} {reason}"
+    if settings.algorithm == "fldb_gd" and settings.solver == "newton":
+        return (
+            name,
+            ": algorithm=fldb_gd with solver=newton needs full Hessians, of d^2 numbers; use"
+            " solver=lbfgs or solver=gd",
+        )
+    largest = settings.dimension - 2
+    if settings.matrix_form == "sketch" and settings.sketch_rank > largest:
+        return (
+            f"sketch_rank={settings.sketch_rank}",
+            f": must be at most dimension - 2 = {largest}, or a sketch is not smaller",
+        )
+    return None
+
+
+def _check_environment(settings: Settings) -> Problem:
+    name, d, arms = settings.environment.name, settings.dimension, settings.num_arms
+    if name == "sentences" and d > EMBEDDING_DIMENSIONS:
+        limit = EMBEDDING_DIMENSIONS
+        return f"dimension={d}", f": must be at most {limit} for sentences, the embeddings' size"
+    if name != "movielens":
+        return None
+    if d > MOVIELENS_DIMENSIONS:
+        limit = MOVIELENS_DIMENSIONS
+        return (
+            f"dimension={d}",
+            f": must be at most {limit} for MovieLens, whose features are the SVD of {limit}"
+            " users' ratings",
+        )
+    if arms > MOVIELENS_ITEMS:
+        limit = MOVIELENS_ITEMS
+        return f"num_arms={arms}", f": must be at most {limit} for MovieLens, its number of items"
+    if not settings.environment.path:
+        return (
+            "environment.path is empty",
+            ": set it to the downloaded MovieLens ratings, a file, a folder or the zip",
+        )
+    return None

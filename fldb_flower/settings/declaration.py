@@ -1,0 +1,328 @@
+"""Every setting of a run: name, default, meaning and range.
+
+``conf/`` (snake_case, groups as nested keys) and Flower's run config in ``pyproject.toml``
+(kebab-case, flat) are two spellings of :class:`Settings`; see
+:mod:`fldb_flower.settings.spellings`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
+from fldb_flower.errors import SettingsError
+from fldb_flower.settings.checks import check_together
+from fldb_flower.settings.entries import (
+    AUTO,
+    MAX_INTEGER,
+    ORIGIN,
+    Checked,
+    groups_of,
+    setting,
+    shown,
+)
+
+MATRIX_FORMS = ("full", "diagonal", "sketch")
+ENGINES = ("vectorized", "inprocess", "flower")
+WIRES = ("float64", "float32")
+BACKENDS = ("numpy", "cpu", "cuda")
+SOLVERS = ("newton", "lbfgs", "gd")
+
+MAX_DIMENSION = 4096  # W, (d, d), then takes 128 MiB
+MIN_REAL, MAX_REAL = 1e-100, 1e100  # products and squares of two such numbers are finite
+MAX_SIGMA = 1e6  # the regret of ten million agents then fits in an upload
+MAX_SECONDS = 1e9  # 30 years; operating systems limit waits to little more
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings(Checked):
+    """Arms and preferences."""
+
+    GROUP: ClassVar[str] = "environment"
+
+    name: str = setting("synthetic", "Source of arms and preferences.", choices=ENVIRONMENTS)
+    sigma: float = setting(
+        0.0,
+        "Heterogeneity (synthetic, sentences): agent i has theta_i = theta + N(0, sigma^2 I),"
+        " rescaled for sentences.",
+        minimum=0,
+        maximum=MAX_SIGMA,
+    )
+    path: str = setting(
+        "",
+        "movielens: the ratings, as a file, a folder or the downloaded zip; sentences: a text file"
+        " with one sentence per line, empty for the built-in sentences.",
+    )
+
+
+@dataclass(frozen=True)
+class ScheduleSettings(Checked):
+    """Communication rounds."""
+
+    GROUP: ClassVar[str] = "schedule"
+
+    name: str = setting(
+        "periodic",
+        "Ends of rounds: periodic, every tau iterations; geometric, t = 1 and then ceil(ratio^k).",
+        choices=("periodic", "geometric"),
+    )
+    ratio: float = setting(1.5, "Ratio of the geometric schedule.", above=1, maximum=MAX_REAL)
+
+
+@dataclass(frozen=True)
+class EngineSettings(Checked):
+    """Engine of `python -m simulations.run`."""
+
+    GROUP: ClassVar[str] = "engine"
+
+    name: str = setting("vectorized", "vectorized, inprocess or flower.", choices=ENGINES)
+    num_nodes: int = setting(
+        2,
+        "Flower nodes that host the agents (inprocess, flower).",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    num_cpus: int = setting(
+        1, "CPUs per Flower client (flower); a whole number.", minimum=1, maximum=4096
+    )
+    num_gpus: float = setting(
+        0.0, "GPUs per Flower client, also fractions (flower).", minimum=0, maximum=1024
+    )
+
+
+@dataclass(frozen=True)
+class DevicesSettings(Checked):
+    """Rounds with real devices (mode=devices); Flower only."""
+
+    GROUP: ClassVar[str] = "devices"
+
+    rounds: int = setting(
+        0,
+        "Rounds that learn before the run ends; 0: no limit.",
+        minimum=0,
+        maximum=MAX_INTEGER,
+    )
+    round_seconds: float = setting(
+        60.0,
+        "Seconds between the starts of two rounds; 0: without a pause.",
+        minimum=0,
+        maximum=MAX_SECONDS,
+    )
+    at_least: int = setting(
+        1, "Connected devices required to start a round.", minimum=1, maximum=MAX_INTEGER
+    )
+    first_duels: int | str = setting(
+        AUTO,
+        "Duels of all devices required by the first round; auto: 2 * dimension.",
+        minimum=1,
+        maximum=MAX_INTEGER,
+        auto=True,
+    )
+    max_duels: int = setting(
+        10_000,
+        "Maximum number of duels per device and round; the others wait for the next round.",
+        minimum=1,
+        maximum=MAX_INTEGER,
+    )
+
+
+@dataclass(frozen=True)
+class Settings(Checked):
+    """All settings of one run.
+
+    Names may be in kebab-case and in upper case (``"FLDB-OGD"``); numbers may be NumPy's.
+
+    Raises
+    ------
+    SettingsError
+        A value is of the wrong type or out of range, or two settings are incompatible.
+    """
+
+    mode: str = setting(
+        "simulation",
+        "simulation, or devices with real users.",
+        choices=("simulation", "devices"),
+    )
+    algorithm: str = setting("fldb_ogd", "Learning algorithm.", choices=ALGORITHMS)
+    num_agents: int = setting(100, "N, number of agents.", minimum=1, maximum=10_000_000)
+    horizon: int = setting(500, "T, number of iterations.", minimum=1, maximum=MAX_INTEGER)
+    num_arms: int = setting(
+        10,
+        "K, number of arms per agent and iteration.",
+        minimum=2,
+        maximum=100_000,
+        why="a duel needs two arms",
+    )
+    dimension: int = setting(5, "d, number of features per arm.", minimum=1, maximum=MAX_DIMENSION)
+    tau: int = setting(
+        5,
+        "Communication period: iterations between two exchanges. The paper uses 1.",
+        minimum=1,
+        maximum=MAX_INTEGER,
+    )
+    seed: int = setting(0, "Seed of all random streams.", minimum=0, maximum=MAX_INTEGER)
+    backend: str = setting(
+        "numpy",
+        "Array library of the agents: numpy, or PyTorch on cpu or cuda (the torch extra).",
+        choices=BACKENDS,
+    )
+    rng: str = setting(
+        "numpy",
+        "Random generator: numpy, the same draws on every backend; torch, different draws, made"
+        " on the backend.",
+        choices=("numpy", "torch"),
+    )
+    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    dropout: float = setting(
+        0.0,
+        "Probability that a message is lost (engine=inprocess).",
+        minimum=0,
+        maximum=1,
+    )
+    devices: DevicesSettings = field(default_factory=DevicesSettings)
+    selection: str = setting("ucb", "Selection rule for a pair of arms.", choices=SELECTIONS)
+    lambda_: float | str = setting(
+        AUTO,
+        "Ridge lambda; auto: 1 / horizon, as in the paper.",
+        name="lambda",
+        minimum=MIN_REAL,
+        maximum=MAX_REAL,
+        auto=True,
+        why="W_0 = (lambda / kappa_mu) I must be invertible",
+    )
+    kappa_mu: float = setting(
+        1.0, "Lower bound on mu' used by the algorithms.", minimum=MIN_REAL, maximum=MAX_REAL
+    )
+    delta: float = setting(
+        0.1, "Failure probability of the confidence bound.", minimum=MIN_REAL, below=1
+    )
+    beta_scale: float = setting(
+        1.0, "Factor on beta_t: 1 as in theory, 0 without exploration.", minimum=0, maximum=MAX_REAL
+    )
+    alpha: float = setting(
+        1000.0,
+        "FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).",
+        minimum=MIN_REAL,
+        maximum=MAX_REAL,
+    )
+    step_index: str = setting(
+        "iteration",
+        "FLDB-OGD: `step` is the iteration t, or the round t_c as printed in Algorithm 2.",
+        choices=("iteration", "round"),
+    )
+    projection_center: str = setting(
+        "initial",
+        "FLDB-OGD: center of the projection: initial, theta_hat^(1) (the proof), or current,"
+        " theta_hat^(t_c) (the text).",
+        choices=("initial", "current"),
+    )
+    projection_radius: float | str = setting(
+        AUTO,
+        "FLDB-OGD: radius of the projection; auto: 2 r of the paper.",
+        minimum=MIN_REAL,
+        maximum=MAX_REAL,
+        auto=True,
+    )
+    solver: str = setting(
+        "newton",
+        "FLDB-GD: minimization of the loss; lbfgs needs the torch extra.",
+        choices=SOLVERS,
+    )
+    gd_steps: int = setting(
+        100, "FLDB-GD, solver=gd: M, exchanges per iteration.", minimum=1, maximum=1_000_000
+    )
+    gd_step_size: float | str = setting(
+        AUTO,
+        "FLDB-GD, solver=gd: eta; auto: 1 / (trace(W) / 4 + lambda), which is always stable.",
+        minimum=MIN_REAL,
+        maximum=MAX_REAL,
+        auto=True,
+    )
+    ons_ridge: float = setting(
+        1.0,
+        "FLDB-ONS: lambda_0, the ridge; values below 0.5 are unsafe with few agents.",
+        minimum=MIN_REAL,
+        maximum=MAX_REAL,
+    )
+    max_difference: float | str = setting(
+        AUTO,
+        "L, the maximum length of a difference of two arms; uploads that exceed it are rejected;"
+        " auto: the environment's bound, and no limit for devices (Flower).",
+        minimum=MIN_REAL,
+        maximum=MAX_REAL,
+        auto=True,
+    )
+    matrix_form: str = setting(
+        "full",
+        "Representation of W and of Hessians: full, d^2 numbers; diagonal, d; sketch (frequent"
+        " directions), sketch_rank * d.",
+        choices=MATRIX_FORMS,
+    )
+    sketch_rank: int = setting(
+        16, "matrix_form=sketch: m, the number of directions.", minimum=1, maximum=MAX_INTEGER
+    )
+    wire: str = setting(
+        "float64",
+        "Precision of numbers in messages: float32 halves the bytes (Flower).",
+        choices=WIRES,
+    )
+    robust: str = setting(
+        "none",
+        "Combination of the nodes' gradients: none, their sum; trimmed, a trimmed mean (Flower).",
+        choices=("none", "trimmed"),
+    )
+    fraction_train: float = setting(
+        1.0, "Share of the nodes sampled in each round (Flower).", above=0, maximum=1
+    )
+    quorum: float = setting(
+        1.0, "Share of the sampled nodes that must reply in a round (Flower).", above=0, maximum=1
+    )
+    node_wait: float = setting(
+        60.0,
+        "Seconds to wait for the first nodes and for a quorum (Flower).",
+        above=0,
+        maximum=MAX_SECONDS,
+    )
+    reply_timeout: float = setting(
+        300.0,
+        "Seconds to wait for the replies of one exchange (Flower).",
+        above=0,
+        maximum=MAX_SECONDS,
+    )
+    resume: bool = setting(
+        False, "Resume an interrupted run from its checkpoint; finished runs are skipped."
+    )
+    checkpoint_seconds: float = setting(
+        30.0,
+        "Seconds between two checkpoints of a run; 0: after every round.",
+        minimum=0,
+        maximum=MAX_SECONDS,
+    )
+    plot: bool = setting(
+        True, "Draw regret.png; the jobs of a sweep draw it only if plot=true is given."
+    )
+    max_message_mb: float = setting(
+        256.0, "Maximum size of a message, in MiB (Flower).", above=0, maximum=1_000_000
+    )
+    output_dir: str = setting(
+        "", "Absolute path for the results (Flower); empty: a new folder in ~/fldb-runs."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        source, _ = ORIGIN.get()
+        for name, kind in groups_of(Settings).items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise SettingsError(
+                    f"{name}={shown(value)} (from {source}): must be {kind.__name__}(...)"
+                )
+        check_together(self, source)
+
+    @property
+    def ridge(self) -> float:
+        """Ridge lambda as a number (``1 / horizon`` for ``auto``)."""
+        return 1.0 / self.horizon if self.lambda_ == AUTO else float(self.lambda_)

@@ -1,0 +1,255 @@
+"""One declared setting: its metadata, its names, and the check of a value."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+from collections.abc import Collection
+from contextvars import ContextVar
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
+
+from fldb_flower.errors import SettingsError, one_line
+
+AUTO = "auto"
+"""A number that is derived from other settings; the help text of the setting gives the rule."""
+
+MAX_INTEGER = 2**63 - 1
+"""Largest integer of Flower's run config."""
+
+_MAX_CHARACTERS = 500  # of a value in an error message
+
+Spelling = Literal["attribute", "dotted", "kebab"]
+
+ORIGIN: ContextVar[tuple[str, Spelling]] = ContextVar("ORIGIN", default=("Python", "attribute"))
+"""Source of the settings being built, and the spelling of names there, for error messages."""
+
+
+class Limits(NamedTuple):
+    """Range of a number; ``minimum`` and ``maximum`` are inclusive, ``above`` and ``below`` not."""
+
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+
+    def contain(self, number: float) -> bool:
+        """Whether a number is in the range."""
+        return (
+            (self.minimum is None or number >= self.minimum)
+            and (self.above is None or number > self.above)
+            and (self.maximum is None or number <= self.maximum)
+            and (self.below is None or number < self.below)
+        )
+
+    def __str__(self) -> str:
+        words = zip(("at least", "above", "at most", "below"), self, strict=True)
+        return " and ".join(
+            f"{word} {'2^63 - 1' if limit == MAX_INTEGER else f'{limit:g}'}"
+            for word, limit in words
+            if limit is not None
+        )
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    name: str | None = None,
+    choices: Collection[str] = (),
+    auto: bool = False,
+    why: str = "",
+    **limits: float,
+) -> Any:
+    """Declare a setting as a dataclass field with metadata.
+
+    Parameters
+    ----------
+    default : Any
+        Default value.
+    help : str
+        One sentence for the user.
+    name : str, optional
+        Name that users write, if it differs from the field's (``lambda``).
+    choices : collection of str, optional
+        Valid names. Names are also accepted in kebab-case.
+    auto : bool
+        Whether ``"auto"`` is valid besides a number.
+    why : str
+        Reason for the limits, added to error messages.
+    **limits
+        Attributes of :class:`Limits`.
+    """
+    metadata = {"help": help, "choices": choices, "auto": auto, "why": why}
+    metadata |= {"name": name, "limits": Limits(**limits)}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One declared setting.
+
+    Attributes
+    ----------
+    path : tuple of str
+        Keys in the Hydra configuration: ``("environment", "sigma")``.
+    field : str
+        Name of the dataclass field; it differs from the last key for ``lambda_``.
+    default : Any
+        Default value.
+    kind : type
+        bool, int, float or str.
+    help, why, auto, limits
+        See :func:`setting`.
+    names : collection of str
+        Valid names, empty for numbers and texts. It may be a catalogue that grows.
+    """
+
+    path: tuple[str, ...]
+    field: str
+    default: Any
+    kind: type
+    help: str
+    why: str
+    auto: bool
+    limits: Limits
+    names: Collection[str]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The valid names now."""
+        return tuple(self.names)
+
+    @property
+    def dotted(self) -> str:
+        """Hydra's spelling: ``environment.sigma``."""
+        return ".".join(self.path)
+
+    @property
+    def attribute(self) -> str:
+        """Python's spelling: ``environment.sigma``, and ``lambda_``."""
+        return ".".join((*self.path[:-1], self.field))
+
+    @property
+    def kebab(self) -> str:
+        """Flower's spelling: ``environment-sigma``, and ``environment`` for a group's name."""
+        path = self.path[:-1] if self.path[-1] == "name" else self.path
+        return "-".join(path).replace("_", "-")
+
+    def value(self, settings: Any) -> Any:
+        """Return this setting's value."""
+        return functools.reduce(getattr, (*self.path[:-1], self.field), settings)
+
+    def check(self, value: Any, key: str, source: str) -> Any:
+        """Return a value in the declared type.
+
+        Parameters
+        ----------
+        value : Any
+            Value to check.
+        key, source : str
+            The user's name of the setting and the source of the value, for error messages.
+
+        Raises
+        ------
+        SettingsError
+            The value has the wrong type or is out of range.
+        """
+        checked, problem = self._convert(value)
+        if problem:
+            why = f" ({self.why})" if self.why else ""
+            raise SettingsError(f"{key}={shown(checked)} (from {source}): must be {problem}{why}")
+        return checked
+
+    def _convert(self, value: Any) -> tuple[Any, str]:
+        """Return the value in the declared type, and which values are valid if it is not."""
+        if self.choices:
+            name = value.replace("-", "_").lower() if isinstance(value, str) else ""
+            if name in self.choices:
+                return str(name), ""
+            return value, f"one of {', '.join(self.choices)}{suggestion(name, self.choices)}"
+        if self.kind is bool:
+            return value, "" if isinstance(value, bool) else "true or false"
+        if self.kind is str:
+            return (str(value), "") if isinstance(value, str) else (value, "a text")
+        return self._convert_number(value)
+
+    def _convert_number(self, value: Any) -> tuple[Any, str]:
+        if self.auto and isinstance(value, str) and value == AUTO:
+            return AUTO, ""
+        is_integer = self.kind is int
+        if not _is_finite(value) or (is_integer and value != int(value)):
+            kind = "a whole number" if is_integer else "a number"
+            return value, f"{kind}, {self.limits}{' or auto' if self.auto else ''}"
+        number = self.kind(value)
+        return number, "" if self.limits.contain(number) else str(self.limits)
+
+
+class Checked:
+    """Base of the settings' dataclasses: values are checked on construction and by ``replace``."""
+
+    GROUP: ClassVar[str] = ""
+    """Key of the group in the Hydra configuration; empty for the root."""
+
+    def __post_init__(self) -> None:
+        source, spelling = ORIGIN.get()
+        kind: type = type(self)
+        for entry in entries_of(kind):
+            value = getattr(self, entry.field)
+            if value is not entry.default:
+                checked = entry.check(value, getattr(entry, spelling), source)
+                object.__setattr__(self, entry.field, checked)
+
+
+@functools.cache
+def entries_of(cls: Any) -> tuple[Entry, ...]:
+    """Return the settings that a dataclass declares, without those of its groups."""
+    fields = dataclasses.fields(cls)
+    return tuple(_entry(cls, item) for item in fields if item.metadata)
+
+
+@functools.cache
+def groups_of(cls: type) -> dict[str, type]:
+    """Return the groups of a dataclass by the name of their field."""
+    hints = get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    return {item.name: hints[item.name] for item in fields if not item.metadata}
+
+
+def _entry(cls: Any, item: dataclasses.Field[Any]) -> Entry:
+    metadata = dict(item.metadata)
+    name = metadata.pop("name") or item.name
+    hint = get_type_hints(cls)[item.name]
+    kind = hint if isinstance(hint, type) else hint.__args__[0]  # `float | str` for auto
+    group = cls.GROUP
+    path = (group, name) if group else (name,)
+    names = metadata.pop("choices")
+    return Entry(path, item.name, item.default, kind, names=names, **metadata)
+
+
+def suggestion(name: object, known: Collection[str]) -> str:
+    """Return "; did you mean X?" for a known name X similar to this one, or an empty text."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def shown(value: object) -> str:
+    """Return a value's representation on one line, cut to 500 characters."""
+    try:
+        text = one_line(repr(value))
+    except Exception:  # repr fails, for example of an integer of 5,000 digits
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
+
+
+def _is_finite(value: object) -> bool:
+    """Whether a value is a number, not NaN or infinite, within the range of a double."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False

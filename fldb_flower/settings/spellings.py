@@ -1,0 +1,161 @@
+"""Two spellings of the settings: Hydra's nested snake_case and Flower's flat kebab-case."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from fldb_flower.errors import SettingsError, one_line
+from fldb_flower.settings.declaration import Settings
+from fldb_flower.settings.entries import ORIGIN, Entry, entries_of, groups_of, suggestion
+
+FORMER_NAMES = {"information": "matrix_form", "device": "backend"}
+_FLOWER_ONLY = ("output_dir", "mode", "devices")
+_HYDRA_ONLY = ("engine", "dropout")
+
+
+@functools.cache
+def entries() -> tuple[Entry, ...]:
+    """Return every declared setting, groups flattened, in the order of declaration."""
+    groups = groups_of(Settings)
+    own = {entry.field: entry for entry in entries_of(Settings)}
+    return tuple(
+        entry
+        for name in Settings.__dataclass_fields__
+        for entry in (entries_of(groups[name]) if name in groups else (own[name],))
+    )
+
+
+def flower_entries() -> Iterator[Entry]:
+    """Yield the settings of Flower's run config."""
+    return (entry for entry in entries() if entry.path[0] not in _HYDRA_ONLY)
+
+
+def hydra_entries() -> Iterator[Entry]:
+    """Yield the settings of the Hydra configuration (``hydra.run.dir`` sets the output)."""
+    return (entry for entry in entries() if entry.path[0] not in _FLOWER_ONLY)
+
+
+def check_value(name: str, value: Any) -> Any:
+    """Return a value given in Python outside of :class:`Settings`, checked in the same way.
+
+    Parameters
+    ----------
+    name : str
+        Name of the setting in Hydra's spelling: ``"schedule.ratio"``.
+    value : Any
+        Value to check.
+
+    Raises
+    ------
+    SettingsError
+        The type or the range is wrong.
+    """
+    entry = _spelled("dotted")[name]
+    return entry.check(value, entry.path[-1], "Python")
+
+
+def from_flat(values: Mapping[str, Any], source: str) -> Settings:
+    """Build settings from Flower's run config.
+
+    Parameters
+    ----------
+    values : Mapping
+        TOML values by kebab-case name; missing ones keep their default.
+    source : str
+        Source of the values, for error messages.
+
+    Raises
+    ------
+    SettingsError
+        A name is unknown, or a value is of the wrong type or out of range.
+    """
+    return _build("kebab", values, source)
+
+
+def from_nested(values: Mapping[str, Any], source: str) -> Settings:
+    """Build settings from nested snake_case keys, as Hydra composes them; see :func:`from_flat`."""
+    return _build("dotted", dict(_flatten(values)), source)
+
+
+def to_flat(settings: Settings) -> dict[str, Any]:
+    """Return the settings as Flower's run config."""
+    return {entry.kebab: entry.value(settings) for entry in flower_entries()}
+
+
+def to_nested(settings: Settings) -> dict[str, Any]:
+    """Return the settings as nested keys for :func:`from_nested` and ``config.yaml``."""
+    nested: dict[str, Any] = {}
+    for entry in hydra_entries():
+        node = nested
+        for group in entry.path[:-1]:
+            node = node.setdefault(group, {})
+        node[entry.path[-1]] = entry.value(settings)
+    return nested
+
+
+def defaults_nested() -> dict[str, Any]:
+    """Return all defaults as nested keys."""
+    return to_nested(Settings())
+
+
+def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return saved settings with former names, in snake_case, replaced by current ones."""
+    return {FORMER_NAMES.get(name, name): value for name, value in values.items()}
+
+
+def current_identity(identity: str) -> str:
+    """Return a saved run identity, ``name=value`` lines, with former names replaced.
+
+    The names keep the spelling of the identity, snake_case or kebab-case.
+    """
+    is_kebab = "\nkappa-mu=" in identity
+    for old, new in FORMER_NAMES.items():
+        name = new.replace("_", "-") if is_kebab else new
+        identity = re.sub(rf"^{old}=", f"{name}=", identity, flags=re.MULTILINE)
+    return identity
+
+
+def require_current_name(key: str, source: str) -> None:
+    """Raise a SettingsError if this is the former name of a setting."""
+    if key in FORMER_NAMES:
+        name = FORMER_NAMES[key]
+        kebab = f" ({name.replace('_', '-')} with Flower)" if "_" in name else ""
+        raise SettingsError(f"{key} (from {source}): this setting is now called {name}{kebab}")
+
+
+@functools.cache
+def _spelled(spelling: Literal["kebab", "dotted"]) -> dict[str, Entry]:
+    known = flower_entries() if spelling == "kebab" else hydra_entries()
+    return {getattr(entry, spelling): entry for entry in known}
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _build(
+    spelling: Literal["kebab", "dotted"], values: Mapping[str, Any], source: str
+) -> Settings:
+    known = _spelled(spelling)
+    given: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        if key not in known:
+            require_current_name(key, source)
+            hint = suggestion(key, tuple(known)) or "; the README lists the settings"
+            raise SettingsError(f"{one_line(key)} (from {source}): there is no such setting{hint}")
+        entry = known[key]
+        group = entry.path[0] if len(entry.path) > 1 else ""
+        given.setdefault(group, {})[entry.field] = value
+    token = ORIGIN.set((source, spelling))
+    try:
+        groups = {name: kind(**given.get(name, {})) for name, kind in groups_of(Settings).items()}
+        return Settings(**given.get("", {}), **groups)
+    finally:
+        ORIGIN.reset(token)
