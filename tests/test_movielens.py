@@ -347,7 +347,7 @@ def test_pandas_is_imported_only_for_ratings():
 
 
 def decoded(folder, agents, blocks):
-    """Return features, users and items of draws, through rewards that tell who and what."""
+    """Return features, users and items of draws, decoded from rewards that identify them."""
     world = environment(folder, agents=agents)
     world.feedback = np.arange(180.0)[:, None] * 1000 + np.arange(200)
     streams = AgentStreams(5, agents)
@@ -427,7 +427,7 @@ def test_a_url():
 
 
 def test_nothing_in_the_folder_or_zip(tmp_path):
-    names = ("looked for u.data, ratings.dat, ratings.csv",)
+    names = ("contains no MovieLens ratings (u.data, ratings.dat, ratings.csv",)
     (tmp_path / "u.data").mkdir()  # a folder of that name
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "u.data").write_text(text_of(SMALL, "u.data"))  # too deep
