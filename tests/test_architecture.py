@@ -39,8 +39,8 @@ def position(path: Path, node: ast.stmt | ast.expr) -> str:
 
 
 def is_private(name: str) -> bool:
-    is_dunder = name.startswith("__") and name.endswith("__")
-    return name.startswith("_") and not is_dunder and name not in DOCUMENTED
+    is_special = name.endswith("_")  # __init__, and keys of Hydra such as _target_
+    return name.startswith("_") and not is_special and name not in DOCUMENTED
 
 
 def test_layers_import_only_downwards(capsys, monkeypatch):
