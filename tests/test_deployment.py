@@ -446,7 +446,7 @@ def test_a_message_costs_a_device_less_than_half_a_second_beside_flower(tmp_path
 # ---- The documentation --------------------------------------------------------------------
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_documented_commands_work_when_they_are_pasted(tmp_path):
     """All shell blocks run in one shell without a pause; only ports and the home are changed."""
     blocks = re.findall(r"```bash\n(.*?)```", DOC, re.DOTALL)
@@ -458,7 +458,7 @@ def test_the_documented_commands_work_when_they_are_pasted(tmp_path):
             done = subprocess.run(
                 ["bash"],  # reads commands from its input, as from a terminal
                 input=text, cwd=ROOT, env=environ, text=True, capture_output=True,
-                check=False, timeout=500,
+                check=False, timeout=800,
             )  # fmt: skip
             print(done.stdout, done.stderr, sep="\n---\n")
             assert done.returncode == 0
