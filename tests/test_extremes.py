@@ -170,12 +170,14 @@ def test_every_number_of_extreme_size_is_refused_or_works(entry):
         settle(needed | {"plot": False, entry.dotted: value})
 
 
+@pytest.mark.slow
 @fuzz(500)
 @given(values=cases("vectorized"))
 def test_every_number_of_a_complete_run_is_finite(values):
     settle({"plot": False} | values)  # pictures take most of the time, and are drawn below
 
 
+@pytest.mark.slow
 @fuzz(60)
 @given(values=cases("inprocess"))
 def test_every_number_of_a_complete_run_over_flowers_messages_is_finite(values):

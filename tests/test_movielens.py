@@ -328,6 +328,7 @@ def test_data_are_read_once_but_anew_when_the_file_changes(tmp_path, ratings):
     np.testing.assert_array_equal(environment(file).feedback, likes[20:])
 
 
+@pytest.mark.slow
 def test_pandas_is_imported_only_for_ratings():
     """Neither devices nor simulations of other environments need it."""
     code = (

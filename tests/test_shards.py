@@ -161,6 +161,7 @@ print(*(worker.process.pid for worker in shards.workers), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_closes_nothing_ends_too():
     done = subprocess.run(
         [sys.executable, "-c", FORGETS],

@@ -17,6 +17,7 @@ from fldb_flower.errors import SettingsError
 from fldb_flower.system import startup
 from simulations.overrides import check_overrides
 
+pytestmark = pytest.mark.slow
 COMMANDS = {
     "run": ["simulations.run", "num_agents=20", "horizon=400000", "hydra.run.dir=DIR/run"],
     "sweep": ["simulations.run", "-m", "seed=1,2", "horizon=400000", "hydra.sweep.dir=DIR/sweep"],
