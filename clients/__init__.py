@@ -1,1 +1,1 @@
-"""The agents' side over Flower."""
+"""Agents of the federation: simulated nodes over Flower, and devices."""

@@ -1,6 +1,6 @@
-"""The Flower client of a device: answers broadcasts from the device's store.
+"""The Flower client of a device: replies to broadcasts from the device's store.
 
-Flower starts a new process for each message: nothing here imports more than NumPy.
+Flower starts a new process for each message, so this module imports little more than NumPy.
 """
 
 from __future__ import annotations
@@ -18,37 +18,33 @@ from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics
 from fldb_flower.linalg.forms import Vector, make_form
 from fldb_flower.settings import Settings, from_flat
-from fldb_flower.wire.codec import (
-    BroadcastHeader,
-    decode_broadcast,
-    encode_statistics,
-)
+from fldb_flower.wire.codec import BroadcastHeader, decode_broadcast, encode_statistics
 from fldb_flower.wire.devices import DeviceUploadHeader
 from fldb_flower.wire.records import pack_vector, unpack_vector
 
 MIN_DUELS_PER_FEATURE = 3
-"""An upload covers at least 3 d answers, unless the device's owner says otherwise.
+"""By default, an upload covers at least 3 d answers.
 
-Up to d of them could be read out of one upload with a Hessian, and d + 2 would leave as many
-equations as unknowns: see ``docs/security.md``.
+From an upload with a Hessian, up to d answers can be computed; at d + 2, there are as many
+equations as unknowns. See ``docs/security.md``.
 """
 
 MAX_QUESTIONS = 60
-"""Different estimates at which a server may ask about the same answers.
+"""Default limit of different estimates at which a server may ask about the same answers.
 
-A first round needs about six, and six more each time that it has to begin anew.
+A first round needs about six, and six more each time it is repeated.
 """
 
 
 class Limits(NamedTuple):
-    """What the device's owner lets out.
+    """Limits on uploads, set by the device's owner.
 
     Attributes
     ----------
     min_duels : int
-        ``min-duels-per-upload``: answers are held back until there are as many new ones.
+        ``min-duels-per-upload``: smallest number of new answers in an upload.
     max_questions : int
-        ``max-questions``: different estimates at which gradients of one answer are given.
+        ``max-questions``: different estimates at which gradients of one answer are uploaded.
     """
 
     min_duels: int
@@ -65,13 +61,13 @@ class DeviceAgent(NumPyClient):
     settings : Settings
         Settings of the run.
     limits : Limits
-        What the device's owner lets out.
+        Limits on uploads, set by the device's owner.
 
     Raises
     ------
     SettingsError
-        The run is about features of another dimension than the device's, or takes fewer
-        answers than the device sends at least.
+        The run has another dimension than the device's duels, or accepts fewer answers in an upload
+        than ``min_duels``.
     """
 
     def __init__(self, store: DuelStore, settings: Settings, limits: Limits) -> None:
@@ -86,7 +82,7 @@ class DeviceAgent(NumPyClient):
                 f"min-duels-per-upload={limits.min_duels} (from --node-config, or 3 * dimension):"
                 f" must be at most {most}, the server's devices-max-duels"
             )
-        self._store = store
+        self.store = store
         self._settings = settings
         self._form = make_form(settings)
         self._limits = limits
@@ -94,7 +90,7 @@ class DeviceAgent(NumPyClient):
     def fit(
         self, parameters: list[Vector], config: dict[str, Any]
     ) -> tuple[list[Vector], int, dict[str, Any]]:
-        """Keep the estimate, and return statistics of the answers not yet acknowledged.
+        """Store the estimate, and return statistics of the answers that are not acknowledged.
 
         Parameters
         ----------
@@ -111,15 +107,15 @@ class DeviceAgent(NumPyClient):
         """
         header, counted = BroadcastHeader(*config["header"]), config["counted"]
         broadcast = decode_broadcast(parameters[0], header, self._form)
-        if config["device"] != self._store.device_id:
-            # The server does not know who this is, so not what it has counted either.
+        if config["device"] != self.store.device_id:
+            # The server does not yet know this device, nor how many of its answers it has counted.
             broadcast = broadcast._replace(theta_hat=None)
             counted = 0
         answer, upload = self._statistics(broadcast, counted, config["upto"])
         if broadcast.play is not None and header.estimate:
             self._synchronize(broadcast.play, counted, config["duels"])
         vector = encode_statistics(upload, broadcast, parameters[0].dtype.name)
-        reply = {"header": list(answer), "device": self._store.device_id}
+        reply = {"header": list(answer), "device": self.store.device_id}
         return [vector], upload.num_duels, reply
 
     def _statistics(
@@ -132,9 +128,9 @@ class DeviceAgent(NumPyClient):
         end = upto
         if upto < 0:
             most = self._settings.devices.max_duels
-            end = self._store.cut(start, self._limits.min_duels, most)
-        self._store.admit(start, end, broadcast.theta_hat, self._limits.max_questions)
-        duels = self._store.evidence(start, end)
+            end = self.store.cut(start, self._limits.min_duels, most)
+        self.store.admit(start, end, broadcast.theta_hat, self._limits.max_questions)
+        duels = self.store.evidence(start, end)
         differences = duels.differences.reshape(-1, self._settings.dimension)
         upload = statistics(broadcast, differences, duels.preferences, differences, self._form)
         rotated = self._form.rotated
@@ -154,9 +150,9 @@ class DeviceAgent(NumPyClient):
         try:
             self._form.whiten(estimate.information)
         except np.linalg.LinAlgError:
-            raise DataError("the broadcast's W_sync is not positive definite: not kept") from None
+            raise DataError("the broadcast's W_sync is not positive definite: not stored") from None
         chosen = {name: getattr(self._settings, name) for name in SELECTION_SETTINGS}
-        self._store.synchronize(
+        self.store.synchronize(
             Synchronization(
                 received=time.time(),
                 round=play.last,
@@ -170,7 +166,7 @@ class DeviceAgent(NumPyClient):
 
 
 def train(message: Message, context: Context) -> Message:
-    """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function."""
+    """Reply to one broadcast: the body of the ClientApp's ``@app.train()`` function."""
     settings = from_flat(context.run_config, "Flower's run config")
     content: Any = message.content
     limits = Limits(
@@ -201,6 +197,6 @@ def _count(context: Context, name: str, default: int) -> int:
     number = context.node_config.get(name, default)
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise SettingsError(
-            f"{name}={number!r} (from --node-config): must be a whole number, at least 1"
+            f"{name}={number!r} (from --node-config): must be an integer, at least 1"
         )
     return number

@@ -1,4 +1,4 @@
-"""What an application on a device calls: propose a duel, record who won."""
+"""The API for applications on a device: propose a duel, record which arm won."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from fldb_flower.linalg.forms import Vector, make_form
 from fldb_flower.settings import Settings
 
 PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
-"""What :meth:`PreferenceAgent.record` takes, and the y of the duel."""
+"""Values of ``preferred`` in :meth:`PreferenceAgent.record`, and their y."""
 
 EXPIRE_AFTER = 7 * 24 * 3600.0
-"""Seconds after which a duel that nobody answered cannot be answered any more."""
+"""Seconds within which a duel can be answered, by default."""
 
 MOST_SECONDS = 1e9
-"""About 31 years: the latest that a duel may expire."""
+"""Largest ``expire_after``: about 31 years."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,17 @@ class Duel:
     Attributes
     ----------
     id : str
-        What :meth:`PreferenceAgent.record` takes.
+        Argument of :meth:`PreferenceAgent.record`.
     first, second : int
-        Places of the arms among those proposed, from 0; never the same. The first is the
-        favourite: show the two in random order, or people's habits become preferences.
+        Indices of the arms among those proposed, from 0; they differ. The first arm is the
+        favourite: show the two in random order, or a preference for a position is learned as a
+        preference for an arm.
     first_key, second_key : str or None
-        Their keys, where keys were given.
+        Their keys, if keys were given.
     predicted : float or None
-        P(first preferred) by the estimate in use; None before the first synchronization.
+        P(first preferred) by the current estimate; None before the first synchronization.
     expires : float
-        Until when it can be answered, in seconds since 1970.
+        Expiry time, in seconds since 1970.
     """
 
     id: str
@@ -61,25 +62,24 @@ class Duel:
 
 
 class PreferenceAgent:
-    """One agent of the federation, on a device: selects duels, keeps the answers.
+    """An agent of the federation on a device: selects duels and stores answers.
 
-    Any number of them, in threads and processes, may use one store. Nothing here needs the
-    network: the Flower client of the device brings new estimates into the store when it can.
+    Several agents, in different threads and processes, may use one store. No method needs the
+    network: the device's Flower client writes new estimates into the store.
 
     Parameters
     ----------
     path : str or Path
         The device's store; created if it does not exist.
     expire_after : float
-        Seconds within which a duel has to be answered. Seven days by default.
+        Seconds within which a duel can be answered. Seven days by default.
     clock : callable
         Returns the time in seconds since 1970.
 
     Raises
     ------
     DataError, OutputError
-        See :class:`~clients.store.DuelStore`. DataError too if ``expire_after`` is no positive
-        number.
+        See :class:`~clients.store.DuelStore`. DataError also if ``expire_after`` is invalid.
 
     Examples
     --------
@@ -104,10 +104,10 @@ class PreferenceAgent:
             )
         self.store = DuelStore(path, clock=clock)
         self._expire_after = expire_after
-        self._estimate: _Estimate | None = None
+        self._selector: _Selector | None = None
 
     def close(self) -> None:
-        """Close the store; an agent is a context manager too."""
+        """Close the store; an agent is also a context manager."""
         self.store.close()
 
     def __enter__(self) -> PreferenceAgent:
@@ -124,37 +124,35 @@ class PreferenceAgent:
     ) -> Duel:
         """Select two of K arms to show, by the last synchronized theta_sync and W.
 
-        Before the first synchronization theta_sync is 0 and W_0 = (lambda / kappa_mu) I. Where
-        the rule selects one arm twice, the second is the best challenger among the others: a
-        person cannot prefer an arm to itself.
+        Before the first synchronization, theta_sync is 0 and W_0 = (lambda / kappa_mu) I. If the
+        rule selects the same arm twice, the second arm is the best challenger among the others.
 
         Parameters
         ----------
         features : array_like
             phi of each arm, (K, d); K is at least 2 and may differ each time.
         keys : sequence of str, optional
-            K names of the application's own, at most 1,000 characters each. They stay on the
-            device. Deleted with the answer.
+            K names, at most 1,000 characters each. They stay on the device, and are deleted when
+            the duel is answered.
         contents : sequence of dict, optional
             What the page of the local service shows of each arm: ``{"text": ...}``,
             ``{"image": URL}`` or both. A text has at most 10,000 characters; a URL begins with
-            ``https://`` or ``data:image/``. Deleted with the answer.
+            ``https://`` or ``data:image/``. They are deleted when the duel is answered.
 
         Raises
         ------
         DataError
-            The features are not (K, d) finite numbers, K is below 2, d is not that of the
-            store, there are not as many keys or contents as arms, or a content is not what the
-            page shows. The service refuses the same values with the same message.
+            The features are not (K, d) finite numbers, K is below 2, d is not the store's, or the
+            keys or contents are invalid or not K. The service's messages are the same.
         """
         arms, names, shown = check_arms(features, keys, contents)
-        estimate = self._current(arms.shape[1])
-        first, second = estimate.select(arms)
+        selector = self._current(arms.shape[1])
+        first, second = selector.select(arms)
         difference = arms[first] - arms[second]
-        predicted = float(preference.logistic(estimate.theta @ difference))
+        predicted = float(preference.logistic(selector.theta @ difference))
         proposal = self.store.propose(
             difference,
-            predicted if estimate.synchronized else np.nan,
+            predicted if selector.synchronized else np.nan,
             keys=(None, None) if names is None else (names[first], names[second]),
             contents=None if shown is None else [shown[first], shown[second]],
             expire_after=self._expire_after,
@@ -165,14 +163,14 @@ class PreferenceAgent:
             second,
             proposal.first_key,
             proposal.second_key,
-            predicted if estimate.synchronized else None,
+            predicted if selector.synchronized else None,
             proposal.expires,
         )
 
     def record(self, duel_id: str, preferred: str) -> int:
-        """Record what the person preferred; it is on the disk when this returns.
+        """Record the person's preference durably.
 
-        The same answer may be given again, and duels may be answered in any order.
+        The same answer may be repeated, and duels may be answered in any order.
 
         Parameters
         ----------
@@ -189,7 +187,7 @@ class PreferenceAgent:
         Raises
         ------
         DataError
-            ``preferred`` is something else, or ``duel_id`` is no text.
+            ``duel_id`` or ``preferred`` is invalid.
         UnknownDuelError, DuelExpiredError, ConflictingAnswerError
             See :mod:`clients.store`.
         """
@@ -200,38 +198,37 @@ class PreferenceAgent:
         return result
 
     def record_many(self, answers: Iterable[tuple[str, str]]) -> list[int | FldbError]:
-        """Record several answers in one durable write, which costs little more than one.
+        """Record several answers in one durable write.
 
         Returns
         -------
         list
-            For each answer what :meth:`record` returns, or the error that it would raise.
+            For each answer, the result of :meth:`record` or the error that it would raise.
 
         Raises
         ------
         DataError
-            An answer is no such pair, or its ``preferred`` is none of the three; then nothing is
-            recorded.
+            An answer is invalid; then nothing is recorded.
         """
         checked = check_answers(answers)
         return self.store.record([(duel, PREFERENCES[preferred]) for duel, preferred in checked])
 
     def forget(self) -> Forgotten:
-        """Remove the person's open duels and all answers from this device.
+        """Remove all open duels and answers from this device.
 
-        Answers that the server has counted stay in its sums: that cannot be undone. Answers that
-        were sent and not acknowledged yet may be counted too; they are not sent again. No
-        file of the store holds texts, keys, features or answers afterwards.
+        The server's sums keep the answers that it has counted: this cannot be undone. Answers that
+        were uploaded but not acknowledged may also be counted; they are not uploaded again. No file
+        of the store contains texts, keys, features or answers afterwards.
 
         Returns
         -------
         Forgotten
-            How many of each.
+            The number of each.
         """
         return self.store.forget()
 
     def status(self) -> dict[str, Any]:
-        """Return what the device knows: how many duels, what it learned, when it was told.
+        """Return the numbers of duels and answers, and the last estimate.
 
         Returns
         -------
@@ -250,29 +247,26 @@ class PreferenceAgent:
             "received": None if last is None else last.received,
         }
 
-    def _current(self, dimension: int) -> _Estimate:
+    def _current(self, dimension: int) -> _Selector:
         expected = self.store.dimension
         if expected is not None and expected != dimension:
             raise DataError(f"features of {dimension} numbers each: this device's have {expected}")
         version = self.store.version()
-        if (
-            self._estimate is None
-            or self._estimate.version != version
-            or self._estimate.theta.size != dimension
-        ):
-            self._estimate = _Estimate(self.store, version, dimension)
-        return self._estimate
+        current = self._selector
+        if current is None or (current.version, current.theta.size) != (version, dimension):
+            current = self._selector = _Selector(self.store, version, dimension)
+        return current
 
 
-class _Estimate:
-    """What one broadcast brought, ready to select with."""
+class _Selector:
+    """The selection of pairs by the estimate of one broadcast."""
 
     def __init__(self, store: DuelStore, version: tuple[int, float], dimension: int) -> None:
         self.version = version
         last = store.synchronized()
         self.synchronized = last is not None
-        told = {} if last is None else last.parameters  # perhaps by a newer server
-        chosen = {name: told[name] for name in SELECTION_SETTINGS if name in told}
+        parameters = {} if last is None else last.parameters  # of a newer server: may have others
+        chosen = {name: parameters[name] for name in SELECTION_SETTINGS if name in parameters}
         settings = dataclasses.replace(Settings(), dimension=dimension, **chosen)
         form = make_form(settings)
         if last is None:
@@ -282,18 +276,20 @@ class _Estimate:
             self.theta = last.theta
             information = form.unpack(last.information)
         self._whitener = form.whiten(information)
-        # t N duels in theory; here the duels that W rests on, and the one about to be fought.
+        # The theory's t N duels: here those that W is computed from, and the next one.
         self._width = theory.width(1 if last is None else last.duels + 1, 1, settings)
         self._rule = find_rule(settings.selection)
         self._streams = AgentStreams(int.from_bytes(os.urandom(8), "little"), range(1))
 
     def select(self, arms: NDArray[np.float64]) -> tuple[int, int]:
+        """Return the indices of two different arms."""
         rule, width = self._rule, self._width
         noise = None if rule.noise is None else rule.noise(self._streams, 1, arms.shape)[:, 0]
-        first, second = rule.select(arms[None], self.theta, self._whitener, width, noise)
-        if first[0] == second[0]:
-            others = np.delete(arms, first[0], axis=0)
-            bonus = norms((others - arms[first[0]])[None], self._whitener)
-            place = int(np.argmax(rewards(others[None], self.theta) + width * bonus))
-            return int(first[0]), place + int(place >= first[0])
-        return int(first[0]), int(second[0])
+        firsts, seconds = rule.select(arms[None], self.theta, self._whitener, width, noise)
+        first, second = int(firsts[0]), int(seconds[0])
+        if first == second:
+            others = np.delete(arms, first, axis=0)
+            bonus = norms((others - arms[first])[None], self._whitener)
+            best = int(np.argmax(rewards(others[None], self.theta) + width * bonus))
+            second = best + int(best >= first)
+        return first, second

@@ -1,7 +1,7 @@
-"""What applications may send: one validation for :class:`PreferenceAgent` and the service.
+"""Validation of what applications send, to :class:`PreferenceAgent` or to the service.
 
-Both report the first error with :func:`first_error`, so that the same value is refused with the
-same message, whichever way it came.
+Both report the first error with :func:`first_error`, so that an invalid value gives the same
+message in both.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fldb_flower.errors import DataError, one_line
 from fldb_flower.settings import MAX_DIMENSION
 
 LONGEST = 1e100
-"""Of a feature: sums of squares stay finite."""
+"""Largest absolute value of a feature, so that sums of squares are finite."""
 MAX_KEY, MAX_TEXT = 1000, 10_000
 
 
 class Model(BaseModel):
-    """A model that knows all its fields."""
+    """A model that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,14 +47,14 @@ Image = Annotated[
     Field(
         pattern="^(https://|data:image/)",
         strict=True,
-        description="`data:image/...`, or an `https://` URL, whose host then learns that it is"
-        " shown, to whom and when.",
+        description="`data:image/...`, or an `https://` URL, whose host learns when the image is"
+        " shown, and to which address.",
     ),
 ]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-LONGEST, le=LONGEST)]
 Features = Annotated[list[Number], Field(min_length=1, max_length=MAX_DIMENSION, fail_fast=True)]
 Preferred = Annotated[
-    Literal["first", "second", "tie"], Field(description="Who won: `first`, `second` or `tie`.")
+    Literal["first", "second", "tie"], Field(description="Winner: `first`, `second` or `tie`.")
 ]
 
 
@@ -91,47 +91,40 @@ class Content(Model):
         return self
 
 
-class Shown(Model):
-    """What is known of arms beside their features."""
+class Arms(Model):
+    """Arms to select two from."""
 
+    features: Annotated[list[Features], Field(min_length=2, fail_fast=True), OF_ONE_LENGTH]
     keys: list[Key] | None = Field(
         default=None,
-        description="K names of your own. They stay on the device.",
+        description="K names. They stay on the device.",
         examples=[["tea", "coffee", "cocoa"]],
         strict=True,
     )
     contents: list[Content] | None = Field(
         default=None,
-        description="What the page shows of each arm; without them, showing it is yours.",
+        description="What the page shows of each arm. Without them, your application shows it.",
         strict=True,
     )
 
-    def expect_one_for_each(self, arms: int) -> None:
-        """Raise a ValueError unless there are as many keys and contents as arms, or none."""
-        for name, values in (("keys", self.keys), ("contents", self.contents)):
-            if values is not None and len(values) != arms:
-                raise ValueError(f"{len(values)} {name} for {arms} arms: one for each, or none")
-
-
-class Arms(Shown):
-    """Arms to select two from."""
-
-    features: Annotated[list[Features], Field(min_length=2, fail_fast=True), OF_ONE_LENGTH]
-
     @model_validator(mode="after")
     def _one_for_each(self) -> Arms:
-        self.expect_one_for_each(len(self.features))
+        for name, values in (("keys", self.keys), ("contents", self.contents)):
+            if values is not None and len(values) != len(self.features):
+                raise ValueError(
+                    f"{len(values)} {name} for {len(self.features)} arms: one for each, or none"
+                )
         return self
 
 
 class Answer(Model):
-    """Who won."""
+    """Which arm won."""
 
     preferred: Preferred
 
 
 class NamedAnswer(Answer):
-    """Who won which duel."""
+    """Which arm won which duel."""
 
     id: str = Field(description="The duel's id.", max_length=MAX_KEY, strict=True)
 
@@ -140,15 +133,15 @@ _ANSWERS = TypeAdapter(list[NamedAnswer])
 _SIZES = {"missing", "too_short", "too_long", "string_too_long", "value_error"}
 
 
-def first_error(errors: Sequence[Any], whole: str = "") -> str:
+def first_error(errors: Sequence[Any], value_name: str = "") -> str:
     """Return pydantic's first error as one line that names the field and its value.
 
     Parameters
     ----------
     errors : sequence of dict
         What ``ValidationError.errors()`` returns.
-    whole : str
-        Named instead of a field where the whole value is wrong.
+    value_name : str
+        Name of the whole value, for errors that are in no single field.
     """
     error = errors[0]
     place = ".".join(str(part) for part in error["loc"] if part not in {"body", "path", "query"})
@@ -156,15 +149,15 @@ def first_error(errors: Sequence[Any], whole: str = "") -> str:
     if error["type"] not in _SIZES:
         message += f", not {shortened(error['input'])}"
     if not place and error["type"] != "value_error":
-        place = whole
+        place = value_name
     return one_line(f"{place}: {message}" if place else message)
 
 
 def shortened(value: object) -> str:
-    """Return the beginning of a value's repr, whatever the value is."""
+    """Return the beginning of a value's repr; of any value."""
     try:
         return reprlib.repr(value)
-    except Exception:  # an integer of more digits than Python writes, a broken __repr__
+    except Exception:  # an integer with too many digits for str(), or an invalid __repr__
         return f"a value of type {type(value).__name__}"
 
 
@@ -178,25 +171,23 @@ def check_arms(
     DataError
         They are not what :class:`Arms` describes.
     """
-    values = {"keys": _plain(keys), "contents": _plain(contents)}
-    arms = _numbers(features)
+    array = _valid_array(features)
+    if array is None:
+        rows = _plain(features)
+        if isinstance(rows, list):
+            rows = [_plain(row, deep=True) for row in rows]
+    else:
+        rows = [[0.0]] * len(array)  # the number of arms; validating each number is slow
+    given = {"features": rows, "keys": _plain(keys), "contents": _plain(contents)}
     try:
-        if arms is None:
-            rows = _plain(features)
-            if isinstance(rows, list):
-                rows = [_plain(row, deep=True) for row in rows]
-            shown: Shown = Arms.model_validate({**values, "features": rows})
-            arms = np.array(shown.features, dtype=np.float64)  # type: ignore[attr-defined]
-        else:
-            shown = Shown.model_validate(values)
-            shown.expect_one_for_each(len(arms))
+        arms = Arms.model_validate(given)
     except ValidationError as error:
-        raise DataError(first_error(error.errors(include_url=False))) from None
-    except ValueError as error:
-        raise DataError(str(error)) from None
-    contents = shown.contents
-    dumped = None if contents is None else [c.model_dump(exclude_none=True) for c in contents]
-    return arms, shown.keys, dumped
+        raise _refusal(error) from None
+    if array is None:
+        array = np.array(arms.features, dtype=np.float64)
+    shown = arms.contents
+    dumped = None if shown is None else [each.model_dump(exclude_none=True) for each in shown]
+    return array, arms.keys, dumped
 
 
 def check_answer(duel_id: object, preferred: object) -> None:
@@ -210,11 +201,11 @@ def check_answer(duel_id: object, preferred: object) -> None:
     try:
         NamedAnswer.model_validate({"id": duel_id, "preferred": preferred})
     except ValidationError as error:
-        raise DataError(first_error(error.errors(include_url=False))) from None
+        raise _refusal(error) from None
 
 
 def check_answers(answers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return answers as pairs of a duel's id and what was preferred.
+    """Return answers as pairs of a duel's id and the preference.
 
     Raises
     ------
@@ -224,32 +215,36 @@ def check_answers(answers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     try:
         given = [dict(zip(("id", "preferred"), each, strict=True)) for each in answers]
     except (TypeError, ValueError):
-        raise DataError("answers must be pairs of a duel's id and what was preferred") from None
+        raise DataError("answers must be pairs of a duel's id and a preference") from None
     try:
         checked = _ANSWERS.validate_python(given)
     except ValidationError as error:
-        raise DataError(first_error(error.errors(include_url=False))) from None
+        raise _refusal(error) from None
     return [(answer.id, answer.preferred) for answer in checked]
 
 
-def _numbers(features: ArrayLike) -> NDArray[np.float64] | None:
-    """Return an array of numbers that needs no other check; None: look at it one by one."""
+def _refusal(error: ValidationError) -> DataError:
+    return DataError(first_error(error.errors(include_url=False)))
+
+
+def _valid_array(features: Any) -> NDArray[np.float64] | None:
+    """Return an array of valid features as float64; None if each number has to be validated."""
     if isinstance(features, list | tuple) or not hasattr(features, "__array__"):
         return None
-    with contextlib.suppress(Exception):  # of a library that is not NumPy
+    with contextlib.suppress(Exception):  # of another library
         array = np.asarray(features)
-        if array.dtype.kind in "fiu" and array.ndim == 2:
+        if array.dtype.kind in "fiu" and array.ndim == 2 and len(array) >= 2:
             arms = array.astype(np.float64)
-            if len(arms) >= 2 and 1 <= arms.shape[1] <= MAX_DIMENSION:
-                return arms if (np.abs(arms) <= LONGEST).all() else None
+            if 1 <= arms.shape[1] <= MAX_DIMENSION and (np.abs(arms) <= LONGEST).all():
+                return arms
     return None
 
 
 def _plain(values: Any, *, deep: bool = False) -> Any:
-    """Return sequences of Python's, NumPy's and pandas' as a list, all else as it is."""
-    if not isinstance(values, str | list | tuple) and hasattr(values, "tolist"):
+    """Return tuples, and arrays of NumPy, pandas and PyTorch, as lists; other values unchanged."""
+    if not isinstance(values, str | list | tuple):
         with contextlib.suppress(Exception):
-            values = values.tolist()
+            values = (values if hasattr(values, "tolist") else values.__array__()).tolist()
     if isinstance(values, tuple):
         values = list(values)
     if deep and isinstance(values, list):

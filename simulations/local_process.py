@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from fldb_flower.deployment.processes import own_environment
+from fldb_flower.deployment.processes import flower_environment, start_process
 from fldb_flower.errors import FederationError
 
 PROJECT = Path(__file__).parents[1]
@@ -50,15 +50,7 @@ class LocalProcess:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a log may hold a token
         with self.log.open("ab") as log:
             self._begin = log.tell()
-            self._process = subprocess.Popen(
-                self.command,
-                cwd=self.home,
-                env=environment(self.home),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in a terminal reaches the parent only
-            )
+            self._process = start_process(self.command, environment(self.home), log, self.home)
 
     @property
     def is_running(self) -> bool:
@@ -146,12 +138,10 @@ def environment(home: Path) -> dict[str, str]:
     """Return the environment of a process with this home, in which Flower's commands are found."""
     path = os.environ.get("PATH", os.defpath)
     return {
-        **own_environment(),
+        **flower_environment(home),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{path}",
         "PYTHONPATH": str(PROJECT),
         "PYTHONUNBUFFERED": "1",
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": os.environ.get("FLWR_TELEMETRY_ENABLED", "0"),
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; 1 by default
     }
 

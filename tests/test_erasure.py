@@ -20,6 +20,7 @@ from clients.store import DuelStore, UnknownDuelError
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
+from fldb_flower.linalg.forms import Full
 from fldb_flower.settings import from_flat
 from fldb_flower.wire.codec import decode_statistics, encode_broadcast
 from fldb_flower.wire.devices import DeviceUploadHeader
@@ -192,12 +193,12 @@ def upload(device, *, counted, upto=-1, point=0.0):
     config = {
         "header": list(header),
         "counted": counted,
-        "device": device._store.device_id,
+        "device": device.store.device_id,
         "upto": upto,
         "duels": 0,
     }
     (sent,), count, reply = device.fit([vector], config)
-    found = decode_statistics(sent, count, broadcast, device._form)
+    found = decode_statistics(sent, count, broadcast, Full(2))
     answer = DeviceUploadHeader.from_counts(reply["header"])
     assert answer.num_duels == count == answer.end - answer.start
     return answer.start, answer.end, float(found.information[0, 0]), float(found.gradient[0])
@@ -208,7 +209,7 @@ def acknowledge(device, counted):
     broadcast = Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), None)
     vector, header = encode_broadcast(broadcast)
     config = {"header": list(header), "counted": counted, "duels": counted}
-    device.fit([vector], {**config, "device": device._store.device_id, "upto": -1})
+    device.fit([vector], {**config, "device": device.store.device_id, "upto": -1})
 
 
 class Forgetting(RuleBasedStateMachine):

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from clients.service import app as service
+from clients.service.app import create_app
 from fldb_flower import server_app
 from fldb_flower.errors import CheckpointError, DataError, FldbError
 from fldb_flower.runs.checkpoints import load_checkpoint
@@ -184,7 +184,7 @@ PATHS = ["/duels", "/answers", "/duels/x/answer", "/duels/%00/answer", "/duels/Ã
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    app = service.create_app(tmp_path_factory.mktemp("service") / "duels.db", "t")
+    app = create_app(tmp_path_factory.mktemp("service") / "duels.db", "t")
     headers = {"Authorization": "Bearer t"}
     with TestClient(app, base_url="http://127.0.0.1:8377", headers=headers) as client:
         yield client  # which raises what the service does not catch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from test_report import (  # noqa: F401 - two of them are fixtures
 from test_service import TOKEN, recorded
 
 from clients.preference_agent import PreferenceAgent
-from clients.service import app as service
+from clients.service.app import create_app
 from clients.store import Synchronization
 
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
@@ -44,9 +45,9 @@ class Device:
         self.start()
 
     def start(self) -> None:
-        listener = service._listen("127.0.0.1", self.port)
+        listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
-        app = service.create_app(self.path, TOKEN, **self.options)
+        app = create_app(self.path, TOKEN, **self.options)
         config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
@@ -333,14 +334,14 @@ def test_an_answer_survives_that_the_service_is_gone(page, start):
     device.stop()
     press(page, "right")
     says(page, "The service does not answer")
-    says(page, "Your answer is kept here")
+    says(page, "Your answer is kept in this page")
     press(page, "left")  # too late
     device.start()
     answered(page, 1)
     assert recorded(device.path) == {duel: (1, 0.0)}
     says(page, "Nothing to answer now")
     device.stop()
-    says(page, "Nothing is lost")
+    says(page, "No answer is lost")
     device.start()
     says(page, "Nothing to answer now")
     assert complaints(page) == []

@@ -1,4 +1,4 @@
-"""What starts Flower's processes: the folder, the environment, and why something failed."""
+"""Starting Flower's processes: the project's folder, the environment, reasons of failures."""
 
 import io
 import re
@@ -30,7 +30,7 @@ def test_the_reason_of_a_failure_is_the_text_in_the_box():
     words = "No pyproject.toml found in /opt/venv/lib/python3.11/site-packages, so nothing runs"
     output = shown("Usage: flwr run [OPTIONS]", Panel(words, title="Error"))
     assert output.strip().splitlines()[-1].startswith("╰──")  # what was quoted as the reason
-    assert flower._reason(output, FLOWER) == words
+    assert flower.failure_reason(output, FLOWER) == words
 
 
 @pytest.mark.parametrize(
@@ -40,21 +40,21 @@ def test_no_border_is_a_reason(box):
     import rich.box
 
     output = shown("Loading", Panel("it broke", box=getattr(rich.box, box)))
-    reason = flower._reason(output, FLOWER)
+    reason = flower.failure_reason(output, FLOWER)
     assert re.sub(r"[|+\s-]", "", reason) == "itbroke"
     assert not re.search(r"[\u2500-\u259f]", reason)
 
 
 def test_only_borders_are_no_reason():
-    assert flower._reason(shown(Panel("")), FLOWER) == "it printed nothing"
-    assert flower._reason("", FLOWER) == "it printed nothing"
+    assert flower.failure_reason(shown(Panel("")), FLOWER) == "it printed nothing"
+    assert flower.failure_reason("", FLOWER) == "it printed nothing"
     assert boxed("no box") == ""
     assert last_words("one\n│ two │\n╰────╯\n----\n\n") == "two"
 
 
 def test_what_flower_logs_goes_before_a_box():
     output = "ERROR: the run failed: tau=0: must be at least 1\n" + shown(Panel("Run failed"))
-    assert flower._reason(output, FLOWER) == "tau=0: must be at least 1"
+    assert flower.failure_reason(output, FLOWER) == "tau=0: must be at least 1"
 
 
 def test_a_checkout_is_found():
@@ -65,10 +65,13 @@ def test_a_checkout_is_found():
 def test_a_wheel_cannot_start_flower_and_says_so(other, tmp_path, monkeypatch):
     """There, the packages are in site-packages, with another's pyproject.toml or none."""
     site = tmp_path / "site-packages"
-    (site / "fldb_flower").mkdir(parents=True)
+    folder = site / "fldb_flower" / "deployment"
+    folder.mkdir(parents=True)
     if other is not None:
         (site / "pyproject.toml").write_text(other)
-    monkeypatch.setattr(processes, "__file__", str(site / "fldb_flower" / "processes.py"))
+    monkeypatch.setattr(
+        processes, "__file__", str(site / "fldb_flower" / "deployment" / "processes.py")
+    )
     with pytest.raises(FederationError) as caught:
         flower.run(FLOWER, str(tmp_path / "run"))
     assert str(caught.value).startswith("engine=flower needs a checkout of fldb-flower")
@@ -80,15 +83,10 @@ def test_a_wheel_cannot_start_flower_and_says_so(other, tmp_path, monkeypatch):
 def test_flowers_processes_do_not_inherit_a_matplotlib_backend(tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     monkeypatch.setenv("FLDB_SOMETHING", "else")
-    seen = []
-
-    def superlink(home, environment):
-        seen.append(environment)
-        raise FederationError("enough")
-
-    monkeypatch.setattr(flower, "_superlink", superlink)
-    with pytest.raises(FederationError, match="enough"):
-        flower.run(FLOWER, str(tmp_path))
-    for environment in (*seen, local_process.environment(tmp_path)):
+    for environment in (
+        processes.flower_environment(tmp_path),
+        local_process.environment(tmp_path),
+    ):
         assert environment["FLDB_SOMETHING"] == "else"
+        assert environment["FLWR_HOME"] == str(tmp_path)
         assert "MPLBACKEND" not in environment

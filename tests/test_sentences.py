@@ -103,6 +103,7 @@ def corpus(tmp_path):
 # --- The model -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_text
 def test_similarities_are_those_that_the_authors_of_the_model_publish(monkeypatch, capfd):
     """https://sbert.net/docs/quickstart.html; without network, and without a word."""
@@ -141,6 +142,7 @@ def test_sentences_that_mean_the_same_are_closest():
         rows[0] = 0
 
 
+@pytest.mark.slow
 @needs_text
 def test_a_second_process_does_not_load_the_model(cache):
     first = Sentences(chosen(), range(2))
@@ -571,6 +573,7 @@ def test_flower_messages_give_the_same(tmp_path, dimension):
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
 
 
+@pytest.mark.slow
 @needs_text
 def test_the_readmes_python_command(tmp_path, cache):
     (command,) = (line for line in COMMANDS if line.startswith("python"))

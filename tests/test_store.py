@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from clients.preference_agent import PreferenceAgent
 from clients.store import (
     SCHEMA_VERSION,
     ConflictingAnswerError,
@@ -31,11 +33,12 @@ from clients.store import (
     Synchronization,
     UnknownDuelError,
 )
-from clients.store import duel_store as store_module
+from clients.store.database import Database
 from fldb_flower.errors import DataError, FldbError, OutputError
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # for many small transactions
 HOUR = 3600.0
+DATA = Path(__file__).parent / "data"
 
 
 class Clock:
@@ -101,11 +104,9 @@ def finish(process):
 
 def test_every_commit_reaches_the_disk(path):
     for _ in range(2):  # a new file, and one that exists: synchronous belongs to a connection
-        with DuelStore(path) as store:
-            (full,) = store._connection.execute("PRAGMA synchronous").fetchone()
-            (mode,) = store._connection.execute("PRAGMA journal_mode").fetchone()
-        assert full == 2  # FULL
-        assert mode == "wal"
+        with contextlib.closing(Database(path)) as opened:
+            assert opened.row("PRAGMA synchronous") == (2,)  # FULL
+            assert opened.row("PRAGMA journal_mode") == ("wal",)
     header = path.read_bytes()[:20]
     assert tuple(header[18:]) == (2, 2)  # SQLite's file format, section 1.3.3: write-ahead log
 
@@ -307,6 +308,7 @@ def without_permission():
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_read_only_file_is_refused(without_permission):
     folder, (error, unchanged, _) = without_permission
     assert error.startswith(f"OutputError cannot use the duel store {folder}/duels.db: ")
@@ -314,6 +316,7 @@ def test_a_read_only_file_is_refused(without_permission):
     assert unchanged == "True"
 
 
+@pytest.mark.slow
 def test_a_folder_out_of_reach_is_refused(without_permission):
     folder, (*_, error) = without_permission
     assert error.startswith("OutputError")
@@ -344,6 +347,7 @@ one()
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing(path):
     *before, error, last, after = finish(start(FULL_DISK, path))
     assert error.startswith(f"OutputError cannot use the duel store {path}: ")
@@ -357,7 +361,7 @@ def test_a_full_disk_loses_nothing(path):
 
 
 def test_a_store_that_stays_locked_says_so(path, monkeypatch):
-    monkeypatch.setattr(store_module, "_BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 0.05)
     with DuelStore(path) as store, contextlib.closing(sqlite3.connect(path)) as other:
         duel = propose(store)
         other.execute("BEGIN IMMEDIATE")
@@ -814,6 +818,45 @@ def test_only_counted_answers_are_pruned(path):
         assert answer(store, 1) == [7]  # numbers are never used again
 
 
+def test_a_store_of_the_previous_release_opens(path):
+    """``data/device_store.db.gz`` was written by the code before this package was split.
+
+    Answer 1 was forgotten, 1 to 4 were uploaded in two parts and acknowledged, 5 was not uploaded;
+    three duels are open, two of them with contents. Its W is diagonal.
+    """
+    path.write_bytes(gzip.decompress((DATA / "device_store.db.gz").read_bytes()))
+    with DuelStore(path, clock=Clock(1.7e9)) as store:
+        assert (store.device_id, store.dimension, store.last) == ("5eed" * 8, 3, 5)
+        assert store.counts() == {"open": 3, "answered": 5, "counted": 4}
+        tea, lake = store.open_proposals(9)
+        contents = [{"text": "A pot of tea"}, {"text": "A cup of coffee"}]
+        assert tea == ("duel-6", 1600000006.0, 2600000006.0, "tea", "coffee", contents)
+        contents = [{"image": "data:image/png,x", "text": "Lake at dawn"}, {"text": "Städte ☕"}]
+        assert lake == ("duel-7", 1600000007.0, 2600000007.0, "left", "right", contents)
+        estimate = store.synchronized()
+        assert (estimate.received, estimate.round) == (1600000005.0, 7) == store.version()[::-1]
+        assert (estimate.counted, estimate.duels) == (4, 120)
+        assert estimate.theta.tolist() == [0.5, -1.0, 0.25]
+        assert estimate.information.tolist() == [2.0, 3.0, 4.0]
+        assert store.record([("duel-3", 1.0), ("duel-6", 0.0)]) == [2, 6]
+        assert isinstance(store.record([("duel-2", 1.0)])[0], ConflictingAnswerError)
+        assert isinstance(store.record([("duel-1", 1.0)])[0], UnknownDuelError)
+        assert store.cut(4, 1) == 6
+        kept = store.evidence(1, 6)
+    np.testing.assert_array_equal(
+        kept.differences,
+        [[0.25, 4, -1], [1, -2, 0.5], [-3, 0, 2], [0.5, 0.5, 0.5], [7, 0, -7]],
+    )
+    np.testing.assert_array_equal(kept.preferences, [1, 0, 0.5, 1, 0])
+    np.testing.assert_array_equal(kept.predicted, [0.75, np.nan, 0.125, 0.5, 0.625])
+    with PreferenceAgent(path) as agent:
+        duel = agent.propose([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    # Rewards 0.5, 0.25 and -1. Width 0.25 sqrt(2 ln 10 + 3 ln(1 + 121 / 0.03)) = 1.358; bounds of
+    # the others: -0.25 + 1.358 sqrt(1/2 + 1/4) = 0.93, -1.5 + 1.358 sqrt(1/2 + 1/3) = -0.26.
+    assert (duel.first, duel.second) == (0, 1)
+    assert duel.predicted == pytest.approx(1 / (1 + np.exp(-0.25)))
+
+
 # --- what the server sent --------------------------------------------------------------------
 
 
@@ -878,7 +921,7 @@ def test_a_copy_is_a_store(path):
         assert store.record([(waiting, 0.0)]) == [3]
         assert store.cut(2, 1) == 3
         np.testing.assert_array_equal(store.evidence(2, 3).differences, [[3.0, 4.0]])
-        assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert rows(copy, "PRAGMA journal_mode") == [("wal",)]
 
 
 def test_a_copy_that_cannot_be_written(store):
@@ -969,6 +1012,7 @@ for number in range(rounds):
 """
 
 
+@pytest.mark.slow
 def test_processes_at_once(path):
     DuelStore(path).close()
     workers = [start(HAMMER, path, worker, 100) for worker in range(2)]
@@ -1011,6 +1055,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_processes_that_create_one_store_at_once(tmp_path):
     workers = [start(OPEN) for _ in range(3)]
     for worker in workers:
@@ -1115,6 +1160,7 @@ with DuelStore(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_came_second_does_not_take_the_locks(path, monkeypatch):
     """POSIX: closing any descriptor of a file drops all the process's locks on it.
 
@@ -1147,6 +1193,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_survives_a_kill(path):
     rng = random.Random(3)
     acknowledged = {}
@@ -1187,6 +1234,7 @@ store.record(slowly())
 """
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_transaction_leaves_nothing_of_it(path):
     with DuelStore(path) as store:
         answer(store, 3)
@@ -1198,6 +1246,7 @@ def test_a_kill_in_the_middle_of_a_transaction_leaves_nothing_of_it(path):
         assert store.record([(duel, 0.0) for duel in duels]) == [4, 5]  # nor a lock, nor numbers
 
 
+@pytest.mark.slow
 def test_copies_while_others_write(path):
     DuelStore(path).close()
     acknowledged = []
@@ -1215,6 +1264,7 @@ def test_copies_while_others_write(path):
     assert len(acknowledged) > 30
 
 
+@pytest.mark.slow
 def test_a_page_of_another_process_sees_what_is_shown(path):
     code = """
 import json, sys

@@ -1,9 +1,9 @@
 "use strict";
-// Texts of duels are untrusted: they reach the page as text nodes and as addresses of images only.
+// Contents of duels are untrusted: they are inserted as text nodes and URLs of images only.
 
-const POLL = 3000; // milliseconds until the service is asked again
-const SETTLE = 450; // a second press within it was meant for the duel before
-const PATIENCE = 40000; // the service itself waits 30 seconds for a locked store
+const POLL = 3000; // milliseconds between two requests
+const SETTLE = 450; // milliseconds in which a press still belongs to the previous duel
+const PATIENCE = 40000; // milliseconds; the service waits up to 30 seconds for a locked store
 const BARS = 8;
 const byId = (id) => document.getElementById(id);
 const sleep = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
@@ -13,7 +13,7 @@ const sleep = (milliseconds) => new Promise((done) => setTimeout(done, milliseco
 class WrongToken extends Error {}
 class Unreachable extends Error {}
 
-/** Take the token out of the address, where it could be copied or photographed by accident. */
+/** Remove the token from the address bar, where it could be copied or photographed by accident. */
 function takeToken() {
   const found = new URLSearchParams(location.hash.slice(1)).get("token");
   if (found) {
@@ -23,7 +23,7 @@ function takeToken() {
   return sessionStorage.getItem("token");
 }
 
-/** Ask the service once; `answer` makes it a POST. */
+/** Send one request: a POST if there is an `answer`. */
 async function ask(path, answer) {
   const token = sessionStorage.getItem("token");
   if (!token) throw new WrongToken();
@@ -41,7 +41,7 @@ async function ask(path, answer) {
   return { status: response.status, data };
 }
 
-/** Ask until the service replies. */
+/** Repeat a request until the service replies. */
 async function insist(path, answer) {
   for (let gone = false; ; gone = true) {
     try {
@@ -51,20 +51,20 @@ async function insist(path, answer) {
     } catch (error) {
       if (!(error instanceof Unreachable)) throw error;
       say(error.message, answer
-        ? "Your answer is kept here and sent again every few seconds, until the service has it."
-        : "Nothing is lost. This page tries again every few seconds.");
+        ? "Your answer is kept in this page and sent again every few seconds until the service has stored it."
+        : "No answer is lost. This page tries again every few seconds.");
       await sleep(POLL);
     }
   }
 }
 
-/* ---- What is said ---------------------------------------------------------------------- */
+/* ---- Notices and status ---------------------------------------------------------------------- */
 
 function announce(text) {
   byId("live").textContent = text;
 }
 
-/** Show a notice, or none. */
+/** Show a notice; without a title, hide it. */
 function say(title, text) {
   const shown = byId("notice-title");
   if (title && (byId("notice").hidden || shown.textContent !== title)) announce(`${title}. ${text}`);
@@ -90,7 +90,7 @@ function element(name, className, text = "") {
   return made;
 }
 
-/** Draw theta's largest components: a list with numbers, which bars repeat for the eye. */
+/** Draw the largest components of theta as a list with numbers and bars. */
 function drawLearned(theta, duels) {
   byId("learned").hidden = false;
   const largest = (theta || [])
@@ -99,9 +99,9 @@ function drawLearned(theta, duels) {
     .slice(0, BARS);
   const scale = Math.max(...largest.map(({ value }) => Math.abs(value))) || 1;
   byId("learned-note").textContent = theta
-    ? `From ${duels.toLocaleString("en")} answers on all devices. Bars to the right: the more of a feature, the better; to the left: the worse.` +
+    ? `From ${duels.toLocaleString("en")} answers on all devices. Bars to the right: more of this feature is preferred; to the left: less of it is preferred.` +
       (theta.length > BARS ? ` The ${BARS} largest of ${theta.length} are shown.` : "")
-    : "Nothing yet: this device was never synchronized. Pairs are chosen for what they teach.";
+    : "Nothing yet: this device was never synchronized. Pairs are selected for exploration.";
   byId("bars").replaceChildren(...largest.map(({ value, index }) => {
     const row = element("li", "");
     const track = element("span", "track");
@@ -126,7 +126,7 @@ function drawStatus(status) {
 
 /* ---- The duel -------------------------------------------------------------------------- */
 
-let choose = null; // takes "left", "right" or "tie" while an answer is waited for
+let choose = null; // called with "left", "right" or "tie" while the page waits for an answer
 
 function drawCard(card, arm, name) {
   const image = card.querySelector("img");
@@ -145,7 +145,7 @@ function drawCard(card, arm, name) {
 
 /** Show a duel and return the promise of its answer. */
 async function answered(duel, before) {
-  // The first arm is the favourite: were it always left, a habit would look like a preference.
+  // The first arm is the favourite: if it were always left, a habit would look like a preference.
   const swapped = Math.random() < 0.5;
   const [left, right] = swapped ? [duel.second, duel.first] : [duel.first, duel.second];
   byId("duel").hidden = false;
@@ -153,7 +153,7 @@ async function answered(duel, before) {
   announce([before, ...spoken].join(" ").trim());
   const pair = document.querySelector(".pair");
   pair.classList.remove("arriving");
-  void pair.offsetWidth; // begin the animation anew
+  void pair.offsetWidth; // restarts the animation
   pair.classList.add("arriving");
   for (const id of ["left", "right", "tie"]) byId(id).classList.remove("chosen");
   await sleep(SETTLE);
@@ -165,20 +165,20 @@ async function answered(duel, before) {
 
 function take(side) {
   const done = choose;
-  choose = null; // the next press is not for this duel
+  choose = null; // the next press belongs to the next duel
   if (done) done(side);
 }
 
 for (const side of ["left", "right", "tie"]) byId(side).addEventListener("click", () => take(side));
 document.addEventListener("keydown", (event) => {
-  if (event.repeat && event.key === "Enter") event.preventDefault(); // a key held down is one press
+  if (event.repeat && event.key === "Enter") event.preventDefault(); // a key that is held down is one press
   const side = { ArrowLeft: "left", ArrowRight: "right", ArrowDown: "tie" }[event.key];
   if (!side || byId("duel").hidden || event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
   if (!event.repeat) take(side);
 });
 
-/** Return the next duel; wait until there is one. */
+/** Wait for the next duel and return it. */
 async function nextDuel() {
   for (;;) {
     const { status, data } = await insist("/duels/next");
@@ -187,7 +187,7 @@ async function nextDuel() {
       return data;
     }
     byId("duel").hidden = true;
-    if (status === 404) say("Nothing to answer now", "This page looks again every few seconds.");
+    if (status === 404) say("Nothing to answer now", "This page checks again every few seconds.");
     else say("There is no duel to show", data.detail);
     await sleep(POLL);
   }
@@ -200,7 +200,7 @@ async function duels() {
     const preferred = await answered(duel, before);
     const { status } = await insist(`/duels/${encodeURIComponent(duel.id)}/answer`, { preferred });
     before = status === 200 ? "Answered. Next:" : status === 409
-      ? "This duel was answered elsewhere before. Next:" : "This duel had expired. Next:";
+      ? "This duel had already been answered elsewhere. Next:" : "This duel had expired. Next:";
     drawStatus((await insist("/status")).data);
     scrollTo(0, 0);
   }
@@ -211,7 +211,7 @@ async function progress() {
     try {
       drawStatus((await ask("/status")).data);
     } catch (error) {
-      if (!(error instanceof Unreachable)) throw error; // the duels say that it is gone
+      if (!(error instanceof Unreachable)) throw error; // duels() shows a notice
     }
     await sleep(POLL);
   }
@@ -226,9 +226,9 @@ async function main() {
     sessionStorage.removeItem("token");
     byId("duel").hidden = true;
     say("This page needs the service's token",
-      "Open the address that the service prints when it starts: it ends in #token=… and is for this device alone.");
+      "Open the address that the service prints when it starts. It ends in #token=… and is valid on this device only.");
   }
 }
 
-addEventListener("hashchange", () => location.reload()); // an address with a token was opened here
+addEventListener("hashchange", () => location.reload()); // an address with a token was opened in this tab
 main();

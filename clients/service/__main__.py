@@ -1,8 +1,8 @@
-"""`python -m clients.service --store duels.db`: the duels of a device over HTTP."""
+"""`python -m clients.service --store duels.db`: a device's duels over HTTP, and their page."""
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes long to import
+if __name__ == "__main__":  # before slow imports
     try:
         from fldb_flower.system import startup
     except ImportError:
@@ -13,7 +13,130 @@ if __name__ == "__main__":  # before what takes long to import
     startup.begin()
     startup.require("python -m clients.service", "service", "fastapi", "uvicorn", "fastapi_offline")
 
-from clients.service.app import main
+import argparse
+import ipaddress
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from clients.preference_agent import EXPIRE_AFTER, MOST_SECONDS, PreferenceAgent
+from clients.service import connections
+from clients.service.app import create_app
+from clients.service.arms import read_arms
+from clients.service.connections import LIMITS, Limits
+from clients.service.models import MAX_ARMS
+from clients.service.token import read_token
+from fldb_flower.errors import FldbError, OutputError, SettingsError, one_line
+from fldb_flower.system.commands import Parser, bounded
+from fldb_flower.system.signals import interruptible
+
+PORT = 8377
+_STOP_SECONDS = 40  # for open requests, which may wait 30 seconds for a locked store
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m clients.service", description=__doc__)
+    add = parser.add_argument
+    add("--store", metavar="FILE", type=Path, required=True, help="the device's duels")
+    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add("--port", type=bounded(int, 0, 65535), default=PORT, help="0: any free one (%(default)s)")
+    add("--token-file", metavar="FILE", type=Path, help="created if missing (STORE.token)")
+    add("--arms", metavar="FILE", type=Path, help="JSON: [{key, features, text?, image?}, ...]")
+    add(
+        "--choices", metavar="K", type=bounded(int, 2, MAX_ARMS), default=10,
+        help="arms drawn from --arms for each duel (%(default)s)",
+    )  # fmt: skip
+    add(
+        "--expire-after", metavar="SECONDS", type=bounded(float, 1, MOST_SECONDS),
+        default=EXPIRE_AFTER, help="time limit for the answer to a duel (%(default).0f)",
+    )  # fmt: skip
+    add(
+        "--max-connections", metavar="N", type=bounded(int, 1, 10_000),
+        default=LIMITS.connections, help="idle ones are closed for new ones (%(default)s)",
+    )  # fmt: skip
+    add(
+        "--request-seconds", metavar="SECONDS", type=bounded(float, 0.1, 3600),
+        default=LIMITS.seconds, help="time limit for a request's head, and body (%(default).0f)",
+    )  # fmt: skip
+    add("--allow-remote", action="store_true", help="listen beyond this machine, unencrypted")
+    return parser.parse_args(argv)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(
+            address, family=family, backlog=LIMITS.connections, dualstack_ipv6=dual
+        )
+    except (OSError, UnicodeError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        raise OutputError(f"cannot listen on {host}, port {port}: {reason}") from None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Run the service until a signal stops it.
+
+    Raises
+    ------
+    FldbError
+        The service cannot start.
+    """
+    host, store = arguments.host, arguments.store.expanduser()
+    remote = not _is_loopback(host)
+    if remote and not arguments.allow_remote:
+        raise SettingsError(f"--host {host}: reachable from other machines: needs --allow-remote")
+    arms = read_arms(arguments.arms) if arguments.arms else []
+    with _listen(host, arguments.port) as listener:
+        PreferenceAgent(store).close()  # if the store cannot be used, no token is created
+        token = read_token(arguments.token_file or store.with_name(f"{store.name}.token"))
+        app = create_app(
+            store,
+            token,
+            arms=arms,
+            choices=arguments.choices,
+            expire_after=arguments.expire_after,
+            any_host=arguments.allow_remote,
+            body_seconds=arguments.request_seconds,
+        )
+        if remote:
+            print(
+                f"warning: anybody who reaches {host} and has the token can read and answer duels;"
+                " nothing is encrypted, not even the token",
+                file=sys.stderr,
+            )
+        name = f"[{host}]" if ":" in host else host
+        print(f"http://{name}:{listener.getsockname()[1]}/#token={token}", flush=True)
+        config = connections.config(
+            app,
+            Limits(arguments.max_connections, arguments.request_seconds),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; a user error ends it with status 1 and one line on stderr."""
+    arguments = _arguments(argv)
+    with interruptible(lambda: "stopped"):  # uvicorn raises the signal again after its shutdown
+        try:
+            serve(arguments)
+        except FldbError as error:
+            sys.exit(f"error: {one_line(error)}")
+
 
 if __name__ == "__main__":
     main()

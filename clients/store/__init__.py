@@ -1,16 +1,16 @@
 """The duels of one device, on its disk."""
 
-from clients.store.duel_store import (
-    SCHEMA_VERSION,
+from clients.store.duel_store import DuelStore
+from clients.store.records import (
     SELECTION_SETTINGS,
     ConflictingAnswerError,
     DuelExpiredError,
-    DuelStore,
     Forgotten,
     Proposal,
     Synchronization,
     UnknownDuelError,
 )
+from clients.store.schema import SCHEMA_VERSION
 
 __all__ = [
     "SCHEMA_VERSION",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes long to import
+if __name__ == "__main__":  # before slow imports
     from fldb_flower.system import startup
 
     startup.begin()
@@ -23,26 +23,26 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     create = commands.add_parser(
         "credentials",
-        help="a CA, the server's certificate and the devices' keys, from nothing",
-        description=f"Make a CA (valid {credentials.CA_DAYS} days), the server's certificate"
-        f" ({credentials.SERVER_DAYS} days) and devices' keys (no end). Nothing is overwritten.",
+        help="create a CA, the server's certificate and the devices' keys",
+        description=f"Create a CA (valid {credentials.CA_DAYS} days), the server's certificate"
+        f" ({credentials.SERVER_DAYS} days) and devices' keys (no expiry). No file is overwritten.",
     )
     create.add_argument(
         "--host", action="append", required=True, metavar="NAME",
-        help="name or IP address under which devices reach the server; may be repeated",
+        help="name or IP address of the server, as devices use it; may be repeated",
     )  # fmt: skip
-    create.add_argument("--devices", type=int, default=3, metavar="N", help="keys (%(default)s)")
-    add = commands.add_parser("add-devices", help="keys of more devices")
-    add.add_argument("--devices", type=int, default=1, metavar="N", help="keys (%(default)s)")
+    create.add_argument("--devices", type=int, default=3, metavar="N", help="(%(default)s)")
+    add = commands.add_parser("add-devices", help="create keys of more devices")
+    add.add_argument("--devices", type=int, default=1, metavar="N", help="(%(default)s)")
     renew = commands.add_parser(
         "renew",
-        help="a new server certificate: same CA, same key; nothing changes for devices",
+        help="create a new server certificate with the same CA and key; devices need no change",
     )
     renew.add_argument(
-        "--host", action="append", default=[], metavar="NAME", help="(those it was made for)"
+        "--host", action="append", default=[], metavar="NAME", help="(those of the old certificate)"
     )
     for command in (create, add, renew):
-        command.add_argument("folder", type=Path, metavar="DIR", help="where the files are")
+        command.add_argument("folder", type=Path, metavar="DIR", help="folder of the files")
     return parser.parse_args(argv)
 
 
@@ -55,7 +55,7 @@ def _made(arguments: argparse.Namespace) -> Sequence[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point: exit status 1, with one line on stderr, for a mistake of the user's."""
+    """Run the command; a user error ends it with status 1 and one line on stderr."""
     arguments = _arguments(argv)
     with interruptible():
         try:

@@ -1,18 +1,19 @@
-"""Keys and certificates of a federation, from nothing.
+"""Keys and certificates of a federation of devices.
 
-A certificate authority (CA) of its own signs the server's certificate; devices trust the CA, so
-a new server certificate needs nothing from them. Each device proves who it is with an ECDSA
-P-384 key, in the format of SSH, as Flower wants it. Private files are their owner's alone; only
-:func:`renew` replaces a file, the server's certificate.
+A private certificate authority (CA) signs the server's certificate. Devices trust the CA, so the
+server's certificate can be renewed without changes on devices. Each device authenticates with an
+ECDSA P-384 key in OpenSSH format, as Flower requires. Private keys have mode 0600. Only
+:func:`renew` replaces a file: the server's certificate.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -21,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fldb_flower.errors import DataError, OutputError, SettingsError
+from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError
 from fldb_flower.system.files import create_file, replace_file
 
 CA, CA_KEY, SERVER, SERVER_KEY, DEVICES = (
@@ -34,65 +35,69 @@ _DAY = datetime.timedelta(days=1)
 
 
 def create(folder: Path, hosts: Sequence[str], devices: int) -> list[Path]:
-    """Make a CA, a server certificate for some hosts, and key pairs of devices.
+    """Create a CA, a server certificate, and key pairs of devices.
 
     Parameters
     ----------
     folder : Path
-        Created if missing, readable by its owner alone.
+        Folder of the files; created with mode 0700 if it does not exist.
     hosts : sequence of str
-        Names and IP addresses under which devices reach the server.
+        Names and IP addresses of the server, as devices use them.
     devices : int
-        Number of key pairs, ``devices/device1`` and so on; 0 where each device makes its own.
+        Number of key pairs, ``devices/device1`` and so on; 0 if each device creates its own.
 
     Returns
     -------
     list of Path
-        The files that were written.
+        The new files.
 
     Raises
     ------
     SettingsError
-        A host is neither a name nor an address, or there is none.
+        A host is neither a name nor an IP address, or there is no host.
     OutputError
-        One of the files exists, or cannot be written.
+        A file already exists or cannot be written.
     """
     names = _subject_names(hosts)
-    _refuse_existing(folder / name for name in (CA, CA_KEY, SERVER, SERVER_KEY))
+    for name in (CA, CA_KEY, SERVER, SERVER_KEY):
+        if os.path.lexists(folder / name):
+            raise OutputError(f"{folder / name} already exists: use another folder")
     ca_key, server_key = (ec.generate_private_key(_CURVE) for _ in range(2))
     ca = _sign_ca(ca_key)
     server = _sign_server(server_key.public_key(), names, ca, ca_key)
+    files = {
+        folder / CA_KEY: (_pem(ca_key), 0o600),
+        folder / CA: (ca.public_bytes(Encoding.PEM), 0o644),
+        folder / SERVER_KEY: (_pem(server_key), 0o600),
+        folder / SERVER: (server.public_bytes(Encoding.PEM), 0o644),
+    }
     _make_folder(folder)
-    for name, content, mode in (
-        (CA_KEY, _pem(ca_key), 0o600),
-        (CA, ca.public_bytes(Encoding.PEM), 0o644),
-        (SERVER_KEY, _pem(server_key), 0o600),
-        (SERVER, server.public_bytes(Encoding.PEM), 0o644),
-    ):
-        _write_new(folder / name, content, mode)
-    made = [folder / name for name in (CA_KEY, CA, SERVER_KEY, SERVER)]
-    return made + (add_devices(folder, devices) if devices else [])
+    for path, (content, mode) in files.items():
+        _write_new(path, content, mode)
+    return [*files, *(add_devices(folder, devices) if devices else [])]
 
 
 def add_devices(folder: Path, devices: int) -> list[Path]:
-    """Make key pairs of more devices, numbered on from those that are there.
+    """Create key pairs of more devices, numbered after the existing ones.
 
     Returns
     -------
     list of Path
-        The private keys; the public one of each is beside it, ``.pub``.
+        The private keys. The public key of each has the suffix ``.pub``.
 
     Raises
     ------
     SettingsError
-        The number is below 1.
+        ``devices`` is below 1.
     OutputError
-        They cannot be written.
+        A file cannot be written.
     """
     if devices < 1:
         raise SettingsError(f"{devices} devices: must be at least 1")
     _make_folder(folder / DEVICES)
-    known = [re.fullmatch(r"device(\d+)(\.pub)?", path.name) for path in _inside(folder / DEVICES)]
+    with _report(OutputError, f"read {folder / DEVICES}"):
+        names = [path.name for path in (folder / DEVICES).iterdir()]
+    known = [re.fullmatch(r"device(\d+)(\.pub)?", name) for name in names]
     last = max((int(match[1]) for match in known if match), default=0)
     made = [folder / DEVICES / f"device{last + number}" for number in range(1, devices + 1)]
     for path in made:
@@ -105,39 +110,37 @@ def add_devices(folder: Path, devices: int) -> list[Path]:
 
 
 def renew(folder: Path, hosts: Sequence[str] = ()) -> Path:
-    """Replace the server's certificate by one that is valid from now on, for the same key.
+    """Replace the server's certificate by one that is valid from now, for the same key.
 
     Parameters
     ----------
     folder : Path
-        Where :func:`create` wrote, with the CA's key in it.
+        Folder of :func:`create`, including the CA's key.
     hosts : sequence of str
-        By default those of the certificate that it replaces.
+        Names and IP addresses; by default, those of the old certificate.
 
     Raises
     ------
     DataError
-        A file is missing, or is no certificate or key.
+        A file is missing or invalid.
     SettingsError
-        A host is neither a name nor an address.
+        A host is neither a name nor an IP address.
     OutputError
-        The certificate cannot be written; the one before is as it was.
+        The certificate cannot be written; the old one is unchanged.
     """
     ca, server = _certificate(folder / CA), _certificate(folder / SERVER)
     ca_key = _private_key(folder / CA_KEY)
     old = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     names = _subject_names(hosts) if hosts else list(old)
     renewed = _sign_server(_private_key(folder / SERVER_KEY).public_key(), names, ca, ca_key)
-    try:
+    with _report(OutputError, f"write {folder / SERVER}"):
         replace_file(folder / SERVER, renewed.public_bytes(Encoding.PEM))
-    except OSError as error:
-        raise OutputError(f"cannot write {folder / SERVER}: {error.strerror}") from None
     return folder / SERVER
 
 
 def _subject_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
     if not hosts:
-        raise SettingsError("no host: name those under which devices reach the server")
+        raise SettingsError("no host: give the names or IP addresses of the server")
     return [_subject_name(host) for host in dict.fromkeys(hosts)]
 
 
@@ -154,7 +157,7 @@ def _subject_name(host: str) -> x509.GeneralName:
 def _sign_ca(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fldb-flower CA")])
     builder = _builder(name, name, key.public_key(), CA_DAYS)
-    # Of this CA no other one can be made, and it signs nothing but certificates.
+    # The CA may not issue intermediate CAs, and may only sign certificates and revocation lists.
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
     return builder.sign(key, hashes.SHA384())
@@ -186,7 +189,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _DAY)  # clocks differ
+        .not_valid_before(now - _DAY)  # tolerates clocks that differ
         .not_valid_after(now + days * _DAY)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
@@ -214,7 +217,7 @@ def _certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(_read(path))
     except ValueError:
-        raise DataError(f"{path} is no certificate") from None
+        raise DataError(f"{path} is not a certificate") from None
 
 
 def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -223,39 +226,28 @@ def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except (TypeError, ValueError):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DataError(f"{path} is no unencrypted ECDSA key")
+        raise DataError(f"{path} is not an unencrypted ECDSA key")
     return key
 
 
+@contextlib.contextmanager
+def _report(error: type[FldbError], action: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as reason:
+        raise error(f"cannot {action}: {reason.strerror}") from None
+
+
 def _read(path: Path) -> bytes:
-    try:
+    with _report(DataError, f"read {path}"):
         return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _inside(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError as error:
-        raise OutputError(f"cannot read {folder}: {error.strerror}") from None
-
-
-def _refuse_existing(paths: Iterable[Path]) -> None:
-    for path in paths:
-        if os.path.lexists(path):
-            raise OutputError(f"{path} exists, and nothing is overwritten: name another folder")
 
 
 def _make_folder(folder: Path) -> None:
-    try:
+    with _report(OutputError, f"create the folder {folder}"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:
-    try:
+    with _report(OutputError, f"write {path}"):
         create_file(path, content, mode)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from None

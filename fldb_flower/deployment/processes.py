@@ -1,4 +1,4 @@
-"""Flower's processes on this machine: their commands, their ports, how settings are spelled."""
+"""Flower's processes on this machine: commands, environment, ports, settings and output."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import random
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from fldb_flower.errors import FederationError
 
@@ -24,12 +26,12 @@ _WORD = re.compile(r"\w")
 
 
 def tool(name: str) -> str:
-    """Return the command of this Python's environment, activated or not.
+    """Return the path of a command in the environment of this Python, activated or not.
 
     Raises
     ------
     FederationError
-        It is not installed.
+        The command is not installed.
     """
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
@@ -44,12 +46,12 @@ def project_folder(what: str) -> Path:
     Parameters
     ----------
     what : str
-        What needs it, for the error.
+        The feature that needs it, for the error message.
 
     Raises
     ------
     FederationError
-        This is an installation without ``pyproject.toml``, such as a wheel.
+        This installation has no ``pyproject.toml``; it is, for example, a wheel.
     """
     folder = Path(__file__).parents[2]
     try:
@@ -58,43 +60,59 @@ def project_folder(what: str) -> Path:
         project = {}
     if project.get("project", {}).get("name") != "fldb-flower":
         raise FederationError(
-            f"{what} needs a checkout of fldb-flower, and {folder} is none: clone the repository"
+            f"{what} needs a checkout of fldb-flower, but {folder} is not one: clone the repository"
             " and install it with pip install -e DIRECTORY"
         )
     return folder
 
 
-def own_environment() -> dict[str, str]:
-    """Return the environment for processes of Flower's: ours, less what is meant for this one.
+def flower_environment(home: Path) -> dict[str, str]:
+    """Return the environment of Flower's processes with this home.
 
-    Jupyter sets a Matplotlib backend that other processes may not have; a SuperLink would keep
-    it for all of its runs.
+    It has no Matplotlib backend: Jupyter sets one that these processes may be unable to import.
     """
-    return {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+    own = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+    telemetry = own.get("FLWR_TELEMETRY_ENABLED", "0")
+    return {**own, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": telemetry}
+
+
+def start_process(
+    command: Sequence[str], environment: Mapping[str, str], log: IO[bytes], folder: Path
+) -> subprocess.Popen[bytes]:
+    """Start a process in a folder and in its own session; its output goes to a log."""
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C in a terminal reaches the parent only
+    )
 
 
 def last_words(output: str) -> str:
-    """Return the last line of a program's output that has words, without borders; "" if none."""
+    """Return the last line with letters or digits, without borders; "" if there is none."""
     lines = (_BORDER.sub(" ", line).strip() for line in reversed(output.splitlines()))
     return next((line for line in lines if _WORD.search(line)), "")
 
 
 def boxed(output: str) -> str:
-    """Return the text in the last box that a program drew, on one line; "" if there is none."""
+    """Return the text in the last box of a program's output, as one line; "" if there is none."""
     boxes = _BOX.findall(output)
     return " ".join(_BORDER.sub(" ", boxes[-1]).split()) if boxes else ""
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on.
+    """Return a free port of this machine, below the range of ephemeral ports.
 
-    It is below those that the system gives to connections: one of them could take it before we
-    do, and who asks for a port in vain until somebody listens there could meet himself.
+    An ephemeral port may be taken by an outgoing connection before it is used; a client that
+    retries an ephemeral port can even connect to itself.
 
     Raises
     ------
     FederationError
-        There is none.
+        No port is free.
     """
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as server, contextlib.suppress(OSError):
@@ -104,13 +122,13 @@ def free_port() -> int:
 
 
 def is_open(port: int) -> bool:
-    """Whether somebody listens on a port of this machine."""
+    """Whether a process listens on a port of this machine."""
     with socket.socket() as client:
         return client.connect_ex((HOST, port)) == 0
 
 
 def toml(values: Mapping[str, object]) -> str:
-    """Spell settings as ``--run-config`` and ``--node-config`` take them."""
+    """Return settings in the format of ``--run-config`` and ``--node-config``."""
     return " ".join(f"{key}={_toml(value)}" for key, value in values.items())
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from fldb_flower.deployment.processes import (
     HOST,
     boxed,
+    flower_environment,
     free_port,
     is_open,
     last_words,
-    own_environment,
     project_folder,
+    start_process,
     toml,
     tool,
 )
@@ -48,9 +49,7 @@ def run(settings: Settings, output_dir: str | None = None) -> None:
     project = project_folder("engine=flower")
     with tempfile.TemporaryDirectory(prefix="fldb-flower-") as home:
         environment = {
-            **own_environment(),
-            "FLWR_HOME": home,
-            "FLWR_TELEMETRY_ENABLED": os.environ.get("FLWR_TELEMETRY_ENABLED", "0"),
+            **flower_environment(Path(home)),
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             # With the file that a crashed cluster leaves, Ray would wait forever.
             "RAY_ADDRESS": os.environ.get("RAY_ADDRESS", "local"),
@@ -68,7 +67,7 @@ def run(settings: Settings, output_dir: str | None = None) -> None:
                 start_new_session=True,  # Ctrl-C in a terminal reaches this process only
             )
     if not (directory / SUMMARY).exists():
-        reason = _reason(done.stdout, settings)
+        reason = failure_reason(done.stdout, settings)
         if reason.startswith(STOPPED):
             raise StoppedError(reason)
         raise FederationError(f"flwr run left no {SUMMARY}: {reason}")
@@ -97,10 +96,8 @@ def _superlink(home: Path, environment: Mapping[str, str]) -> Iterator[None]:
     command = [tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", HOST, "--port", str(api)]
     command += ["--control-api-address", f"{HOST}:{control}"]
-    with (home / "superlink.log").open("w") as log:
-        process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
+    with (home / "superlink.log").open("wb") as log:
+        process = start_process(command, environment, log, Path.cwd())
         try:
             _wait_for(api, process, home / "superlink.log")
             yield
@@ -125,7 +122,8 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     raise FederationError(f"flower-superlink did not open its port within {_START_SECONDS} s")
 
 
-def _reason(output: str, settings: Settings) -> str:
+def failure_reason(output: str, settings: Settings) -> str:
+    """Return the reason of a failure in the output of `flwr run`, as one line."""
     engine = settings.engine
     if "ActorPool is empty" in output:
         return (

@@ -1,0 +1,124 @@
+"""Middleware: which requests are accepted, limits of their bodies, and headers of every reply."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from clients.service.errors import problem
+from clients.service.page import NOTHING
+from fldb_flower.errors import one_line
+
+MAX_BODY = 32 * 2**20
+"""Largest body of a request, in bytes."""
+_TOO_LARGE = f"the body is larger than {MAX_BODY // 2**20} MiB"
+_ASSETS = "/static-offline-docs/"  # where fastapi-offline serves the files of /docs
+_PUBLIC = {"/", "/health", "/docs", "/openapi.json"}
+_LOG = logging.getLogger("uvicorn.error")
+
+
+class Guard:
+    """Refuse other host names, wrong tokens, and bodies that are too large or too slow.
+
+    Parameters
+    ----------
+    app : ASGI application
+        The guarded application.
+    token : str
+        Token of ``Authorization: Bearer``.
+    any_host : bool
+        Accept host names of other machines.
+    body_seconds : float
+        Time limit for the body of a request.
+    policies : mapping
+        Content-Security-Policy by path.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: str,
+        any_host: bool,
+        body_seconds: float,
+        policies: Mapping[str, str],
+    ) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._any_host = any_host
+        self._body_seconds = body_seconds
+        self._policies = policies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        app = self._refusal(scope["path"], Headers(scope=scope)) or self._app
+        request = f"{scope['method']} {scope['path']}"
+        receive = _limited(receive, request, self._body_seconds)
+        await app(scope, receive, self._with_headers(scope["path"], send))
+
+    def _refusal(self, path: str, headers: Headers) -> JSONResponse | None:
+        # DNS rebinding: a site can point its own name at 127.0.0.1, and its pages may then connect.
+        if not self._any_host and not _is_this_machine(headers.get("host", "")):
+            return problem(400, "use 127.0.0.1, localhost or [::1] as the host name")
+        if path not in _PUBLIC and not path.startswith(_ASSETS):
+            scheme, _, token = headers.get("authorization", "").partition(" ")
+            valid = secrets.compare_digest(token.strip().encode(), self._token)
+            if scheme.lower() != "bearer" or not valid:
+                detail = "the token is missing or wrong: send Authorization: Bearer TOKEN"
+                return problem(401, detail, **{"WWW-Authenticate": "Bearer"})
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > MAX_BODY:
+            return problem(413, _TOO_LARGE, Connection="close")
+        return None
+
+    def _with_headers(self, path: str, send: Send) -> Send:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["Content-Security-Policy"] = self._policies.get(path, NOTHING)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Referrer-Policy"] = "no-referrer"
+                headers["Cache-Control"] = "no-store"
+            await send(message)
+
+        return send_with_headers
+
+
+def _is_this_machine(host: str) -> bool:
+    return re.fullmatch(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", host, re.I) is not None
+
+
+def _limited(receive: Receive, request: str, seconds: float) -> Receive:
+    """Return a ``receive`` that refuses a body that is too large or takes too long to arrive."""
+    left, arriving = MAX_BODY, True  # the body may be longer than its Content-Length, or have none
+    deadline = time.monotonic() + seconds
+
+    async def receive_in_time() -> Message:
+        nonlocal left, arriving
+        if not arriving:
+            return await receive()
+        try:
+            message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+        except TimeoutError:
+            detail = f"the body did not arrive within {seconds:g} s"
+            _LOG.warning("%s", one_line(f"{request}: {detail}"))
+            raise HTTPException(408, detail, {"Connection": "close"}) from None
+        left -= len(message.get("body", b""))
+        arriving = message["type"] == "http.request" and message.get("more_body", False)
+        if left < 0:
+            raise HTTPException(413, _TOO_LARGE, {"Connection": "close"})
+        return message
+
+    return receive_in_time

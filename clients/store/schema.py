@@ -1,0 +1,83 @@
+"""The tables of a duel store, and migrations from older versions."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+
+SCHEMA_VERSION = 2
+APPLICATION_ID = 0x666C6462
+"""SQLite's identifier of the application that owns a file: "fldb"."""
+
+_TABLES = """
+CREATE TABLE device (
+    id TEXT NOT NULL,            -- random; identifies this store to the server
+    dimension INTEGER            -- d; NULL until the first duel or broadcast
+);
+CREATE TABLE proposals (         -- duels without an answer
+    id TEXT PRIMARY KEY,
+    created REAL NOT NULL,       -- seconds since 1970
+    expires REAL NOT NULL,
+    evidence BLOB NOT NULL,      -- d + 2 float64: difference, placeholder, predicted preference
+    first_key TEXT, second_key TEXT,
+    contents TEXT                -- JSON: what a page shows
+);
+CREATE TABLE answers (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT UNIQUE,              -- of the duel; NULL once the answer is forgotten
+    answered REAL NOT NULL,      -- seconds since 1970, of the answer or of its removal
+    evidence BLOB NOT NULL       -- d + 2 float64: difference, preference, predicted preference
+);
+CREATE TABLE cuts (              -- boundaries of uploads: answers up to `position`
+    position INTEGER PRIMARY KEY,
+    forgotten INTEGER NOT NULL DEFAULT 0  -- 1: answers were forgotten since an upload ended here
+);
+CREATE TABLE questions (         -- estimates at which the server asked for gradients
+    cut INTEGER NOT NULL,        -- of the answers between the previous cut and this one
+    point BLOB NOT NULL,         -- SHA-256 of theta_hat
+    PRIMARY KEY (cut, point)
+) WITHOUT ROWID;
+CREATE TABLE synchronized (      -- the estimate of the last broadcast
+    received REAL NOT NULL,
+    round INTEGER NOT NULL,
+    counted INTEGER NOT NULL,    -- answers that the server has acknowledged
+    duels INTEGER NOT NULL,      -- of all devices, that the estimate is computed from
+    theta BLOB NOT NULL,         -- theta_sync: d float64
+    information BLOB NOT NULL,   -- W_sync, packed (fldb_flower/linalg/forms.py): float64
+    parameters TEXT NOT NULL     -- JSON: how pairs are selected
+);
+"""
+
+# Schema 1 stored the keys of answered duels, which nothing needed.
+_FROM_1 = """
+ALTER TABLE answers RENAME TO old_answers;
+CREATE TABLE answers (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT UNIQUE,
+    answered REAL NOT NULL,
+    evidence BLOB NOT NULL
+);
+INSERT INTO answers SELECT sequence, id, answered, evidence FROM old_answers;
+DELETE FROM sqlite_sequence WHERE name = 'answers';
+INSERT INTO sqlite_sequence SELECT 'answers', seq FROM sqlite_sequence WHERE name = 'old_answers';
+DROP TABLE old_answers;
+ALTER TABLE cuts ADD COLUMN forgotten INTEGER NOT NULL DEFAULT 0;
+"""
+
+
+def create(connection: sqlite3.Connection) -> None:
+    """Create the tables in an empty database, within a transaction."""
+    _execute(connection, _TABLES)
+    connection.execute("INSERT INTO device VALUES (?, NULL)", (secrets.token_hex(16),))
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Migrate the tables of schema 1, within a transaction."""
+    _execute(connection, _FROM_1)
+
+
+def _execute(connection: sqlite3.Connection, script: str) -> None:
+    for statement in script.strip().split(";\n"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
