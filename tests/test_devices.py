@@ -158,12 +158,13 @@ class Federation:
 
     def central(self):
         """Compute FLDB-ONS and W from the stores alone, with the formulas written out again."""
-        answers = {}
+        answers, ends = {}, {device: end for _, device, _, end in self.uploads()}
         for path in self.stores:
             with DuelStore(path) as store:
-                duels = store.evidence(0, store.last)
+                device = short_name(store.device_id)
+                duels = store.evidence(0, ends.get(device, 0))
                 x = duels.differences.reshape(-1, D)
-                answers[short_name(store.device_id)] = np.column_stack([x, duels.preferences])
+                answers[device] = np.column_stack([x, duels.preferences])
         rounds, covered = {}, dict.fromkeys(answers, 0)
         for number, device, start, end in self.uploads():
             assert start == covered[device]  # contiguous: once each, none left out
