@@ -9,6 +9,24 @@ from strategies.nodes import Nodes
 from strategies.simulated_nodes import SimulatedNodes
 
 
+class FLDBOGDStrategy(DuelingStrategy):
+    """FLDB-OGD (paper, Algorithm 2)."""
+
+    ALGORITHM = "fldb_ogd"
+
+
+class FLDBGDStrategy(DuelingStrategy):
+    """FLDB-GD (paper, Algorithm 4)."""
+
+    ALGORITHM = "fldb_gd"
+
+
+class FLDBONSStrategy(DuelingStrategy):
+    """FLDB-ONS."""
+
+    ALGORITHM = "fldb_ons"
+
+
 def make_strategy(
     settings: Settings, history: Counts, nodes: Nodes | None = None
 ) -> DuelingStrategy:
@@ -24,4 +42,10 @@ def make_strategy(
     return DuelingStrategy(settings, history, nodes)
 
 
-__all__ = ["DuelingStrategy", "make_strategy"]
+__all__ = [
+    "DuelingStrategy",
+    "FLDBGDStrategy",
+    "FLDBOGDStrategy",
+    "FLDBONSStrategy",
+    "make_strategy",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from logging import INFO, WARNING, getLogger
+from typing import ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -16,7 +17,7 @@ from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.environments import max_difference
-from fldb_flower.errors import FederationError, RoundAbandonedError
+from fldb_flower.errors import FederationError, RoundAbandonedError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload, total
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import Array
@@ -58,8 +59,16 @@ class DuelingStrategy(Federation, Strategy):
         Called while an exchange waits for replies; see :data:`strategies.transport.Watch`.
     """
 
+    ALGORITHM: ClassVar[str] = ""
+    """The only algorithm that it runs; empty: the algorithm of the settings."""
+
     def __init__(self, settings: Settings, history: Counts, nodes: Nodes) -> None:
         Federation.__init__(self, history)
+        if self.ALGORITHM not in {"", settings.algorithm}:
+            raise SettingsError(
+                f"algorithm={settings.algorithm}: {type(self).__name__} needs"
+                f" algorithm={self.ALGORITHM}, in the run config that the nodes read too"
+            )
         self.settings = settings
         self.nodes = nodes
         self.algorithm = make_algorithm(settings)

@@ -14,8 +14,10 @@ from fldb_flower.errors import FederationError, OutputError, SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
 from simulations.engines import inprocess, vectorized
+from simulations.engines.grid import InProcessGrid
 from simulations.run import run
-from strategies import make_strategy
+from strategies import FLDBGDStrategy, FLDBOGDStrategy, FLDBONSStrategy, make_strategy
+from strategies.simulated_nodes import SimulatedNodes
 
 SMALL = {"num_agents": 11, "horizon": 23, "num_arms": 4, "dimension": 3, "tau": 3}
 
@@ -248,3 +250,18 @@ def test_nodes_that_never_come_are_not_waited_for_for_ever():
     grid = inprocess.InProcessGrid(0, to_flat(chosen))
     with pytest.raises(FederationError, match=r"0 nodes connected within node-wait=0\.05 s"):
         make_strategy(chosen, History(chosen.horizon)).start(grid)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "algorithm"),
+    [(FLDBOGDStrategy, "fldb_ogd"), (FLDBGDStrategy, "fldb_gd"), (FLDBONSStrategy, "fldb_ons")],
+)
+def test_a_named_strategy_runs_its_algorithm_and_no_other(strategy, algorithm):
+    chosen = settings(algorithm=algorithm)
+    history = History(chosen.horizon)
+    nodes = SimulatedNodes(chosen, history)
+    theta = strategy(chosen, history, nodes).start(InProcessGrid(2, to_flat(chosen)))
+    expected = vectorized.run(chosen, History(chosen.horizon))
+    np.testing.assert_allclose(theta, expected, rtol=1e-9)
+    with pytest.raises(SettingsError, match=f"algorithm=ldb: .* needs algorithm={algorithm}"):
+        strategy(settings(algorithm="ldb"), history, nodes)
