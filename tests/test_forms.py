@@ -1,4 +1,4 @@
-"""The forms of W and Hessians: against matrices written out, and against runs with all of W."""
+"""The matrix forms: against explicit matrices, and against runs with the full W."""
 
 import itertools
 import json
@@ -49,7 +49,7 @@ every_form = pytest.mark.parametrize("name", FORMS)
 
 
 def dense(matrix):
-    """What an array stands for, written out by its shape."""
+    """Return the dense matrix of an array, by its shape."""
     if matrix.ndim == 1:
         return np.diag(matrix)
     if len(matrix) == matrix.shape[1]:
@@ -72,7 +72,7 @@ def some_rows(seed, n, d=6, decay=1.0):
 
 @property_test
 @given(seed=st.integers(0, 10**6), n=st.integers(0, 30), weighted=st.booleans())
-def test_full_and_diagonal_are_what_they_say(seed, n, weighted):
+def test_full_and_diagonal_equal_the_explicit_matrices(seed, n, weighted):
     rows, weights = some_rows(seed, n), np.random.default_rng(seed).random(n)
     written_out = sum(
         ((weights[i] if weighted else 1.0) * np.outer(rows[i], rows[i]) for i in range(n)),
@@ -93,7 +93,7 @@ def test_full_and_diagonal_are_what_they_say(seed, n, weighted):
     decay=st.sampled_from([1.0, 0.5, 0.01]),
 )
 def test_a_sketch_lies_above_the_matrix_by_no_more_than_c(seed, parts, rank, decay):
-    """Ghashami et al. 2016: B^T B <= X^T X <= B^T B + c I, and (m + 1) c is lost at least."""
+    """Ghashami et al. 2016: B^T B <= X^T X <= B^T B + c I; at least (m + 1) c is removed."""
     form = Sketch(6, rank)
     rows = [some_rows(seed + number, n, decay=decay) for number, n in enumerate(parts)]
     sketch = form.total([form.gram(part) for part in rows])
@@ -167,7 +167,7 @@ def test_rows_of_a_sketch_are_not_the_duels_in_general():
 @every_form
 @property_test
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 20))
-def test_what_is_done_with_a_matrix(name, seed, n):
+def test_matrix_operations(name, seed, n):
     form, rng = FORMS[name], np.random.default_rng(seed)
     matrix = form.total([form.identity(0.3), form.gram(some_rows(seed, n))])
     written_out, vector = dense(matrix), rng.standard_normal(6)
@@ -317,7 +317,7 @@ def test_sizes_by_hand():
     assert (Full(384).size, Diagonal(384).size, Sketch(384, 16).size) == (73_920, 384, 6_145)
 
 
-# --- what may be believed ----------------------------------------------------------------------
+# --- checks of uploads -------------------------------------------------------------------------
 
 
 def exact_upload(form, theta, x, y, *, scope="fresh", fresh=None):
@@ -341,7 +341,7 @@ def exact_upload(form, theta, x, y, *, scope="fresh", fresh=None):
 def test_honest_uploads_are_never_refused(  # noqa: PLR0917
     name, seed, n, loudness, how, shape, scope, wire, knows_length, parts
 ):
-    """Whatever the form and the precision, and however many blocks of agents a node has summed."""
+    """In every form and precision, for any number of blocks of agents in a node."""
     form, rng = FORMS[name], np.random.default_rng(seed)
     x = some_rows(seed, n, decay=0.3 if shape == "decaying" else 1.0)
     if shape == "one again and again" and n:
@@ -435,7 +435,7 @@ def test_of_few_duels_a_sketch_leaves_nothing_out():
 
 
 @pytest.mark.parametrize("logit", [5.0, 20.0, 25.6518974, 33.0, 36.5, 40.0, 700.0])
-def test_a_lone_surprise_is_believed(logit):
+def test_a_single_unlikely_answer_is_accepted(logit):
     """One duel, decided against all odds: mu' is of the size of rounding errors, or 0."""
     x = np.array([[1.0, 2.0, 0.0, -1.0, 0.5, 3.0]])
     theta = logit * x[0] / (x[0] @ x[0])
@@ -451,7 +451,7 @@ def test_a_liar_cannot_hide_a_gradient_behind_a_sketchs_constant():
     lie = Upload(10, gradient, form.identity(1e10), form.zeros(), None, ())
     (reason,) = implausible([lie], broadcast)
     assert reason.startswith("gradient is longer than 10 duels of this Hessian allow")
-    # What it may: (A + H)^-1 g in A's norm is at most mu(0) sqrt(n / mu'(0)) = sqrt(10).
+    # The bound: (A + H)^-1 g in A's norm is at most mu(0) sqrt(n / mu'(0)) = sqrt(10).
     for share in (0.999, 1.001):
         constant, longest = 4e4, 0.5 * math.sqrt(10 * 4e4)  # g^T W^-1 g = n mu(0)^2
         gradient[0] = share * longest
@@ -473,7 +473,7 @@ def test_sums_of_squares_are_not_negative_by_however_little(name, part, wire):
 
 
 @every_form
-def test_what_single_precision_cannot_hold_is_said(name):
+def test_overflow_of_single_precision_is_reported(name):
     form = FORMS[name]
     play = PlayRequest(1, 2, Estimate(np.zeros(6), form.identity(1e40)))
     with pytest.raises(FederationError, match=r"too large for wire=float32.*use wire=float64"):
@@ -549,7 +549,7 @@ def test_where_a_form_is_exact_a_run_is_that_with_all_of_w(
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
 @pytest.mark.parametrize("name", ["diagonal", "sketch"])
-def test_it_learns_from_less(algorithm, name):
+def test_reduced_forms_still_learn(algorithm, name):
     """Mean over ten seeds, d = 12: far below random pairs, and FLDB-ONS within a third of full."""
     values = {"num_agents": 30, "horizon": 100, "dimension": 12, "algorithm": algorithm}
 
@@ -583,7 +583,7 @@ def test_the_diagonal_gives_the_same_for_any_number_of_nodes(tmp_path, algorithm
 
 
 def test_a_sketch_gives_the_same_with_one_node_and_close_with_more(tmp_path):
-    """Each node cuts off what its own agents leave: so the number of nodes does matter."""
+    """Each node truncates the sketch of its own agents, so the number of nodes matters."""
     final = {}
     run(chosen(algorithm="fldb_ons", **SETTINGS["sketch"]), tmp_path / "v")
     for nodes in (1, 4):
@@ -642,7 +642,7 @@ def test_single_precision_halves_the_bytes_and_changes_next_to_nothing(tmp_path,
         ({"matrix_form": "sketch", "dimension": 2, "sketch_rank": 1}, "dimension - 2 = 0"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(values, words):
+def test_invalid_combinations_give_a_one_line_error(values, words):
     with pytest.raises(SettingsError) as refused:
         chosen(**values)
     assert words in str(refused.value)

@@ -405,7 +405,7 @@ def test_progress_and_the_estimate_are_shown(page, start):
         .map((name) => row.querySelector(name).getBoundingClientRect());
       return [bar.left, bar.right].map((x) => (x - track.left) / track.width - 0.5); })""")
     values = [-2, 1, 0.5, 0.4, 0.3, 0.25, -0.2, 0.1]
-    expected = [sorted([0, value / 4]) for value in values]  # the largest bar fills half of its track
+    expected = [sorted([0, value / 4]) for value in values]  # the largest fills half the track
     assert np.allclose(boxes, expected, atol=0.005)
 
 

@@ -127,7 +127,7 @@ def test_ucb_equals_brute_force(tmp_path, chosen):
                     seen.append(right[2])
     scale = chosen.get("beta_scale", 1.0)
     if scale == 0.0:
-        assert all(seen)  # both cases occur: equal arms and different arms
+        assert all(seen)  # the second arm is always replaced
     elif scale < 1.0:
         assert 5 < sum(seen) < len(seen) - 5
 
@@ -147,7 +147,7 @@ def test_the_width_counts_the_duels_of_all_devices(agent):
 
 
 def test_before_the_first_broadcast_the_arms_are_far_apart(agent):
-    """theta = 0: all rewards tie, so arm 0 is first. W_0 is isotropic: the farthest arm is second."""
+    """With theta = 0 all rewards tie: arm 0 is first. W_0 is isotropic: the farthest is second."""
     rng = np.random.default_rng(0)
     for arms in (2, 7, 3):
         features = rng.normal(size=(arms, 4))
@@ -197,7 +197,7 @@ def test_random_rules_have_the_right_frequencies(agent, selection, draw):
     right = np.bincount(draw(np.random.default_rng(0), 10**6), minlength=3) / 10**6
     assert right.min() > 0.05
     error = np.sqrt(right * (1 - right) / count)
-    assert np.all(np.abs(firsts / count - right) < 5.5 * error)  # false alarm: once in 10 million runs
+    assert np.all(np.abs(firsts / count - right) < 5.5 * error)  # false alarm: 1 in 10 million
 
 
 def test_two_agents_do_not_draw_the_same(tmp_path):

@@ -154,8 +154,9 @@ def test_six_duels_in_three_dimensions_are_not_unique_with_one():
 def test_gradients_at_many_points_reveal_every_duel(tmp_path):
     """Far from the origin, a gradient reveals on which side of each duel's plane theta lies.
 
-    On a line of such points the gradient jumps by phi where phi . theta changes its sign. The attack
-    respects `min-duels-per-upload` and works for more than d duels; `max-questions` prevents it.
+    On a line of such points the gradient jumps by phi where phi . theta changes its sign. The
+    attack respects `min-duels-per-upload` and works for more than d duels; `max-questions`
+    prevents it.
     """
     x, y = some_duels(7, 3, seed=3)
     device = QueriedDevice(tmp_path, x, y, min_duels=7, max_questions=150)

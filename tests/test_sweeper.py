@@ -1,4 +1,4 @@
-"""Jobs of a sweep: which there are, where their results go, and what becomes of failures."""
+"""Jobs of a sweep: which jobs run, where their results are stored, and failures."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def hydra_loader():
 
 
 def sweeper_of(loader, *overrides, folder="/nowhere"):
-    """Return the sweeper that Hydra would create, and its arguments."""
+    """Return the sweeper that Hydra would create, with its arguments."""
     given = [*overrides, f"hydra.sweep.dir={folder}", "hydra.mode=MULTIRUN"]
     config = loader.load_configuration("config", overrides=given, run_mode=RunMode.MULTIRUN)
     register()
@@ -208,7 +208,7 @@ def test_quoted_text_is_what_hydra_reads(text):
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_an_extended_sweep_agrees_with_single_runs(tmp_path, launcher):
-    """Results lie where an older version left them, by number, among other runs and folders."""
+    """The results of an older version are in numbered folders, among other runs and folders."""
     for number, (tau, seed) in enumerate([(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]):
         run(from_nested({**SMALL, "tau": tau, "seed": seed}, "a test"), tmp_path / str(number))
     (tmp_path / "notes").mkdir()
@@ -369,7 +369,7 @@ engine.run = run
 
 
 def call_broken(tmp_path, failure, *arguments):
-    """Run with an engine that fails for seed 1, in whatever process it runs."""
+    """Run with an engine that fails for seed 1, in any process."""
     modules = tmp_path / "modules"
     modules.mkdir()
     (modules / "sitecustomize.py").write_text(BROKEN.format(failure=failure))
@@ -397,7 +397,7 @@ def test_an_unexpected_exception_is_one_jobs_failure(tmp_path, launcher):
     )
     assert "Traceback (most recent call last)" in trace.read_text()
     assert list(pd.read_csv(sweep / "sweep.csv").seed) == [0, 2]
-    # Without the fault, it runs; the record of the failure goes.
+    # Without the fault the job runs, and the record of the failure is deleted.
     again = call(
         "-m", "seed=0,1,2", "num_agents=4", "horizon=30", "resume=true", f"hydra.sweep.dir={sweep}"
     )
@@ -435,7 +435,7 @@ def test_a_single_run_shows_the_trace_of_an_unexpected_exception(tmp_path):
     assert "IndexError: no arm 7" in done.stderr
 
 
-def test_what_a_job_raises_becomes_its_record_or_passes(tmp_path):
+def test_an_exception_of_a_job_is_recorded_or_propagated(tmp_path):
     def raising(error):
         def work():
             print("not shown")
