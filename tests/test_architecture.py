@@ -24,7 +24,7 @@ HEAVY = {"matplotlib", "pandas", "torch"}
 MOST_LINES = 400
 MOST_LINES_OF_A_FUNCTION = 50
 MOST_COLUMNS_OF_PROSE = 100
-# Public in spite of their underscore: methods of named tuples, and one function of `os`.
+# Names with an underscore that are public: named tuple methods and one function of `os`.
 DOCUMENTED = {"_replace", "_fields", "_make", "_asdict", "_exit"}
 
 
@@ -51,7 +51,7 @@ def test_layers_import_only_downwards(capsys, monkeypatch):
 
 
 def module_level_imports(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
-    """Yield the packages that are imported when the module is, without those for types."""
+    """Yield the packages imported at run time when the module is imported."""
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()
@@ -135,7 +135,7 @@ def test_no_test_uses_a_private_attribute_of_another_object():
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines of a Markdown text that are not code, a table or one long link."""
+    """Yield the numbered lines of a Markdown text, without code, tables and lines of one link."""
     is_code = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):

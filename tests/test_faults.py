@@ -490,7 +490,7 @@ def test_a_client_that_raises_keeps_its_state():
     grid, history = FaultyGrid(chosen, to_flat(chosen)), History(chosen.horizon)
     strategy, states = make_strategy(chosen, history), []
 
-    def once(_message, faults=iter([{"crash"}, {"crash"}])):  # one iterator for all calls
+    def once(_message, faults=iter([{"crash"}, {"crash"}])):  # noqa: B008 - one iterator
         states.append(dict(grid.contexts[1001].state))
         return next(faults, set())
 

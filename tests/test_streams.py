@@ -139,7 +139,7 @@ def test_drawing_from_one_name_does_not_advance_others():
 
 
 def test_numpys_global_seed_has_no_influence():
-    saved = np.random.get_state()  # the global state is tested here
+    saved = np.random.get_state()  # noqa: NPY002 - the global state is tested here
     try:
         np.random.seed(1)  # noqa: NPY002
         first = every_kind(AgentStreams(0, range(3)), 2)
