@@ -377,9 +377,7 @@ def test_without_theta_hat_only_regret_is_reported():
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "ldb", "random"])
 @pytest.mark.parametrize("selection", ["ucb", "thompson", "colstim"])
 @pytest.mark.parametrize("agents", [range(1, N), range(20, 100)], ids=["a block", "four blocks"])
-def test_a_restored_group_continues_identically(
-    algorithm, selection, agents, monkeypatch
-):
+def test_a_restored_group_continues_identically(algorithm, selection, agents, monkeypatch):
     monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 1)
     chosen = small(algorithm=algorithm, selection=selection, num_agents=100)
     scope = "all" if algorithm == "fldb_gd" else "fresh"

@@ -127,7 +127,7 @@ def wait_for_notice(page, text: str) -> None:
 
 
 def wait_for_answered(page, number: int) -> None:
-    wait(lambda: texts(page, "#wait_for_answered") == [str(number)])
+    wait(lambda: texts(page, "#answered") == [str(number)])
 
 
 def console_messages(page) -> list[Any]:
@@ -369,7 +369,7 @@ def test_a_duel_that_was_answered_elsewhere_keeps_that_answer(page, start):
     device.agent.record(duel, "tie")
     press(page, "left")
     wait_for_duel(page, "c", "d")
-    assert "wait_for_answered elsewhere" in texts(page, "[role=status]")[0]
+    assert "answered elsewhere" in texts(page, "[role=status]")[0]
     assert recorded(device.path) == {duel: (1, 0.5)}
 
 

@@ -1,4 +1,4 @@
-"""`python -m simulations.run` as its users call it: a process, its exit status, its output."""
+"""`python -m simulations.run` as a process: exit status and output."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_bad_input_ends_in_one_clear_line(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_empty_sweep_is_a_mistake(tmp_path):
+def test_an_empty_sweep_is_refused(tmp_path):
     done = call("-m", "seed=range(0)", f"hydra.sweep.dir={tmp_path / 's'}")
     assert done.returncode == 1
     assert done.stderr.strip() == (
@@ -108,7 +108,7 @@ def test_a_directory_that_holds_a_run_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_without_a_directory_get_one_each(tmp_path):
+def test_each_run_without_a_directory_gets_its_own(tmp_path):
     for _ in range(2):
         done = call("num_agents=5", "horizon=10", cwd=tmp_path)
         assert done.returncode == 0, done.stderr

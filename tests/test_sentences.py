@@ -66,7 +66,7 @@ def cache(request, tmp_path, monkeypatch):
     folder = tmp_path / "cache" if made_up else request.getfixturevalue("shared_cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     clear_caches()
-    with threadpool_limits(1, user_api="blas"):  # more threads would compete with other tests
+    with threadpool_limits(1, user_api="blas"):  # more threads only compete for cores
         yield folder / "fldb-flower"
     clear_caches()
 
@@ -174,9 +174,7 @@ def test_embeddings_are_computed_once(model, cache):
     assert len(list(cache.iterdir())) == 1
 
 
-def test_the_cache_file_depends_on_sentences_order_and_version(
-    model, cache, monkeypatch
-):
+def test_the_cache_file_depends_on_sentences_order_and_version(model, cache, monkeypatch):
     for texts in (("One.", "Two."), ("Two.", "One."), ("One.Two.",), ("One.", "Two.", "Three.")):
         np.testing.assert_allclose(embed(texts), Model()(texts), atol=1e-6)
     assert len(list(cache.iterdir())) == 4
