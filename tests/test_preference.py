@@ -1,4 +1,4 @@
-"""The BTL model against SciPy, finite differences, autograd and numbers worked by hand."""
+"""The BTL model against SciPy, finite differences, autograd and numbers computed by hand."""
 
 import math
 
@@ -29,7 +29,7 @@ def hessian(theta, differences, preferences=None):
 
 
 def expected_loss(theta, differences, preferences):
-    """Cross-entropy as the text states it: y log mu(z) + (1 - y) log mu(-z), duel by duel."""
+    """Cross-entropy as in the text: y log mu(z) + (1 - y) log mu(-z), duel by duel."""
     total = 0.0
     for difference, y in zip(differences, preferences, strict=True):
         z = float(np.dot(difference, theta))
