@@ -233,7 +233,7 @@ def test_ldb_is_algorithm_1_of_one_agent_with_scikit_learns_estimate():
             theta = model.fit(duels, answers, sample_weight=[0.5] * len(answers)).coef_[0]
 
 
-def test_random_pairs_are_different_arms_and_need_no_estimate():
+def test_random_pairs_differ_and_need_no_estimate():
     chosen = small(algorithm="random", num_arms=3, horizon=40)
     group = AgentGroup(chosen, range(N))
     group.answer(Broadcast(PlayRequest(1, 40), None), 0)

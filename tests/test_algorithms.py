@@ -263,7 +263,7 @@ def test_gd_counts_every_evaluated_point(solver):
 
 @pytest.mark.parametrize("algorithm", ["ldb", "random"])
 @pytest.mark.parametrize("horizon", [1, 49, 50, 51, 120])
-def test_independent_agents_exchange_nothing_and_report_every_regret_once(algorithm, horizon):
+def test_independent_agents_only_report_every_regret_once(algorithm, horizon):
     settings = chosen(algorithm=algorithm, horizon=horizon)
     federation = recorded_run(settings)
     assert (federation.history.exchanges, federation.history.rounds) == (0, 0)

@@ -65,7 +65,7 @@ def module_level_imports(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
             waiting += ast.iter_child_nodes(node)
 
 
-def test_importing_a_layer_below_runs_imports_nothing_heavy():
+def test_layers_below_runs_import_no_heavy_module():
     package = ROOT / "fldb_flower"
     low = [
         path
@@ -104,7 +104,7 @@ def test_no_function_is_too_long():
     assert not found, "\n" + "\n".join(found)
 
 
-def test_nothing_private_is_imported():
+def test_no_private_name_is_imported():
     def names(node: ast.AST) -> list[str]:
         if isinstance(node, ast.ImportFrom):
             return [*(node.module or "").split("."), *(alias.name for alias in node.names)]

@@ -81,13 +81,13 @@ def test_refusals_do_not_depend_on_the_order_of_arrival(claims, silent, random):
 def test_one_wrong_number_of_partitions_among_three_or_more_refuses_no_other(honest, place):
     """The wrong node has the lowest or the highest id; replies arrive in every order."""
     nodes = list(range(FIRST, FIRST + honest + 1))
-    liar = nodes[place]
+    lying_node = nodes[place]
     claims = {node: (number, honest + 1) for number, node in enumerate(nodes)}
-    claims[liar] = (claims[liar][0], honest + 2)
+    claims[lying_node] = (claims[lying_node][0], honest + 2)
     for order in itertools.permutations(nodes):
         refused, _ = judge(claims, order, nodes)
         wanted = f"num-partitions={honest + 2}, but other nodes have {honest + 1}"
-        assert refused == {liar: wanted}
+        assert refused == {lying_node: wanted}
 
 
 def test_a_tie_of_claims_is_decided_by_the_number_of_connected_nodes():
@@ -128,13 +128,13 @@ class LyingGrid(InProcessGrid):
 
     def __init__(self, chosen, lie, shuffle, *, since=1, twice=False):
         super().__init__(NODES, to_flat(chosen))
-        self.liar, self.place, self.number = lie
+        self.lying_node, self.place, self.number = lie
         self.shuffle, self.since, self.twice = shuffle, since, twice
 
     def replies(self, message):
         true = self.deliver(message)
         is_late = int(message.metadata.group_id) >= self.since
-        if message.metadata.dst_node_id != self.liar or not is_late:
+        if message.metadata.dst_node_id != self.lying_node or not is_late:
             return [true]
         config = dict(true.content["config"])
         config["header"] = list(config["header"])
@@ -148,13 +148,13 @@ class LyingGrid(InProcessGrid):
         return self.shuffle(replies)
 
 
-def first(liar):
+def first(lying_node):
     """Return a function that puts the lying node's replies before all others."""
-    return lambda replies: sorted(replies, key=lambda each: each.metadata.src_node_id != liar)
+    return lambda replies: sorted(replies, key=lambda each: each.metadata.src_node_id != lying_node)
 
 
-def last(liar):
-    return lambda replies: first(liar)(replies)[::-1]
+def last(lying_node):
+    return lambda replies: first(lying_node)(replies)[::-1]
 
 
 def run_over(lie, shuffle, **when):
@@ -170,22 +170,24 @@ def rejected(history):
     return {line for row in history.participation for line in row.rejected}
 
 
-@pytest.mark.parametrize("liar", [0, 2])
+@pytest.mark.parametrize("lying_node", [0, 2])
 @pytest.mark.parametrize(
     ("place", "number", "reason"),
     [(PARTITIONS, 5, "num-partitions=5, but other nodes have 4"), (PARTITION, 3, None)],
 )
-def test_a_lying_node_that_replies_first_gets_no_other_node_refused(liar, place, number, reason):
+def test_a_lying_node_that_replies_first_gets_no_other_node_refused(
+    lying_node, place, number, reason
+):
     """The false claim about its partition starts when all partitions are known."""
-    lie, when = (FIRST + liar, place, number), {"since": 1 if reason else 2}
-    early = run_over(lie, first(FIRST + liar), **when)
-    late = run_over(lie, last(FIRST + liar), **when)
+    lie, when = (FIRST + lying_node, place, number), {"since": 1 if reason else 2}
+    early = run_over(lie, first(FIRST + lying_node), **when)
+    late = run_over(lie, last(FIRST + lying_node), **when)
     assert early == late
     np.testing.assert_array_equal(early.cumulative_regret, late.cumulative_regret)
     if reason:
-        assert rejected(early) == {f"node {FIRST + liar}: {reason}"}
+        assert rejected(early) == {f"node {FIRST + lying_node}: {reason}"}
     else:
-        wanted = f"partition {liar}: partition-id=3, but it was partition {liar} before"
+        wanted = f"partition {lying_node}: partition-id=3, but it was partition {lying_node} before"
         assert rejected(early) == {wanted}
     assert all(len(row.absent) <= 1 for row in early.participation)
 

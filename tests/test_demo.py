@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def demo(tmp_path):
-    """Start `python -m simulations.demo`; check at the end that none of its processes remains."""
+    """Start `python -m simulations.demo`; check that it leaves no process."""
     folder = tmp_path / "demo"
     command = [sys.executable, "-m", "simulations.demo", "--dir", str(folder)]
     started = []

@@ -240,10 +240,10 @@ def test_each_answer_is_counted_once_after_every_process_was_killed(federation, 
                 user.finish()
         summary = json.loads((federation.results / "summary.json").read_text())
         assert (summary["rounds"], summary["complete"]) == (last, True)
-        expect_central(federation, last)
+        check_central(federation, last)
         for user in crowd:
-            expect_recorded(user)
-        expect_nothing_private(federation)
+            check_recorded(user)
+        check_no_private_data(federation)
 
 
 def begin_run(federation: LocalFederation, rounds: int) -> None:
@@ -306,7 +306,7 @@ def stored(device: Device) -> tuple[str, dict[str, tuple[int, float]], np.ndarra
     return device_id, {duel: (number, row[D]) for duel, number, row in answers}, table
 
 
-def expect_recorded(user: Person | Script) -> None:
+def check_recorded(user: Person | Script) -> None:
     """Check that every answer confirmed by HTTP 200 is in the store, unchanged."""
     _, answers, _ = stored(user.device)
     assert len(user.confirmed) > MANY
@@ -315,7 +315,7 @@ def expect_recorded(user: Person | Script) -> None:
         assert preference in {None, answers[duel][1]}
 
 
-def expect_central(federation: LocalFederation, last: int) -> None:
+def check_central(federation: LocalFederation, last: int) -> None:
     """Check the model against FLDB-ONS on the three stores, with independent formulas."""
     tables = {}
     for device in federation.devices:
@@ -366,7 +366,7 @@ def minimiser(table: np.ndarray) -> np.ndarray:
     return theta
 
 
-def expect_nothing_private(federation: LocalFederation) -> None:
+def check_no_private_data(federation: LocalFederation) -> None:
     """Check that the files of the server contain no number, key or identifier of a duel."""
     private = [b"secret-"]
     for device in federation.devices:
@@ -489,7 +489,7 @@ def with_free_ports(blocks: list[str]) -> Iterator[str]:
         yield re.sub("|".join(map(re.escape, ports)), lambda found: ports[found[0]], block)
 
 
-def test_every_file_in_the_documentation_exists():
+def test_every_documented_file_exists():
     folder = ROOT / "docs" / "deployment"
     named = set(re.findall(r"\(deployment/([\w.-]+)\)", DOC))
     assert named == {path.name for path in folder.iterdir()}

@@ -188,7 +188,7 @@ class Federation:
             information = information + x.T @ x
         return theta, information, covered
 
-    def expect_central(self, server):
+    def check_central(self, server):
         theta, information, covered = self.central()
         np.testing.assert_allclose(server.strategy.algorithm.theta_sync, theta, rtol=1e-9)
         np.testing.assert_allclose(server.strategy.algorithm.information, information, rtol=1e-9)
@@ -207,7 +207,7 @@ def test_rounds_equal_a_central_computation(tmp_path):
             federation.answer(device, int(federation.rng.integers(0, 6)))
         federation.answer(0, 1)
         server = federation.serve()  # a new server each time: it resumes from the checkpoint
-        federation.expect_central(server)
+        federation.check_central(server)
     assert server.round == 6
     # Every device has the last estimate and the number of its own answers in it.
     for agent, path in zip(federation.agents, federation.stores, strict=True):
@@ -337,7 +337,7 @@ def test_any_schedule_of_faults_counts_every_answer_once(seed, servers):
         federation.grid.fault = lambda _node: "none"
         federation.answer(0, 6)
         server = federation.serve(quorum=1.0)
-        federation.expect_central(server)
+        federation.check_central(server)
         # Finally, no answer is missing.
         for path in federation.stores:
             with DuelStore(path) as store:
@@ -365,7 +365,7 @@ def test_answers_erased_during_an_exchange_are_not_learned_from(tmp_path, trip, 
     assert results[0].may_be_counted in {0, 8}
     federation.answer(0, 4)
     server = federation.serve()
-    federation.expect_central(server)  # in the stores the erased answers are zeros
+    federation.check_central(server)  # in the stores the erased answers are zeros
     with DuelStore(federation.stores[0]) as store:
         assert server.devices.counted[store.device_id] == store.last
 
@@ -402,7 +402,7 @@ def test_the_first_round_waits_for_enough_answers(tmp_path):
     federation.answer(1, 1)
     server.try_round()
     assert server.round == 1
-    federation.expect_central(server)
+    federation.check_central(server)
 
 
 def test_without_new_answers_only_the_estimate_is_sent(tmp_path):
@@ -433,7 +433,7 @@ def test_fewer_answers_than_an_upload_must_cover_are_held_back(tmp_path):
     assert [(number, start, end) for number, _, start, end in federation.uploads()[1:]] == [
         (2, 0, 5)
     ]
-    federation.expect_central(server)
+    federation.check_central(server)
 
 
 def test_a_device_is_recognized_when_its_node_changes(tmp_path):
@@ -447,7 +447,7 @@ def test_a_device_is_recognized_when_its_node_changes(tmp_path):
     federation.stores.reverse()
     federation.grid = Devicegrid(federation.stores, federation.config)
     server = federation.serve()
-    federation.expect_central(server)
+    federation.check_central(server)
     assert server.devices.duels == 18
 
 
@@ -466,7 +466,7 @@ def test_a_device_whose_store_was_lost_is_a_new_device(tmp_path):
     assert len(server.devices.counted) == 4
 
 
-def test_a_store_restored_from_an_old_backup_counts_nothing_twice(tmp_path):
+def test_answers_of_a_restored_backup_are_not_counted_twice(tmp_path):
     federation = Federation(tmp_path, devices=1)
     federation.answer(0, 7)
     federation.agents[0].store.backup(tmp_path / "backup.db")
@@ -632,16 +632,16 @@ def test_a_device_receives_one_message_per_exchange_and_one_introduction(network
     server = network.serve(**{"node-wait": 60.0, "reply-timeout": 60.0})
     exchanges = exchanges_of(network) + 1  # the last one sends the estimate
     assert network.grid.sent == 3 * (exchanges + 1)
-    network.expect_central(server)
+    network.check_central(server)
 
 
-def test_an_exchange_reports_what_it_waits_for(network, monkeypatch):
+def test_an_exchange_reports_missing_replies(network, monkeypatch):
     monkeypatch.setattr(device_rounds, "REPORT_SECONDS", 0.0)
     network.serve(**{"node-wait": 60.0, "reply-timeout": 60.0})
     waits = [line for line in network.lines if "have replied" in line]
     names = [f"round 1, exchange {number}" for number in range(1, exchanges_of(network) + 1)]
     names.append("sending the last estimate")
-    # Devices reply at polls 1, 3 and 5; in the first exchange each is asked twice.
+    # Devices reply at polls 1, 3 and 5; in the first exchange each gets two messages.
     counts = [0, 1, 1, 2, 2]
     expected = [(names[0], count) for count in counts]
     expected += [(name, count) for name in names for count in counts]
@@ -651,7 +651,7 @@ def test_an_exchange_reports_what_it_waits_for(network, monkeypatch):
     assert {int(seconds) for *_, seconds in found} <= {59, 60}
 
 
-def test_a_wait_is_reported_when_it_begins_and_every_15_seconds(tmp_path, monkeypatch):
+def test_a_wait_is_reported_at_its_start_and_every_15_seconds(tmp_path, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(device_rounds.time, "monotonic", lambda: now)
     lines = []
@@ -663,7 +663,7 @@ def test_a_wait_is_reported_when_it_begins_and_every_15_seconds(tmp_path, monkey
                      "round 2: another"]  # fmt: skip
 
 
-def test_a_round_begins_when_enough_devices_are_connected(tmp_path):
+def test_a_round_starts_when_enough_devices_are_connected(tmp_path):
     """The round does not wait for its scheduled time; the number of devices is reported."""
     federation = Federation(tmp_path)
     federation.answer(0, 8)
@@ -677,7 +677,7 @@ def test_a_round_begins_when_enough_devices_are_connected(tmp_path):
     ]
 
 
-def test_a_checkpoint_that_cannot_be_written_counts_nothing(tmp_path, monkeypatch):
+def test_without_a_written_checkpoint_no_answer_is_counted(tmp_path, monkeypatch):
     federation = Federation(tmp_path)
     federation.answer(0, 8)
     server = federation.server()
@@ -692,7 +692,7 @@ def test_a_checkpoint_that_cannot_be_written_counts_nothing(tmp_path, monkeypatc
     monkeypatch.undo()
     server = federation.serve()
     assert server.devices.duels == 8
-    federation.expect_central(server)
+    federation.check_central(server)
 
 
 @pytest.mark.parametrize(
@@ -749,7 +749,7 @@ def test_a_large_backlog_is_uploaded_in_several_rounds(tmp_path):
         server = federation.serve()
     spans = [(number, start, end) for number, _, start, end in federation.uploads()]
     assert sorted(spans) == [(1, 0, 3), (1, 0, 8), (2, 8, 16), (3, 16, 20)]
-    federation.expect_central(server)
+    federation.check_central(server)
 
 
 def test_an_upload_that_exceeds_the_limit_is_not_counted(tmp_path):

@@ -47,7 +47,7 @@ def test_pages_agree_with_the_result_files():
     assert documents.differing(documents.pages(documents.load_results())) == []
 
 
-def test_check_names_a_run_without_values(tree, monkeypatch):
+def test_check_reports_a_run_without_values(tree, monkeypatch):
     (documents.TEMPLATES / "README.md.j2").write_text("empty\n")
     run_tool(monkeypatch)
     message = run_tool(monkeypatch, "--check")
@@ -147,7 +147,7 @@ def test_recompute_then_check(tree, monkeypatch):
     assert run_tool(monkeypatch, "--check") == ""
 
 
-def test_check_names_a_page_that_was_edited(tree, monkeypatch):
+def test_check_reports_an_edited_page(tree, monkeypatch):
     run_tool(monkeypatch, "--recompute")
     page = tree / "README.md"
     page.write_text(page.read_text().replace("0.25 s", "0.26 s"))
@@ -156,7 +156,7 @@ def test_check_names_a_page_that_was_edited(tree, monkeypatch):
     assert page.read_text() == before
 
 
-def test_check_names_a_result_that_is_stale(tree, monkeypatch):
+def test_check_reports_a_stale_result(tree, monkeypatch):
     run_tool(monkeypatch, "--recompute")
     path = measured.FOLDER / "small.json"
     content = json.loads(path.read_text())

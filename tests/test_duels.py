@@ -71,7 +71,7 @@ def test_a_new_log_is_empty():
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_acknowledge_drops_exactly_what_was_counted(keep):
+def test_acknowledge_drops_exactly_the_counted_duels(keep):
     log = played_log(5, keep=keep)
     log.acknowledge(2)
     assert (log.played, log.counted) == (5, 2)

@@ -107,7 +107,7 @@ def test_a_run_never_overwrites_another(tmp_path):
 
 
 @pytest.mark.slow
-def test_client_modules_import_nothing_heavy():
+def test_client_modules_import_no_heavy_module():
     heavy = ("torch", "pandas", "matplotlib", "hydra", "omegaconf", "scipy")
     code = (
         "import sys, clients.simulated, fldb_flower.client_app;"
@@ -215,7 +215,7 @@ def test_an_invalid_reply_is_requested_again_and_counted_once(name):
 def test_with_a_quorum_a_bad_reply_counts_in_a_later_round(name):
     """The duels of an absent node wait: in the end W and the regret are complete."""
     clean, _ = over({})
-    # The t = 1 solve asks 4 nodes several times; fault one reply well after it.
+    # The first solve sends several messages to 4 nodes; the fault is in a reply well after it.
     history, _ = over({4 * clean.exchanges - 6: FAULTS[name]}, quorum=0.75)
     missed = [row for row in history.participation if row.replied < row.asked]
     assert len(missed) == 1

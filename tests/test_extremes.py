@@ -246,7 +246,7 @@ def test_a_feature_that_cannot_be_used(invalid_world, tmp_path, algorithm, featu
     assert not list(tmp_path.iterdir())
 
 
-def test_figures_and_documents_use_no_regret_that_is_not_finite(invalid_world):
+def test_figures_and_documents_refuse_regret_that_is_not_finite(invalid_world):
     with pytest.raises(DataError, match="iteration 3: a reward is not a finite number"):
         simulate(chosen(**invalid_world(reward=math.inf)))
 
@@ -260,7 +260,7 @@ def test_figures_and_documents_use_no_regret_that_is_not_finite(invalid_world):
         ([math.inf, -math.inf, 1.0, 1.0], 1),
     ],
 )
-def test_a_history_returns_no_regret_that_is_not_finite(tmp_path, regrets, iteration):
+def test_a_history_refuses_regret_that_is_not_finite(tmp_path, regrets, iteration):
     history = History(4)
     history.add_regrets(1, 1, regrets)
     with pytest.raises(DataError, match=rf"^regret is not finite from iteration {iteration} on"):
@@ -300,7 +300,7 @@ def test_a_summary_is_json():
         ),
     ],
 )
-def test_a_run_that_diverges_names_the_setting(tmp_path, engine, values, words):
+def test_the_error_of_a_diverging_run_names_the_setting(tmp_path, engine, values, words):
     with pytest.raises(FldbError) as error:
         run(chosen(horizon=20, engine__name=engine, **values), tmp_path)
     assert words in str(error.value)
@@ -437,7 +437,7 @@ def test_numbers_of_bytes():
     assert [size_text(size) for size in sizes] == texts
 
 
-# --- what is built in Python ---------------------------------------------------------------
+# --- objects built in Python ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

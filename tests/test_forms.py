@@ -206,7 +206,7 @@ def test_norms_are_exact_where_much_is_known_and_little_elsewhere():
 
 
 @every_form
-def test_what_is_not_positive_definite_is_refused(name):
+def test_matrices_that_are_not_positive_definite_are_refused(name):
     with pytest.raises(np.linalg.LinAlgError):
         FORMS[name].whiten(FORMS[name].identity(-1.0))
     with pytest.raises(np.linalg.LinAlgError):
@@ -247,7 +247,7 @@ def test_tensors_give_the_same(name):
     ridge=st.sampled_from([0.0, 1e-9, 1.0]),
 )
 def test_a_rounded_matrix_is_covered(seed, n, exponents, ridge):
-    """Not below what it was in any direction, whatever the units of each feature."""
+    """The result is an upper bound of the matrix in every direction, for features in any units."""
     units = 10.0 ** np.array(exponents)
     rows = some_rows(seed, n) * units
     exact = rows.T @ rows + ridge * np.diag(units**2)
@@ -406,7 +406,7 @@ def test_lies_are_refused_in_every_form(name, lie):
 
 
 @every_form
-def test_of_undecided_duels_the_hessian_is_known(name):
+def test_the_hessian_of_undecided_duels_is_known(name):
     """At theta = 0, mu' is 1/4 for every duel: H = W_new / 4, and neither more nor less."""
     upload, broadcast = exact_upload(FORMS[name], np.zeros(6), some_rows(2, 2), np.ones(2))
     if name == "sketch":  # where a matrix is B^T B, a number times B is its square times the matrix
@@ -420,7 +420,7 @@ def test_of_undecided_duels_the_hessian_is_known(name):
         assert bool(implausible([lie], broadcast)[0]) == bool(reason)
 
 
-def test_of_few_duels_a_sketch_leaves_nothing_out():
+def test_a_sketch_of_few_duels_is_exact():
     """An upload of two duels with a sketch of rank 2 cannot have more than two directions."""
     form = FORMS["sketch"]
     upload, broadcast = exact_upload(form, np.zeros(6), some_rows(2, 2), np.ones(2))
@@ -436,15 +436,15 @@ def test_of_few_duels_a_sketch_leaves_nothing_out():
 
 @pytest.mark.parametrize("logit", [5.0, 20.0, 25.6518974, 33.0, 36.5, 40.0, 700.0])
 def test_a_single_unlikely_answer_is_accepted(logit):
-    """One duel, decided against all odds: mu' is of the size of rounding errors, or 0."""
+    """One duel with a very unlikely answer: mu' is of the size of rounding errors, or 0."""
     x = np.array([[1.0, 2.0, 0.0, -1.0, 0.5, 3.0]])
     theta = logit * x[0] / (x[0] @ x[0])
     upload, broadcast = exact_upload(FORMS["sketch"], theta, x, np.zeros(1))
     assert implausible([upload], broadcast) == [""]
 
 
-def test_a_liar_cannot_hide_a_gradient_behind_a_sketchs_constant():
-    """W_new = c I and H = 0 as sketches: theta would move by as much as the liar likes."""
+def test_the_constant_of_a_sketch_does_not_hide_a_gradient():
+    """W_new = c I and H = 0 as sketches: without a bound, the step of theta would be unlimited."""
     form, gradient = Sketch(8, 3), np.zeros(8)
     gradient[0] = 1.5e5
     broadcast = Broadcast(None, np.zeros(8), hessian=True)

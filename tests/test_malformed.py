@@ -95,18 +95,18 @@ def test_run_configs(changes):
         config = {**base, "node-wait": 0.1, **changes, "output-dir": str(path / "run")}
         grid = InProcessGrid(2, config)
         context = Context(grid.run.run_id, 0, {}, RecordDict(), config)
-        said, log, complete = RecordedLog(), logging.getLogger("flwr"), True
-        log.addHandler(said)
+        recorded, log, complete = RecordedLog(), logging.getLogger("flwr"), True
+        log.addHandler(recorded)
         limit = getattr(sys, "tracebacklimit", 1000)
         try:
             server_app.main(grid, context)
         except FldbError:
-            (line,) = said.lines
+            (line,) = recorded.lines
             assert one_line(line)
             complete = False
         finally:
             sys.tracebacklimit = limit
-            log.removeHandler(said)
+            log.removeHandler(recorded)
         expect_complete_or_absent(path, complete)
 
 

@@ -426,7 +426,7 @@ def test_a_url():
     refused(url, f"{url}: is a URL; download the file")
 
 
-def test_nothing_in_the_folder_or_zip(tmp_path):
+def test_an_empty_folder_or_zip(tmp_path):
     names = ("contains no MovieLens ratings (u.data, ratings.dat, ratings.csv",)
     (tmp_path / "u.data").mkdir()  # a folder of this name
     (tmp_path / "a" / "b").mkdir(parents=True)

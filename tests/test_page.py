@@ -105,7 +105,7 @@ def wait(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
     """Wait until a condition holds; return its value."""
     end = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "timeout"
         time.sleep(0.03)
     return found
 

@@ -182,8 +182,8 @@ def test_a_false_upload_is_refused_with_a_reason(name, seed):
     lie, reason = LIES[name]
     upload, broadcast = some(seed=seed)
     assert implausible([upload], broadcast, 2.0) == [""]
-    (said,) = implausible([lie(upload)], broadcast, 2.0)
-    assert re.match(reason, said), said
+    (message,) = implausible([lie(upload)], broadcast, 2.0)
+    assert re.match(reason, message), message
 
 
 @pytest.mark.parametrize("longest", [2.0, math.inf])
@@ -193,8 +193,8 @@ def test_a_gradient_outside_of_the_duels_directions_is_refused(longest):
     upload, broadcast = summed(THETA, x, np.array([1.0, 0.0]))
     for size in (1.0, 1e-2, 1e-3):
         lie = upload._replace(gradient=upload.gradient + np.array([0, 0, size]))
-        (said,) = implausible([lie], broadcast, longest)
-        assert said.startswith("gradient is longer than 2 duels of this W_new allow")
+        (message,) = implausible([lie], broadcast, longest)
+        assert message.startswith("gradient is longer than 2 duels of this W_new allow")
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
@@ -229,8 +229,8 @@ def test_over_all_duels_only_lengths_are_known():
     }
     for name, edge in edges.items():
         assert implausible([upload._replace(**{name: edge})], broadcast, longest) == [""]
-        (said,) = implausible([upload._replace(**{name: 1.001 * edge})], broadcast, longest)
-        assert " larger than 30 duels" in said or "longer than 30 duels" in said
+        (message,) = implausible([upload._replace(**{name: 1.001 * edge})], broadcast, longest)
+        assert " larger than 30 duels" in message or "longer than 30 duels" in message
         assert implausible([upload._replace(**{name: 1000 * edge})], broadcast) == [""]  # no L
 
 

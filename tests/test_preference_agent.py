@@ -340,7 +340,7 @@ def test_a_duel_expires_after_a_week_or_the_given_time(path):
         assert agent.record(slow.id, "first") == 1
 
 
-def test_several_answers_at_once(agent):
+def test_several_answers_in_one_call(agent):
     duels = [agent.propose([[0.0], [1.0]]).id for _ in range(3)]
     results = agent.record_many(
         [(duels[2], "first"), ("?", "tie"), (duels[0], "tie"), (duels[2], "second")]

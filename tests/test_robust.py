@@ -81,9 +81,11 @@ def test_other_statistics_are_summed(how):
 
 @pytest.mark.parametrize("how", ["none", "trimmed"])
 def test_nodes_without_duels_are_ignored(how):
-    told = [upload([1.0, 4.0], 2), upload([3.0, -2.0], 2), upload([2.0, 0.0], 2)]
+    answered = [upload([1.0, 4.0], 2), upload([3.0, -2.0], 2), upload([2.0, 0.0], 2)]
     silent = [upload([0.0, 0.0], 0)] * 9
-    np.testing.assert_allclose(combine(told + silent, how).gradient, combine(told, how).gradient)
+    np.testing.assert_allclose(
+        combine(answered + silent, how).gradient, combine(answered, how).gradient
+    )
     np.testing.assert_array_equal(combine(silent, how).gradient, [0.0, 0.0])
 
 
@@ -225,11 +227,11 @@ def is_clearly_below(left, right):
 
 def test_robust_combination_reduces_the_effect_of_one_liar_of_thirty():
     """Without liars, the robust combination of ten duels each costs almost nothing."""
-    honest, lied_to = regrets(tau=10), regrets(liars=1, tau=10)
-    robust, robust_lied_to = (regrets(liars=liars, tau=10, robust="trimmed") for liars in (0, 1))
-    assert is_clearly_below(honest, lied_to)
-    assert is_clearly_below(robust_lied_to, lied_to)
-    assert robust_lied_to.mean() < 0.5 * lied_to.mean()
+    honest, attacked = regrets(tau=10), regrets(liars=1, tau=10)
+    robust, robust_attacked = (regrets(liars=liars, tau=10, robust="trimmed") for liars in (0, 1))
+    assert is_clearly_below(honest, attacked)
+    assert is_clearly_below(robust_attacked, attacked)
+    assert robust_attacked.mean() < 0.5 * attacked.mean()
     assert robust.mean() < 1.25 * honest.mean()
 
 

@@ -336,7 +336,7 @@ def test_arbitrary_bytes_are_refused_or_read(data, shape):
     changes=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4),
     cut=st.integers(0, 40),
 )
-def test_a_changed_record_is_refused_or_is_what_numpy_reads(kind, shape, changes, cut):
+def test_a_changed_record_is_refused_or_read_as_by_numpy(kind, shape, changes, cut):
     """If the record is read, the result is the same as that of NumPy's reader."""
     data = bytearray(npy(np.arange(math.prod(shape)).reshape(shape).astype(kind)))
     for place, byte in changes:

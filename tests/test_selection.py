@@ -274,7 +274,7 @@ def test_equal_arms_give_the_lowest_numbers(name, width):
 
 
 @pytest.mark.parametrize("name", ["ucb", "maxinp", "maxpairucb"])
-def test_duplicates_do_not_change_what_is_selected(name):
+def test_duplicates_do_not_change_the_selection(name):
     """Doubling the arms does not change the pair with the lowest numbers."""
     for seed in range(20):
         case = make_case(name, seed, own=False)
@@ -330,7 +330,7 @@ def test_small_integers_equal_brute_force(features, width):
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", SELECTIONS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_feature_that_is_no_number_is_refused(name, own, bad):
+def test_a_feature_that_is_not_a_number_is_refused(name, own, bad):
     case = make_case(name, 0, own=own)
     case.features[2, 1, 0] = bad
     with pytest.raises(FloatingPointError, match="not a finite number"):
@@ -339,7 +339,7 @@ def test_a_feature_that_is_no_number_is_refused(name, own, bad):
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_a_theta_that_is_no_number_is_refused(name, own):
+def test_a_theta_that_is_not_a_number_is_refused(name, own):
     case = make_case(name, 0, own=own)
     case.theta[..., 0] = math.nan
     with pytest.raises(FloatingPointError):
@@ -523,7 +523,7 @@ def test_noise_changes_with_the_iteration_and_the_seed(name):
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
-def test_deterministic_rules_draw_nothing(name):
+def test_deterministic_rules_use_no_random_numbers(name):
     streams = AgentStreams(0, range(10))
     case = make_case(name, 1, own=False)
     Selector(make_settings(name), streams).select(

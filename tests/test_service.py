@@ -587,8 +587,8 @@ class Process:
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Stop the service; return its exit status and stderr."""
         self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=60)
-        return self.process.returncode, said
+        _, stderr = self.process.communicate(timeout=60)
+        return self.process.returncode, stderr
 
 
 @pytest.fixture
@@ -645,11 +645,11 @@ def test_every_confirmed_answer_is_in_the_store(number, path, start):
     crowd = Crowd(service, duels, threads=4)
     for _ in range(30):
         assert crowd.sent.acquire(timeout=60)
-    status, said = service.stop(number)
+    status, stderr = service.stop(number)
     crowd.join()
     killed = number == signal.SIGKILL
     assert status == (-signal.SIGKILL if killed else 128 + signal.SIGTERM)
-    assert said == ("" if killed else "stopped\n")
+    assert stderr == ("" if killed else "stopped\n")
     assert 30 <= len(crowd.numbers) < 1000  # it was stopped in the middle
     kept = recorded(path)
     assert crowd.numbers.items() <= {duel: sequence for duel, (sequence, _) in kept.items()}.items()
@@ -677,7 +677,7 @@ def test_sigterm_waits_for_a_commit_in_progress(path, start):
     assert recorded(path) == {duel: (1, 0.5)}
 
 
-def test_many_connections_at_once(path, start):
+def test_many_concurrent_connections(path, start):
     duels = proposed(path, 160)
     crowd = Crowd(start(), duels, threads=32)
     crowd.join()
@@ -734,8 +734,8 @@ def test_hundreds_of_idle_connections_do_not_block_others(start):
         with service.client() as client:
             assert client.get("/health").status_code == 200
             assert client.get("/status").json()["answered"] == 0
-    _, said = service.stop()
-    line, stopped = said.splitlines()
+    _, stderr = service.stop()
+    line, stopped = stderr.splitlines()
     assert stopped == "stopped"
     assert "more than 100 connections: idle ones are closed, the longest idle first" in line
 
@@ -751,8 +751,8 @@ def test_a_request_that_does_not_arrive_times_out(start, sent, again):
         assert opened.recv(2**16).startswith(b"HTTP/1.1 200")
     opened.sendall(sent)
     assert ended(opened) in {b"", b'{"status":"ok"}'}
-    _, said = service.stop()
-    assert ("head did not arrive within 0.5 s" in said) == bool(sent)
+    _, stderr = service.stop()
+    assert ("head did not arrive within 0.5 s" in stderr) == bool(sent)
 
 
 @pytest.mark.parametrize("trickle", [False, True])
@@ -773,9 +773,9 @@ def test_a_body_that_does_not_arrive_is_refused(start, trickle):
     opened.close()
     with service.client() as client:
         assert client.get("/health").status_code == 200
-    _, said = service.stop()
-    assert said.count("POST /duels: the body did not arrive within 0.5 s") == 1
-    assert "Traceback" not in said
+    _, stderr = service.stop()
+    assert stderr.count("POST /duels: the body did not arrive within 0.5 s") == 1
+    assert "Traceback" not in stderr
 
 
 def test_a_new_connection_is_refused_if_all_are_busy(start):
@@ -805,9 +805,9 @@ def test_a_remote_service_warns(start):
     service = start("--host", "0.0.0.0", "--allow-remote")
     with service.client() as client:
         assert client.get("/health", headers={"Host": "device.lan"}).status_code == 200
-    status, said = service.stop(signal.SIGINT)
+    status, stderr = service.stop(signal.SIGINT)
     assert status == 128 + signal.SIGINT
-    assert re.fullmatch(r"warning: .*0\.0\.0\.0.*encrypted.*\nstopped\n", said)
+    assert re.fullmatch(r"warning: .*0\.0\.0\.0.*encrypted.*\nstopped\n", stderr)
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def nested(dotted, value):
     return value
 
 
-# --- what is declared ----------------------------------------------------------------------
+# --- declarations --------------------------------------------------------------------------
 
 
 def test_every_declared_field_is_an_entry():

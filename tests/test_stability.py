@@ -46,9 +46,7 @@ def exact_norm(vector, information):
     """Return ``||x||_{W^-1}`` by elimination with fractions."""
     rows = [[*row, Fraction(float(x))] for row, x in zip(information, vector, strict=True)]
     square = Fraction(0)
-    while (
-        rows
-    ):  # x^T W^-1 x is the sum of squared residuals of the elimination, divided by the pivots
+    while rows:  # sum of squared residuals, each divided by its pivot
         pivot, *rest = rows
         square += pivot[-1] ** 2 / pivot[0]
         rows = [
@@ -193,7 +191,7 @@ def test_features_so_large_that_lambda_is_lost(regret, learner, agents, scale):
 
 @pytest.mark.parametrize("ridge", [1e-16, 1e-30, 1e-100])
 @pytest.mark.parametrize("learner", ["gd", "ons", "ldb"])
-def test_a_ridge_that_is_lost_among_rounding_errors(regret, learner, ridge):
+def test_a_ridge_below_rounding_errors(regret, learner, ridge):
     random = regret(Scaled, {"algorithm": "random"})
     assert regret(Scaled, LEARNERS[learner], lambda_=ridge) < 0.75 * random
 

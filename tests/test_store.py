@@ -348,7 +348,7 @@ one()
 
 
 @pytest.mark.slow
-def test_a_full_disk_loses_nothing(path):
+def test_no_answer_is_lost_on_a_full_disk(path):
     *before, error, last, after = finish(start(FULL_DISK, path))
     assert error.startswith(f"OutputError cannot use the duel store {path}: ")
     assert "NEWLINE" not in error
@@ -505,7 +505,7 @@ def test_the_oldest_open_duels_are_listed_first(path):
     contents = [{"text": "tea"}, {"image": "http://x/y.png", "text": "café ☕"}]
     with DuelStore(path, clock=clock) as store:
         assert store.open_proposals() == []
-        propose(store)  # nothing to show
+        propose(store)  # without contents: not shown
         shown = []
         for place in range(4):
             clock.now += 1.0
@@ -550,7 +550,7 @@ def test_the_first_use_fixes_the_dimension(path):
             propose(store, (1.0, 2.0, 3.0))
 
 
-# --- what the server asks for ----------------------------------------------------------------
+# --- uploads ---------------------------------------------------------------------------------
 
 
 class Server(RuleBasedStateMachine):
@@ -857,7 +857,7 @@ def test_a_store_of_the_previous_release_opens(path):
     assert duel.predicted == pytest.approx(1 / (1 + np.exp(-0.25)))
 
 
-# --- what the server sent --------------------------------------------------------------------
+# --- broadcasts ------------------------------------------------------------------------------
 
 
 def synchronization(d=2, **changes):

@@ -455,7 +455,7 @@ def test_an_exception_of_a_job_is_recorded_or_propagated(tmp_path):
     assert failure(tmp_path) is None
 
 
-def test_no_job_begins_in_a_sweep_that_was_stopped(tmp_path):
+def test_no_job_starts_in_a_stopped_sweep(tmp_path):
     (tmp_path / "stop").touch()
     assert attempt(lambda: pytest.fail("it began"), tmp_path / "job", tmp_path) is None
 

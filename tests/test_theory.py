@@ -29,7 +29,7 @@ def make(**changes):
 def test_beta_by_hand():
     # t = 1: sqrt(4 + 2 log 4) = sqrt(4 + 2.772589)
     assert theory.beta(1, 3, BY_HAND) == pytest.approx(2.602420, rel=1e-6)
-    # an agent alone: 1 * 1 * 0.5 / (2 * 0.25) = 1, sqrt(4 + 2 log 2)
+    # an independent agent: 1 * 1 * 0.5 / (2 * 0.25) = 1, sqrt(4 + 2 log 2)
     assert theory.beta(1, 1, BY_HAND) == pytest.approx(math.sqrt(4.0 + 2.0 * math.log(2.0)))
 
 

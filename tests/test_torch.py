@@ -187,7 +187,7 @@ def test_learning_with_draws_on_the_device():
     assert abs(numpy.mean() - own.mean()) < 4 * error
 
 
-# --- what is missing -----------------------------------------------------------------------
+# --- missing requirements ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
