@@ -67,7 +67,7 @@ def some_rows(seed, n, d=6, decay=1.0):
     return rng.standard_normal((n, d)) * decay ** np.arange(d) @ turned
 
 
-# --- forms of given rows ----------------------------------------------------------------------
+# --- forms of explicit rows -------------------------------------------------------------------
 
 
 @property_test
@@ -127,13 +127,13 @@ def test_a_sketch_by_hand():
 
 
 @every_form
-def test_a_turned_matrix_is_the_same_matrix(name):
+def test_a_rotated_factor_represents_the_same_matrix(name):
     form = FORMS[name]
     matrix = form.total([form.identity(0.2), form.gram(some_rows(3, 9))])
     np.testing.assert_allclose(dense(form.rotated(matrix)), dense(matrix), atol=1e-12)
 
 
-def test_a_turn_is_uniform():
+def test_the_random_rotation_is_uniform():
     """The first row of a uniform orthogonal matrix is uniform on the sphere: mean 0, square 1/m."""
     form, rows = Sketch(5, 3), np.eye(5)[:3]
     entries = np.array(
@@ -144,7 +144,7 @@ def test_a_turn_is_uniform():
     np.testing.assert_allclose((entries**2).mean(axis=0), 1 / 3, atol=4 * error)
 
 
-def test_turned_rows_of_a_sketch_are_not_the_duels():
+def test_rotated_rows_of_a_sketch_are_not_the_duels():
     """Orthogonal duels of equal length are singular vectors; W_new determines their plane only."""
     rows = np.array([[1.0, -1.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0, 0.0, 0.0]])
     plain = FORMS["sketch"].gram(rows)
@@ -193,7 +193,7 @@ def test_matrix_operations(name, seed, n):
     assert np.linalg.norm(c, 2) <= largest_norm(whitener) * (1 + 1e-12)
 
 
-def test_norms_are_exact_where_much_is_known_and_little_elsewhere():
+def test_norms_are_exact_for_ill_conditioned_matrices():
     """1e8 along one direction, 1e-3 elsewhere: no difference of squares is taken."""
     form = Sketch(5, 1)
     direction = np.array([0.6, 0.8, 0, 0, 0])
@@ -215,7 +215,7 @@ def test_matrices_that_are_not_positive_definite_are_refused(name):
 
 @pytest.mark.parametrize("rule", SELECTIONS)
 @pytest.mark.parametrize("name", ["diagonal", "sketch"])
-def test_rules_select_as_with_the_same_matrix_written_out(name, rule):
+def test_rules_select_as_with_the_dense_matrix(name, rule):
     form, rng = FORMS[name], np.random.default_rng(3)
     matrix = form.total([form.identity(0.5), form.gram(some_rows(1, 30, decay=0.5))])
     arms, theta = rng.standard_normal((50, 7, 6)), rng.standard_normal(6)
@@ -246,7 +246,7 @@ def test_tensors_give_the_same(name):
     exponents=st.lists(st.integers(-6, 6), min_size=6, max_size=6),
     ridge=st.sampled_from([0.0, 1e-9, 1.0]),
 )
-def test_a_rounded_matrix_is_covered(seed, n, exponents, ridge):
+def test_a_rounded_matrix_is_an_upper_bound(seed, n, exponents, ridge):
     """The result is an upper bound of the matrix in every direction, for features in any units."""
     units = 10.0 ** np.array(exponents)
     rows = some_rows(seed, n) * units
@@ -282,7 +282,7 @@ def test_w_stays_positive_definite_through_single_precision(name):
 
 @every_form
 @pytest.mark.parametrize("wire", ["float64", "float32"])
-def test_messages_come_back_in_every_form_and_precision(name, wire):
+def test_messages_round_trip_in_every_form_and_precision(name, wire):
     form, rng = FORMS[name], np.random.default_rng(0)
     rows, y = some_rows(0, 9), rng.random(9).round()
     theta = rng.standard_normal(6)
@@ -384,7 +384,7 @@ LIES = {
 
 @every_form
 @pytest.mark.parametrize("lie", LIES)
-def test_lies_are_refused_in_every_form(name, lie):
+def test_false_uploads_are_refused_in_every_form(name, lie):
     form, rng = FORMS[name], np.random.default_rng(1)
     x = some_rows(1, 20, decay=0.4)
     longest = float(np.linalg.norm(x, axis=1).max())
@@ -463,7 +463,7 @@ def test_the_constant_of_a_sketch_does_not_hide_a_gradient():
 @pytest.mark.parametrize("part", ["information", "hessian"])
 @pytest.mark.parametrize("wire", ["float64", "float32"])
 @pytest.mark.parametrize("name", ["diagonal", "sketch"])
-def test_sums_of_squares_are_not_negative_by_however_little(name, part, wire):
+def test_slightly_negative_sums_of_squares_are_refused(name, part, wire):
     form = FORMS[name]
     upload, broadcast = exact_upload(form, np.zeros(6), some_rows(0, 30), np.ones(30))
     matrix = getattr(upload, part).copy()
@@ -537,7 +537,7 @@ class InAPlane:
 @pytest.mark.parametrize(
     ("name", "world"), [("diagonal", AlongOneAxis), ("sketch", InAPlane)], ids=lambda value: value
 )
-def test_where_a_form_is_exact_a_run_is_that_with_all_of_w(
+def test_with_an_exact_form_a_run_equals_that_with_the_full_matrix(
     monkeypatch, register_world, algorithm, name, world
 ):
     monkeypatch.setattr(base, "APPROXIMATE_TOLERANCE", base.TOLERANCE)
@@ -574,7 +574,7 @@ def test_gradient_descent_and_lbfgs_find_minimisers_without_hessians():
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
 @pytest.mark.parametrize("nodes", [1, 2, 5])
-def test_the_diagonal_gives_the_same_for_any_number_of_nodes(tmp_path, algorithm, nodes):
+def test_the_diagonal_does_not_depend_on_the_number_of_nodes(tmp_path, algorithm, nodes):
     run(chosen(algorithm=algorithm, matrix_form="diagonal"), tmp_path / "v")
     inprocess = {"engine__name": "inprocess", "engine__num_nodes": nodes}
     run(chosen(algorithm=algorithm, matrix_form="diagonal", **inprocess), tmp_path / "i")
@@ -582,8 +582,8 @@ def test_the_diagonal_gives_the_same_for_any_number_of_nodes(tmp_path, algorithm
     np.testing.assert_allclose(tables[1].cumulative_regret, tables[0].cumulative_regret, rtol=1e-9)
 
 
-def test_a_sketch_gives_the_same_with_one_node_and_close_with_more(tmp_path):
-    """Each node truncates the sketch of its own agents, so the number of nodes matters."""
+def test_a_sketch_is_equal_with_one_node_and_close_with_more(tmp_path):
+    """Each node truncates the sketch of its agents, so the number of nodes matters."""
     final = {}
     run(chosen(algorithm="fldb_ons", **SETTINGS["sketch"]), tmp_path / "v")
     for nodes in (1, 4):
@@ -608,7 +608,7 @@ def test_a_sketch_gives_the_same_with_one_node_and_close_with_more(tmp_path):
         ("fldb_gd lbfgs", "diagonal"),
     ],
 )
-def test_single_precision_halves_the_bytes_and_changes_next_to_nothing(tmp_path, algorithm, name):
+def test_single_precision_halves_the_bytes_and_hardly_changes_results(tmp_path, algorithm, name):
     summaries, tables, (algorithm, *solver) = {}, {}, algorithm.split()
     if solver:
         pytest.importorskip("torch")
@@ -654,5 +654,5 @@ def test_single_precision_needs_messages():
         vectorized.run(chosen(wire="float32"), History(40))
 
 
-def test_the_form_that_the_settings_name():
+def test_the_form_of_the_settings():
     assert [make_form(chosen(**SETTINGS[name])).shape for name in FORMS] == [(6, 6), (6,), (3, 6)]

@@ -162,7 +162,7 @@ def test_a_key_that_does_not_exist_is_refused_as_by_hydra(hydra_loader):
 # --- names of folders ------------------------------------------------------------------------
 
 
-def test_a_folder_is_named_by_the_settings_and_not_by_what_else_is_swept(hydra_loader, tmp_path):
+def test_the_name_of_a_folder_depends_only_on_its_settings(hydra_loader, tmp_path):
     def folders(*overrides):
         jobs, _ = plan(hydra_loader, *overrides, folder=tmp_path)
         return {(job.settings.tau, job.settings.seed): job.folder for job in jobs}
@@ -197,12 +197,12 @@ def test_a_name_that_the_user_chose_is_kept(hydra_loader):
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1))
 @settings(derandomize=True, deadline=None)
-def test_quoted_text_is_what_hydra_reads(text):
+def test_quoted_text_is_read_back_by_hydra(text):
     override = f"hydra.sweep.subdir={quoted(text)}"
     assert OverridesParser.create().parse_override(override).value() == text
 
 
-# --- what a sweep leaves -----------------------------------------------------------------------
+# --- results of a sweep ------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -289,7 +289,7 @@ def test_without_resume_existing_jobs_are_refused_and_untouched(tmp_path):
 
 
 @pytest.mark.slow
-def test_settings_that_no_job_can_have_are_refused_once(tmp_path):
+def test_invalid_common_settings_are_refused_once(tmp_path):
     done = call("-m", "experiment=fig1d", f"hydra.sweep.dir={tmp_path / 's'}")
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
@@ -383,7 +383,7 @@ def call_broken(tmp_path, failure, *arguments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_an_unexpected_exception_is_one_jobs_failure(tmp_path, launcher):
+def test_an_unexpected_exception_fails_only_one_job(tmp_path, launcher):
     sweep = tmp_path / "s"
     done = call_broken(
         tmp_path, "raise IndexError('no arm 7\\nof 5')", "-m", "seed=0,1,2",
@@ -407,7 +407,7 @@ def test_an_unexpected_exception_is_one_jobs_failure(tmp_path, launcher):
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_costs_no_result_of_another(tmp_path):
+def test_a_killed_worker_does_not_affect_other_results(tmp_path):
     run(from_nested({**SMALL, "seed": 0}, "a test"), tmp_path / "s" / "0")
     done = call_broken(
         tmp_path, "os._exit(9)", "-m", "seed=0,1,2,3", "resume=true", "hydra/launcher=joblib",
