@@ -37,7 +37,7 @@ BAD = {
     "num_agents=many": "must be a whole number",
     "algorithm=fldb-odg": "must be one of fldb_gd, fldb_ogd",
     "tau=[1": "from the command line",
-    "environment=movielens": "name the MovieLens ratings that you downloaded",
+    "environment=movielens": "set it to the downloaded MovieLens ratings",
     "environment=movielens environment.path=x dimension=21": "must be at most 20 for MovieLens",
     "environment=movielens environment.path=/no/such": "/no/such",
     "engine=inprocess engine.num_nodes=7 num_agents=6": "must be at most num_agents=6",
