@@ -11,7 +11,7 @@ if __name__ == "__main__":  # before slow imports
         found = f"error: {fldb_flower.__file__} shadows fldb-flower's package 'fldb_flower'"
         raise SystemExit(f"{found}: rename it") from None
     startup.begin()
-    startup.require("python -m clients.service", "service", "fastapi", "uvicorn", "fastapi_offline")
+    startup.require("python -m clients.service", *startup.SERVICE_EXTRA)
 
 import argparse
 import ipaddress
