@@ -1,13 +1,13 @@
-"""Errors that are a user's to mend: one line each, shown without a stack trace."""
+"""Errors that the user can fix: one line each, shown without a traceback."""
 
 
 def one_line(text: object) -> str:
-    """Return text that stays on one line of a terminal, and does nothing else there."""
+    """Return text with unprintable characters escaped, so that it is safe on a terminal line."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
 
 
 class FldbError(Exception):
-    """Something the user can put right; the message is one line that says how."""
+    """An error that the user can fix. The message is one line that names the remedy."""
 
 
 class SettingsError(FldbError):
@@ -17,45 +17,45 @@ class SettingsError(FldbError):
 def extra_missing(
     what: str, extra: str, instead: str = "", reason: Exception | None = None
 ) -> SettingsError:
-    """Return the error of something that needs an optional dependency of this project.
+    """Return the error for a missing optional dependency of this project.
 
     Parameters
     ----------
     what : str
-        What the user asked for.
+        The setting or command that needs it.
     extra : str
-        The extra to install, as ``pyproject.toml`` names it.
+        The extra to install, as named in ``pyproject.toml``.
     instead : str
-        What works without it.
+        An alternative without it.
     reason : Exception, optional
-        Why importing it failed.
+        The error of the import.
     """
-    way_out = f", or use {instead}" if instead else ""
+    alternative = f", or use {instead}" if instead else ""
     why = "" if reason is None else f" ({reason})"
     return SettingsError(
-        f"{what} needs the {extra} extra: pip install 'fldb-flower[{extra}]'{way_out}{why}"
+        f"{what} needs the {extra} extra: pip install 'fldb-flower[{extra}]'{alternative}{why}"
     )
 
 
 class DataError(FldbError):
-    """A data file is missing, truncated or not what it should be."""
+    """A data file is missing, truncated or invalid."""
 
 
 class OutputError(FldbError):
-    """A result cannot be written where it was asked for."""
+    """A result cannot be written to the given place."""
 
 
 class FederationError(FldbError):
-    """Too few nodes took part, or their uploads cannot be used."""
+    """Too few nodes took part, or their uploads are invalid."""
 
 
 class ConvergenceError(FldbError):
-    """A minimiser was not reached within the exchanges allowed."""
+    """No minimiser was found within the allowed number of exchanges, or the estimate diverges."""
 
 
 class RoundAbandonedError(FederationError):
-    """A round cannot be finished now and is begun anew later; nothing was counted or lost."""
+    """A round cannot be finished now and will run again; nothing was counted or lost."""
 
 
 class CheckpointError(FldbError):
-    """A checkpoint is damaged, or is of another run."""
+    """A checkpoint is damaged, or belongs to another run."""

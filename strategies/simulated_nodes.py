@@ -75,8 +75,6 @@ class SimulatedNodes(Nodes):
             config = content["config"]
             header = UploadHeader.from_counts(config["header"])
             regret, exchange = [float(each) for each in config["regret"]], config["exchange"]
-            if len(regret) > self._settings.horizon:
-                raise ValueError(f"regret of {len(regret)} iterations")
             vector = unpack_vector(content["arrays"], self._settings.max_message_mb)
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError(f"not an upload: {error!r}") from None

@@ -1,16 +1,78 @@
-"""Shared by all tests: Flower stays quiet, and settings are made in one line."""
+"""Shared by all tests: no telemetry, temporary files in memory, and small helpers."""
 
 import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from local_processes import end_processes_of
 
 from fldb_flower.catalogue import ENVIRONMENTS
+from fldb_flower.deployment.processes import free_port, tool
 
+ROOT = Path(__file__).parent.parent
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+
+# Stores and checkpoints call fsync, which takes milliseconds on a disk and nothing in memory.
+MEMORY = Path("/dev/shm")
+ENOUGH_BYTES = 4 * 2**30
+if (
+    "TMPDIR" not in os.environ
+    and os.access(MEMORY, os.W_OK)
+    and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    and shutil.disk_usage(MEMORY).free > ENOUGH_BYTES
+):
+    os.environ["TMPDIR"] = str(MEMORY)
+    os.environ.setdefault("RAY_TMPDIR", "/tmp")  # the logs of Ray stay
+    tempfile.tempdir = None  # read TMPDIR again
+
+
+@pytest.hookimpl(tryfirst=True)  # before the tests of `-m` are selected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests with a browser or a service as slow; run slow tests first.
+
+    Workers that run in parallel then end at about the same time.
+    """
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & {"browser", "start"}:
+            item.add_marker(pytest.mark.slow)
+        if "browser" in fixtures:  # one browser per file
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(scope="session")
+def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Return a function that calls `flwr run`; all calls use one SuperLink, stopped at the end."""
+    home = tmp_path_factory.mktemp("flwr")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(tool('flwr')).parent}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(home),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_ADDRESS": "local",  # not a cluster that another program left behind
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
+    }
+
+    def run(config: str, *options: str) -> subprocess.CompletedProcess[str]:
+        words = [tool("flwr"), "run", str(ROOT), "--stream", "--run-config", config, *options]
+        for _ in range(4):  # Flower waits 15 s for its SuperLink, too short on a busy machine
+            done = subprocess.run(
+                words, check=False, capture_output=True, text=True, env=environment, timeout=300
+            )
+            if "Failed to start local SuperLink within" not in done.stdout + done.stderr:
+                break
+        return done
+
+    yield run
+    end_processes_of(home)
 
 
 @pytest.fixture

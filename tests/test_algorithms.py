@@ -510,6 +510,7 @@ def assert_clearly_below(lower, higher):
     assert gap.mean() > 2 * error, f"{lower} is not clearly below {higher}: {gap.mean()} +- {error}"
 
 
+@pytest.mark.slow
 def test_collaborating_beats_playing_alone_beats_chance():
     kinds = ["fldb_gd", "fldb_ogd", "ldb", "random"]
     found = [regrets(range(12), algorithm=kind, num_agents=50) for kind in kinds]

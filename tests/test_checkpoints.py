@@ -77,7 +77,7 @@ def test_every_truncation_is_refused(tmp_path):
     whole = path.read_bytes()
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        assert "move it away to begin anew" in refused(path)
+        assert "away to start again" in refused(path)
 
 
 def test_every_flipped_bit_is_refused(tmp_path):

@@ -315,6 +315,7 @@ FAULTS = ("none", "none", "none", "never arrives", "raises", "reply lost", "answ
 DEATHS = ("none", "before commit", "after commit")
 
 
+@pytest.mark.slow
 @hypothesis_settings(deadline=None, derandomize=True, max_examples=60)
 @given(
     seed=st.integers(0, 2**32),  # of the faults: how many are drawn depends on the clock

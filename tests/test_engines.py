@@ -104,6 +104,7 @@ def test_a_run_never_overwrites_another(tmp_path):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_client_modules_import_nothing_heavy():
     heavy = ("torch", "pandas", "matplotlib", "hydra", "omegaconf", "scipy")
     code = (
@@ -114,6 +115,7 @@ def test_client_modules_import_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_vectorized_engine_does_not_import_flower():
     code = (
         "import sys, simulations.run, simulations.engines.vectorized; print('flwr' in sys.modules)"

@@ -305,13 +305,13 @@ class Fickle(Asked):
 
 def test_newton_goes_on_from_the_closest_point_where_that_will_do(caplog):
     asked = Fickle(*random_duels(7))
-    found = far_start(asked, np.zeros(D), 0.1, at_most=30, or_closest=True)
+    found = far_start(asked, np.zeros(D), 0.1, max_exchanges=30, or_closest=True)
     assert len(asked.points) == 30
     assert "within 30 exchanges" in caplog.text
     exact = scikit_learn_minimiser(asked.differences, asked.preferences, 0.1)
     np.testing.assert_allclose(found.theta, exact, atol=1e-2)
     with pytest.raises(ConvergenceError, match="within 30 exchanges"):
-        far_start(asked, np.zeros(D), 0.1, at_most=30)
+        far_start(asked, np.zeros(D), 0.1, max_exchanges=30)
 
 
 def test_lbfgs_says_so_where_there_is_no_minimum():
@@ -429,13 +429,13 @@ def test_many_features_and_warm_starts_far_out_are_no_trouble(monkeypatch):
     Estimates of separable duels lie so far out that the curvature has vanished there.
     """
     evaluations = []
-    derivatives = LocalEstimates._derivatives
+    logistic = local.logistic
 
-    def counted(*arguments):
+    def counted(logits):
         evaluations.append(1)
-        return derivatives(*arguments)
+        return logistic(logits)
 
-    monkeypatch.setattr(LocalEstimates, "_derivatives", counted)
+    monkeypatch.setattr(local, "logistic", counted)
     d, count, ridge = 60, 40, 1 / 200
     rng = np.random.default_rng(3)
     theta = rng.standard_normal(d)

@@ -25,6 +25,7 @@ from fldb_flower.environments import make_environment
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.errors import ConvergenceError, DataError, FldbError, SettingsError
+from fldb_flower.federation import blocks
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
@@ -169,12 +170,14 @@ def test_every_number_of_extreme_size_is_refused_or_works(entry):
         settle(needed | {"plot": False, entry.dotted: value})
 
 
+@pytest.mark.slow
 @fuzz(500)
 @given(values=cases("vectorized"))
 def test_every_number_of_a_complete_run_is_finite(values):
     settle({"plot": False} | values)  # pictures take most of the time, and are drawn below
 
 
+@pytest.mark.slow
 @fuzz(60)
 @given(values=cases("inprocess"))
 def test_every_number_of_a_complete_run_over_flowers_messages_is_finite(values):
@@ -402,7 +405,7 @@ def test_no_run_is_refused_that_fits(monkeypatch, values):
     """What is required is less than what a run takes, and not a hundred times less."""
     settings = chosen(**{"num_agents": 40, "horizon": 300, **values})
     required = []
-    monkeypatch.setattr(memory, "require_memory", lambda count, what: required.append(count))
+    monkeypatch.setattr(blocks, "require_memory", lambda count, what: required.append(count))
     vectorized.run(settings, History(settings.horizon))  # imports and caches
     required.clear()
     tracemalloc.start()

@@ -265,6 +265,7 @@ MISHAPS = [
 ]
 
 
+@pytest.mark.slow
 @hypothesis_settings(deadline=None, derandomize=True, max_examples=240)
 @given(
     algorithm=st.sampled_from(["fldb_ogd", "fldb_ons"]),
@@ -382,7 +383,15 @@ def one_is_silent():
     return regrets(5, 100, "fldb_ons", Faults(nodes=1), horizon=10, quorum=0.9, dropout=1.0)
 
 
-@pytest.mark.parametrize("kind", [*REJECTED, "scaled", "flipped", "late", "crash"])
+@pytest.mark.slow
+@pytest.mark.xdist_group("one_is_silent")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in REJECTED if kind != "nan"),
+        *("nan", "scaled", "flipped", "late", "crash"),
+    ],
+)
 def test_one_wrong_client_of_100_is_as_good_as_silent(one_is_silent, kind):
     got = regrets(5, 100, "fldb_ons", faults(kind, 1.0, nodes=1), horizon=10, quorum=0.9)
     error = one_is_silent.std(ddof=1) / np.sqrt(5)
@@ -392,7 +401,11 @@ def test_one_wrong_client_of_100_is_as_good_as_silent(one_is_silent, kind):
 # --- learning with absent nodes -------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("algorithm", "seeds"), [("fldb_ogd", 40), ("fldb_ons", 10)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "seeds"),
+    [pytest.param("fldb_ogd", 40, marks=pytest.mark.exhaustive), ("fldb_ons", 10)],
+)
 def test_learning_with_absent_nodes(algorithm, seeds):
     """Regrets of FLDB-OGD have a long tail: the mean of ten seeds is no more than a hint."""
     run_of = {"horizon": 200, "quorum": 0.5}
@@ -543,6 +556,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
     assert first[1] != other[1]
 
 
+@pytest.mark.slow
 def test_a_sweep_over_dropout(tmp_path):
     command = "-m simulations.run -m engine=inprocess dropout=0,0.1,0.3 quorum=0.5 num_agents=20"
     command += f" engine.num_nodes=10 horizon=30 num_arms=4 hydra.sweep.dir={tmp_path}"

@@ -67,7 +67,7 @@ def some_rows(seed, n, d=6, decay=1.0):
     return rng.standard_normal((n, d)) * decay ** np.arange(d) @ turned
 
 
-# --- what a form says of rows ----------------------------------------------------------------
+# --- forms of given rows ----------------------------------------------------------------------
 
 
 @property_test
@@ -145,7 +145,7 @@ def test_a_turn_is_uniform():
 
 
 def test_turned_rows_of_a_sketch_are_not_the_duels():
-    """Orthogonal duels of one length are their own singular vectors; W_new tells their plane."""
+    """Orthogonal duels of equal length are singular vectors; W_new determines their plane only."""
     rows = np.array([[1.0, -1.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0, 0.0, 0.0]])
     plain = FORMS["sketch"].gram(rows)
     products = np.abs(plain[:-1] @ rows.T)
@@ -155,7 +155,7 @@ def test_turned_rows_of_a_sketch_are_not_the_duels():
 
 
 def test_rows_of_a_sketch_are_not_the_duels_in_general():
-    """Two duels are turned, by a rotation that only they know: W_new tells as much."""
+    """The rows of a sketch are a rotation of the duels, which W_new does not determine."""
     rows = np.array([[1.0, 2.0, 3.0, 0.0, 0.0, 0.0], [3.0, -1.0, 0.5, 0.0, 0.0, 1.0]])
     kept = FORMS["sketch"].gram(rows)[:-1]
     assert min(np.abs(kept - s * row).sum(axis=1).min() for row in rows for s in (1, -1)) > 0.1
@@ -320,7 +320,7 @@ def test_sizes_by_hand():
 # --- what may be believed ----------------------------------------------------------------------
 
 
-def told(form, theta, x, y, *, scope="fresh", fresh=None):
+def exact_upload(form, theta, x, y, *, scope="fresh", fresh=None):
     broadcast = Broadcast(None, theta, scope=scope, hessian=True, loss=True)
     return statistics(broadcast, x, y, x if fresh is None else fresh, form), broadcast
 
@@ -356,12 +356,14 @@ def test_honest_uploads_are_never_refused(  # noqa: PLR0917
         "ties": np.full(n, 0.5),
     }[how]
     uploads = [
-        told(form, theta, x[part::parts], y[part::parts], scope=scope, fresh=x[part::parts][:2])[0]
+        exact_upload(
+            form, theta, x[part::parts], y[part::parts], scope=scope, fresh=x[part::parts][:2]
+        )[0]
         if scope == "all"
-        else told(form, theta, x[part::parts], y[part::parts])[0]
+        else exact_upload(form, theta, x[part::parts], y[part::parts])[0]
         for part in range(parts)
     ]
-    broadcast = told(form, theta, x, y, scope=scope)[1]
+    broadcast = exact_upload(form, theta, x, y, scope=scope)[1]
     vector = encode_statistics(total(uploads), broadcast, wire)
     upload = decode_statistics(vector, n, broadcast, form, wire)
     longest = float(np.linalg.norm(x, axis=1).max(initial=1e-3)) if knows_length else math.inf
@@ -387,7 +389,7 @@ def test_lies_are_refused_in_every_form(name, lie):
     x = some_rows(1, 20, decay=0.4)
     longest = float(np.linalg.norm(x, axis=1).max())
     theta = 0.3 * rng.standard_normal(6)
-    upload, broadcast = told(form, theta, x, (rng.random(20) < 0.5) * 1.0)
+    upload, broadcast = exact_upload(form, theta, x, (rng.random(20) < 0.5) * 1.0)
     change, reason = LIES[lie]
     if name == "sketch" and lie in {
         "information negative",
@@ -395,10 +397,10 @@ def test_lies_are_refused_in_every_form(name, lie):
     }:  # B and -B stand for the same matrix
         part = "information" if "information" in lie else "hessian"
         below = np.vstack([getattr(upload, part)[:-1], -np.ones((1, 6))])
-        told_lie = upload._replace(**{part: below})
+        lie = upload._replace(**{part: below})
     else:
-        told_lie = change(upload)
-    reasons = implausible([upload, told_lie, upload], broadcast, longest)
+        lie = change(upload)
+    reasons = implausible([upload, lie, upload], broadcast, longest)
     assert reasons[0] == reasons[2] == ""
     assert reasons[1].startswith(reason)
 
@@ -406,7 +408,7 @@ def test_lies_are_refused_in_every_form(name, lie):
 @every_form
 def test_of_undecided_duels_the_hessian_is_known(name):
     """At theta = 0, mu' is 1/4 for every duel: H = W_new / 4, and neither more nor less."""
-    upload, broadcast = told(FORMS[name], np.zeros(6), some_rows(2, 2), np.ones(2))
+    upload, broadcast = exact_upload(FORMS[name], np.zeros(6), some_rows(2, 2), np.ones(2))
     if name == "sketch":  # where a matrix is B^T B, a number times B is its square times the matrix
         np.testing.assert_allclose(dense(upload.hessian), dense(upload.information) / 4, atol=1e-12)
     else:
@@ -419,15 +421,15 @@ def test_of_undecided_duels_the_hessian_is_known(name):
 
 
 def test_of_few_duels_a_sketch_leaves_nothing_out():
-    """A liar may not say that two duels of a sketch of rank 2 were in all directions."""
+    """An upload of two duels with a sketch of rank 2 cannot have more than two directions."""
     form = FORMS["sketch"]
-    upload, broadcast = told(form, np.zeros(6), some_rows(2, 2), np.ones(2))
+    upload, broadcast = exact_upload(form, np.zeros(6), some_rows(2, 2), np.ones(2))
     assert implausible([upload], broadcast, 100.0) == [""]
     wide = upload.information.copy()
     wide[-1] = 0.5
     lie = upload._replace(information=wide)
     assert implausible([lie], broadcast, 100.0) == ["W_new has more directions than 2 duels"]
-    three, broadcast = told(form, np.zeros(6), some_rows(2, 3), np.ones(3))
+    three, broadcast = exact_upload(form, np.zeros(6), some_rows(2, 3), np.ones(3))
     assert three.information[-1, 0] > 0
     assert implausible([three], broadcast, 100.0) == [""]
 
@@ -437,7 +439,7 @@ def test_a_lone_surprise_is_believed(logit):
     """One duel, decided against all odds: mu' is of the size of rounding errors, or 0."""
     x = np.array([[1.0, 2.0, 0.0, -1.0, 0.5, 3.0]])
     theta = logit * x[0] / (x[0] @ x[0])
-    upload, broadcast = told(FORMS["sketch"], theta, x, np.zeros(1))
+    upload, broadcast = exact_upload(FORMS["sketch"], theta, x, np.zeros(1))
     assert implausible([upload], broadcast) == [""]
 
 
@@ -454,8 +456,8 @@ def test_a_liar_cannot_hide_a_gradient_behind_a_sketchs_constant():
         constant, longest = 4e4, 0.5 * math.sqrt(10 * 4e4)  # g^T W^-1 g = n mu(0)^2
         gradient[0] = share * longest
         information, hessian = form.identity(constant), form.identity(constant / 4)
-        told_now = Upload(10, gradient, information, hessian, None, ())
-        assert bool(implausible([told_now], broadcast)[0]) == (share > 1)
+        changed_now = Upload(10, gradient, information, hessian, None, ())
+        assert bool(implausible([changed_now], broadcast)[0]) == (share > 1)
 
 
 @pytest.mark.parametrize("part", ["information", "hessian"])
@@ -463,7 +465,7 @@ def test_a_liar_cannot_hide_a_gradient_behind_a_sketchs_constant():
 @pytest.mark.parametrize("name", ["diagonal", "sketch"])
 def test_sums_of_squares_are_not_negative_by_however_little(name, part, wire):
     form = FORMS[name]
-    upload, broadcast = told(form, np.zeros(6), some_rows(0, 30), np.ones(30))
+    upload, broadcast = exact_upload(form, np.zeros(6), some_rows(0, 30), np.ones(30))
     matrix = getattr(upload, part).copy()
     matrix[-1] = -1e-12
     (reason,) = implausible([upload._replace(**{part: matrix})], broadcast, wire=wire)

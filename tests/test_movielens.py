@@ -328,6 +328,7 @@ def test_data_are_read_once_but_anew_when_the_file_changes(tmp_path, ratings):
     np.testing.assert_array_equal(environment(file).feedback, likes[20:])
 
 
+@pytest.mark.slow
 def test_pandas_is_imported_only_for_ratings():
     """Neither devices nor simulations of other environments need it."""
     code = (
@@ -346,7 +347,7 @@ def test_pandas_is_imported_only_for_ratings():
 
 
 def decoded(folder, agents, blocks):
-    """Return features, users and items of draws, through rewards that tell who and what."""
+    """Return features, users and items of draws, decoded from rewards that identify them."""
     world = environment(folder, agents=agents)
     world.feedback = np.arange(180.0)[:, None] * 1000 + np.arange(200)
     streams = AgentStreams(5, agents)
@@ -426,7 +427,7 @@ def test_a_url():
 
 
 def test_nothing_in_the_folder_or_zip(tmp_path):
-    names = ("looked for u.data, ratings.dat, ratings.csv",)
+    names = ("contains no MovieLens ratings (u.data, ratings.dat, ratings.csv",)
     (tmp_path / "u.data").mkdir()  # a folder of that name
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "u.data").write_text(text_of(SMALL, "u.data"))  # too deep
@@ -611,7 +612,7 @@ def test_bad_line_is_named(tmp_path, name, case, index):
     path.write_bytes(("\n".join(lines) + "\n").encode("latin-1"))
     if case == "too short" and index == 0:  # which makes the next line too long
         index, needle = 1, "4 instead of 3 fields"
-    refused(path, f"line {index + 1} has {needle}", "valid is")
+    refused(path, f"line {index + 1} has {needle}", "expected: ")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

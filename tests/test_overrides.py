@@ -108,6 +108,7 @@ def test_a_sweep_without_m_is_named_and_numbers_are_not_quoted():
     check_overrides(["tau=1,2"], sweep=True)
 
 
+@pytest.mark.slow
 def test_the_suggestion_works_when_pasted(tmp_path):
     """By way of a shell, as the message ends."""
     path = tmp_path / "it's  ü (1).data"
@@ -166,6 +167,7 @@ def test_a_misspelt_choice_of_the_users_own_has_a_suggestion(mine):
     assert "mine" not in refusal("experiment=fig9").partition("must be")[2]
 
 
+@pytest.mark.slow
 def test_a_config_dir_runs_wherever_the_option_is(mine, tmp_path):
     for number, words in enumerate(
         (["--config-dir", str(mine), "experiment=mine"], ["experiment=mine", f"-cd={mine}"])
@@ -188,6 +190,7 @@ def commands():
         yield from (*quoted, *re.findall(r"^ +(python -m .*)$", text, re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_every_example_is_accepted_by_bash():
     found = {re.sub(r"\[.*?\]", "", command) for command in commands()}  # [OPTIONAL ...]
     assert len(found) > 4
@@ -198,6 +201,7 @@ def test_every_example_is_accepted_by_bash():
         assert done.returncode == 0, (command, done.stderr)
 
 
+@pytest.mark.slow
 def test_the_examples_of_help_are_accepted(mine):
     """bash gives these words, and Hydra accepts them."""
     shown = re.findall(r"^  (python -m simulations.run .*)$", help_text(), re.MULTILINE)
@@ -211,6 +215,7 @@ def test_the_examples_of_help_are_accepted(mine):
         check_overrides(overrides, config_dir=str(mine), sweep="-m" in printed)
 
 
+@pytest.mark.slow
 def test_a_file_of_the_users_that_is_not_yaml_is_one_line(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "broken.yaml").write_text("# @package _global_\ntau: [\n")

@@ -1,4 +1,4 @@
-"""Bounds on uploads: whatever honest nodes say passes, and little else."""
+"""Bounds on uploads: honest uploads pass, invalid ones are rejected."""
 
 import math
 
@@ -385,7 +385,9 @@ def test_the_longest_difference_of_each_world(ratings, register_world):
     assert max_difference(from_flat(devices, "a test")) == math.inf
     assert max_difference(from_flat({**devices, "max-difference": 3.0}, "a test")) == 3.0
     world = {"environment": {"name": register_world(lambda settings, agents: None)}}
-    assert max_difference(from_nested(world, "a test")) == math.inf  # a world that does not say it
+    assert (
+        max_difference(from_nested(world, "a test")) == math.inf
+    )  # an environment without a bound
 
 
 def test_the_encoding_changes_nothing():

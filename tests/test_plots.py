@@ -48,6 +48,7 @@ def expected(tmp_path_factory):
     return (folder / "run" / "regret.png").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "style"),
     [
@@ -76,6 +77,7 @@ def test_a_style_that_is_in_use_changes_nothing_and_stays(tmp_path):
     assert (tmp_path / "plain.png").read_bytes() == (tmp_path / "styled.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_users_backend_is_still_there_afterwards():
     code = (
         "import os; from pathlib import Path; from fldb_flower.runs.plots import save_figure\n"
@@ -114,6 +116,7 @@ def test_a_picture_that_fails_is_one_line_and_the_results_are_there(
     assert not any("plot:" in each.message for each in caplog.records if each.levelname == "INFO")
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_only_to_draw(tmp_path):
     without = RUN.replace(
         "run(from", "import fldb_flower.runs.results as r\nr.plot_regret = print\nrun(from"

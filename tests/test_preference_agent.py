@@ -536,6 +536,7 @@ with PreferenceAgent(sys.argv[1]) as agent:
 """
 
 
+@pytest.mark.slow
 def test_another_process_sees_a_broadcast_at_its_next_duel(agent, path):
     with subprocess.Popen(
         [sys.executable, "-c", PROCESS, str(path)],
@@ -604,6 +605,7 @@ def test_the_smallest_duel(agent):
     assert duel.predicted == pytest.approx(1 / (1 + math.exp(-1)))
 
 
+@pytest.mark.slow
 def test_an_application_imports_little():
     heavy = {"torch", "pandas", "hydra", "omegaconf", "matplotlib", "flwr", "scipy", "fastapi"}
     code = (

@@ -162,6 +162,7 @@ WORLDS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(WORLDS, st.lists(st.tuples(st.integers(1, 15), st.booleans()), min_size=1, max_size=3))
 @examples(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -346,6 +347,7 @@ def wait_until(it_is, process):
 LONG = ("num_agents=40", "tau=2", "checkpoint_seconds=0")
 
 
+@pytest.mark.slow
 def test_signals_at_random_moments(tmp_path):
     """Each one interrupts a run that resumed after the one before."""
     chance = random.Random("vectorized")
@@ -378,6 +380,7 @@ def test_signals_at_random_moments(tmp_path):
     assert results(cut) == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_stopped_begins_no_other_job_and_goes_on(tmp_path):
     jobs = ("-m", "seed=0,1,2", *LONG, "horizon=500")
     assert call(*jobs, f"hydra.sweep.dir={tmp_path / 'whole'}").returncode == 0
@@ -512,6 +515,7 @@ def test_a_directory_is_one_runs_at_a_time(cut):
 # --- disks --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_in_one_line_and_leaves_the_checkpoint_before(tmp_path):
     """A limit on the size of files; FLDB-GD keeps its duels, so its checkpoints grow."""
     growing = ("algorithm=fldb_gd", "num_agents=20", "horizon=120", "checkpoint_seconds=0")
@@ -556,6 +560,7 @@ def test_results_that_cannot_be_written_leave_the_checkpoint(tmp_path, monkeypat
 # --- Flower -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("flower")
 def test_a_run_on_flower_stops_and_starts_again(tmp_path):
     """A real `flwr run`, stopped by SIGTERM."""

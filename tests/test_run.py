@@ -37,7 +37,7 @@ BAD = {
     "num_agents=many": "must be a whole number",
     "algorithm=fldb-odg": "must be one of fldb_gd, fldb_ogd",
     "tau=[1": "from the command line",
-    "environment=movielens": "name the MovieLens ratings that you downloaded",
+    "environment=movielens": "set it to the downloaded MovieLens ratings",
     "environment=movielens environment.path=x dimension=21": "must be at most 20 for MovieLens",
     "environment=movielens environment.path=/no/such": "/no/such",
     "engine=inprocess engine.num_nodes=7 num_agents=6": "must be at most num_agents=6",
@@ -45,6 +45,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", BAD)
 def test_bad_input_ends_in_one_clear_line(arguments, tmp_path):
     where = () if "hydra.run.dir" in arguments else (f"hydra.run.dir={tmp_path / 'run'}",)
@@ -58,6 +59,7 @@ def test_bad_input_ends_in_one_clear_line(arguments, tmp_path):
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_an_empty_sweep_is_a_mistake(tmp_path):
     done = call("-m", "seed=range(0)", f"hydra.sweep.dir={tmp_path / 's'}")
     assert done.returncode == 1
@@ -66,6 +68,7 @@ def test_an_empty_sweep_is_a_mistake(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_help_names_every_setting_with_its_meaning():
     done = call("--help")
     assert done.returncode == 0
@@ -75,6 +78,7 @@ def test_help_names_every_setting_with_its_meaning():
             assert entry.help in done.stdout
 
 
+@pytest.mark.slow
 def test_truncated_ratings_and_too_few_users(tmp_path, ratings):
     whole = ratings()
     for name, text, reason in (
@@ -92,6 +96,7 @@ def test_truncated_ratings_and_too_few_users(tmp_path, ratings):
         assert reason in done.stderr
 
 
+@pytest.mark.slow
 def test_a_directory_that_holds_a_run_is_refused(tmp_path):
     arguments = ("num_agents=5", "horizon=10", f"hydra.run.dir={tmp_path / 'run'}")
     assert call(*arguments).returncode == 0
@@ -102,6 +107,7 @@ def test_a_directory_that_holds_a_run_is_refused(tmp_path):
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
 
 
+@pytest.mark.slow
 def test_runs_without_a_directory_get_one_each(tmp_path):
     for _ in range(2):
         done = call("num_agents=5", "horizon=10", cwd=tmp_path)
@@ -110,6 +116,7 @@ def test_runs_without_a_directory_get_one_each(tmp_path):
     assert len(list(tmp_path.glob("outputs/*/*/summary.json"))) == 2
 
 
+@pytest.mark.slow
 def test_sweep_runs_every_job_and_names_the_one_that_fails(tmp_path):
     done = call("-m", "tau=1,0,2", "num_agents=5", "horizon=10", f"hydra.sweep.dir={tmp_path}")
     assert done.returncode == 1

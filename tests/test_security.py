@@ -365,7 +365,7 @@ def test_what_is_read_is_not_copied():
 def test_what_is_larger_than_the_limit_is_not_read():
     record = pack_vector(np.zeros(2**17))  # 1 MiB and a header
     assert read(record, 1.0) is None
-    with pytest.raises(ValueError, match=r"1 MiB are more than max-message-mb=0\.5"):
+    with pytest.raises(ValueError, match=r"1 MiB exceed max-message-mb=0\.5"):
         unpack_vector(record, 0.5)
     assert read(record, 1.001).size == 2**17
 

@@ -365,7 +365,7 @@ def test_without_width_random_rules_are_greedy():
 
 
 def test_thompson_draws_have_the_documented_distribution():
-    """Arms +-e_k tell the sign of a draw's coordinates; many agents are many draws."""
+    """With arms +-e_k, the selected arm shows the sign of a coordinate; each agent is one draw."""
     draws, width = 40_000, 1.7
     information = np.array([[3.0, 1.0, 0.5], [1.0, 2.0, -0.4], [0.5, -0.4, 1.0]])
     theta = np.array([0.4, -0.2, 0.1])

@@ -103,6 +103,7 @@ def corpus(tmp_path):
 # --- The model -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_text
 def test_similarities_are_those_that_the_authors_of_the_model_publish(monkeypatch, capfd):
     """https://sbert.net/docs/quickstart.html; without network, and without a word."""
@@ -141,6 +142,7 @@ def test_sentences_that_mean_the_same_are_closest():
         rows[0] = 0
 
 
+@pytest.mark.slow
 @needs_text
 def test_a_second_process_does_not_load_the_model(cache):
     first = Sentences(chosen(), range(2))
@@ -225,7 +227,7 @@ def test_where_nothing_can_be_written_embeddings_are_computed(model, tmp_path, m
 
 def test_the_cache_is_the_users(model, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    for place in ("", "relative"):  # a relative one is to be ignored, says the XDG specification
+    for place in ("", "relative"):  # the XDG specification ignores relative paths
         monkeypatch.setenv("XDG_CACHE_HOME", place)
         file = embeddings.cache_file(("One.",))
         assert file.parent == tmp_path / ".cache" / "fldb-flower"
@@ -302,7 +304,7 @@ def all_arms(world, agents):
 
 @pytest.mark.parametrize("sigma", [0, 0.7])
 def test_rewards_are_linear_in_all_dimensions_and_not_in_fewer(model, corpus, sigma):
-    """600 sentences in 384 dimensions: by least squares, which knows nothing of theta."""
+    """600 sentences in 384 dimensions: by least squares, without theta."""
     agents = range(3)
     left = {}
     for dimension in (384, 16):
@@ -347,7 +349,7 @@ def test_our_own_sentences_are_decided_but_noisy():
     gap = best_of_ten.rewards.max(axis=-1) - best_of_ten.rewards[..., 0]
     assert expit(gap).mean() == pytest.approx(0.8, abs=0.03)
     assert rewards.rewards.std() == pytest.approx(1, abs=0.02)
-    # People like what the twelve examples say: see sentences.json.
+    # The twelve examples in sentences.json define the taste.
     reward = dict(zip(world.sentences, world.rewards, strict=True))
     marsh, pub = (
         next(value for text, value in reward.items() if word in text)
@@ -387,7 +389,7 @@ def test_draws_do_not_depend_on_blocks_of_agents_or_iterations(model, corpus, si
 
 
 def test_arms_are_different_sentences_drawn_uniformly(model, corpus):
-    """The features tell which sentence an arm is, and its reward is that sentence's."""
+    """The features identify the sentence, and the reward is that of the sentence."""
     world = Sentences(chosen(environment__path=str(corpus), num_arms=7), range(4))
     contexts = world.contexts(AgentStreams(3, range(4)), 900)
     place = {row.tobytes(): number for number, row in enumerate(world.features)}
@@ -496,14 +498,14 @@ def test_fewer_sentences_than_arms(model, tmp_path):
     refused(DataError, "num_arms=4: must be at most 3", str(path), environment__path=str(path))
     path.write_text("")
     refused(DataError, "must be at most 0", environment__path=str(path))
-    refused(DataError, "must be at most 270", "our own text", num_arms=271)
+    refused(DataError, "must be at most 270", "the built-in text", num_arms=271)
 
 
 def test_sentences_that_are_all_alike(monkeypatch, model, tmp_path):
     monkeypatch.setattr(embeddings, "encode", lambda texts: model([t.lower() for t in texts]))
     path = tmp_path / "alike"
     path.write_text("Aa\naA\naa\nAA\n")
-    refused(DataError, "alike", environment__path=str(path))
+    refused(DataError, "does not distinguish", environment__path=str(path))
 
 
 def test_more_dimensions_than_there_are():
@@ -567,10 +569,11 @@ def test_flower_messages_give_the_same(tmp_path, dimension):
 
 # --- How it is started -----------------------------------------------------------------
 
-# In blocks of their own kind: tests of the others have no text extra.
+# In separate code blocks, because other tests run without the text extra.
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
 
 
+@pytest.mark.slow
 @needs_text
 def test_the_readmes_python_command(tmp_path, cache):
     (command,) = (line for line in COMMANDS if line.startswith("python"))

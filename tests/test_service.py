@@ -810,6 +810,7 @@ def test_a_remote_service_warns(start):
     assert re.fullmatch(r"warning: .*0\.0\.0\.0.*encrypted.*\nstopped\n", said)
 
 
+@pytest.mark.slow
 def test_the_command_s_options_reach_the_service(path, tmp_path, start):
     arms = write_arms(tmp_path / "arms.json")
     service = start("--arms", str(arms), "--choices", "3", "--expire-after", "60")
@@ -869,6 +870,7 @@ def test_a_bad_start_ends_in_one_line(arguments, folder):
     assert BAD_STARTS[arguments].format(*names) in ended.value.code
 
 
+@pytest.mark.slow
 def test_a_bad_start_of_the_process_has_status_1(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "clients.service", "--store", tmp_path / "none" / "duels.db"],

@@ -27,7 +27,7 @@ D = 3
 def small_shards(monkeypatch):
     """Blocks of 32 agents, two in a shard."""
     monkeypatch.setattr("fldb_flower.federation.blocks.BLOCK_NUMBERS", 1)
-    monkeypatch.setattr(module, "_BLOCKS", 2)
+    monkeypatch.setattr(module, "MIN_BLOCKS", 2)
 
 
 def settings(agents=200, **values):
@@ -58,7 +58,7 @@ def test_results_do_not_depend_on_how_many_processes_there_are(algorithm):
     uploads = []
     for processes in (1, 2, 3, 9):
         shards = Shards(chosen, processes)
-        assert len(shards._shards) == 4
+        assert len(shards.shards) == 4
         assert len(shards.groups) == (4 if processes == 1 else 0)
         uploads.append([shards.answer(broadcast(1, 3), 0), shards.answer(broadcast(4, 5, 1), 3)])
         shards.close()
@@ -121,11 +121,11 @@ def test_a_bad_feature_is_named_and_the_others_stay_in_step(monkeypatch):
 def test_a_process_that_was_killed_is_said():
     shards = Shards(settings(), 2)
     shards.answer(broadcast(1, 1), 0)
-    os.kill(shards._workers[1]._process.pid, signal.SIGKILL)
+    os.kill(shards.workers[1].process.pid, signal.SIGKILL)
     with pytest.raises(FederationError, match=r"2 shards .* ended with status -9: out of memory"):
         shards.answer(broadcast(2, 2), 1)
     shards.close()
-    assert all(worker._process.exitcode is not None for worker in shards._workers)
+    assert all(worker.process.exitcode is not None for worker in shards.workers)
 
 
 def test_processes_end_with_the_one_that_they_work_for():
@@ -135,7 +135,7 @@ def test_processes_end_with_the_one_that_they_work_for():
     if child == 0:
         shards = Shards(settings(), 3)
         shards.answer(broadcast(1, 1), 0)
-        os.write(writer, " ".join(str(w._process.pid) for w in shards._workers).encode())
+        os.write(writer, " ".join(str(w.process.pid) for w in shards.workers).encode())
         signal.pause()
     workers = [int(word) for word in os.read(reader, 100).split()]
     assert len(workers) == 3
@@ -157,10 +157,11 @@ from simulations.engines.shards import Shards
 import numpy as np
 shards = Shards(from_nested({"num_agents": 400}, ""), 3)
 shards.answer(Broadcast(PlayRequest(1, 1, Estimate(np.zeros(5), np.eye(5))), None), 0)
-print(*(worker._process.pid for worker in shards._workers), flush=True)
+print(*(worker.process.pid for worker in shards.workers), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_closes_nothing_ends_too():
     done = subprocess.run(
         [sys.executable, "-c", FORGETS],

@@ -17,6 +17,7 @@ from fldb_flower.errors import SettingsError
 from fldb_flower.system import startup
 from simulations.overrides import check_overrides
 
+pytestmark = pytest.mark.slow
 COMMANDS = {
     "run": ["simulations.run", "num_agents=20", "horizon=400000", "hydra.run.dir=DIR/run"],
     "sweep": ["simulations.run", "-m", "seed=1,2", "horizon=400000", "hydra.sweep.dir=DIR/sweep"],
@@ -183,9 +184,38 @@ def test_handlers_are_there_before_anything_that_takes_long():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert not {"numpy", "hydra", "pandas", "typing", "argparse"} & set(done.stdout.split())
-    for file in ("run", "figures", "documents", "report", "benchmark", "demo"):
-        text = (ROOT / "simulations" / f"{file}.py").read_text()
+    for file in (
+        *("run.py", "figures.py", "documents.py", "demo.py"),
+        *("report/__main__.py", "benchmark/__main__.py"),
+    ):
+        text = (ROOT / "simulations" / file).read_text()
         assert text.index("start.begin()") < text.index("\nimport ")
+
+
+HEAVY = {"matplotlib", "flwr", "pandas", "torch"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import fldb_flower",
+        "import simulations.engines.vectorized",
+        "from simulations import run; sys.argv = ['run', '--help']; run.main()",
+        "from simulations import run\n"
+        "sys.argv = ['run', 'num_agents=5', 'horizon=5', 'plot=false', 'hydra.run.dir=DIR']\n"
+        "run.main()",
+    ],
+    ids=["package", "engine", "help", "run"],
+)
+def test_a_run_without_a_plot_imports_nothing_heavy(code, tmp_path):
+    code = f"import sys\n{code}\nprint('imported', *sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("DIR", str(tmp_path / "run"))],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    imported = done.stdout.splitlines()[-1].split()
+    assert imported[0] == "imported"
+    assert not HEAVY & {name.split(".")[0] for name in imported}
 
 
 @pytest.mark.parametrize(
@@ -225,7 +255,7 @@ def test_a_folder_of_the_same_name_without_modules_does_not_shadow(tmp_path):
 
 
 def test_ours_are_not_shadowed():
-    assert [startup.shadowed(name) for name in startup._PACKAGES] == [None] * 5
+    assert [startup.shadowed(name) for name in startup.PACKAGES] == [None] * 5
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,7 @@ def without_permission():
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_read_only_file_is_refused(without_permission):
     folder, (error, unchanged, _) = without_permission
     assert error.startswith(f"OutputError cannot use the duel store {folder}/duels.db: ")
@@ -315,6 +316,7 @@ def test_a_read_only_file_is_refused(without_permission):
     assert unchanged == "True"
 
 
+@pytest.mark.slow
 def test_a_folder_out_of_reach_is_refused(without_permission):
     folder, (*_, error) = without_permission
     assert error.startswith("OutputError")
@@ -345,6 +347,7 @@ one()
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing(path):
     *before, error, last, after = finish(start(FULL_DISK, path))
     assert error.startswith(f"OutputError cannot use the duel store {path}: ")
@@ -1009,6 +1012,7 @@ for number in range(rounds):
 """
 
 
+@pytest.mark.slow
 def test_processes_at_once(path):
     DuelStore(path).close()
     workers = [start(HAMMER, path, worker, 100) for worker in range(2)]
@@ -1051,6 +1055,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_processes_that_create_one_store_at_once(tmp_path):
     workers = [start(OPEN) for _ in range(3)]
     for worker in workers:
@@ -1155,6 +1160,7 @@ with DuelStore(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_came_second_does_not_take_the_locks(path, monkeypatch):
     """POSIX: closing any descriptor of a file drops all the process's locks on it.
 
@@ -1187,6 +1193,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_survives_a_kill(path):
     rng = random.Random(3)
     acknowledged = {}
@@ -1227,6 +1234,7 @@ store.record(slowly())
 """
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_transaction_leaves_nothing_of_it(path):
     with DuelStore(path) as store:
         answer(store, 3)
@@ -1238,6 +1246,7 @@ def test_a_kill_in_the_middle_of_a_transaction_leaves_nothing_of_it(path):
         assert store.record([(duel, 0.0) for duel in duels]) == [4, 5]  # nor a lock, nor numbers
 
 
+@pytest.mark.slow
 def test_copies_while_others_write(path):
     DuelStore(path).close()
     acknowledged = []
@@ -1255,6 +1264,7 @@ def test_copies_while_others_write(path):
     assert len(acknowledged) > 30
 
 
+@pytest.mark.slow
 def test_a_page_of_another_process_sees_what_is_shown(path):
     code = """
 import json, sys

@@ -62,6 +62,7 @@ def sweep(folder, *more, launcher=()):
     return call(*SWEEP, f"hydra.sweep.dir={folder}", *launcher, *more)
 
 
+@pytest.mark.slow
 def test_a_sweep_leaves_a_table_curves_and_a_picture(tmp_path):
     done = sweep(tmp_path / "s")
     assert done.returncode == 0, done.stderr
@@ -81,6 +82,7 @@ def test_a_sweep_leaves_a_table_curves_and_a_picture(tmp_path):
     assert (tmp_path / "s" / "sweep.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_joblib_gives_the_same_results_and_reports_failures(tmp_path):
     joblib = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     assert sweep(tmp_path / "basic").returncode == 0
@@ -97,6 +99,7 @@ def test_joblib_gives_the_same_results_and_reports_failures(tmp_path):
     assert len(list((tmp_path / "bad").glob("tau-1_*/summary.json"))) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_resumes_with_the_same_bytes(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert sweep(whole).returncode == 0
@@ -122,6 +125,7 @@ def test_a_killed_sweep_resumes_with_the_same_bytes(tmp_path):
     pd.testing.assert_frame_equal(*untimed)
 
 
+@pytest.mark.slow
 def test_resume_refuses_a_run_of_other_settings(tmp_path):
     where = f"hydra.run.dir={tmp_path / 'run'}"
     assert call("num_agents=5", "horizon=5", where).returncode == 0
@@ -135,6 +139,7 @@ def figures(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_figure_has_its_curves_three_seeds_and_ours_only_when_asked(tmp_path):
     assert figures("fig1a", "--output", str(tmp_path)).returncode == 0
     table = pd.read_csv(tmp_path / "fig1a.csv")
@@ -147,6 +152,7 @@ def test_a_figure_has_its_curves_three_seeds_and_ours_only_when_asked(tmp_path):
     assert final["FLDB-GD"] < final["FLDB-OGD"] < final["LDB"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [(("fig9z",), "no figure 'fig9z'"), (("fig1d",), "--movielens PATH")],
@@ -194,6 +200,7 @@ def test_the_papers_claims_at_smaller_scale():
     assert rises(as_printed[1], as_printed[0])
 
 
+@pytest.mark.slow
 def test_a_watched_sweep_shows_a_bar(tmp_path):
     """In a terminal: `script` gives the process one."""
     command = f"{sys.executable} -m simulations.run {' '.join(SWEEP)} hydra.sweep.dir={tmp_path}/s"
@@ -205,6 +212,7 @@ def test_a_watched_sweep_shows_a_bar(tmp_path):
     assert "8/8" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_slurm_launcher_runs_as_far_as_one_machine_can(tmp_path):
     """submitit's local executor starts each job as Slurm would, in a process of its own."""
     done = sweep(tmp_path / "s", launcher=("hydra/launcher=submitit_local",))

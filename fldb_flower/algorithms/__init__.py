@@ -33,36 +33,30 @@ def run_rounds(
     after_round: Callable[[], None] | None = None,
     attempt: Callable[[Round], bool] | None = None,
 ) -> Array:
-    """Run the rounds that are left, to the horizon; return the final theta_sync, (d,).
+    """Run the remaining rounds up to the horizon; return the final theta_sync, (d,).
 
     Parameters
     ----------
     federation : Federation
-        Its history knows which rounds were played already.
+        Its history holds the rounds that were played before.
     algorithm : Algorithm
-        As those rounds left it.
+        In the state after those rounds.
     after_round : callable, optional
-        Called after each round, when all that the agents sent is counted.
+        Called after each round, once its uploads are counted.
     attempt : callable, optional
-        Plays and learns from a round, or returns False if it has to be begun anew.
+        Runs a round, or returns False if the round must be repeated.
     """
-    for turn in algorithm.rounds():
-        if turn.last <= federation.history.iteration:
+    for round_ in algorithm.rounds():
+        if round_.last <= federation.history.iteration:
             continue
         if attempt is None:
-            algorithm.round(federation, turn)
+            algorithm.round(federation, round_)
         else:
-            while not attempt(turn):
+            while not attempt(round_):
                 pass
         if after_round is not None:
             after_round()
     return algorithm.theta_sync
 
 
-__all__ = [
-    "Algorithm",
-    "Online",
-    "make_algorithm",
-    "run_algorithm",
-    "run_rounds",
-]
+__all__ = ["Algorithm", "Online", "make_algorithm", "run_algorithm", "run_rounds"]

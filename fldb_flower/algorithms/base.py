@@ -1,7 +1,8 @@
-"""What every algorithm is: a state, and what it does in one communication round."""
+"""Base classes of the algorithms: a state, and how one communication round changes it."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
@@ -17,15 +18,18 @@ from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings
 
-_FIRST_EXCHANGES = 50  # to find the start by: six are usual, and any start is good enough
-APPROXIMATE_TOLERANCE = 1e-4  # decrement per duel: far less than a start differs from the truth
+State = dict[str, Array]
+"""Arrays by name. Arrays of a state are not changed in place."""
+
+APPROXIMATE_TOLERANCE = 1e-4
+"""Tolerance of the first minimiser without full Hessians: its error is far below its distance
+from the true theta."""
+
+_FIRST_EXCHANGES = 50  # limit for the first minimiser; six are usual
 
 
 class Algorithm(ABC):
-    """What the Central Server knows, and how a round changes it.
-
-    Everything that a later round depends on is an array named in ``STATE``, so that a run can
-    stop after any round and go on in another process.
+    """What the server computes.
 
     Parameters
     ----------
@@ -34,117 +38,124 @@ class Algorithm(ABC):
 
     Attributes
     ----------
-    theta_sync : Array
-        Estimate that agents select arms with, (d,); 0 at first.
-    information : Array
-        W_sync, (d, d) or in another form; ``W_0 = (lambda / kappa_mu) I`` at first.
+    arrays : dict of Array
+        The state, all that later rounds depend on. It always has ``theta_sync``, (d,), zero at
+        first, and ``information``, W_sync in the form of the settings, (lambda / kappa_mu) I at
+        first. :meth:`learn` returns the arrays that a round changes.
     form : Form
-        Which the settings want matrices in.
+        Form of matrices.
     """
-
-    STATE: tuple[str, ...] = ("theta_sync", "information")
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.theta_sync: Array = np.zeros(settings.dimension)
         self.form = make_form(settings)
-        self.information: Array = self.form.identity(settings.ridge / settings.kappa_mu)
+        self.arrays: State = {
+            "theta_sync": np.zeros(settings.dimension),
+            "information": self.form.identity(settings.ridge / settings.kappa_mu),
+        }
+
+    @property
+    def theta_sync(self) -> Array:
+        """Estimate with which agents select arms, (d,)."""
+        return self.arrays["theta_sync"]
+
+    @property
+    def information(self) -> Array:
+        """W_sync."""
+        return self.arrays["information"]
 
     def rounds(self) -> Iterator[Round]:
-        """Yield the rounds of a run; by default what the schedule says."""
+        """Yield the rounds of a run; by default those of the schedule."""
         return schedules.rounds(self.settings)
 
-    def play(self, turn: Round) -> PlayRequest:
-        """Return what the agents are told to play in a round."""
-        return PlayRequest(turn.first, turn.last, Estimate(self.theta_sync, self.information))
+    def play(self, round_: Round) -> PlayRequest:
+        """Return the request to the agents to play a round."""
+        estimate = Estimate(self.theta_sync, self.information)
+        return PlayRequest(round_.first, round_.last, estimate)
 
-    def round(self, federation: Federation, turn: Round) -> None:
+    def round(self, federation: Federation, round_: Round) -> None:
         """Let the agents play a round, learn from its duels and acknowledge them.
 
         Raises
         ------
         ConvergenceError
-            The estimate diverges; the state is as before.
+            The estimate diverges. The state is unchanged.
         """
-        if turn.learns:
-            self._learn(federation, turn)
+        if round_.learns:
+            self.arrays = {**self.arrays, **self._learn(federation, round_)}
         else:
-            federation.exchange(Broadcast(self.play(turn), None))
+            federation.exchange(Broadcast(self.play(round_), None))
         federation.acknowledge()
 
-    def _learn(self, federation: Federation, turn: Round) -> None:
-        """Learn from a round, and check that all numbers of the state can be used."""
-        before = self.state()
-        try:
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # checked here
-                self.learn(federation, turn)
-                for name, array in self.state().items():
-                    if not np.isfinite(array).all():
-                        raise FloatingPointError(f"{name} is not finite")
-        except (FloatingPointError, np.linalg.LinAlgError) as error:
-            self.restore(before)
-            raise ConvergenceError(f"iteration {turn.last}: {error}: {self.remedy()}") from None
-
     @abstractmethod
-    def learn(self, federation: Federation, turn: Round) -> None:
-        """Exchange as often as it takes, and change the state by what the uploads say.
+    def learn(self, federation: Federation, round_: Round) -> State:
+        """Exchange as often as needed and return the changed arrays of the state.
 
-        The last exchange of a round is the one that is acknowledged. If this raises, the
-        state must be as before.
+        The last exchange of a round is the one that is acknowledged.
         """
 
     def remedy(self) -> str:
-        """Return which settings to change when numbers overflow, for an error message."""
+        """Return which settings to change if numbers overflow, for an error message."""
         settings = self.settings
         return (
             f"features, lambda={settings.ridge:g} or kappa_mu={settings.kappa_mu:g} are too far"
             " from 1"
         )
 
-    def state(self) -> dict[str, Array]:
-        """Return the state as arrays; see :meth:`restore`."""
-        return {name: getattr(self, name) for name in self.STATE}
+    def state(self) -> State:
+        """Return the state; see :meth:`restore`."""
+        return dict(self.arrays)
 
-    def restore(self, state: dict[str, Array]) -> None:
-        """Go on from where :meth:`state` was taken, with identical numbers."""
-        for name in self.STATE:
-            setattr(self, name, np.array(state[name]))
+    def restore(self, state: State) -> None:
+        """Resume from what :meth:`state` returned, with identical numbers."""
+        self.arrays = {name: np.array(state[name]) for name in self.arrays}
+
+    def _learn(self, federation: Federation, round_: Round) -> State:
+        try:
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                changed = self.learn(federation, round_)
+                _require_finite(changed)
+        except (FloatingPointError, np.linalg.LinAlgError) as error:
+            raise ConvergenceError(f"iteration {round_.last}: {error}: {self.remedy()}") from None
+        return changed
 
 
 class Online(Algorithm):
-    """An algorithm that starts at a minimiser and then needs one exchange a round.
+    """An algorithm with one exchange per round, after a first minimiser found by exchanges.
 
-    In round 1, t = 1, the minimiser of its duels' loss is found by exchanges.
-
-    Attributes
-    ----------
-    theta_hat : Array
-        Point at which gradients are taken, (d,).
+    The first minimiser is that of the loss of the duels of t = 1. The state also has
+    ``theta_hat``, (d,), the point at which gradients are taken.
     """
 
     HESSIAN = False
-    STATE = (*Algorithm.STATE, "theta_hat")
+    """Whether a round's upload includes the Hessian."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.theta_hat: Array = np.zeros(settings.dimension)
+        self.arrays["theta_hat"] = np.zeros(settings.dimension)
         self._tolerance = SINGLE_TOLERANCE if settings.wire == "float32" else TOLERANCE
         if settings.matrix_form != "full":
             self._tolerance = APPROXIMATE_TOLERANCE  # quasi-Newton steps need many exchanges
 
-    def learn(self, federation: Federation, turn: Round) -> None:
-        """Find the first estimate, or take a step with the fresh duels' statistics."""
-        if turn.first == 1:
-            minimum = self._first_minimum(federation, turn)
-            self.theta_sync = self.theta_hat = minimum.theta
-            self.begin(minimum)
+    @property
+    def theta_hat(self) -> Array:
+        """Point at which gradients are taken, (d,)."""
+        return self.arrays["theta_hat"]
+
+    def learn(self, federation: Federation, round_: Round) -> State:
+        """Find the first estimate, or take a step with the statistics of the fresh duels."""
+        if round_.first == 1:
+            minimum = self._first_minimum(federation, round_)
             upload = minimum.upload
+            changed = {"theta_sync": minimum.theta, "theta_hat": minimum.theta}
+            changed |= self.begin(minimum)
         else:
             upload = federation.exchange(
-                Broadcast(self.play(turn), self.theta_hat, hessian=self.HESSIAN, robust=True)
+                Broadcast(self.play(round_), self.theta_hat, hessian=self.HESSIAN, robust=True)
             )
-            self.step(upload, turn)
-        self.information = self.form.total([self.information, upload.information])
+            changed = self.step(upload, round_)
+        changed["information"] = self.form.total([self.information, upload.information])
+        return changed
 
     @property
     @abstractmethod
@@ -152,22 +163,30 @@ class Online(Algorithm):
         """Ridge of the first minimiser."""
 
     @abstractmethod
-    def begin(self, minimum: Minimum) -> None:
-        """Take in the first estimate, which ``theta_sync`` and ``theta_hat`` are already."""
+    def begin(self, minimum: Minimum) -> State:
+        """Return the arrays that depend on the first minimiser, besides theta."""
 
     @abstractmethod
-    def step(self, upload: Upload, turn: Round) -> None:
-        """Move ``theta_hat`` and ``theta_sync`` by a round's fresh duels."""
+    def step(self, upload: Upload, round_: Round) -> State:
+        """Return ``theta_hat``, ``theta_sync`` and other arrays after a round's fresh duels."""
 
-    def _first_minimum(self, federation: Federation, turn: Round) -> Minimum:
-        theta = self.theta_sync
-        start = federation.exchange(Broadcast(self.play(turn), theta, hessian=True))
+    def _first_minimum(self, federation: Federation, round_: Round) -> Minimum:
+        start = federation.exchange(Broadcast(self.play(round_), self.theta_sync, hessian=True))
         return newton(
             lambda trial: federation.exchange(Broadcast(None, trial, hessian=True)),
             start,
-            theta,
+            self.theta_sync,
             self.first_ridge,
             tolerance=self._tolerance,
-            at_most=_FIRST_EXCHANGES,
+            max_exchanges=_FIRST_EXCHANGES,
             or_closest=True,
         )
+
+
+def _require_finite(state: State) -> None:
+    """Raise a FloatingPointError if a number is NaN or infinite."""
+    if math.isfinite(sum(float(np.vdot(array, array)) for array in state.values())):
+        return  # the usual case: one pass; squares of large numbers may overflow
+    for name, array in state.items():
+        if not np.isfinite(array).all():
+            raise FloatingPointError(f"{name} is not finite")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fldb_flower.algorithms.base import Algorithm
+from fldb_flower.algorithms.base import Algorithm, State
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.algorithms.solvers import (
-    GRADIENT_AT_MOST,
-    SINGLE_GRADIENT_AT_MOST,
+    MAX_GRADIENT,
+    SINGLE_MAX_GRADIENT,
     SINGLE_TOLERANCE,
     Evaluate,
     gradient_descent,
@@ -19,7 +19,7 @@ from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, 
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import AUTO
 
-_SETTLED = 1e-13  # theta's error is about 1e-6 before such a step, 1e-12 after it
+_SETTLED = 1e-13  # theta's error is about 1e-6 before a step of this decrement, 1e-12 after it
 
 
 class FLDBGD(Algorithm):
@@ -30,60 +30,55 @@ class FLDBGD(Algorithm):
         theta_sync = argmin  sum of the losses of all duels so far + lambda/2 ||theta||^2
         W_sync    += W_new
 
-    warm-started at theta_sync. The first exchange of an iteration plays it and evaluates
-    theta_sync; the others evaluate what the ``solver`` tries.
+    with a warm start at theta_sync. The first exchange of an iteration plays it and evaluates
+    theta_sync; the others evaluate the points of the ``solver``.
 
     Raises
     ------
     ConvergenceError
-        ``solver=lbfgs`` did not find a minimiser. (``newton`` goes on from the closest point.)
+        ``solver=lbfgs`` did not find a minimiser. (``newton`` uses the closest point instead.)
     SettingsError
         ``solver=lbfgs`` without PyTorch.
     """
 
     def rounds(self) -> Iterator[Round]:
-        """Every iteration is a round."""
+        """Yield every iteration as a round."""
         return (Round(t, t, t) for t in range(1, self.settings.horizon + 1))
 
-    def learn(self, federation: Federation, turn: Round) -> None:
+    def learn(self, federation: Federation, round_: Round) -> State:
         """Minimise the loss of all duels so far."""
+        solver = self.settings.solver
 
-        def ask(point: Array, play: PlayRequest | None = None) -> Upload:
-            return federation.exchange(
-                Broadcast(
-                    play,
-                    point,
-                    scope="all",
-                    hessian=self.settings.solver == "newton",
-                    loss=self.settings.solver == "lbfgs",
-                )
-            )
+        def evaluate(point: Array, play: PlayRequest | None = None) -> Upload:
+            hessian, loss = solver == "newton", solver == "lbfgs"
+            broadcast = Broadcast(play, point, scope="all", hessian=hessian, loss=loss)
+            return federation.exchange(broadcast)
 
-        start = ask(self.theta_sync, self.play(turn))
+        start = evaluate(self.theta_sync, self.play(round_))
         information = self.form.total([self.information, start.information])
-        self.theta_sync = self._minimum(ask, start, information)
-        self.information = information
+        theta = self._minimum(evaluate, start, information)
+        return {"theta_sync": theta, "information": information}
 
     def remedy(self) -> str:
-        """Name the step size, if it was chosen."""
+        """Return the step size, if it is set."""
         size = self.settings.gd_step_size
         if self.settings.solver != "gd" or size == AUTO:
             return super().remedy()
         return f"gd_step_size={size:g} is too large; gd_step_size=auto is always stable"
 
     def _minimum(self, evaluate: Evaluate, start: Upload, information: Array) -> Array:
-        theta, ridge = self.theta_sync, self.settings.ridge
-        is_single = self.settings.wire == "float32"
-        if self.settings.solver == "newton":
+        settings, theta, ridge = self.settings, self.theta_sync, self.settings.ridge
+        is_single = settings.wire == "float32"
+        if settings.solver == "newton":
             settled = SINGLE_TOLERANCE if is_single else _SETTLED
             return newton(evaluate, start, theta, ridge, settled=settled, or_closest=True).theta
-        if self.settings.solver == "lbfgs":
-            at_most = SINGLE_GRADIENT_AT_MOST if is_single else GRADIENT_AT_MOST
-            return lbfgs(evaluate, start, theta, ridge, gradient_at_most=at_most)
-        step_size = self.settings.gd_step_size
+        if settings.solver == "lbfgs":
+            max_gradient = SINGLE_MAX_GRADIENT if is_single else MAX_GRADIENT
+            return lbfgs(evaluate, start, theta, ridge, max_gradient=max_gradient)
+        step_size = settings.gd_step_size
         if step_size == AUTO:
             # mu' <= 1/4, so trace(W) / 4 + lambda bounds the largest curvature.
             step_size = 1.0 / (self.form.trace(information) / 4.0 + ridge)
         return gradient_descent(
-            evaluate, start, theta, ridge, steps=self.settings.gd_steps, step_size=float(step_size)
+            evaluate, start, theta, ridge, steps=settings.gd_steps, step_size=float(step_size)
         )

@@ -1,4 +1,4 @@
-"""FLDB-OGD: online gradient descent, one exchange a round (Algorithms 1 and 2)."""
+"""FLDB-OGD: online gradient descent, one exchange per round (Algorithms 1 and 2)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fldb_flower.algorithms.base import Online
+from fldb_flower.algorithms.base import Online, State
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.algorithms.solvers import Minimum
 from fldb_flower.bandit import theory
@@ -18,24 +18,24 @@ from fldb_flower.settings import Settings
 class FLDBOGD(Online):
     r"""The paper's FLDB-OGD.
 
-    At t = 1 the minimiser of the first iteration's loss is found by exchanges:
-    ``theta_hat^(1) = theta_sync``. Round t_c then takes the gradient of the fresh duels at
-    theta_hat^(t_c) and (Algorithm 2, lines 3 to 6)::
+    At t = 1, theta_hat^(1) = theta_sync is the minimiser of the loss of the first iteration's
+    duels. Round t_c then takes the gradient of its fresh duels at theta_hat^(t_c) (Algorithm 2,
+    lines 3 to 6)::
 
         theta_hat^(t_c + 1)  = project(theta_hat^(t_c) - gradient / (alpha * step))
         theta_sync           = mean of theta_hat^(1), ..., theta_hat^(t_c + 1)
         W_sync              += W_new
 
-    ``step`` is the iteration t that ends the round (``step_index=iteration``) or t_c
-    (``round``). With tau = 1, round 1 is t = 1 itself: the gradient vanishes at its
-    minimiser, and theta_hat^(2) = theta_hat^(1).
-    """
+    ``step`` is the iteration t at the end of the round (``step_index=iteration``) or t_c
+    (``round``). With tau = 1, round 1 is t = 1 itself: the gradient vanishes at the minimiser,
+    so theta_hat^(2) = theta_hat^(1).
 
-    STATE = (*Online.STATE, "initial")
+    The state also has ``initial``, theta_hat^(1).
+    """
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.initial: Array = np.zeros(settings.dimension)  # theta_hat^(1)
+        self.arrays["initial"] = np.zeros(settings.dimension)
         self._radius = theory.projection_radius(settings)
 
     @property
@@ -43,20 +43,19 @@ class FLDBOGD(Online):
         """Ridge lambda."""
         return self.settings.ridge
 
-    def begin(self, minimum: Minimum) -> None:
-        """Remember where the ball is."""
-        self.initial = minimum.theta
+    def begin(self, minimum: Minimum) -> State:
+        """Return theta_hat^(1), the center of the projection."""
+        return {"initial": minimum.theta}
 
-    def step(self, upload: Upload, turn: Round) -> None:
+    def step(self, upload: Upload, round_: Round) -> State:
         """Take a gradient step, project, and average."""
-        step = turn.last if self.settings.step_index == "iteration" else turn.number
-        self.theta_hat = self._project(
-            self.theta_hat - upload.gradient / (self.settings.alpha * step)
-        )
-        self.theta_sync = self.theta_sync + (self.theta_hat - self.theta_sync) / (turn.number + 1)
+        step = round_.last if self.settings.step_index == "iteration" else round_.number
+        theta = self._project(self.theta_hat - upload.gradient / (self.settings.alpha * step))
+        mean = self.theta_sync + (theta - self.theta_sync) / (round_.number + 1)
+        return {"theta_hat": theta, "theta_sync": mean}
 
     def remedy(self) -> str:
-        """Name what the step size depends on."""
+        """Return the settings of the step size."""
         return (
             f"alpha={self.settings.alpha:g} makes steps too long (a larger one makes them shorter),"
             f" or {super().remedy()}"
@@ -65,7 +64,7 @@ class FLDBOGD(Online):
     def _project(self, theta: Array) -> Array:
         """Project onto the set S, a ball (paper, Sec. 3.2)."""
         fixed = self.settings.projection_center == "initial"
-        center = self.initial if fixed else self.theta_hat
+        center = self.arrays["initial"] if fixed else self.theta_hat
         offset = theta - center
         distance = math.sqrt(float(offset @ offset))
         return theta if distance <= self._radius else center + (self._radius / distance) * offset

@@ -1,8 +1,8 @@
-"""FLDB-ONS, ours: an online Newton step, one exchange a round with the regret of FLDB-GD."""
+"""FLDB-ONS: online Newton steps, one exchange per round. Not in the paper."""
 
 from __future__ import annotations
 
-from fldb_flower.algorithms.base import Online
+from fldb_flower.algorithms.base import Online, State
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.algorithms.solvers import Minimum
 from fldb_flower.federation.exchange import Upload
@@ -11,54 +11,50 @@ from fldb_flower.settings import Settings
 
 
 class FLDBONS(Online):
-    r"""FLDB-ONS: an online Newton step a round. Not in the paper.
+    r"""FLDB-ONS, this project's algorithm.
 
-    Agents return the Hessian H of the fresh duels beside their gradient g,
-    both at theta. At t = 1 theta is the minimiser of the first duels' loss with ridge lambda_0
-    (``ons_ridge``), found by exchanges, and ``A = lambda_0 I + H_1``. Then, in each round::
+    Agents return the gradient g and the Hessian H of their fresh duels at theta. At t = 1, theta
+    is the minimiser of the loss of the first duels with ridge lambda_0 (``ons_ridge``), and
+    ``A = lambda_0 I + H_1``. Each round then computes::
 
         A      += H
         theta  -= A^-1 g
         W_sync += W_new
 
-    The agents select with this theta: theta_hat = theta_sync. A is the curvature of all duels so
-    far, so each round is nearly a full Newton step on the loss of all of them; its error
-    shrinks with the information, where FLDB-OGD's step size 1 / (alpha t) knows nothing of it.
+    Agents select with this theta: theta_hat = theta_sync. A is the curvature of all duels, so a
+    round is approximately a full Newton step on the loss of all of them. An upload has
+    ``d (d + 1) / 2`` numbers more than with FLDB-OGD.
 
-    On the wire: d + d (d + 1) numbers up, d (d + 1) / 2 more than FLDB-OGD; as many down
-    as FLDB-OGD.
+    No regret bound is proved; ``docs/theory.md`` has the measured regret and the choice of
+    lambda_0.
 
-    Of its regret: no bound is proved here. Online Newton steps have logarithmic regret for
-    exp-concave losses (Hazan et al. 2007), which the logistic loss is on a bounded set, and a
-    projection keeps the iterates in it. We leave the projection out; the ridge lambda_0 and the
-    exact start take its place in practice. Measured (N = 100, T = 500, 20 seeds), it is 1.10 times
-    FLDB-GD's with lambda_0 = 1 and 1.08 times with 0.6, for features of order 1: lambda_0 is in
-    their units, so scale them. With lambda_0 below 0.5 and fewer than ten agents,
-    separable first duels can put the start so far out that H vanishes and steps explode.
+    The state also has ``curvature``, A.
     """
 
     HESSIAN = True
-    STATE = (*Online.STATE, "curvature")
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.curvature: Array = self.form.identity(settings.ons_ridge)  # A
+        self.arrays["curvature"] = self.form.identity(settings.ons_ridge)
 
     @property
     def first_ridge(self) -> float:
-        """Ridge lambda_0, which is in A from then on."""
+        """Ridge lambda_0, which A includes."""
         return self.settings.ons_ridge
 
-    def begin(self, minimum: Minimum) -> None:
+    def begin(self, minimum: Minimum) -> State:
         """Add the curvature of the first duels."""
-        self.curvature = self.form.total([self.curvature, minimum.upload.hessian])
+        return {"curvature": self._curvature_with(minimum.upload)}
+
+    def step(self, upload: Upload, round_: Round) -> State:
+        """Take a Newton step with the curvature of all duels."""
+        curvature = self._curvature_with(upload)
+        theta = self.theta_hat - self.form.solve(curvature, upload.gradient)
+        return {"theta_hat": theta, "theta_sync": theta, "curvature": curvature}
 
     def remedy(self) -> str:
-        """Name the ridge."""
+        """Return the setting of the ridge."""
         return f"ons_ridge={self.settings.ons_ridge:g} is too small, or {super().remedy()}"
 
-    def step(self, upload: Upload, turn: Round) -> None:
-        """Take a Newton step with the curvature of all duels so far."""
-        self.curvature = self.form.total([self.curvature, upload.hessian])
-        self.theta_hat = self.theta_hat - self.form.solve(self.curvature, upload.gradient)
-        self.theta_sync = self.theta_hat
+    def _curvature_with(self, upload: Upload) -> Array:
+        return self.form.total([self.arrays["curvature"], upload.hessian])

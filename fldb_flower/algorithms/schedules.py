@@ -1,4 +1,4 @@
-"""When agents and server exchange: the iterations that end a communication round."""
+"""Communication rounds: the iterations at which agents and server exchange."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from fldb_flower.settings import Settings, check_value
 
 
 class Round(NamedTuple):
-    """Iterations that are played between two exchanges.
+    """Iterations between two exchanges.
 
     Attributes
     ----------
     number : int
-        t_c, the number of the communication round; 0 for t = 1 where no round ends there.
+        t_c, the number of the communication round; 0 for t = 1 if no round ends there.
     first, last : int
-        Iterations first..last, both included.
+        Iterations first..last, inclusive.
     learns : bool
-        Whether an exchange ends it; the iterations after the last exchange are only played.
+        Whether the round ends with an exchange; the iterations after the last exchange are only
+        played.
     """
 
     number: int
@@ -35,17 +36,17 @@ def periodic(tau: int) -> Iterator[int]:
     Raises
     ------
     SettingsError
-        tau is not a whole number, at least 1.
+        tau is not an integer of at least 1.
     """
     tau = check_value("tau", tau)
     return itertools.count(tau, tau)
 
 
 def geometric(ratio: float) -> Iterator[int]:
-    """Return 1, then the different values of ceil(ratio^k), k = 1, 2, ...: O(log T) rounds.
+    """Return 1, then the distinct values of ceil(ratio^k), k = 1, 2, ...: O(log T) rounds.
 
-    Ours, beyond the paper: waiting until the number of duels has grown by a factor is
-    when W has changed enough for a new estimate to matter.
+    This schedule is not in the paper. A new estimate matters once the number of duels has grown
+    by a factor, because then W has changed enough.
 
     Raises
     ------
@@ -62,20 +63,20 @@ def _powers(ratio: float) -> Iterator[int]:
         if end > last:
             last = end
             yield end
-            # Do not count through the powers of a ratio near 1 that all round up to this end.
+            # Skip the powers of a ratio near 1 that also round up to this end.
             power = max(power, math.floor(math.log(end) / math.log(ratio)) - 1)
         power += 1
 
 
 def round_ends(settings: Settings) -> Iterator[int]:
-    """Return the iterations at which a round ends, ascending and at most the horizon."""
+    """Return the iterations at which a round ends, ascending, up to the horizon."""
     schedule = settings.schedule
     ends = periodic(settings.tau) if schedule.name == "periodic" else geometric(schedule.ratio)
     return itertools.takewhile(lambda end: end <= settings.horizon, ends)
 
 
 def rounds(settings: Settings) -> Iterator[Round]:
-    """Yield the rounds of a run: t = 1 by itself, which gives the first estimate, then the rest.
+    """Yield the rounds of a run: first t = 1 alone, which gives the first estimate.
 
     Together they play every iteration once.
     """

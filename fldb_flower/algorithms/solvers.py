@@ -1,7 +1,7 @@
-"""Minimising the federated loss by exchanges: Newton, L-BFGS, gradient descent.
+"""Minimisation of the federated loss by exchanges: Newton, L-BFGS, gradient descent.
 
-Each solver starts from an upload at ``theta`` and evaluates further points by exchanges.
-The objective is ``sum of the duels' losses + ridge/2 ||theta||^2`` (paper, Eq. 1).
+Each solver starts from the upload at ``theta`` and evaluates further points by exchanges. The
+objective is ``sum of the duels' losses + ridge/2 ||theta||^2`` (paper, Eq. 1).
 """
 
 from __future__ import annotations
@@ -17,33 +17,37 @@ import numpy as np
 from fldb_flower.bandit.newton import RESTART, is_too_long, shortened
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.federation.exchange import Upload
-from fldb_flower.linalg.arrays import Array, import_torch, namespace
+from fldb_flower.linalg.arrays import Array, import_torch
 from fldb_flower.linalg.forms import Full, form_of
 
 Evaluate = Callable[[Array], Upload]
-Secants = deque[tuple[Array, Array]]  # steps taken, and by how much each changed the gradient
+"""Exchanges once and returns the upload at theta, (d,)."""
 
 TOLERANCE = 1e-20
-"""Newton decrement per duel, ``g^T H^-1 g / n``, at which the minimiser counts as found.
+"""Newton decrement per duel, ``g^T H^-1 g / n``, below which a point counts as the minimiser.
 
-Twice the loss left to gain by a step: the same whatever the scale of the features. For
-features of order 1 it is a gradient norm of 1e-10 per duel.
+It is twice the remaining decrease of the loss, whatever the scale of the features. For features
+of order 1 it corresponds to a gradient norm of 1e-10 per duel.
 """
 
 SINGLE_TOLERANCE = 1e-12
-"""The same where numbers travel in single precision, whose rounding errors amount to 1e-15."""
+"""The tolerance for messages in single precision, whose rounding errors are of order 1e-15."""
+
+MAX_GRADIENT = 1e-6
+"""Largest gradient norm per duel of a minimiser by L-BFGS."""
+
+SINGLE_MAX_GRADIENT = 1e-4
+"""The same for losses in single precision."""
 
 MAX_EXCHANGES = 200
 _LOG = logging.getLogger(__name__)
-_LBFGS_HISTORY = 10  # steps remembered
-_GRADIENT = 1e-10  # norm per duel that L-BFGS aims at,
-GRADIENT_AT_MOST = 1e-6  # and must reach,
-SINGLE_GRADIENT_AT_MOST = 1e-4  # where losses are sums in single precision, too
+_LBFGS_HISTORY = 10  # number of past steps
+_LBFGS_GRADIENT = 1e-10  # gradient norm per duel at which PyTorch's L-BFGS stops
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """A minimiser, and the last upload evaluated on the way (at it, for ``settled=0``)."""
+    """A minimiser, and the last upload on the way (the upload at it, for ``settled=0``)."""
 
     theta: Array
     upload: Upload
@@ -57,105 +61,115 @@ def newton(
     *,
     tolerance: float = TOLERANCE,
     settled: float = 0.0,
-    at_most: int = MAX_EXCHANGES,
+    max_exchanges: int = MAX_EXCHANGES,
     or_closest: bool = False,
 ) -> Minimum:
-    r"""Minimise by damped Newton steps; uploads carry the Hessian.
+    r"""Minimise by damped Newton steps (:mod:`fldb_flower.bandit.newton`).
 
-    The loss is convex, so the slope along a step tells whether the minimum was passed: then
-    the step is shortened to where a straight line through both slopes crosses zero. No loss
-    value has to travel, and neither separable duels nor extreme logits make it diverge.
-
-    Where uploads carry the Hessian's diagonal or a sketch of it, steps are those of L-BFGS
-    that begins with its inverse: more exchanges, to the same minimiser.
-
-    A warm start may lie where the Hessian has all but vanished and steps are wild. If one has
-    to be shortened much, the search begins anew at 0, where every duel's curvature is largest.
+    Uploads carry the Hessian; no loss is needed. With Hessians in another form than full, the
+    steps are those of L-BFGS with the inverse of that matrix as initial approximation.
 
     Parameters
     ----------
     evaluate : callable
-        One exchange: the upload at theta (d,).
+        One exchange.
     start : Upload
-        The upload at ``theta``.
+        Upload at ``theta``.
     theta : Array
-        Where to begin, (d,).
+        Starting point, (d,).
     ridge : float
         Above 0.
     tolerance : float
-        Decrement per duel at which the minimiser counts as found.
+        Decrement per duel below which a point counts as the minimiser.
     settled : float
-        Decrement per duel below which a step is trusted without an exchange to verify it:
-        Newton squares the error.
-    at_most : int
-        Exchanges to give up after.
+        Decrement per duel below which a step is taken without an exchange to verify it.
+    max_exchanges : int
+        Maximum number of exchanges.
     or_closest : bool
-        Whether to warn then, and return the point with the smallest decrement, where others
-        would get the error. Uploads of nodes that lie, or fail, need not belong to any loss.
+        After that number, log a warning and return the point with the smallest decrement,
+        instead of raising. Uploads of faulty nodes need not belong to any loss.
 
     Raises
     ------
     ConvergenceError
-        The gradient did not become small enough.
+        The decrement did not become small enough.
     """
-    xp = namespace(theta)
-    upload, exchanges = start, 0
-    warm = bool(xp.any(theta != 0))
-    closest = math.inf, Minimum(theta, upload)
-    is_exact = isinstance(form_of(start.hessian), Full)
-    secants: Secants = deque(maxlen=0 if is_exact else _LBFGS_HISTORY)
-    while True:
-        gradient = upload.gradient + ridge * theta
-        step = -_direction(gradient, upload.hessian, ridge, secants)
-        slope = gradient @ step  # below 0
-        decrement = -slope / max(upload.num_duels, 1)
-        if decrement <= tolerance:
-            return Minimum(theta, upload)
-        if decrement <= settled:
-            return Minimum(theta + step, upload)
-        if decrement < closest[0]:
-            closest = decrement, Minimum(theta, upload)
-        length = 1.0
+    search = _Newton(evaluate, start, theta, ridge, max_exchanges)
+    return search.run(tolerance, settled, or_closest=or_closest)
+
+
+class _Newton:
+    """A search for a minimiser: the current point, the upload there, and past steps."""
+
+    def __init__(
+        self, evaluate: Evaluate, start: Upload, theta: Array, ridge: float, max_exchanges: int
+    ) -> None:
+        self._evaluate, self._ridge, self._max_exchanges = evaluate, ridge, max_exchanges
+        self._theta, self._upload, self._exchanges = theta, start, 0
+        self._may_restart = bool(np.any(theta != 0))
+        history = 0 if isinstance(form_of(start.hessian), Full) else _LBFGS_HISTORY
+        # Pairs of a step and its change of the gradient.
+        self._secants: deque[tuple[Array, Array]] = deque(maxlen=history)
+
+    def run(self, tolerance: float, settled: float, *, or_closest: bool) -> Minimum:
+        smallest, closest = math.inf, Minimum(self._theta, self._upload)
         while True:
-            if exchanges == at_most:
-                error = _not_found(_norm(gradient), upload, at_most)
+            here = Minimum(self._theta, self._upload)
+            gradient = here.upload.gradient + self._ridge * here.theta
+            step = -self._direction(gradient)
+            slope = gradient @ step  # below 0
+            decrement = -slope / max(here.upload.num_duels, 1)
+            if decrement <= tolerance:
+                return here
+            if decrement <= settled:
+                return Minimum(here.theta + step, here.upload)
+            if decrement < smallest:
+                smallest, closest = decrement, here
+            if not self._advance(gradient, step, slope):
+                error = _not_found(_norm(gradient), here.upload, self._max_exchanges)
                 if not or_closest:
                     raise error
-                _LOG.warning("%s; going on from the closest point", error)
-                return closest[1]
-            exchanges += 1
-            trial = theta + length * step
-            answer = evaluate(trial)
-            end_slope = (answer.gradient + ridge * trial) @ step
-            if not is_too_long(slope, end_slope):
-                break
+                _LOG.warning("%s; the closest point is used", error)
+                return closest
+
+    def _advance(self, gradient: Array, step: Array, slope: Array) -> bool:
+        """Move along a step, or to 0; return False if no exchange is left."""
+        length, trial, restarts = 1.0, self._theta + step, False
+        while self._exchanges < self._max_exchanges:
+            self._exchanges += 1
+            upload = self._evaluate(trial)
+            end_gradient = upload.gradient + self._ridge * trial
+            end_slope = end_gradient @ step
+            if restarts or not is_too_long(slope, end_slope):
+                self._secants.append((trial - self._theta, end_gradient - gradient))
+                self._theta, self._upload = trial, upload
+                return True
             length = shortened(length, slope, end_slope)
-            if warm and length < RESTART:
-                warm, trial = False, xp.zeros_like(theta)
-                exchanges += 1
-                answer = evaluate(trial)
-                break
-        secants.append((trial - theta, answer.gradient + ridge * trial - gradient))
-        theta, upload = trial, answer
+            restarts = self._may_restart and bool(length < RESTART)
+            self._may_restart &= not restarts
+            trial = np.zeros_like(self._theta) if restarts else self._theta + length * step
+        return False
 
+    def _direction(self, gradient: Array) -> Array:
+        """Return ``(H + ridge I)^-1 gradient``, corrected by past steps.
 
-def _direction(gradient: Array, hessian: Array, ridge: float, secants: Secants) -> Array:
-    """Return ``(H + ridge I)^-1 gradient``, corrected by what steps did to the gradient.
-
-    The two loops of L-BFGS (Nocedal and Wright 2006, Algorithm 7.4), with the inverse of the
-    approximate Hessian in the middle.
-    """
-    usable = [
-        (step, change, 1.0 / (step @ change)) for step, change in secants if step @ change > 0
-    ]
-    shares = []
-    for step, change, weight in reversed(usable):
-        shares.append(weight * (step @ gradient))
-        gradient = gradient - shares[-1] * change
-    direction = form_of(hessian).solve(hessian, gradient, ridge)
-    for (step, change, weight), share in zip(usable, reversed(shares), strict=True):
-        direction = direction + (share - weight * (change @ direction)) * step
-    return direction
+        The two loops of L-BFGS (Nocedal and Wright 2006, Algorithm 7.4), with the inverse of the
+        Hessian's form in the middle.
+        """
+        hessian = self._upload.hessian
+        usable = [
+            (step, change, 1.0 / (step @ change))
+            for step, change in self._secants
+            if step @ change > 0
+        ]
+        shares = []
+        for step, change, weight in reversed(usable):
+            shares.append(weight * (step @ gradient))
+            gradient = gradient - shares[-1] * change
+        direction = form_of(hessian).solve(hessian, gradient, self._ridge)
+        for (step, change, weight), share in zip(usable, reversed(shares), strict=True):
+            direction = direction + (share - weight * (change @ direction)) * step
+        return direction
 
 
 def gradient_descent(
@@ -176,9 +190,9 @@ def lbfgs(
     theta: Array,
     ridge: float,
     *,
-    gradient_at_most: float = GRADIENT_AT_MOST,
+    max_gradient: float = MAX_GRADIENT,
 ) -> Array:
-    """Minimise with PyTorch's L-BFGS and strong Wolfe line search, as the paper did (Sec. 5).
+    """Minimise with PyTorch's L-BFGS and strong Wolfe line search, as in the paper (Sec. 5).
 
     Each call of its closure is one exchange; uploads carry the loss.
 
@@ -187,20 +201,16 @@ def lbfgs(
     SettingsError
         PyTorch is not installed.
     ConvergenceError
-        The gradient norm per duel stayed above ``gradient_at_most``.
+        The gradient norm per duel stayed above ``max_gradient``.
     """
     torch = import_torch("solver=lbfgs", "solver=newton")
     point = torch.tensor(np.asarray(theta), dtype=torch.float64, requires_grad=True)
     duels = max(start.num_duels, 1)
     optimizer = torch.optim.LBFGS(
-        [point],
-        max_iter=MAX_EXCHANGES,
-        max_eval=MAX_EXCHANGES,
-        tolerance_grad=_GRADIENT * duels,
-        tolerance_change=0.0,
-        history_size=_LBFGS_HISTORY,
-        line_search_fn="strong_wolfe",
-    )
+        [point], max_iter=MAX_EXCHANGES, max_eval=MAX_EXCHANGES,
+        tolerance_grad=_LBFGS_GRADIENT * duels, tolerance_change=0.0,
+        history_size=_LBFGS_HISTORY, line_search_fn="strong_wolfe",
+    )  # fmt: skip
     best = [math.inf, theta]  # gradient norm, theta
     first = [start]
 
@@ -215,8 +225,8 @@ def lbfgs(
         return upload.loss + 0.5 * ridge * float(here @ here)
 
     optimizer.step(closure)
-    if best[0] > gradient_at_most * duels:
-        raise _not_found(best[0], start)
+    if best[0] > max_gradient * duels:
+        raise _not_found(best[0], start, MAX_EXCHANGES)
     found: Array = best[1]
     return found
 
@@ -225,7 +235,7 @@ def _norm(vector: Array) -> float:
     return math.sqrt(float(vector @ vector))
 
 
-def _not_found(gradient: float, upload: Upload, exchanges: int = MAX_EXCHANGES) -> ConvergenceError:
+def _not_found(gradient: float, upload: Upload, exchanges: int) -> ConvergenceError:
     per_duel = gradient / max(upload.num_duels, 1)
     return ConvergenceError(
         f"no minimiser within {exchanges} exchanges: gradient norm {per_duel:.1e} per duel"

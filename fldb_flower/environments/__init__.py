@@ -14,12 +14,12 @@ from fldb_flower.settings import AUTO, Settings
 
 
 def make_environment(settings: Settings, agents: range) -> Environment:
-    """Return the environment that the settings name, for a block of agents.
+    """Return the settings' environment for a block of agents.
 
     Raises
     ------
     SettingsError
-        ``agents`` is not a range of some of the settings' agents.
+        ``agents`` is not a range within the settings' agents.
     """
     check_agents(agents, settings.num_agents)
     environment: Environment = ENVIRONMENTS.load(settings.environment.name)(settings, agents)
@@ -27,15 +27,19 @@ def make_environment(settings: Settings, agents: range) -> Environment:
 
 
 def max_difference(settings: Settings) -> float:
-    """Return L, which no difference of two arms exceeds: the setting, or what ``auto`` derives.
+    """Return L, the maximum length of a difference of two arms.
 
-    An environment may say it, as a static method of this name over settings, which needs no data.
-    Infinite where it does not, and for devices.
+    With ``max_difference=auto`` it is the result of the environment's static method
+    ``max_difference(settings)``, which reads no data. It is infinite for devices, and for an
+    environment without that method.
     """
     if settings.max_difference != AUTO:
         return float(settings.max_difference)
-    known = getattr(ENVIRONMENTS.load(settings.environment.name), "max_difference", None)
-    return math.inf if known is None or settings.mode == "devices" else float(known(settings))
+    if settings.mode == "devices":
+        return math.inf
+    environment = ENVIRONMENTS.load(settings.environment.name)
+    bound = getattr(environment, "max_difference", None)
+    return math.inf if bound is None else float(bound(settings))
 
 
 __all__ = ["Contexts", "Environment", "make_environment", "max_difference"]

@@ -76,8 +76,8 @@ def cache_file(sentences: tuple[str, ...]) -> Path:
         folder = Path(cache) if Path(cache).is_absolute() else Path("~/.cache").expanduser()
     except RuntimeError:
         raise SettingsError(
-            "environment=sentences caches embeddings in the user's home folder, which does not"
-            " exist: set XDG_CACHE_HOME to an absolute path"
+            "environment=sentences needs a folder to cache embeddings, and there is no home folder:"
+            " set XDG_CACHE_HOME to an absolute path"
         ) from None
     return folder / "fldb-flower" / f"embeddings-{hashlib.sha256(key).hexdigest()}.npy"
 

@@ -160,8 +160,8 @@ def _corpus(settings: Settings) -> tuple[str, ...]:
     sentences = tuple(dict.fromkeys(filter(None, map(str.strip, lines))))
     if len(sentences) < settings.num_arms:
         raise DataError(
-            """Values that all agents share; see :class:`Sentences`. ``spread`` is sqrt(v)."""
-            f" sentences (one per line) in {one_line(path) or 'the built-in text'}"
+            f"num_arms={settings.num_arms}: must be at most {len(sentences)}, the number of"
+            f" distinct sentences (one per line) in {one_line(path) or 'the built-in text'}"
         )
     return sentences
 

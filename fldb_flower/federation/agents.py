@@ -80,6 +80,8 @@ class AgentGroup:
 
 def total_of_blocks(uploads: Sequence[Upload]) -> Upload:
     """Return the sum of the uploads of blocks that played the same iterations."""
+    if len(uploads) == 1:
+        return uploads[0]
     parts = [upload.regrets[0] for upload in uploads]
     sums = np.sum([part.sums for part in parts], axis=0)
     regrets = Regrets(parts[0].first, sum(part.agents for part in parts), sums)

@@ -228,7 +228,7 @@ class Settings(Checked):
     )
     solver: str = setting(
         "newton",
-        "FLDB-GD: minimization of the loss; lbfgs needs the torch extra.",
+        "FLDB-GD: minimisation of the loss; lbfgs needs the torch extra.",
         choices=SOLVERS,
     )
     gd_steps: int = setting(

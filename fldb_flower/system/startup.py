@@ -19,7 +19,7 @@ SIGNALLED = 128
 INTERRUPTED = "interrupted"
 SERVICE_EXTRA = ("service", "fastapi", "uvicorn", "fastapi_offline")
 """The extra of the preference service, and its modules."""
-_PACKAGES = ("clients", "conf", "fldb_flower", "simulations", "strategies")
+PACKAGES = ("clients", "conf", "fldb_flower", "simulations", "strategies")
 _PROCESS = os.getpid()  # differs in forked processes
 
 
@@ -33,7 +33,7 @@ def begin() -> None:
     """
     for number in SIGNALS:
         signal.signal(number, lambda number, _frame: leave(number, INTERRUPTED))
-    for name in _PACKAGES:
+    for name in PACKAGES:
         if (reason := shadowed(name)) is not None:
             sys.exit(f"error: {reason}")
 

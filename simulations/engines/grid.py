@@ -1,9 +1,9 @@
 """A Flower Grid whose nodes are in this process: real messages, no other processes, no waiting.
 
-This is the only module that uses Flower's internals, in three places: the abstract Grid has a
-``Run`` in its signatures; a Message takes its sender from ``TaskIdentity``; and a Grid assigns
-message ids to a private attribute of the metadata, as Flower's own grids do. Flower has no public
-API for them. ``tests/test_flower.py`` fails if they change.
+Flower has no public API for three things that a Grid needs. They are used here only: ``Run`` in
+the signatures of the abstract Grid, the sender of a message
+(:func:`fldb_flower.system.process.identify_task`), and the private attribute of the metadata that
+holds a message's id, which Flower's own grids set too.
 """
 
 from __future__ import annotations

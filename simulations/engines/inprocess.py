@@ -34,7 +34,7 @@ def run(settings: Settings, output_dir: str, faults: Faults | None = None) -> No
     SettingsError
         The agents need more memory than is available.
     """
-    require_agents(settings, settings.num_agents)  # all of them are in this process
+    require_agents(settings, settings.num_agents)  # all in this process
     run_config = to_flat(settings)
     grid = (
         FaultyGrid(settings, run_config, faults)

@@ -1,4 +1,4 @@
-"""All agents in groups of about equal size, played in several processes where that pays."""
+"""All agents in shards of about equal size, simulated in several processes if that is faster."""
 
 from __future__ import annotations
 
@@ -22,112 +22,125 @@ from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import Settings
 
-_BLOCKS = 4  # in a shard, at least: enough work to be worth a message between processes
-_SHARDS = 64
+MIN_BLOCKS = 4
+"""Minimum number of blocks in a shard, so that its work outweighs the messages."""
+MAX_SHARDS = 64
 
 
 class Shards:
-    """All N agents, in shards that do not depend on how many processors there are.
+    """All N agents, in shards.
 
-    Nor do results: uploads are summed shard by shard. From two shards on, each processor that
-    this process may use plays some of them in a process of its own. (Threads
-    would wait for each other at every call of NumPy.)
+    Shards and results do not depend on the number of processors: uploads are summed shard by
+    shard. With two or more shards, each available processor simulates some of them in its own
+    process. Threads would wait for each other in every call of NumPy.
 
     Parameters
     ----------
     settings : Settings
         Settings of the run.
     processes : int, optional
-        How many to use at most.
+        Maximum number of processes.
+
+    Attributes
+    ----------
+    shards : list of range
+        The agents of each shard.
+    groups : list of AgentGroup
+        The agents in this process; empty with several processes.
+    workers : list of Worker
+        The other processes.
     """
 
     def __init__(self, settings: Settings, processes: int | None = None) -> None:
         require_agents(settings, settings.num_agents)
         self._settings = settings
-        self._shards = list(_shards(settings))
+        self.shards = list(_shards(settings))
         available = _processors(settings.backend) if processes is None else processes
-        count = min(available, len(self._shards))
+        count = min(available, len(self.shards))
         self.groups: list[AgentGroup] = []
-        self._workers: list[_Worker] = []
+        self.workers: list[Worker] = []
         if count < 2:
-            self.groups = self._make(self._shards)
+            self.groups = self._make(self.shards)
             return
-        ends = [len(self._shards) * place // count for place in range(count + 1)]
+        ends = [len(self.shards) * place // count for place in range(count + 1)]
         for start, stop in itertools.pairwise(ends):
-            self._workers.append(_Worker(self._make, self._shards[start:stop], self._workers))
+            self.workers.append(Worker(self._make, self.shards[start:stop], self.workers))
 
     def _make(self, shards: list[range]) -> list[AgentGroup]:
         return [AgentGroup(self._settings, shard) for shard in shards]
 
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
-        """Play what the broadcast asks for and return the statistics; see AgentGroup."""
-        return total_of_blocks(self._call("answer", [(broadcast, counted)] * len(self._shards)))
+        """Play the requested iterations and return the statistics; see :class:`AgentGroup`."""
+        return total_of_blocks(self._call("answer", [(broadcast, counted)] * len(self.shards)))
 
     def state(self) -> dict[str, Array]:
-        """Return what must outlive the process, as arrays; see :meth:`restore`."""
-        states = self._call("state", [()] * len(self._shards))
+        """Return the state of all agents as arrays; see :meth:`restore`."""
+        states = self._call("state", [()] * len(self.shards))
         return join_parts({str(place): each for place, each in enumerate(states)})
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Go on from where :meth:`state` was taken, with identical numbers."""
-        self._call("restore", [(part_of(state, str(at)),) for at in range(len(self._shards))])
+        """Restore a state; the run continues with identical numbers."""
+        self._call("restore", [(part_of(state, str(at)),) for at in range(len(self.shards))])
 
     def _call(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of each shard's group, with arguments of its own; return the results."""
-        if not self._workers:
+        """Call a method of the group of each shard with its arguments; return the results."""
+        if not self.workers:
             return _called(self.groups, method, arguments)
         rest = iter(arguments)
-        for worker in self._workers:
+        for worker in self.workers:
             worker.send(method, list(itertools.islice(rest, worker.shards)))
-        # All of them, even if one raises: the next ones must be answers to the next call.
-        replies = [worker.receive() for worker in self._workers]
+        # Receive all replies, even if one is an error, so that the next call gets its own.
+        replies = [worker.receive() for worker in self.workers]
         return [each for reply in replies for each in _unless_error(reply)]
 
     def close(self) -> None:
         """End the processes."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.close()
 
 
-class _Worker:
-    """A process that has some of the shards, forked from this one."""
+class Worker:
+    """A process with some of the shards, forked from this one."""
 
-    def __init__(self, make: Any, shards: list[range], others: list[_Worker]) -> None:
+    def __init__(self, make: Any, shards: list[range], others: list[Worker]) -> None:
         self.shards = len(shards)
         fork = multiprocessing.get_context("fork")
         self._pipe, theirs = fork.Pipe()
         inherited = [worker._pipe for worker in others] + [self._pipe]
-        self._process = fork.Process(
+        self.process = fork.Process(
             target=_work, args=(theirs, inherited, make, shards), daemon=True
         )
-        self._process.start()
+        self.process.start()
         theirs.close()
-        # At the end of Python, too: it waits for the process, which waits for this.
-        self._hang_up = Finalize(self, self._pipe.close, exitpriority=1)
+        # Also at exit: Python waits for the process, which waits for the pipe to close.
+        self._close_pipe = Finalize(self, self._pipe.close, exitpriority=1)
 
     def send(self, *message: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # `receive` says so
+        """Send a call."""
+        with contextlib.suppress(BrokenPipeError):  # `receive` reports it
             self._pipe.send(message)
 
     def receive(self) -> Any:
+        """Return the reply to the last call: results, or an exception."""
         try:
             return self._pipe.recv()
         except (EOFError, ConnectionResetError):
-            self._process.join()
+            self.process.join()
             return FederationError(
                 f"a process with {self.shards} shards of the agents ended with status"
-                f" {self._process.exitcode}: out of memory?"
+                f" {self.process.exitcode}: out of memory?"
             )
 
     def close(self) -> None:
-        self._hang_up()
-        self._process.kill()  # what it may still be at is of no use
-        self._process.join()
+        """End the process."""
+        self._close_pipe()
+        self.process.kill()  # a pending result is not needed
+        self.process.join()
 
 
 def _work(pipe: Connection, inherited: list[Connection], make: Any, shards: list[range]) -> None:
-    """Answer calls until the other end is closed, by its process's end if need be."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that we work for decides
+    """Handle calls until the other end of the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles signals
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for other in inherited:
         other.close()
@@ -155,16 +168,16 @@ def _unless_error(reply: Any) -> list[Any]:
 
 
 def _processors(backend: str) -> int:
-    """Return how many processes may be used: one where it cannot fork, or PyTorch has threads."""
+    """Return how many processes to use: one without fork, or with the threads of PyTorch."""
     if sys.platform != "linux" or backend != "numpy" or multiprocessing.current_process().daemon:
         return 1
     return len(os.sched_getaffinity(0))
 
 
 def _shards(settings: Settings) -> Iterator[range]:
-    """Put consecutive blocks together: at least four in a shard, at most 64 shards."""
+    """Yield shards of consecutive blocks; see `MIN_BLOCKS` and `MAX_SHARDS`."""
     blocks = list(blocks_of(settings, range(settings.num_agents)))
-    size = max(_BLOCKS, -(-len(blocks) // _SHARDS))
+    size = max(MIN_BLOCKS, -(-len(blocks) // MAX_SHARDS))
     for start in range(0, len(blocks), size):
         part = blocks[start : start + size]
         yield range(part[0].start, part[-1].stop)

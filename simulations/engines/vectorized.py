@@ -1,4 +1,4 @@
-"""The fastest engine: a federation that calls all agents directly, as arrays."""
+"""The fastest engine: all agents as arrays, called without messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from simulations.engines.shards import Shards
 
 
 class DirectFederation(Federation):
-    """All N agents in one group, called without messages."""
+    """A federation of all N agents, called without messages."""
 
     history: History
 

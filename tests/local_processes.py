@@ -1,0 +1,55 @@
+"""For tests that start processes: wait for them, find them, end them, show their logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+Found = TypeVar("Found")
+
+
+def wait_until(condition: Callable[[], Found], seconds: float, what: str) -> Found:
+    """Wait until a condition holds, and return its value."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Return the other processes whose environment or command names a folder or what is in it."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = [*process.environ().values(), *process.cmdline()]
+            if process.pid != os.getpid() and any(f"{folder}/" in f"{word}/" for word in words):
+                found.append(process)
+    return found
+
+
+def end_processes_of(folder: Path) -> None:
+    """End them with SIGTERM, and with SIGKILL those that are left after some seconds."""
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for process in (left := processes_of(folder)):
+            with contextlib.suppress(psutil.Error):
+                end(process)
+        psutil.wait_procs(left, timeout=20)
+
+
+@contextlib.contextmanager
+def logs_on_failure(folder: Path, pattern: str = "logs/*.log") -> Iterator[None]:
+    """On a failure, print the last lines of every log below a folder."""
+    try:
+        yield
+    except BaseException:
+        for log in sorted(folder.glob(pattern)):
+            lines = log.read_text(errors="replace").splitlines()[-40:]
+            print(f"--- {log.name}", *lines, sep="\n")
+        raise

@@ -1,0 +1,165 @@
+"""An algorithm, a selection rule and an environment from outside of the package."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import nested
+from test_run import ROOT
+
+from fldb_flower.algorithms.base import Algorithm
+from fldb_flower.algorithms.ogd import FLDBOGD
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS, Catalogue
+from fldb_flower.environments.base import Contexts
+from fldb_flower.errors import SettingsError
+from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.settings import from_nested
+from simulations.run import run
+
+ENGINES = ["vectorized", "inprocess"]
+
+
+@pytest.fixture(autouse=True)
+def removed_afterwards():
+    before = [(each, set(each)) for each in (ALGORITHMS, SELECTIONS, ENVIRONMENTS)]
+    yield
+    for catalogue, names in before:
+        for name in set(catalogue) - names:
+            catalogue.remove(name)
+
+
+def regret(tmp_path, engine, **values):
+    """Run settings on an engine; return regret.csv's text and its cumulative regrets."""
+    small = {"num_agents": 4, "horizon": 12, "num_arms": 3, "dimension": 2, "plot": False}
+    path = tmp_path / f"{engine}{len(list(tmp_path.iterdir()))}"
+    run(from_nested(nested(**small | values, engine__name=engine), "a test"), path)
+    text = (path / "regret.csv").read_text()
+    return text, np.loadtxt(text.splitlines()[1:], delimiter=",")[:, 1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_copy_of_an_algorithm_gives_the_same_results(tmp_path, engine):
+    ALGORITHMS.register("copy_of_ogd", FLDBOGD, online=True)
+    expected, _ = regret(tmp_path, engine, algorithm="fldb_ogd")
+    text, _ = regret(tmp_path, engine, algorithm="copy-of-ogd")
+    assert text == expected
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_algorithm(tmp_path, engine):
+    """One that keeps theta = 0 never leaves the first pair: that of equal scores."""
+
+    @ALGORITHMS.register("stubborn")
+    class Stubborn(Algorithm):
+        def learn(self, federation, round_):
+            federation.exchange(Broadcast(self.play(round_), self.theta_sync))
+            return {"theta_sync": np.zeros(2)}
+
+    SELECTIONS.register("first_pair", first_pair)
+    values = {"algorithm": "stubborn", "beta_scale": 0}
+    _, got = regret(tmp_path, engine, **values, selection="ucb")
+    _, expected = regret(tmp_path, engine, **values, selection="first_pair")
+    assert got == pytest.approx(expected)
+
+
+def first_pair(features, theta, whitener, width, noise):
+    zeros = np.zeros(len(features), dtype=np.int64)
+    return zeros, zeros
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb"])
+def test_a_rule_and_an_environment(tmp_path, engine, algorithm):
+    """Arms 0 and 1 have rewards 1 and 2, the best arm 4: the mean regret is 2 * 4 - 1 - 2."""
+
+    @SELECTIONS.register("zero_and_one")
+    def zero_and_one(features, theta, whitener, width, noise):
+        zeros = np.zeros(len(features), dtype=np.int64)
+        return zeros, zeros + 1
+
+    @ENVIRONMENTS.register("ladder")
+    class Ladder:
+        def __init__(self, settings, agents):
+            self.agents = len(agents)
+
+        def contexts(self, streams, iterations):
+            shape = (self.agents, iterations, 3)
+            features = np.broadcast_to(np.array([[1.0, 0], [2, 0], [4, 0]]), (*shape, 2))
+            return Contexts(features.copy(), np.broadcast_to([1.0, 2, 4], shape).copy())
+
+    values = {"algorithm": algorithm, "selection": "zero_and_one", "environment__name": "ladder"}
+    _, got = regret(tmp_path, engine, **values)
+    assert got == pytest.approx(5.0 * np.arange(1, 13))
+
+
+def test_noise_is_drawn_and_given_to_the_rule(tmp_path):
+    def noise(streams, iterations, shape):
+        return streams.random("selection", iterations, shape[0])
+
+    @SELECTIONS.register("of_noise", noise=noise)
+    def of_noise(features, theta, whitener, width, noise):
+        assert noise.shape == features.shape[:2]
+        return np.argmin(noise, axis=1), np.argmax(noise, axis=1)
+
+    assert regret(tmp_path, "vectorized", selection="of_noise")[1][-1] > 0
+
+
+def test_messages_list_what_is_registered():
+    for catalogue, name in ((ALGORITHMS, "algorithm"), (SELECTIONS, "selection")):
+        with pytest.raises(SettingsError, match="must be one of") as error:
+            from_nested({name: "mine"}, "a test")
+        assert "mine," not in str(error.value)
+        catalogue.register("mine", "a_module_that_is_not_imported:Mine")
+        with pytest.raises(SettingsError, match=r", mine; did you mean mine\?$"):
+            from_nested({name: "mina"}, "a test")
+        assert getattr(from_nested({name: "MINE"}, "a test"), name) == "mine"
+
+
+def test_only_an_online_algorithm_can_be_robust():
+    values = {"algorithm": "mine", "robust": "trimmed"}
+    ALGORITHMS.register("mine", FLDBOGD)
+    with pytest.raises(SettingsError, match="needs algorithm fldb_ogd or fldb_ons, not mine"):
+        from_nested(values, "a test")
+    ALGORITHMS.register("mine", FLDBOGD, online=True)
+    assert from_nested(values, "a test").robust == "trimmed"
+
+
+def test_names_of_the_package_are_fixed_and_others_can_be_replaced():
+    for name in ("Mine", "my-own", "1st", "", "fldb_ogd"):
+        with pytest.raises(SettingsError, match=f"^{name!r} cannot be registered"):
+            ALGORITHMS.register(name, FLDBOGD)
+    for target in (FLDBOGD, "fldb_flower.algorithms.ons:FLDBONS"):
+        assert ALGORITHMS.register("mine", target) is target
+    assert ALGORITHMS.load("mine").__name__ == "FLDBONS"
+    ALGORITHMS.remove("mine")
+    ALGORITHMS.remove("fldb_ogd")
+    assert "mine" not in ALGORITHMS
+    assert "fldb_ogd" in ALGORITHMS
+
+
+@pytest.mark.parametrize("catalogue", [ALGORITHMS, SELECTIONS, ENVIRONMENTS])
+def test_every_entry_of_the_package_can_be_imported(catalogue: Catalogue):
+    assert all(callable(catalogue.load(name)) for name in catalogue)
+
+
+def test_a_script_accepts_its_algorithm_on_the_command_line(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "from fldb_flower.algorithms.ogd import FLDBOGD\n"
+        "from fldb_flower.catalogue import ALGORITHMS\n"
+        "from simulations.run import main\n"
+        "ALGORITHMS.register('mine', FLDBOGD)\n"
+        "if __name__ == '__main__':\n"
+        "    main()\n"
+    )
+    words = ["algorithm=mine", "selection=thompson", "num_agents=3", "horizon=5"]
+    done = subprocess.run(
+        [sys.executable, str(script), *words, f"hydra.run.dir={tmp_path / 'run'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "algorithm: mine\n" in (tmp_path / "run" / "config.yaml").read_text()

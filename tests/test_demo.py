@@ -1,0 +1,115 @@
+"""The demonstration: a federation on this machine with simulated people."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from local_processes import logs_on_failure, processes_of
+
+from fldb_flower.errors import FederationError
+from simulations.local_process import LocalProcess
+
+ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """Start `python -m simulations.demo` in a folder; check that no process of it is left."""
+    folder = tmp_path / "demo"
+    command = [sys.executable, "-m", "simulations.demo", "--dir", str(folder)]
+    started = []
+
+    def start(*options: str) -> subprocess.Popen[str]:
+        pipes = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
+        started.append(subprocess.Popen([*command, *options], cwd=ROOT, text=True, **pipes))
+        return started[-1]
+
+    with logs_on_failure(folder):
+        yield start
+        for process in started:
+            assert process.poll() is not None
+        assert not processes_of(folder)
+
+
+@pytest.mark.timeout(600)
+def test_the_demonstration_runs_and_leaves_nothing(demo):
+    process = demo("--rounds", "3")
+    output = process.communicate(timeout=500)[0]
+    assert process.returncode == 0, output
+    lines = [re.sub("(?<=#token=).{16,}", "TOKEN", line) for line in output.splitlines()]
+    assert [re.sub(r":\d+/", ":PORT/", line) for line in lines[1:9]] == [
+        "starting the SuperLink",
+        "registering the keys of 3 devices",
+        *(f"waiting for devices: {connected} of 3 are connected" for connected in range(3)),
+        "simulated users are answering duels on device1, device2",
+        "device3 is yours: http://127.0.0.1:PORT/#token=TOKEN",
+        "starting the rounds; the first one takes several exchanges",
+    ]
+    # The first round needs one exchange to count the answers, and more to minimise.
+    for number, exchange in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
+        line = f"round {number}, exchange {exchange}: 0 of 3 devices have replied, waiting up to "
+        assert any(each.startswith(line) for each in lines), output
+    for number in (1, 2, 3):
+        assert re.search(
+            rf"^round {number} of 3: \d+ duels, 67% of the devices took part, (\d+% as predicted"
+            r"|no forecast), cosine to the hidden theta 0\.\d+$",
+            output,
+            re.MULTILINE,
+        ), output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_demonstration_is_stopped_by_a_signal(demo, number):
+    process = demo("--devices", "1", "--people", "0")
+    assert process.stdout is not None
+    lines = []
+    while "is yours" not in (line := process.stdout.readline()):
+        assert line, lines
+        lines.append(line)
+    process.send_signal(number)
+    assert process.communicate(timeout=60)[0].splitlines()[-1] == "stopped"
+    assert process.returncode == 128 + number
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--people", "4"], "--people 4: must be at most --devices 3"),
+        (["--devices", "0"], "argument --devices: invalid number of at least 1 value: '0'"),
+        (["--rounds", "3", "--minutes", "2"], "not allowed with argument"),
+        (["--dir", "/dev/null/demo"], "cannot write /dev/null/demo/arms.json: Not a directory"),
+    ],
+)
+def test_a_mistake_is_one_line(options, words):
+    done = subprocess.run(
+        [sys.executable, "-m", "simulations.demo", *options],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ")
+    assert words in done.stderr
+
+
+def test_what_does_not_start_is_said_with_its_log(tmp_path):
+    part = LocalProcess("broken", tmp_path, [sys.executable, "-c", "print('no power'); exit(3)"])
+    part.start()
+    with pytest.raises(FederationError, match=r"broken should be ready: it ended; .*\nno power"):
+        part.wait_until(lambda: False, "ready", 60)
+    part = LocalProcess("slow", tmp_path, [sys.executable, "-c", "import time; time.sleep(60)"])
+    part.start()
+    with pytest.raises(FederationError, match=r"slow should be ready: not within 0\.1 s"):
+        part.wait_until(lambda: False, "ready", 0.1)
+    part.stop()
+    assert not processes_of(tmp_path)
