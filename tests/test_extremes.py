@@ -269,7 +269,7 @@ def test_a_history_refuses_regret_that_is_not_finite(tmp_path, regrets, iteratio
         _ = history.regret
     directory = RunDirectory(tmp_path / "run", chosen(horizon=4))
     with pytest.raises(DataError):
-        directory.finish(history, np.zeros(4), engine="vectorized", runtime_seconds=1.0)
+        directory.finish(history, np.zeros(4), runtime_seconds=1.0)
     directory.close()
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["config.yaml"]
 
@@ -278,7 +278,7 @@ def test_a_summary_is_json():
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder), chosen(horizon=4))
         with pytest.raises(ValueError, match="JSON"):
-            directory.finish(History(4), np.zeros(4), engine="vectorized", runtime_seconds=math.nan)
+            directory.finish(History(4), np.zeros(4), runtime_seconds=math.nan)
         directory.close()
         assert not (Path(folder) / "summary.json").exists()
 
@@ -476,8 +476,8 @@ def test_a_state_that_is_not_finite_is_an_error_and_rolled_back(wrong):
     """The step may overflow in the last round, which no further exchange checks."""
 
     class Diverging(FLDBONS):
-        def learn(self, federation, turn):
-            self.curvature = np.full_like(self.curvature, wrong)
+        def learn(self, federation, round_):
+            return {"curvature": np.full_like(self.arrays["curvature"], wrong)}
 
     algorithm = Diverging(chosen(horizon=4))
     before = algorithm.state()

@@ -476,7 +476,7 @@ def test_slightly_negative_sums_of_squares_are_refused(name, part, wire):
 def test_overflow_of_single_precision_is_reported(name):
     form = FORMS[name]
     play = PlayRequest(1, 2, Estimate(np.zeros(6), form.identity(1e40)))
-    with pytest.raises(FederationError, match=r"too large for wire=float32.*use wire=float64"):
+    with pytest.raises(FederationError, match=r"wire=float32: use wire=float64"):
         encode_broadcast(Broadcast(play, None), "float32")
     vector, ask = encode_broadcast(Broadcast(play, None))
     vector[-1] = np.inf

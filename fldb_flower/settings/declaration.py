@@ -18,6 +18,7 @@ from fldb_flower.settings.entries import (
     MAX_INTEGER,
     ORIGIN,
     Checked,
+    Limits,
     groups_of,
     setting,
     shown,
@@ -34,6 +35,12 @@ MIN_REAL, MAX_REAL = 1e-100, 1e100  # products and squares of two such numbers a
 MAX_SIGMA = 1e6  # the regret of ten million agents then fits in an upload
 MAX_SECONDS = 1e9  # 30 years; operating systems limit waits to little more
 
+COUNT = Limits(minimum=1, maximum=MAX_INTEGER)
+POSITIVE = Limits(minimum=MIN_REAL, maximum=MAX_REAL)
+SHARE = Limits(above=0, maximum=1)
+SECONDS = Limits(minimum=0, maximum=MAX_SECONDS)
+WAIT = Limits(above=0, maximum=MAX_SECONDS)
+
 
 @dataclass(frozen=True)
 class EnvironmentSettings(Checked):
@@ -46,8 +53,7 @@ class EnvironmentSettings(Checked):
         0.0,
         "Heterogeneity (synthetic, sentences): agent i has theta_i = theta + N(0, sigma^2 I),"
         " rescaled for sentences.",
-        minimum=0,
-        maximum=MAX_SIGMA,
+        limits=Limits(minimum=0, maximum=MAX_SIGMA),
     )
     path: str = setting(
         "",
@@ -67,7 +73,9 @@ class ScheduleSettings(Checked):
         "Ends of rounds: periodic, every tau iterations; geometric, t = 1 and then ceil(ratio^k).",
         choices=("periodic", "geometric"),
     )
-    ratio: float = setting(1.5, "Ratio of the geometric schedule.", above=1, maximum=MAX_REAL)
+    ratio: float = setting(
+        1.5, "Ratio of the geometric schedule.", limits=Limits(above=1, maximum=MAX_REAL)
+    )
 
 
 @dataclass(frozen=True)
@@ -80,14 +88,17 @@ class EngineSettings(Checked):
     num_nodes: int = setting(
         2,
         "Flower nodes that host the agents (inprocess, flower).",
-        minimum=1,
-        maximum=1_000_000,
+        limits=Limits(minimum=1, maximum=1_000_000),
     )
     num_cpus: int = setting(
-        1, "CPUs per Flower client (flower); a whole number.", minimum=1, maximum=4096
+        1,
+        "CPUs per Flower client (flower); a whole number.",
+        limits=Limits(minimum=1, maximum=4096),
     )
     num_gpus: float = setting(
-        0.0, "GPUs per Flower client, also fractions (flower).", minimum=0, maximum=1024
+        0.0,
+        "GPUs per Flower client, also fractions (flower).",
+        limits=Limits(minimum=0, maximum=1024),
     )
 
 
@@ -100,30 +111,22 @@ class DevicesSettings(Checked):
     rounds: int = setting(
         0,
         "Rounds that learn before the run ends; 0: no limit.",
-        minimum=0,
-        maximum=MAX_INTEGER,
+        limits=Limits(minimum=0, maximum=MAX_INTEGER),
     )
     round_seconds: float = setting(
-        60.0,
-        "Seconds between the starts of two rounds; 0: without a pause.",
-        minimum=0,
-        maximum=MAX_SECONDS,
+        60.0, "Seconds between the starts of two rounds; 0: without a pause.", limits=SECONDS
     )
-    at_least: int = setting(
-        1, "Connected devices required to start a round.", minimum=1, maximum=MAX_INTEGER
-    )
+    at_least: int = setting(1, "Connected devices required to start a round.", limits=COUNT)
     first_duels: int | str = setting(
         AUTO,
         "Duels of all devices required by the first round; auto: 2 * dimension.",
-        minimum=1,
-        maximum=MAX_INTEGER,
+        limits=COUNT,
         auto=True,
     )
     max_duels: int = setting(
         10_000,
         "Maximum number of duels per device and round; the others wait for the next round.",
-        minimum=1,
-        maximum=MAX_INTEGER,
+        limits=COUNT,
     )
 
 
@@ -140,28 +143,28 @@ class Settings(Checked):
     """
 
     mode: str = setting(
-        "simulation",
-        "simulation, or devices with real users.",
-        choices=("simulation", "devices"),
+        "simulation", "simulation, or devices with real users.", choices=("simulation", "devices")
     )
     algorithm: str = setting("fldb_ogd", "Learning algorithm.", choices=ALGORITHMS)
-    num_agents: int = setting(100, "N, number of agents.", minimum=1, maximum=10_000_000)
-    horizon: int = setting(500, "T, number of iterations.", minimum=1, maximum=MAX_INTEGER)
+    num_agents: int = setting(
+        100, "N, number of agents.", limits=Limits(minimum=1, maximum=10_000_000)
+    )
+    horizon: int = setting(500, "T, number of iterations.", limits=COUNT)
     num_arms: int = setting(
         10,
         "K, number of arms per agent and iteration.",
-        minimum=2,
-        maximum=100_000,
+        limits=Limits(minimum=2, maximum=100_000),
         why="a duel needs two arms",
     )
-    dimension: int = setting(5, "d, number of features per arm.", minimum=1, maximum=MAX_DIMENSION)
-    tau: int = setting(
-        5,
-        "Communication period: iterations between two exchanges. The paper uses 1.",
-        minimum=1,
-        maximum=MAX_INTEGER,
+    dimension: int = setting(
+        5, "d, number of features per arm.", limits=Limits(minimum=1, maximum=MAX_DIMENSION)
     )
-    seed: int = setting(0, "Seed of all random streams.", minimum=0, maximum=MAX_INTEGER)
+    tau: int = setting(
+        5, "Communication period: iterations between two exchanges. The paper uses 1.", limits=COUNT
+    )
+    seed: int = setting(
+        0, "Seed of all random streams.", limits=Limits(minimum=0, maximum=MAX_INTEGER)
+    )
     backend: str = setting(
         "numpy",
         "Array library of the agents: numpy, or PyTorch on cpu or cuda (the torch extra).",
@@ -179,8 +182,7 @@ class Settings(Checked):
     dropout: float = setting(
         0.0,
         "Probability that a message is lost (engine=inprocess).",
-        minimum=0,
-        maximum=1,
+        limits=Limits(minimum=0, maximum=1),
     )
     devices: DevicesSettings = field(default_factory=DevicesSettings)
     selection: str = setting("ucb", "Selection rule for a pair of arms.", choices=SELECTIONS)
@@ -188,25 +190,23 @@ class Settings(Checked):
         AUTO,
         "Ridge lambda; auto: 1 / horizon, as in the paper.",
         name="lambda",
-        minimum=MIN_REAL,
-        maximum=MAX_REAL,
+        limits=POSITIVE,
         auto=True,
         why="W_0 = (lambda / kappa_mu) I must be invertible",
     )
-    kappa_mu: float = setting(
-        1.0, "Lower bound on mu' used by the algorithms.", minimum=MIN_REAL, maximum=MAX_REAL
-    )
+    kappa_mu: float = setting(1.0, "Lower bound on mu' used by the algorithms.", limits=POSITIVE)
     delta: float = setting(
-        0.1, "Failure probability of the confidence bound.", minimum=MIN_REAL, below=1
+        0.1,
+        "Failure probability of the confidence bound.",
+        limits=Limits(minimum=MIN_REAL, below=1),
     )
     beta_scale: float = setting(
-        1.0, "Factor on beta_t: 1 as in theory, 0 without exploration.", minimum=0, maximum=MAX_REAL
+        1.0,
+        "Factor on beta_t: 1 as in theory, 0 without exploration.",
+        limits=Limits(minimum=0, maximum=MAX_REAL),
     )
     alpha: float = setting(
-        1000.0,
-        "FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).",
-        minimum=MIN_REAL,
-        maximum=MAX_REAL,
+        1000.0, "FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).", limits=POSITIVE
     )
     step_index: str = setting(
         "iteration",
@@ -222,37 +222,33 @@ class Settings(Checked):
     projection_radius: float | str = setting(
         AUTO,
         "FLDB-OGD: radius of the projection; auto: 2 r of the paper.",
-        minimum=MIN_REAL,
-        maximum=MAX_REAL,
+        limits=POSITIVE,
         auto=True,
     )
     solver: str = setting(
-        "newton",
-        "FLDB-GD: minimisation of the loss; lbfgs needs the torch extra.",
-        choices=SOLVERS,
+        "newton", "FLDB-GD: minimisation of the loss; lbfgs needs the torch extra.", choices=SOLVERS
     )
     gd_steps: int = setting(
-        100, "FLDB-GD, solver=gd: M, exchanges per iteration.", minimum=1, maximum=1_000_000
+        100,
+        "FLDB-GD, solver=gd: M, exchanges per iteration.",
+        limits=Limits(minimum=1, maximum=1_000_000),
     )
     gd_step_size: float | str = setting(
         AUTO,
         "FLDB-GD, solver=gd: eta; auto: 1 / (trace(W) / 4 + lambda), which is always stable.",
-        minimum=MIN_REAL,
-        maximum=MAX_REAL,
+        limits=POSITIVE,
         auto=True,
     )
     ons_ridge: float = setting(
         1.0,
         "FLDB-ONS: lambda_0, the ridge; values below 0.5 are unsafe with few agents.",
-        minimum=MIN_REAL,
-        maximum=MAX_REAL,
+        limits=POSITIVE,
     )
     max_difference: float | str = setting(
         AUTO,
         "L, the maximum length of a difference of two arms; uploads that exceed it are rejected;"
         " auto: the environment's bound, and no limit for devices (Flower).",
-        minimum=MIN_REAL,
-        maximum=MAX_REAL,
+        limits=POSITIVE,
         auto=True,
     )
     matrix_form: str = setting(
@@ -261,9 +257,7 @@ class Settings(Checked):
         " directions), sketch_rank * d.",
         choices=MATRIX_FORMS,
     )
-    sketch_rank: int = setting(
-        16, "matrix_form=sketch: m, the number of directions.", minimum=1, maximum=MAX_INTEGER
-    )
+    sketch_rank: int = setting(16, "matrix_form=sketch: m, the number of directions.", limits=COUNT)
     wire: str = setting(
         "float64",
         "Precision of numbers in messages: float32 halves the bytes (Flower).",
@@ -275,37 +269,30 @@ class Settings(Checked):
         choices=("none", "trimmed"),
     )
     fraction_train: float = setting(
-        1.0, "Share of the nodes sampled in each round (Flower).", above=0, maximum=1
+        1.0, "Share of the nodes sampled in each round (Flower).", limits=SHARE
     )
     quorum: float = setting(
-        1.0, "Share of the sampled nodes that must reply in a round (Flower).", above=0, maximum=1
+        1.0, "Share of the sampled nodes that must reply in a round (Flower).", limits=SHARE
     )
     node_wait: float = setting(
-        60.0,
-        "Seconds to wait for the first nodes and for a quorum (Flower).",
-        above=0,
-        maximum=MAX_SECONDS,
+        60.0, "Seconds to wait for the first nodes and for a quorum (Flower).", limits=WAIT
     )
     reply_timeout: float = setting(
-        300.0,
-        "Seconds to wait for the replies of one exchange (Flower).",
-        above=0,
-        maximum=MAX_SECONDS,
+        300.0, "Seconds to wait for the replies of one exchange (Flower).", limits=WAIT
     )
     resume: bool = setting(
         False, "Resume an interrupted run from its checkpoint; finished runs are skipped."
     )
     checkpoint_seconds: float = setting(
-        30.0,
-        "Seconds between two checkpoints of a run; 0: after every round.",
-        minimum=0,
-        maximum=MAX_SECONDS,
+        30.0, "Seconds between two checkpoints of a run; 0: after every round.", limits=SECONDS
     )
     plot: bool = setting(
         True, "Draw regret.png; the jobs of a sweep draw it only if plot=true is given."
     )
     max_message_mb: float = setting(
-        256.0, "Maximum size of a message, in MiB (Flower).", above=0, maximum=1_000_000
+        256.0,
+        "Maximum size of a message, in MiB (Flower).",
+        limits=Limits(above=0, maximum=1_000_000),
     )
     output_dir: str = setting(
         "", "Absolute path for the results (Flower); empty: a new folder in ~/fldb-runs."

@@ -62,7 +62,7 @@ def setting(
     choices: Collection[str] = (),
     auto: bool = False,
     why: str = "",
-    **limits: float,
+    limits: Limits | None = None,
 ) -> Any:
     """Declare a setting as a dataclass field with metadata.
 
@@ -80,11 +80,11 @@ def setting(
         Whether ``"auto"`` is valid besides a number.
     why : str
         Reason for the limits, added to error messages.
-    **limits
-        Attributes of :class:`Limits`.
+    limits : Limits, optional
+        Range of a number.
     """
     metadata = {"help": help, "choices": choices, "auto": auto, "why": why}
-    metadata |= {"name": name, "limits": Limits(**limits)}
+    metadata |= {"name": name, "limits": limits or Limits()}
     return dataclasses.field(default=default, metadata=metadata)
 
 
