@@ -433,7 +433,7 @@ def dies_in_the_first_solve(partition, request):
 
 
 def fails_in_solves(partition, request):
-    """Node 0 replies when duels are played, and fails in the exchanges that minimize the loss."""
+    """Node 0 replies when duels are played, and fails in the exchanges that minimise the loss."""
     return {"crash"} if partition == 0 and request.last == 0 else set()
 
 

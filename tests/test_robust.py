@@ -170,7 +170,7 @@ def test_over_messages_the_result_is_that_of_each_agents_upload(algorithm):
     assert not np.allclose(theta, plain)
 
 
-def test_the_first_minimizer_uses_the_exact_sum(monkeypatch):
+def test_the_first_minimiser_uses_the_exact_sum(monkeypatch):
     """Robust exchanges of the same duels may not belong to one loss: Newton could diverge."""
     settings = chosen(algorithm="fldb_ons", robust="trimmed", horizon=1, engine__name="inprocess")
     theta, _ = over(settings)
