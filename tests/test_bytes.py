@@ -9,7 +9,7 @@ from conftest import nested
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from test_devices import Federation
 
-from fldb_flower.federation.agents import agents_of_node
+from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
