@@ -331,10 +331,9 @@ def test_a_wrong_upload_is_no_more_than_a_lost_one(kind, algorithm):
             seen.append(witness.run(OneKindGrid(chosen, name)))
         witness.expect_all_right()
     lost, rejected = seen
-    for name in lost.algorithm.STATE:
-        np.testing.assert_allclose(
-            getattr(rejected.algorithm, name), getattr(lost.algorithm, name), rtol=1e-9
-        )
+    state = lost.algorithm.state()
+    for name, value in rejected.algorithm.state().items():
+        np.testing.assert_allclose(value, state[name], rtol=1e-9)
     np.testing.assert_allclose(
         rejected.history.cumulative_regret, lost.history.cumulative_regret, rtol=1e-9
     )
