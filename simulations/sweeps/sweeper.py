@@ -39,7 +39,7 @@ from fldb_flower.system.startup import SIGNALLED
 from simulations.saved_runs import Run, find_finished, identity_of, read_run
 from simulations.sweeps.jobs import ERROR, describe_exception, failure, settings_of
 from simulations.sweeps.loader import CachingLoader
-from simulations.sweeps.progress import Progress
+from simulations.sweeps.progress import progress
 from simulations.sweeps.tables import report
 
 _NUMBERED = "${hydra.job.num}"  # Hydra's default name of the folder of a job
@@ -119,7 +119,7 @@ class GridSweeper(Sweeper):
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
         try:
-            with Progress([job.folder for job in todo], len(jobs), folder), self._stoppable(todo):
+            with progress([job.folder for job in todo], len(jobs), folder), self._stoppable(todo):
                 trouble = self._launch(todo)
         except SystemExit:
             _say_stopped(jobs, finished, folder)
