@@ -125,11 +125,6 @@ class Device(LocalProcess):
 
         The SuperLink considers a killed SuperNode alive until it misses its heartbeats, for up to
         a minute. Until then, it refuses another SuperNode with the same key.
-
-        Raises
-        ------
-        FederationError
-            The SuperNode ended for another reason, or the time is over.
         """
         deadline = time.monotonic() + START_SECONDS + _HEARTBEAT_SECONDS
         while True:
@@ -199,21 +194,11 @@ class LocalFederation:
         if not keys.exists():
             credentials.create(keys, [HOST, "localhost"], devices)
 
-    @property
-    def parts(self) -> list[LocalProcess]:
-        """All long-running processes, in the order in which to stop them."""
-        services = [device.service for device in self.devices]
-        return [*self.runs, *self.devices, *services, self.superlink]
-
     def start(self, say: Callable[[str], None] = lambda _line: None) -> None:
         """Start the services and the SuperLink, register the devices, start the SuperNodes.
 
-        Returns when the services answer and the SuperNodes are connected.
-
-        Parameters
-        ----------
-        say : callable
-            Prints one line; called before each step.
+        Returns when the services answer and the SuperNodes are connected. ``say`` is called with
+        one line before each step.
 
         Raises
         ------
@@ -267,18 +252,10 @@ class LocalFederation:
         return part
 
     def run(self, **settings: object) -> LocalProcess:
-        """Start a run of the federation with ``flwr run``.
+        """Start a run of the federation with ``flwr run --stream``, which ends when the run does.
 
-        Parameters
-        ----------
-        **settings
-            Settings of the run; ``devices_rounds=20`` is ``devices-rounds=20``.
-
-        Returns
-        -------
-        LocalProcess
-            ``flwr run --stream``, which ends when the run does. The run is another process, in the
-            home of the SuperLink.
+        ``devices_rounds=20`` is the setting ``devices-rounds=20``. The run itself is another
+        process, in the home of the SuperLink.
         """
         values: dict[str, object] = {"mode": "devices", "output-dir": str(self.results)}
         values |= {key.replace("_", "-"): value for key, value in settings.items()}
@@ -306,10 +283,11 @@ class LocalFederation:
 
     def stop(self) -> None:
         """Stop all processes, the SuperLink last, since SuperNodes sign off from it."""
-        *others, superlink = self.parts
+        services = [device.service for device in self.devices]
+        others = [*self.runs, *self.devices, *services]
         for part in others:
             part.terminate()
-        for part in (*others, superlink):
+        for part in (*others, self.superlink):
             part.stop()
 
     def __enter__(self) -> LocalFederation:
