@@ -86,8 +86,8 @@ def _superlink(folder: Path) -> Iterator[Path]:
     command += ["--control-api-address", f"{HOST}:{control}"]
     # The run resolves relative paths of the settings in this directory.
     superlink = LocalProcess("superlink", folder, command, cwd=Path.cwd())
-    superlink.start()
     try:
+        superlink.start()
         superlink.wait_until(lambda: is_open(port), f"listening on port {port}")
         configure_flwr(superlink.home, _LINK, f"{HOST}:{port}", "insecure = true")
         yield superlink.home
