@@ -247,12 +247,19 @@ def make(
     for name, curves in wanted.items():
         for label, group in curves.items():
             measured.fill(figures[name][label], [results[each] for each in group])
-        runs = [(label, each) for label, group in curves.items() for each in group]
-        parts = [_rows(label, each, *results[each]) for label, each in runs]
-        rows = pd.concat(parts, ignore_index=True)
+        rows = _table(curves, results)
         rows.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
         draw(name, rows, _bounds(curves) if bounds else {}, folder)
     return figures
+
+
+def _table(
+    curves: dict[str, list[Settings]], results: dict[Settings, measured.Result]
+) -> pd.DataFrame:
+    """Return the CSV of a figure: one row per iteration of each run of each curve."""
+    runs = [(label, each) for label, group in curves.items() for each in group]
+    parts = [_rows(label, each, *results[each]) for label, each in runs]
+    return pd.concat(parts, ignore_index=True)
 
 
 def _rows(
