@@ -106,23 +106,14 @@ def regret(case: Case, seed: int, **values: Any) -> float:
 
 
 def robust(seeds: int = 10) -> pd.DataFrame:
-    """Run each algorithm with each kind of lie and each combination; return regret by seed.
-
-    Parameters
-    ----------
-    seeds : int
-        Number of runs of each kind.
-    """
+    """Run each algorithm with each kind of lie and each combination; return regret by seed."""
     cases = [
         Case(*algorithm, *liars, combination)
         for algorithm, liars, combination in itertools.product(ALGORITHMS, LIARS, COMBINATIONS)
     ]
-    jobs = [(case, seed) for case in cases for seed in range(seeds)]
-    regrets = map_in_processes(_regret_of, jobs)
-    rows = [
-        {**case._asdict(), "regret": regrets[place * seeds : (place + 1) * seeds]}
-        for place, case in enumerate(cases)
-    ]
+    regrets = map_in_processes(_regret_of, itertools.product(cases, range(seeds)))
+    by_case = np.reshape(regrets, (len(cases), seeds)).tolist()
+    rows = [{**case._asdict(), "regret": own} for case, own in zip(cases, by_case, strict=True)]
     return pd.DataFrame(rows)
 
 
