@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fldb_flower.errors import FederationError, FldbError, OutputError
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
 from fldb_flower.system.startup import SERVICE_EXTRA, require
@@ -78,8 +78,6 @@ _SUMMARY = "summary.json"
 _WAITS = re.compile(r"(?:round \d+(?:, exchange \d+:| waits:|: \d+ of)|sending the last).*(?=\n)")
 _NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leaves this machine
 
-Vector = NDArray[np.float64]
-
 
 def arms() -> list[dict[str, Any]]:
     """Return the drinks in the format of the ``--arms`` file; features from -1 to 1."""
@@ -106,7 +104,7 @@ class SimulatedUser(threading.Thread):
         Seed of the answers.
     """
 
-    def __init__(self, device: Device, theta: Vector, seed: int) -> None:
+    def __init__(self, device: Device, theta: FloatArray, seed: int) -> None:
         super().__init__(name=device.name, daemon=True)
         self._device = device
         self._theta = theta
@@ -179,7 +177,7 @@ def _write_arms(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _people(devices: Sequence[Device], theta: Vector) -> Iterator[None]:
+def _people(devices: Sequence[Device], theta: FloatArray) -> Iterator[None]:
     people = [SimulatedUser(device, theta, seed) for seed, device in enumerate(devices)]
     for person in people:
         person.start()
@@ -191,7 +189,7 @@ def _people(devices: Sequence[Device], theta: Vector) -> Iterator[None]:
 
 
 def _report(
-    federation: LocalFederation, run: LocalProcess, theta: Vector, arguments: argparse.Namespace
+    federation: LocalFederation, run: LocalProcess, theta: FloatArray, arguments: argparse.Namespace
 ) -> None:
     """Print exchanges and rounds until the run ends or the time is over."""
     deadline = time.monotonic() + (60 * arguments.minutes if arguments.minutes else np.inf)
@@ -237,7 +235,7 @@ def _answers(device: Device) -> int:
         return 0
 
 
-def _cosine(found: Sequence[float], theta: Vector) -> float:
+def _cosine(found: Sequence[float], theta: FloatArray) -> float:
     return float(found @ theta / (np.linalg.norm(found) * np.linalg.norm(theta)))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fldb_flower.errors import DataError
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import check_value
 from fldb_flower.system.memory import require_memory
 
@@ -205,7 +206,7 @@ class History(Counts):
         return by_then
 
     @property
-    def cumulative_regret(self) -> NDArray[np.float64]:
+    def cumulative_regret(self) -> FloatArray:
         """Cumulative regret after each iteration, averaged over the agents that reported it.
 
         Raises

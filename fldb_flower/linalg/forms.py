@@ -356,6 +356,3 @@ def unpack_symmetric(packed: FloatArray, d: int) -> FloatArray:
     matrix[..., rows, columns] = packed
     matrix[..., columns, rows] = packed
     return matrix
-
-
-Vector = FloatArray  # the former name

@@ -27,8 +27,8 @@ import numpy as np
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Regrets, Upload
-from fldb_flower.linalg.arrays import Array
-from fldb_flower.linalg.forms import Form, Vector, form_of
+from fldb_flower.linalg.arrays import Array, FloatArray
+from fldb_flower.linalg.forms import Form, form_of
 from fldb_flower.settings import WIRES
 
 _SINGLE = float(np.finfo(np.float32).eps) / 2.0  # relative error of rounding to float32
@@ -139,7 +139,9 @@ def traffic(
     return upload_size(broadcast, form) * each, broadcast_size(broadcast, form) * each
 
 
-def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vector, BroadcastHeader]:
+def encode_broadcast(
+    broadcast: Broadcast, wire: str = "float64"
+) -> tuple[FloatArray, BroadcastHeader]:
     """Return a broadcast as a vector and its header.
 
     Parameters
@@ -176,18 +178,18 @@ def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vecto
     return vector, header
 
 
-def _vector(parts: Sequence[Array], wire: str) -> Vector:
-    vector: Vector = np.concatenate(parts) if parts else np.empty(0)
+def _vector(parts: Sequence[Array], wire: str) -> FloatArray:
+    vector: FloatArray = np.concatenate(parts) if parts else np.empty(0)
     with np.errstate(over="ignore"):  # to infinity, which the receiver refuses
         return vector.astype(wire, copy=False)
 
 
-def _matrix(packed: Vector, form: Form) -> Vector:
+def _matrix(packed: FloatArray, form: Form) -> FloatArray:
     matrix = form.unpack(packed.astype(np.float64, copy=False))
     return form.cover(matrix, _SINGLE) if packed.dtype == np.float32 else matrix
 
 
-def decode_broadcast(vector: Vector, header: BroadcastHeader, form: Form) -> Broadcast:
+def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) -> Broadcast:
     """Invert :func:`encode_broadcast`; the dtype of the vector is the precision.
 
     Raises
@@ -225,7 +227,7 @@ def encode_upload(
     partition_id: int,
     num_partitions: int,
     wire: str = "float64",
-) -> tuple[Vector, UploadHeader]:
+) -> tuple[FloatArray, UploadHeader]:
     """Return the upload of one block of agents as a vector and its header.
 
     The regret of each iteration travels beside them.
@@ -238,7 +240,7 @@ def encode_upload(
 
 
 def decode_upload(
-    vector: Vector,
+    vector: FloatArray,
     header: UploadHeader,
     regret: Sequence[float],
     broadcast: Broadcast,
@@ -262,7 +264,7 @@ def decode_upload(
     return upload._replace(regrets=(regrets,))
 
 
-def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64") -> Vector:
+def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64") -> FloatArray:
     """Return the statistics of an upload as one vector."""
     if broadcast.theta_hat is None:
         return _vector([], wire)
@@ -276,7 +278,7 @@ def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64
 
 
 def decode_statistics(
-    vector: Vector, num_duels: int, broadcast: Broadcast, form: Form, wire: str = "float64"
+    vector: FloatArray, num_duels: int, broadcast: Broadcast, form: Form, wire: str = "float64"
 ) -> Upload:
     """Invert :func:`encode_statistics`.
 

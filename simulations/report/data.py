@@ -14,6 +14,7 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from fldb_flower.linalg.arrays import FloatArray
 from simulations.saved_runs import Run, Unfinished, group_by_seed, natural_order, relevant, varying
 
 MAX_POINTS = 200
@@ -132,7 +133,7 @@ def _one_per_seed(group: Sequence[Run]) -> list[Run]:
     return list({run.settings.get("seed"): run for run in reversed(group)}.values())[::-1]
 
 
-def _mean(values: npt.NDArray[np.float64]) -> tuple[list[float], list[float] | None]:
+def _mean(values: FloatArray) -> tuple[list[float], list[float] | None]:
     """Return mean and standard error over the first axis; the error of one run is None."""
     if len(values) == 1:
         return _rounded(values[0]), None
@@ -140,7 +141,7 @@ def _mean(values: npt.NDArray[np.float64]) -> tuple[list[float], list[float] | N
     return _rounded(values.mean(axis=0)), _rounded(error)
 
 
-def _regrets(run: Run) -> npt.NDArray[np.float64]:
+def _regrets(run: Run) -> FloatArray:
     regret = run.curve["cumulative_regret"].to_numpy(dtype=float)
     return regret[kept_iterations(len(regret)) - 1]
 
