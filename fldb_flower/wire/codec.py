@@ -78,13 +78,7 @@ class UploadHeader(NamedTuple):
 
     @classmethod
     def from_counts(cls, numbers: Any) -> UploadHeader:
-        """Check the numbers of a reply.
-
-        Raises
-        ------
-        TypeError, ValueError
-            See :func:`check_counts`.
-        """
+        """Check the numbers of a reply; see :func:`check_counts`."""
         return cls._make(check_counts(numbers, len(cls._fields)))
 
 
@@ -112,13 +106,11 @@ class UploadError(Exception):
 
 def broadcast_size(broadcast: Broadcast, form: Form) -> int:
     """Return how many numbers the broadcast's vector holds."""
-    play = broadcast.play
-    has_estimate = play is not None and play.estimate is not None
-    return _broadcast_size(form, broadcast.theta_hat is not None, has_estimate)
+    return _broadcast_size(form, _header(broadcast))
 
 
-def _broadcast_size(form: Form, has_point: bool, has_estimate: bool) -> int:
-    return form.dimension * has_point + (form.dimension + form.size) * has_estimate
+def _broadcast_size(form: Form, header: BroadcastHeader) -> int:
+    return form.dimension * header.statistics + (form.dimension + form.size) * header.estimate
 
 
 def upload_size(broadcast: Broadcast, form: Form) -> int:
@@ -142,13 +134,7 @@ def traffic(
 def encode_broadcast(
     broadcast: Broadcast, wire: str = "float64"
 ) -> tuple[FloatArray, BroadcastHeader]:
-    """Return a broadcast as a vector and its header.
-
-    Parameters
-    ----------
-    broadcast : Broadcast
-    wire : {"float64", "float32"}
-        Precision of the vector, and of the uploads.
+    """Return a broadcast as a vector, in the precision ``wire``, and its header.
 
     Raises
     ------
@@ -161,7 +147,17 @@ def encode_broadcast(
     if play is not None and play.estimate is not None:
         information = play.estimate.information
         parts += [play.estimate.theta_sync, form_of(information).pack(information)]
-    header = BroadcastHeader(
+    vector = _vector(parts, wire)
+    if wire == "float32" and not np.isfinite(vector).all():
+        raise FederationError(
+            "theta or W_sync exceeds 3e38, the largest number of wire=float32: use wire=float64"
+        )
+    return vector, _header(broadcast)
+
+
+def _header(broadcast: Broadcast) -> BroadcastHeader:
+    play = broadcast.play
+    return BroadcastHeader(
         first=0 if play is None else play.first,
         last=0 if play is None else play.last,
         estimate=int(play is not None and play.estimate is not None),
@@ -170,12 +166,6 @@ def encode_broadcast(
         hessian=int(broadcast.hessian),
         loss=int(broadcast.loss),
     )
-    vector = _vector(parts, wire)
-    if wire == "float32" and not np.isfinite(vector).all():
-        raise FederationError(
-            "theta or W_sync exceeds 3e38, the largest number of wire=float32: use wire=float64"
-        )
-    return vector, header
 
 
 def _vector(parts: Sequence[Array], wire: str) -> FloatArray:
@@ -199,22 +189,19 @@ def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) ->
     """
     if vector.dtype not in {np.dtype(wire) for wire in WIRES}:
         raise ValueError(f"a broadcast of {vector.dtype} instead of {' or '.join(WIRES)}")
-    has_point, has_estimate = bool(header.statistics), bool(header.estimate)
-    d, size = form.dimension, _broadcast_size(form, has_point, has_estimate)
+    d, size = form.dimension, _broadcast_size(form, header)
     if vector.shape != (size,):
         raise ValueError(f"a broadcast of shape {vector.shape}; dimension={d} implies {(size,)}")
     if not np.isfinite(vector).all():
         raise ValueError("a broadcast with a number that is not finite")
-    theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * has_point])
-    play = None
-    if has_estimate:
+    theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * header.statistics])
+    estimate = None
+    if header.estimate:
         estimate = Estimate(rest[:d], _matrix(vector[-form.size :], form))
-        play = PlayRequest(header.first, header.last, estimate)
-    elif header.last:
-        play = PlayRequest(header.first, header.last)
+    plays = header.estimate or header.last
     return Broadcast(
-        play=play,
-        theta_hat=theta_hat if has_point else None,
+        play=PlayRequest(header.first, header.last, estimate) if plays else None,
+        theta_hat=theta_hat if header.statistics else None,
         scope="all" if header.everything else "fresh",
         hessian=bool(header.hessian),
         loss=bool(header.loss),

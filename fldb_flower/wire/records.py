@@ -60,19 +60,12 @@ def content_bytes(content: RecordDict) -> int:
 
 
 def unpack_vector(record: Any, max_mb: float = math.inf) -> FloatArray:
-    """Return the record's only array, of any shape and numeric dtype; read-only.
-
-    Parameters
-    ----------
-    record : Any
-        Content of a message, of any type.
-    max_mb : float
-        The setting ``max_message_mb``: a larger array is refused.
+    """Return the only array of a message's record, of any shape and numeric dtype; read-only.
 
     Raises
     ------
     ValueError
-        The record does not hold exactly one such array, or the array is too large.
+        The record does not hold exactly one such array, or one of more than ``max_mb`` MiB.
     """
     arrays = list(record.values()) if isinstance(record, ArrayRecord) else []
     if len(arrays) != 1:
