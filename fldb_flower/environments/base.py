@@ -38,5 +38,13 @@ class Environment(Protocol):
     """
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
-        """Draw the arms of the next iterations, at least 1; ``streams`` are the only randomness."""
+        """Draw the arms of the next iterations.
+
+        Parameters
+        ----------
+        streams : AgentStreams
+            The only source of randomness to use.
+        iterations : int
+            Number of iterations to draw, at least 1.
+        """
         ...
