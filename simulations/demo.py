@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fldb_flower.errors import FederationError, FldbError, OutputError
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
 from fldb_flower.system.startup import SERVICE_EXTRA, require
@@ -78,8 +78,6 @@ _SUMMARY = "summary.json"
 _WAITS = re.compile(r"(?:round \d+(?:, exchange \d+:| waits:|: \d+ of)|sending the last).*(?=\n)")
 _NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leaves this machine
 
-Vector = NDArray[np.float64]
-
 
 def arms() -> list[dict[str, Any]]:
     """Return the drinks in the format of the ``--arms`` file; features from -1 to 1."""
@@ -93,7 +91,7 @@ def arms() -> list[dict[str, Any]]:
     ]
 
 
-def _answer_duels(device: Device, theta: Vector, seed: int, stop: threading.Event) -> None:
+def _answer_duels(device: Device, theta: FloatArray, seed: int, stop: threading.Event) -> None:
     """Answer the duels of a device by the Bradley-Terry-Luce model, until ``stop`` is set.
 
     ``theta``, (d,), is the true preference. It is not sent to any process.
@@ -153,7 +151,7 @@ def _write_arms(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _people(devices: Sequence[Device], theta: Vector) -> Iterator[None]:
+def _people(devices: Sequence[Device], theta: FloatArray) -> Iterator[None]:
     """Simulate one user of each device."""
     stop = threading.Event()
     people = [
@@ -171,7 +169,7 @@ def _people(devices: Sequence[Device], theta: Vector) -> Iterator[None]:
 
 
 def _report(
-    federation: LocalFederation, run: LocalProcess, theta: Vector, arguments: argparse.Namespace
+    federation: LocalFederation, run: LocalProcess, theta: FloatArray, arguments: argparse.Namespace
 ) -> None:
     """Print exchanges and rounds until the run ends or the time is over."""
     deadline = time.monotonic() + (60 * arguments.minutes if arguments.minutes else np.inf)
@@ -213,7 +211,7 @@ def _answers(device: Device) -> int:
         return 0
 
 
-def _cosine(found: Sequence[float], theta: Vector) -> float:
+def _cosine(found: Sequence[float], theta: FloatArray) -> float:
     return float(found @ theta / (np.linalg.norm(found) * np.linalg.norm(theta)))
 
 
