@@ -18,7 +18,7 @@ from fldb_flower.deployment.processes import free_port, tool
 ROOT = Path(__file__).parent.parent
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
-# Stores and checkpoints call fsync, which takes milliseconds on a disk and nothing in memory.
+# Stores and checkpoints call fsync, which is slow on a disk and free in memory.
 MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 4 * 2**30
 if (

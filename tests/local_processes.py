@@ -1,4 +1,4 @@
-"""For tests that start processes: wait for them, find them, end them, show their logs."""
+"""Helpers for tests that start processes: wait for them, find them, stop them, show their logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wait_until(condition: Callable[[], Found], seconds: float, what: str) -> Fou
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Return the other processes whose environment or command names a folder or what is in it."""
+    """Return the other processes whose environment or command contains a path in the folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -35,7 +35,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def end_processes_of(folder: Path) -> None:
-    """End them with SIGTERM, and with SIGKILL those that are left after some seconds."""
+    """Stop them with SIGTERM, and with SIGKILL if they still run after some seconds."""
     for end in (psutil.Process.terminate, psutil.Process.kill):
         for process in (left := processes_of(folder)):
             with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""Groups of agents against Algorithm 1 written out in loops, and against each other."""
+"""Groups of agents against Algorithm 1 in explicit loops, and against each other."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ def small(**changes):
 
 
 def estimates(count, d=D, seed=0):
-    """Distinct estimates and positive definite matrices, as different broadcasts carry them."""
+    """Return distinct estimates and positive definite matrices, as in different broadcasts."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         root = rng.standard_normal((d, d))
@@ -117,7 +117,7 @@ def assert_upload(upload, duels, theta_hat, played):
 
 
 def log_of(group):
-    """Differences and preferences not yet counted, iteration by iteration, agent by agent."""
+    """Return the uncounted differences and preferences, by iteration and then by agent."""
     return group.blocks[0].log.fresh()
 
 
@@ -134,7 +134,7 @@ def log_of(group):
 )
 @pytest.mark.parametrize(("drawn", "together"), [(1, 1), (8, 1), (1, 2), (8, 9)])
 def test_a_group_plays_algorithm_1(changes, drawn, together, monkeypatch):
-    """However many iterations are drawn and selected at once."""
+    """For any number of iterations that are drawn and selected together."""
     monkeypatch.setattr(agents_module, "MIN_ITERATIONS_DRAWN", drawn)
     monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", together * N * K * D)
     chosen = small(**changes)
@@ -159,7 +159,7 @@ def test_a_group_plays_algorithm_1(changes, drawn, together, monkeypatch):
 
 @pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize("algorithm", ["fldb_ons", "random", "ldb"])
-def test_iterations_selected_at_once_are_those_selected_one_by_one(
+def test_iterations_selected_together_equal_those_selected_one_by_one(
     algorithm, selection, monkeypatch
 ):
     chosen = small(algorithm=algorithm, selection=selection)
@@ -223,7 +223,7 @@ def test_ldb_is_algorithm_1_of_one_agent_with_scikit_learns_estimate():
             difference = features[t - 1][first] - features[t - 1][second]
             won = float(noise[t - 1] < rewards[t - 1][first] - rewards[t - 1][second])
             np.testing.assert_allclose(differences[t - 1, agent], difference, atol=1e-14)
-            # A duel and its mirror image with half the weight each: both classes always occur.
+            # Each duel and its mirror image with half the weight: both classes always occur.
             duels += [difference, -difference]
             answers += [won, 1 - won]
             information = information + np.outer(difference, difference)
@@ -233,7 +233,7 @@ def test_ldb_is_algorithm_1_of_one_agent_with_scikit_learns_estimate():
             theta = model.fit(duels, answers, sample_weight=[0.5] * len(answers)).coef_[0]
 
 
-def test_random_pairs_are_different_arms_and_need_no_estimate():
+def test_random_pairs_differ_and_need_no_estimate():
     chosen = small(algorithm="random", num_arms=3, horizon=40)
     group = AgentGroup(chosen, range(N))
     group.answer(Broadcast(PlayRequest(1, 40), None), 0)
@@ -252,7 +252,7 @@ def test_a_block_is_the_union_of_its_parts(algorithm, selection, sigma):
         dimension=3,
         environment={"sigma": sigma},
     )
-    parts = [range(0, 2), range(2, 3), range(3, 7)]  # agent 7 lives elsewhere
+    parts = [range(0, 2), range(2, 3), range(3, 7)]  # agent 7 is on another node
     whole = AgentGroup(chosen, range(7))
     groups = [AgentGroup(chosen, part) for part in parts]
     counted = 0
@@ -271,7 +271,7 @@ def test_a_block_is_the_union_of_its_parts(algorithm, selection, sigma):
         regret = sum(regrets.sums for regrets in sums.regrets)
         np.testing.assert_allclose(regret, expected.regrets[0].sums, rtol=1e-12, atol=1e-12)
         assert [regrets.agents for regrets in sums.regrets] == [2, 1, 4]
-        # Not only sums: each agent's duels.
+        # Each agent's duels are equal, not only the sums.
         rows = log_of(whole)[0].reshape(-1, 7, 3)
         for part, group in zip(parts, groups, strict=True):
             own = log_of(group)[0].reshape(-1, len(part), 3)
@@ -305,7 +305,7 @@ def test_a_broadcast_already_played_is_not_played_again(selection):
     assert len(log_of(repeated)[0]) == 2 * N
 
 
-def test_of_overlapping_broadcasts_only_the_new_iterations_are_played():
+def test_overlapping_broadcasts_play_only_new_iterations():
     chosen = small()
     group = AgentGroup(chosen, range(N))
     (one, two) = estimates(2)
@@ -339,7 +339,7 @@ def test_if_the_first_broadcast_was_lost_the_initial_estimate_is_used():
     assert_upload(upload, duels, theta, range(1, 4))
 
 
-def test_duels_stay_until_they_are_acknowledged():
+def test_duels_are_kept_until_they_are_acknowledged():
     chosen = small()
     group = AgentGroup(chosen, range(N))
     plays = [
@@ -348,13 +348,13 @@ def test_duels_stay_until_they_are_acknowledged():
     ]
     point = plays[0].estimate.theta_sync
     group.answer(Broadcast(plays[0], point), 0)
-    # The upload of t = 1 got lost: nothing acknowledged, so t = 1 comes again with t = 2.
+    # The upload of t = 1 was lost: nothing is acknowledged, so t = 1 is sent again with t = 2.
     upload = group.answer(Broadcast(plays[1], point), 0)
     assert_upload(upload, by_hand(chosen, plays[:2]), point, range(1, 3))
-    # Then t = 1 and 2 are counted, and only what is new is returned.
+    # Then t = 1 and 2 are counted, and only the new duels are returned.
     upload = group.answer(Broadcast(plays[2], point), 2)
     assert_upload(upload, by_hand(chosen, plays[2:3]), point, range(3, 4))
-    # A late acknowledgement of t = 1 brings nothing back.
+    # A late acknowledgement of t = 1 has no effect.
     upload = group.answer(Broadcast(plays[3], point), 1)
     assert_upload(upload, by_hand(chosen, plays[2:]), point, range(3, 5))
 
@@ -377,9 +377,7 @@ def test_without_theta_hat_only_regret_is_reported():
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "ldb", "random"])
 @pytest.mark.parametrize("selection", ["ucb", "thompson", "colstim"])
 @pytest.mark.parametrize("agents", [range(1, N), range(20, 100)], ids=["a block", "four blocks"])
-def test_saved_and_restored_midway_is_the_uninterrupted_run(
-    algorithm, selection, agents, monkeypatch
-):
+def test_a_restored_group_continues_identically(algorithm, selection, agents, monkeypatch):
     monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 1)
     chosen = small(algorithm=algorithm, selection=selection, num_agents=100)
     scope = "all" if algorithm == "fldb_gd" else "fresh"
@@ -391,7 +389,7 @@ def test_saved_and_restored_midway_is_the_uninterrupted_run(
             PlayRequest(first, last, Estimate(theta, information)), theta, scope, hessian=True
         )
         same(resumed.answer(broadcast, counted), uninterrupted.answer(broadcast, counted))
-        # As between two messages of a node: through bytes, into a new process.
+        # As between two messages of a node: serialized, then restored in a new process.
         saved = unpack_arrays(pack_arrays(resumed.state()))
         resumed = AgentGroup(chosen, agents)
         resumed.restore(saved)
@@ -410,7 +408,7 @@ def test_a_new_group_can_be_saved_before_it_played():
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "ldb", "random"])
 @pytest.mark.parametrize("selection", ["ucb", "colstim", "thompson"])
-def test_blocks_do_not_change_the_numbers(algorithm, selection, monkeypatch):
+def test_results_do_not_depend_on_blocks(algorithm, selection, monkeypatch):
     chosen = small(algorithm=algorithm, selection=selection, num_agents=140)
     ((theta, information),) = estimates(1)
     broadcast = Broadcast(PlayRequest(1, T, Estimate(theta, information)), theta, hessian=True)
@@ -435,7 +433,7 @@ def test_numpys_global_seed_has_no_influence():
     play = PlayRequest(1, 3, Estimate(*next(estimates(1))))
     uploads = []
     for seed in (1, 2):
-        np.random.seed(seed)  # noqa: NPY002 - the global state is what this is about
+        np.random.seed(seed)  # noqa: NPY002 - the global state is tested here
         uploads.append(
             AgentGroup(chosen, range(N)).answer(
                 Broadcast(play, play.estimate.theta_sync, hessian=True), 0
@@ -473,7 +471,7 @@ def test_no_regret_is_ever_negative(  # noqa: PLR0917
         "a test",
     )
     group = AgentGroup(chosen, range(num_agents))
-    # The true theta as the estimate: the best arm is chosen again and again, regret 0.
+    # The estimate is the true theta: the best arm is chosen twice, regret 0.
     theta = shared_generator(seed, "theta").standard_normal(dimension)
     upload = group.answer(
         Broadcast(PlayRequest(1, 4, Estimate(theta, 1e6 * np.eye(dimension))), None), 0
@@ -487,9 +485,9 @@ def test_no_regret_is_ever_negative(  # noqa: PLR0917
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "ldb"])
-def test_a_bad_feature_names_agent_arm_and_iteration(bad, algorithm, monkeypatch):
+def test_an_invalid_feature_is_reported_with_agent_arm_and_iteration(bad, algorithm, monkeypatch):
     class Broken:
-        """Agent 6 sees a bad number as arm 2 of iteration 3."""
+        """Agent 6 receives an invalid number for arm 2 in iteration 3."""
 
         drawn = 0
 

@@ -1,4 +1,4 @@
-"""The algorithms against rounds worked by hand, scikit-learn, and the paper's orderings."""
+"""The algorithms against rounds computed by hand, scikit-learn, and the paper's orderings."""
 
 import itertools
 import math
@@ -27,23 +27,23 @@ def chosen(**values):
     return from_nested({**small, "lambda": 1.0, **values}, "a test")
 
 
-# --- rounds worked by hand ---------------------------------------------------------------
+# --- rounds computed by hand ---------------------------------------------------------------
 #
 # The fake agents' loss at t = 1 is quadratic, f(theta) = ||theta - m||^2 / 2 with Hessian I, so
-# that Newton arrives in one step: exchange 1 plays and asks at 0 (gradient -m), exchange 2 finds
-# the slope 0 at (1 + ridge)^-1 m. The gradients of later rounds are prescribed.
+# Newton's method needs one step: exchange 1 plays and evaluates at 0 (gradient -m), exchange 2
+# finds the gradient 0 at (1 + ridge)^-1 m. The gradients of later rounds are prescribed.
 
 INFORMATION = [np.diag([1.0, 2.0]), np.diag([10.0, 20.0]), np.diag([100.0, 200.0]), np.eye(2)]
 
 
 class Prescribed(Federation):
-    """Agents whose answers are prescribed; remembers what they were sent."""
+    """Agents with prescribed uploads; records the broadcasts."""
 
     def __init__(self, horizon, minimum, rounds):
         super().__init__(History(horizon))
         self.minimum = np.array(minimum)
         self.rounds = list(rounds)
-        self.played = []  # broadcasts that played something
+        self.played = []  # broadcasts that played duels
         self.counted = []
 
     def collect(self, broadcast):
@@ -121,7 +121,7 @@ def test_ogd_with_tau_2_by_hand(step_index, hats, syncs):
     federation = Prescribed(5, (4, -2), gradients((8, 0), (0, -8)))
     theta = run_algorithm(federation, settings)
     np.testing.assert_allclose(theta, syncs[-1], rtol=1e-14)
-    # t = 1 alone, then the rest of round 1, round 2, and what is left after the last round.
+    # t = 1, then the rest of round 1, round 2, and the iterations after the last round.
     assert federation.spans == [(1, 1), (2, 2), (3, 4), (5, 5)]
     sent = [broadcast.play.estimate.theta_sync for broadcast in federation.played[1:]]
     np.testing.assert_allclose(sent, syncs, atol=1e-14)
@@ -195,10 +195,10 @@ def test_exchanges_are_counted_as_they_happen():
     federation = Prescribed(5, (4, -2), gradients((8, 0), (0, -8)))
     run_algorithm(federation, chosen(horizon=5, tau=2))
     history = federation.history
-    # Two at t = 1 (play and verify), one at t = 2 and t = 4; t = 5 is played and not counted.
+    # Two at t = 1 (play and verify), one at t = 2 and t = 4; t = 5 is played but not counted.
     assert history.exchanges_by_iteration.tolist() == [2, 3, 3, 4, 4]
     assert (history.exchanges, history.rounds, history.iteration) == (4, 3, 5)
-    # Every iteration's regret arrived once, that of t = 5 too.
+    # Every iteration's regret is reported once, including t = 5.
     assert history.cumulative_regret.tolist() == [1, 3, 6, 10, 15]
 
 
@@ -214,18 +214,18 @@ def test_exchanges_by_iteration_by_hand():
         ((7, 7), False),
     ):
         history.count_exchange(play, learns=learns)
-    #                                      t = 1: three; 2 and 3 are only played; 4; 5; 6: two
+    # t = 1: three; 2 and 3 are only played; 4; 5; 6: two
     assert history.exchanges_by_iteration.tolist() == [3, 3, 3, 4, 4, 6, 6]
     assert history.exchanges == 6
 
 
-def test_no_exchange_at_all_is_zero_everywhere():
+def test_without_exchanges_the_counts_are_zero():
     history = History(3)
     history.count_exchange((1, 3), learns=False)
     assert history.exchanges_by_iteration.tolist() == [0, 0, 0]
 
 
-def test_regret_is_averaged_over_the_agents_heard_of():
+def test_regret_is_averaged_over_the_reporting_agents():
     history = History(3)
     history.add_regrets(1, 2, np.array([4.0, 6.0]))  # two agents, t = 1 and 2
     history.add_regrets(1, 3, np.array([1.0]))  # three others, t = 1
@@ -245,7 +245,7 @@ def test_rounds_are_acknowledged_uploads_that_were_learned_from():
 
 
 @pytest.mark.parametrize("solver", ["newton", "gd"])
-def test_gd_counts_every_point_it_asks_about(solver):
+def test_gd_counts_every_evaluated_point(solver):
     settings = chosen(algorithm="fldb_gd", horizon=4, solver=solver, gd_steps=6)
     federation = recorded_run(settings)
     history = federation.history
@@ -263,7 +263,7 @@ def test_gd_counts_every_point_it_asks_about(solver):
 
 @pytest.mark.parametrize("algorithm", ["ldb", "random"])
 @pytest.mark.parametrize("horizon", [1, 49, 50, 51, 120])
-def test_agents_alone_exchange_nothing_and_report_every_regret_once(algorithm, horizon):
+def test_independent_agents_only_report_every_regret_once(algorithm, horizon):
     settings = chosen(algorithm=algorithm, horizon=horizon)
     federation = recorded_run(settings)
     assert (federation.history.exchanges, federation.history.rounds) == (0, 0)
@@ -285,7 +285,7 @@ def test_agents_alone_exchange_nothing_and_report_every_regret_once(algorithm, h
 # --- schedules ----------------------------------------------------------------------------
 
 
-def test_geometric_rounds_are_the_ones_written_down():
+def test_geometric_rounds_by_hand():
     settings = chosen(horizon=500, schedule={"name": "geometric", "ratio": 1.5})
     ends = [1, 2, 3, 4, 6, 8, 12, 18, 26, 39, 58, 87, 130, 195, 292, 438]
     assert list(round_ends(settings)) == ends
@@ -300,7 +300,7 @@ def test_geometric_with_ratio_2_doubles():
 
 @property_test
 @given(ratio=st.floats(1.02, 20), horizon=st.integers(1, 3000))
-def test_geometric_rounds_ascend_and_never_wait_longer_than_the_ratio(ratio, horizon):
+def test_geometric_rounds_increase_by_at_most_the_ratio(ratio, horizon):
     settings = chosen(horizon=horizon, schedule={"name": "geometric", "ratio": ratio})
     ends = list(round_ends(settings))
     assert ends[0] == 1
@@ -313,7 +313,7 @@ def test_geometric_rounds_ascend_and_never_wait_longer_than_the_ratio(ratio, hor
     assert ends == sorted(end for end in brute if end <= horizon)
 
 
-def test_a_ratio_next_to_1_exchanges_every_iteration_without_counting_for_ever():
+def test_a_ratio_close_to_1_exchanges_every_iteration():
     settings = chosen(horizon=500, schedule={"name": "geometric", "ratio": 1 + 1e-15})
     assert list(round_ends(settings)) == list(range(1, 501))
 
@@ -339,7 +339,7 @@ def test_periodic_rounds_end_every_tau_iterations(tau, horizon, ends):
         {"horizon": 20, "schedule": {"name": "geometric", "ratio": 1.5}},
     ],
 )
-def test_every_iteration_is_played_once_and_rounds_end_where_the_schedule_says(algorithm, changes):
+def test_every_iteration_is_played_once_and_rounds_follow_the_schedule(algorithm, changes):
     settings = chosen(algorithm=algorithm, **changes)
     federation = recorded_run(settings)
     plays = [broadcast for broadcast, _ in federation.trips if broadcast.play is not None]
@@ -348,7 +348,7 @@ def test_every_iteration_is_played_once_and_rounds_end_where_the_schedule_says(a
     learned = [each.play.last for each in plays if each.theta_hat is not None]
     assert learned == sorted({1, *round_ends(settings)})
     assert federation.history.rounds == len(learned)
-    # As many duels as were fresh.
+    # The number of fresh duels.
     fresh = np.diff([0, *learned]) * 3
     duels = [
         upload.num_duels
@@ -362,7 +362,7 @@ def test_every_iteration_is_played_once_and_rounds_end_where_the_schedule_says(a
 
 
 class Recorded(DirectFederation):
-    """The vectorized engine; remembers every trip."""
+    """The vectorized engine; records every exchange."""
 
     def __init__(self, settings, history):
         super().__init__(settings, history)
@@ -374,7 +374,7 @@ class Recorded(DirectFederation):
         return upload
 
     def duels(self):
-        """All duels that the agents still have: differences and preferences."""
+        """All duels stored by the agents: differences and preferences."""
         return self._agents.groups[0].blocks[0].log.all()
 
 
@@ -443,8 +443,8 @@ def test_gd_plays_with_the_minimiser_of_all_duels_so_far(solver):
         np.testing.assert_allclose(estimates[t].information, information, rtol=1e-12, atol=1e-12)
 
 
-def test_gradient_descents_own_step_size_is_taken():
-    # One step of eta = 0.3 from theta = 0: theta = 0.3 sum (y - 1/2) difference, the first duels'.
+def test_gradient_descent_uses_the_given_step_size():
+    # One step of eta = 0.3 from theta = 0: theta = 0.3 sum (y - 1/2) difference, first duels.
     settings = chosen(algorithm="fldb_gd", horizon=1, solver="gd", gd_steps=1, gd_step_size=0.3)
     federation = recorded_run(settings)
     differences, preferences = federation.duels()
@@ -463,7 +463,7 @@ def test_gradient_descents_automatic_step_size_never_overshoots():
 
 
 def test_ons_is_newtons_step_on_the_real_duels():
-    """Replays the update from the uploads: sums of gradients and Hessians at theta."""
+    """Recompute the update from the uploads: sums of gradients and Hessians at theta."""
     settings = chosen(algorithm="fldb_ons", horizon=12, tau=4, num_agents=6, ons_ridge=0.9)
     federation = recorded_run(settings)
     rounds = [trip for trip in federation.trips if trip[0].play is not None]
@@ -478,7 +478,7 @@ def test_ons_is_newtons_step_on_the_real_duels():
     np.testing.assert_allclose(federation.theta, theta, rtol=1e-9)
 
 
-def test_bytes_are_those_of_the_messages():
+def test_bytes_by_hand():
     # d = 2: theta 2 numbers, a triangle 3. OGD at t = 1 with Newton: up 2 + 3 + 3, down 5 + 2 to
     # play and 2 to evaluate; then up 2 + 3, down 5 + 2. Three agents, 8 bytes a number.
     federation = recorded_run(chosen(algorithm="fldb_ogd", horizon=7, tau=3))
@@ -493,7 +493,7 @@ def test_bytes_are_those_of_the_messages():
 
 
 def regrets(seeds=range(5), **values):
-    """Final average regret of each seed, the paper's K = 10 and d = 5."""
+    """Final average regret for each seed, with the paper's K = 10 and d = 5."""
     found = []
     for seed in seeds:
         settings = from_nested({"horizon": 200, "tau": 1, "seed": seed, **values}, "a test")
@@ -504,14 +504,14 @@ def regrets(seeds=range(5), **values):
 
 
 def assert_clearly_below(lower, higher):
-    """Seed by seed the same theta: the mean difference is over two standard errors."""
+    """Paired by seed (the same theta): the mean difference exceeds two standard errors."""
     gap = higher - lower
     error = gap.std(ddof=1) / math.sqrt(len(gap))
     assert gap.mean() > 2 * error, f"{lower} is not clearly below {higher}: {gap.mean()} +- {error}"
 
 
 @pytest.mark.slow
-def test_collaborating_beats_playing_alone_beats_chance():
+def test_collaboration_beats_independent_agents_and_random_pairs():
     kinds = ["fldb_gd", "fldb_ogd", "ldb", "random"]
     found = [regrets(range(12), algorithm=kind, num_agents=50) for kind in kinds]
     for lower, higher in itertools.pairwise(found):
@@ -529,7 +529,7 @@ def test_regret_of_ogd_falls_with_the_number_of_agents():
 @pytest.mark.parametrize(
     ("values", "mean", "error"),
     [
-        # design.md's table, from an independent implementation: T = 500, mean +- standard error.
+        # Reference values of an independent implementation: T = 500, mean +- standard error.
         ({"algorithm": "fldb_gd", "num_agents": 50}, 28, 1.3),
         ({"algorithm": "fldb_ons", "num_agents": 50}, 31.6, 0.8),
         (

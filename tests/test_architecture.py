@@ -24,7 +24,7 @@ HEAVY = {"matplotlib", "pandas", "torch"}
 MOST_LINES = 400
 MOST_LINES_OF_A_FUNCTION = 50
 MOST_COLUMNS_OF_PROSE = 100
-# Public in spite of their underscore: methods of named tuples, and one function of `os`.
+# Names with an underscore that are public: named tuple methods and one function of `os`.
 DOCUMENTED = {"_replace", "_fields", "_make", "_asdict", "_exit"}
 
 
@@ -51,7 +51,7 @@ def test_layers_import_only_downwards(capsys, monkeypatch):
 
 
 def module_level_imports(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
-    """Yield the packages that are imported when the module is, without those for types."""
+    """Yield the packages imported at run time when the module is imported."""
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()
@@ -65,7 +65,7 @@ def module_level_imports(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
             waiting += ast.iter_child_nodes(node)
 
 
-def test_importing_a_layer_below_runs_imports_nothing_heavy():
+def test_layers_below_runs_import_no_heavy_module():
     package = ROOT / "fldb_flower"
     low = [
         path
@@ -104,7 +104,7 @@ def test_no_function_is_too_long():
     assert not found, "\n" + "\n".join(found)
 
 
-def test_nothing_private_is_imported():
+def test_no_private_name_is_imported():
     def names(node: ast.AST) -> list[str]:
         if isinstance(node, ast.ImportFrom):
             return [*(node.module or "").split("."), *(alias.name for alias in node.names)]
@@ -135,7 +135,7 @@ def test_no_test_uses_a_private_attribute_of_another_object():
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines of a Markdown text that are not code, a table or one long link."""
+    """Yield the numbered lines of a Markdown text, without code, tables and lines of one link."""
     is_code = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):

@@ -1,4 +1,4 @@
-"""The benchmark's command line: a section's table, on the screen and in a result file."""
+"""The command line of the benchmark: tables on the screen and in result files."""
 
 import json
 
@@ -10,7 +10,7 @@ from simulations.benchmark import __main__ as benchmark
 
 @pytest.fixture
 def table(monkeypatch):
-    """One quick section in place of all."""
+    """Replace all sections by one quick section."""
     rows = [{"what": "propose, ms", "measured": 0.25}, {"what": "regret", "measured": [1.5, 2.0]}]
     monkeypatch.setattr(benchmark, "SECTIONS", {"scale": lambda _asked: pd.DataFrame(rows)})
     return rows
@@ -21,9 +21,7 @@ def run(monkeypatch, *arguments):
     benchmark.main()
 
 
-def test_a_section_is_written_with_what_is_needed_to_repeat_it(
-    monkeypatch, tmp_path, table, capsys
-):
+def test_a_result_file_contains_the_environment(monkeypatch, tmp_path, table, capsys):
     path = tmp_path / "new folder" / "scale.json"
     run(monkeypatch, "scale", "--output", path)
     content = json.loads(path.read_text())
@@ -35,7 +33,7 @@ def test_a_section_is_written_with_what_is_needed_to_repeat_it(
 
 
 @pytest.mark.parametrize("sections", [[], ["scale", "scale"]])
-def test_an_output_file_holds_one_section(monkeypatch, tmp_path, table, sections):
+def test_an_output_file_contains_one_section(monkeypatch, tmp_path, table, sections):
     with pytest.raises(SystemExit, match=r"^error: --output holds one section: name it$"):
         run(monkeypatch, *sections, "--output", tmp_path / "all.json")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""An algorithm, a selection rule and an environment from outside of the package."""
+"""Registration of an external algorithm, selection rule and environment."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def removed_afterwards():
 
 
 def regret(tmp_path, engine, **values):
-    """Run settings on an engine; return regret.csv's text and its cumulative regrets."""
+    """Run settings on an engine; return the text of regret.csv and the cumulative regrets."""
     small = {"num_agents": 4, "horizon": 12, "num_arms": 3, "dimension": 2, "plot": False}
     path = tmp_path / f"{engine}{len(list(tmp_path.iterdir()))}"
     run(from_nested(nested(**small | values, engine__name=engine), "a test"), path)
@@ -48,10 +48,10 @@ def test_a_copy_of_an_algorithm_gives_the_same_results(tmp_path, engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_algorithm(tmp_path, engine):
-    """One that keeps theta = 0 never leaves the first pair: that of equal scores."""
+    """With theta = 0 all scores are equal, so the first pair is always selected."""
 
     @ALGORITHMS.register("stubborn")
-    class Stubborn(Algorithm):
+    class ConstantEstimate(Algorithm):
         def learn(self, federation, round_):
             federation.exchange(Broadcast(self.play(round_), self.theta_sync))
             return {"theta_sync": np.zeros(2)}
@@ -105,7 +105,7 @@ def test_noise_is_drawn_and_given_to_the_rule(tmp_path):
     assert regret(tmp_path, "vectorized", selection="of_noise")[1][-1] > 0
 
 
-def test_messages_list_what_is_registered():
+def test_errors_list_registered_names():
     for catalogue, name in ((ALGORITHMS, "algorithm"), (SELECTIONS, "selection")):
         with pytest.raises(SettingsError, match="must be one of") as error:
             from_nested({name: "mine"}, "a test")

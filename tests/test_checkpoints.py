@@ -1,4 +1,4 @@
-"""The file of a checkpoint: there whole or not at all, and never taken for what it is not."""
+"""The checkpoint file: atomic writes, and refusal of invalid files."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ def saved(folder):
 
 
 def refused(path, identity=HERE):
-    """Return the one line that a checkpoint is refused with; the folder stays as it is."""
+    """Return the one-line error of a refused checkpoint; the folder is unchanged."""
     before = {each.name: each.read_bytes() for each in path.parent.iterdir()}
     with pytest.raises(FldbError) as caught:
         load_checkpoint(path, identity)
@@ -38,7 +38,7 @@ def refused(path, identity=HERE):
     return line
 
 
-def test_what_was_saved_is_read_back(tmp_path):
+def test_a_saved_checkpoint_is_read_back(tmp_path):
     got = load_checkpoint(saved(tmp_path), HERE)
     assert (got.identity, got.numbers) == (SAVED.identity, SAVED.numbers)
     assert got.arrays.keys() == SAVED.arrays.keys()
@@ -105,7 +105,7 @@ def test_bytes_after_the_end_are_refused(tmp_path):
     assert "damaged" in refused(path)
 
 
-def test_another_run_is_named_by_its_first_other_setting(tmp_path):
+def test_an_error_names_the_first_setting_of_another_run(tmp_path):
     path = saved(tmp_path)
     assert "'b=2' there, 'b=3' here" in refused(path, "a=1\nb=3\n")
     assert "another run" in refused(path, "a=1\n")
@@ -119,7 +119,7 @@ def test_a_folder_in_its_place_is_refused(tmp_path):
 
 @pytest.mark.parametrize("fails", ["write", "fsync"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_a_disk_that_fails_leaves_the_checkpoint_before(tmp_path, monkeypatch, fails, number):
+def test_a_failing_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch, fails, number):
     path = saved(tmp_path)
     whole = path.read_bytes()
 
@@ -137,7 +137,7 @@ def test_a_disk_that_fails_leaves_the_checkpoint_before(tmp_path, monkeypatch, f
     assert [each.name for each in tmp_path.iterdir()] == ["checkpoint.bin"]
 
 
-def test_what_a_crash_left_half_written_is_ignored_and_replaced(tmp_path):
+def test_a_partial_file_of_a_crash_is_ignored_and_replaced(tmp_path):
     path = saved(tmp_path)
     (tmp_path / "checkpoint.bin.part").write_bytes(b"FLDB")
     assert load_checkpoint(path, HERE).numbers == SAVED.numbers
@@ -147,7 +147,7 @@ def test_what_a_crash_left_half_written_is_ignored_and_replaced(tmp_path):
 
 
 def test_a_file_is_replaced_in_one_step(tmp_path, monkeypatch):
-    """At every moment a reader sees one content or the other."""
+    """At every moment a reader sees either the old or the new content."""
     path = tmp_path / "file"
     replace_file(path, b"old")
     seen = []
@@ -159,10 +159,10 @@ def test_a_file_is_replaced_in_one_step(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", looking)
     replace_file(path, b"new")
-    assert seen == [b"old", b"new"]  # the file before its name, then the name
+    assert seen == [b"old", b"new"]  # the file is synced before the folder
 
 
-def test_a_folder_is_one_users_at_a_time(tmp_path):
+def test_a_folder_is_locked_by_one_user(tmp_path):
     first = lock_folder(tmp_path)
     with pytest.raises(BlockingIOError):
         lock_folder(tmp_path)
@@ -170,7 +170,7 @@ def test_a_folder_is_one_users_at_a_time(tmp_path):
     os.close(lock_folder(tmp_path))
 
 
-def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_can_be_used(tmp_path, monkeypatch):
     def unsupported(*_arguments):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -179,7 +179,7 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_without_settings_is_refused(tmp_path):
-    """Its SHA-256 is right, but nothing of this version wrote it."""
+    """Its SHA-256 is correct, but this version did not write it."""
     import hashlib
 
     from fldb_flower.linalg.named_arrays import pack_arrays

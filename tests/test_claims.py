@@ -1,4 +1,4 @@
-"""What nodes claim to be is judged over all replies of an exchange, whatever their order."""
+"""Claims of nodes are checked over all replies of an exchange, independent of their order."""
 
 import itertools
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ def settings(**values):
 
 
 def reply(partition, partitions, agents=24):
-    """Return an upload of iteration 1 that fits its claim: every agent showed one arm twice."""
+    """Return an upload of iteration 1 with this claim; every agent compared an arm to itself."""
     block = len(agents_of_node(partition, partitions, agents))
     header = list(UploadHeader(block, partition, partitions, block, 1))
     content = {
@@ -51,7 +51,7 @@ def reply(partition, partitions, agents=24):
 
 
 def judge(claims, order, connected):
-    """Return the refused nodes and why, and the nodes' names."""
+    """Return the refused nodes with the reasons, and the names of the nodes."""
     nodes = SimulatedNodes(settings(num_agents=24), History(5))
     for node in order:
         nodes.check(node, reply(*claims[node]), 1, FIRST_PLAY)
@@ -79,26 +79,26 @@ def test_refusals_do_not_depend_on_the_order_of_arrival(claims, silent, random):
 @pytest.mark.parametrize("honest", [3, 4, 5])
 @pytest.mark.parametrize("place", [0, -1])
 def test_one_wrong_number_of_partitions_among_three_or_more_refuses_no_other(honest, place):
-    """The liar has the lowest or the highest node id; all orders of arrival."""
+    """The wrong node has the lowest or the highest id; replies arrive in every order."""
     nodes = list(range(FIRST, FIRST + honest + 1))
-    liar = nodes[place]
+    lying_node = nodes[place]
     claims = {node: (number, honest + 1) for number, node in enumerate(nodes)}
-    claims[liar] = (claims[liar][0], honest + 2)
+    claims[lying_node] = (claims[lying_node][0], honest + 2)
     for order in itertools.permutations(nodes):
         refused, _ = judge(claims, order, nodes)
         wanted = f"num-partitions={honest + 2}, but other nodes have {honest + 1}"
-        assert refused == {liar: wanted}
+        assert refused == {lying_node: wanted}
 
 
-def test_of_equally_many_claims_the_number_of_connected_nodes_is_right():
+def test_a_tie_of_claims_is_decided_by_the_number_of_connected_nodes():
     claims = {FIRST: (0, 3), FIRST + 1: (1, 2)}
     for order in itertools.permutations(claims):
         refused, _ = judge(claims, order, list(claims))
         assert refused == {FIRST: "num-partitions=3, but other nodes have 2"}
 
 
-def test_of_equally_many_claims_that_nothing_decides_all_are_refused_and_named():
-    claims = {FIRST: (0, 3), FIRST + 1: (1, 4)}  # of one node
+def test_an_undecided_tie_of_claims_refuses_all_nodes():
+    claims = {FIRST: (0, 3), FIRST + 1: (1, 4)}  # from one node each
     for order in itertools.permutations(claims):
         refused, _ = judge(claims, order, [FIRST, FIRST + 1])
         assert refused == {
@@ -107,7 +107,7 @@ def test_of_equally_many_claims_that_nothing_decides_all_are_refused_and_named()
         }
 
 
-def test_of_two_unknown_nodes_that_claim_one_partition_both_are_refused_and_named():
+def test_two_unknown_nodes_that_claim_one_partition_are_both_refused():
     claims = {1001: (0, 4), 1002: (1, 4), 1003: (1, 4), 1004: (3, 4)}
     for order in itertools.permutations(claims):
         refused, names = judge(claims, order, list(claims))
@@ -121,20 +121,20 @@ def test_of_two_unknown_nodes_that_claim_one_partition_both_are_refused_and_name
 
 
 class LyingGrid(InProcessGrid):
-    """One node's answers claim something else, from an exchange on; replies come in any order.
+    """One node sends false claims from a given exchange on; replies arrive in any order.
 
-    With ``twice`` it sends the true answer as well.
+    With `twice` it also sends the correct reply.
     """
 
     def __init__(self, chosen, lie, shuffle, *, since=1, twice=False):
         super().__init__(NODES, to_flat(chosen))
-        self.liar, self.place, self.number = lie
+        self.lying_node, self.place, self.number = lie
         self.shuffle, self.since, self.twice = shuffle, since, twice
 
     def replies(self, message):
         true = self.deliver(message)
         is_late = int(message.metadata.group_id) >= self.since
-        if message.metadata.dst_node_id != self.liar or not is_late:
+        if message.metadata.dst_node_id != self.lying_node or not is_late:
             return [true]
         config = dict(true.content["config"])
         config["header"] = list(config["header"])
@@ -148,13 +148,13 @@ class LyingGrid(InProcessGrid):
         return self.shuffle(replies)
 
 
-def first(liar):
-    """Return a function that puts the liar's replies before all others."""
-    return lambda replies: sorted(replies, key=lambda each: each.metadata.src_node_id != liar)
+def first(lying_node):
+    """Return a function that puts the lying node's replies before all others."""
+    return lambda replies: sorted(replies, key=lambda each: each.metadata.src_node_id != lying_node)
 
 
-def last(liar):
-    return lambda replies: first(liar)(replies)[::-1]
+def last(lying_node):
+    return lambda replies: first(lying_node)(replies)[::-1]
 
 
 def run_over(lie, shuffle, **when):
@@ -170,27 +170,29 @@ def rejected(history):
     return {line for row in history.participation for line in row.rejected}
 
 
-@pytest.mark.parametrize("liar", [0, 2])
+@pytest.mark.parametrize("lying_node", [0, 2])
 @pytest.mark.parametrize(
     ("place", "number", "reason"),
     [(PARTITIONS, 5, "num-partitions=5, but other nodes have 4"), (PARTITION, 3, None)],
 )
-def test_a_liar_that_answers_first_gets_no_other_node_refused(liar, place, number, reason):
-    """Its lie about its partition begins when all are known."""
-    lie, when = (FIRST + liar, place, number), {"since": 1 if reason else 2}
-    early = run_over(lie, first(FIRST + liar), **when)
-    late = run_over(lie, last(FIRST + liar), **when)
+def test_a_lying_node_that_replies_first_gets_no_other_node_refused(
+    lying_node, place, number, reason
+):
+    """The false claim about its partition starts when all partitions are known."""
+    lie, when = (FIRST + lying_node, place, number), {"since": 1 if reason else 2}
+    early = run_over(lie, first(FIRST + lying_node), **when)
+    late = run_over(lie, last(FIRST + lying_node), **when)
     assert early == late
     np.testing.assert_array_equal(early.cumulative_regret, late.cumulative_regret)
     if reason:
-        assert rejected(early) == {f"node {FIRST + liar}: {reason}"}
+        assert rejected(early) == {f"node {FIRST + lying_node}: {reason}"}
     else:
-        wanted = f"partition {liar}: partition-id=3, but it was partition {liar} before"
+        wanted = f"partition {lying_node}: partition-id=3, but it was partition {lying_node} before"
         assert rejected(early) == {wanted}
     assert all(len(row.absent) <= 1 for row in early.participation)
 
 
-def test_an_unknown_liar_with_anothers_partition_is_refused_together_with_that_node():
+def test_an_unknown_node_and_the_node_whose_partition_it_claims_are_both_refused():
     lie = (FIRST + 3, PARTITION, 1)
     histories = [run_over(lie, order(FIRST + 3)) for order in (first, last)]
     assert histories[0] == histories[1]
@@ -221,8 +223,8 @@ def test_a_run_does_not_depend_on_the_order_of_replies(lie, since, twice, random
     np.testing.assert_array_equal(*(each.cumulative_regret for each in histories))
 
 
-def test_a_claim_of_an_earlier_exchange_is_remembered_while_its_node_is_connected():
-    """Two nodes claim partition 1; in the next exchange only one of them replies."""
+def test_an_earlier_claim_is_kept_while_its_node_is_connected():
+    """Two nodes claim partition 1; only one of them replies in the next exchange."""
     chosen = settings(quorum=0.5)
     grid = LyingGrid(chosen, (FIRST + 3, PARTITION, 1), list)
     strategy = make_strategy(chosen, History(chosen.horizon))
@@ -233,8 +235,8 @@ def test_a_claim_of_an_earlier_exchange_is_remembered_while_its_node_is_connecte
     assert sorted(strategy.last_exchange.contributions) == [FIRST, FIRST + 2]
 
 
-def test_replies_that_come_with_a_later_try_overrule_a_lie_that_was_alone():
-    """At first only the liar's reply arrives; then all others', which outvote it."""
+def test_replies_of_a_later_try_outvote_a_false_claim():
+    """First only the lying node's reply arrives; then the other replies outvote it."""
     chosen = settings(quorum=0.75)
     grid, tries = LyingGrid(chosen, (FIRST, PARTITIONS, 5), list), itertools.count()
 
@@ -250,7 +252,7 @@ def test_replies_that_come_with_a_later_try_overrule_a_lie_that_was_alone():
     assert rejected(strategy.history) == {f"node {FIRST}: num-partitions=5, but other nodes have 4"}
 
 
-def test_a_quorum_that_a_dispute_prevents_names_both_nodes():
+def test_the_error_of_a_failed_quorum_names_both_disputed_nodes():
     chosen = settings(quorum=1.0)
     grid = LyingGrid(chosen, (FIRST + 3, PARTITION, 1), list)
     with pytest.raises(FederationError, match=r"node 1002: .* 1002, 1004; node 1004: .*1002, 1004"):
@@ -271,7 +273,7 @@ def introduction(device):
 
 
 def meet(known, claims, order, connected):
-    """Let nodes introduce themselves; return who is refused, and which device is at which node."""
+    """Introduce nodes; return the refused nodes, and the device at each node."""
     devices = DeviceNodes(from_flat({"mode": "devices", "algorithm": "fldb_ons"}, "a test"))
     devices.restore({"counted": {}, "duels": 0, "nodes": known})
     for node in order:
@@ -299,13 +301,13 @@ def test_which_devices_are_refused_does_not_depend_on_the_order(known, claims, g
     assert {str(node): device for node, device in accepted.items()}.items() <= places.items()
 
 
-def test_devices_that_changed_places_are_both_known_at_once():
+def test_devices_that_swapped_nodes_are_both_recognized():
     known, claims = {1: IDS[0], 2: IDS[1]}, {1: IDS[1], 2: IDS[0]}
     for order in itertools.permutations(claims):
         assert meet(known, claims, order, [1, 2]) == ({}, {"1": IDS[1], "2": IDS[0]})
 
 
-def test_of_two_unknown_nodes_with_one_store_both_are_refused_and_named():
+def test_two_unknown_nodes_with_one_store_are_both_refused():
     claims = {1: IDS[0], 2: IDS[3], 3: IDS[0]}
     for order in itertools.permutations(claims):
         refused, places = meet({}, claims, order, [1, 2, 3])

@@ -24,7 +24,7 @@ def keys(tmp_path):
     return folder
 
 
-def test_credentials_are_made_from_nothing_and_are_their_owner_s_alone(tmp_path, capsys):
+def test_new_credentials_are_readable_only_by_their_owner(tmp_path, capsys):
     keys = tmp_path / "keys"
     deployment.main(["credentials", str(keys), "--host", HOST])
     made = [Path(line) for line in capsys.readouterr().out.splitlines()]
@@ -42,7 +42,7 @@ def test_credentials_are_made_from_nothing_and_are_their_owner_s_alone(tmp_path,
 
 
 def handshake(keys: Path, host: str, ca: Path | None = None) -> str:
-    """Let a client that trusts a CA meet a server that shows the certificate; return its key."""
+    """Connect a client that trusts a CA to a server with the certificate; return the server key."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(keys / "server.pem", keys / "server.key")
     client = ssl.create_default_context(cafile=str(ca or keys / "ca.crt"))
@@ -66,7 +66,7 @@ def suppressed(server: ssl.SSLContext, connection: socket.socket) -> None:
         pass
 
 
-def test_the_server_s_certificate_is_for_its_hosts_alone_and_can_be_renewed(keys, tmp_path):
+def test_the_certificate_of_the_server_is_valid_for_its_hosts_and_can_be_renewed(keys, tmp_path):
     first = handshake(keys, HOST)
     assert handshake(keys, "a.example") == first
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -74,7 +74,7 @@ def test_the_server_s_certificate_is_for_its_hosts_alone_and_can_be_renewed(keys
     before = (keys / "server.pem").read_bytes()
     deployment.main(["renew", str(keys)])
     assert (keys / "server.pem").read_bytes() != before
-    assert handshake(keys, HOST) == first  # the same key, trusted by the same CA
+    assert handshake(keys, HOST) == first  # the same key, signed by the same CA
     deployment.main(["renew", str(keys), "--host", "b.example"])
     assert handshake(keys, "b.example") == first
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -113,7 +113,7 @@ def test_nothing_is_overwritten_and_devices_can_be_added(keys):
         (["renew", "{damaged}"], r"server\.pem is no certificate"),
     ],
 )
-def test_a_mistake_with_credentials_is_one_line(arguments, words, keys, tmp_path):
+def test_an_invalid_argument_gives_a_one_line_error(arguments, words, keys, tmp_path):
     (tmp_path / "file").touch()
     shutil.copytree(keys, tmp_path / "damaged")
     (tmp_path / "damaged" / "server.pem").write_text("no")

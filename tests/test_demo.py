@@ -1,4 +1,4 @@
-"""The demonstration: a federation on this machine with simulated people."""
+"""Tests of the demonstration: a local federation with simulated people."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def demo(tmp_path):
-    """Start `python -m simulations.demo` in a folder; check that no process of it is left."""
+    """Start `python -m simulations.demo`; check that it leaves no process."""
     folder = tmp_path / "demo"
     command = [sys.executable, "-m", "simulations.demo", "--dir", str(folder)]
     started = []
@@ -42,7 +42,7 @@ def demo(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_the_demonstration_runs_and_leaves_nothing(demo):
+def test_the_demonstration_runs_and_cleans_up(demo):
     process = demo("--rounds", "3")
     output = process.communicate(timeout=500)[0]
     assert process.returncode == 0, output
@@ -55,7 +55,7 @@ def test_the_demonstration_runs_and_leaves_nothing(demo):
         "device3 is yours: http://127.0.0.1:PORT/#token=TOKEN",
         "starting the rounds; the first one takes several exchanges",
     ]
-    # The first round needs one exchange to count the answers, and more to minimise.
+    # The first round needs one exchange to count the answers, and more for the minimization.
     for number, exchange in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
         line = f"round {number}, exchange {exchange}: 0 of 3 devices have replied, waiting up to "
         assert any(each.startswith(line) for each in lines), output
@@ -90,7 +90,7 @@ def test_the_demonstration_is_stopped_by_a_signal(demo, number):
         (["--dir", "/dev/null/demo"], "cannot write /dev/null/demo/arms.json: Not a directory"),
     ],
 )
-def test_a_mistake_is_one_line(options, words):
+def test_an_invalid_option_gives_a_one_line_error(options, words):
     done = subprocess.run(
         [sys.executable, "-m", "simulations.demo", *options],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
@@ -102,7 +102,7 @@ def test_a_mistake_is_one_line(options, words):
     assert words in done.stderr
 
 
-def test_what_does_not_start_is_said_with_its_log(tmp_path):
+def test_a_failed_start_is_reported_with_its_log(tmp_path):
     part = LocalProcess("broken", tmp_path, [sys.executable, "-c", "print('no power'); exit(3)"])
     part.start()
     with pytest.raises(FederationError, match=r"broken should be ready: it ended; .*\nno power"):

@@ -1,4 +1,4 @@
-"""Devices and their server over Flower messages in one process: every answer counts once."""
+"""Device federations over Flower messages in one process: every answer is counted once."""
 
 import contextlib
 import csv
@@ -55,7 +55,7 @@ def no_pause(monkeypatch):
 
 
 class Devicegrid(InProcessGrid):
-    """Nodes that are devices; `fault(node, trip)` says what goes wrong with a message."""
+    """An in-process grid of devices; `fault(node, trip)` returns the fault of a message."""
 
     def __init__(self, stores, config, *, min_duels=1):
         super().__init__(len(stores), config)
@@ -63,7 +63,7 @@ class Devicegrid(InProcessGrid):
             self.contexts[node].node_config.clear()
             self.contexts[node].node_config["store-path"] = str(path)
             self.contexts[node].node_config["min-duels-per-upload"] = min_duels
-            self.contexts[node].node_config["max-questions"] = 10_000  # after so many faults
+            self.contexts[node].node_config["max-questions"] = 10_000  # enough for all faults
         self.fault = lambda _node: "none"
         self.sent = 0
 
@@ -89,7 +89,7 @@ class Devicegrid(InProcessGrid):
 
 
 class Federation:
-    """Devices with stores in a folder, and a server that can be killed and started again."""
+    """Devices with stores in a folder, and a server that can be killed and restarted."""
 
     def __init__(self, folder, devices=3, min_duels=1, **changes):
         self.folder = folder
@@ -102,7 +102,7 @@ class Federation:
         self.lines = []
 
     def answer(self, device, count):
-        """Let a person answer some duels on one device."""
+        """Propose and answer `count` duels on one device."""
         for _ in range(count):
             arms = self.rng.standard_normal((4, D))
             duel = self.agents[device].propose(arms)
@@ -124,7 +124,7 @@ class Federation:
         return server
 
     def serve_until(self, death):
-        """Serve one round, or a few tries of it; the process may die around the commit."""
+        """Serve one round with a limited number of tries; the process may die around the commit."""
         server = self.server()
         commit, tries = server.directory.commit, iter(range(6))
 
@@ -157,7 +157,7 @@ class Federation:
                 yield store.evidence(0, store.last).differences.reshape(-1, D)
 
     def central(self):
-        """Compute FLDB-ONS and W from the stores alone, with the formulas written out again."""
+        """Compute FLDB-ONS and W from the stores, with the formulas written out again."""
         answers, ends = {}, {device: end for _, device, _, end in self.uploads()}
         for path in self.stores:
             with DuelStore(path) as store:
@@ -167,7 +167,7 @@ class Federation:
                 answers[device] = np.column_stack([x, duels.preferences])
         rounds, covered = {}, dict.fromkeys(answers, 0)
         for number, device, start, end in self.uploads():
-            assert start == covered[device]  # contiguous: once each, none left out
+            assert start == covered[device]  # contiguous: every answer once
             covered[device] = end
             rounds.setdefault(number, []).append(answers[device][start:end])
         theta, curvature, information = np.zeros(D), np.eye(D), np.eye(D) / 500
@@ -188,7 +188,7 @@ class Federation:
             information = information + x.T @ x
         return theta, information, covered
 
-    def expect_central(self, server):
+    def check_central(self, server):
         theta, information, covered = self.central()
         np.testing.assert_allclose(server.strategy.algorithm.theta_sync, theta, rtol=1e-9)
         np.testing.assert_allclose(server.strategy.algorithm.information, information, rtol=1e-9)
@@ -206,10 +206,10 @@ def test_rounds_equal_a_central_computation(tmp_path):
         for device in range(3):
             federation.answer(device, int(federation.rng.integers(0, 6)))
         federation.answer(0, 1)
-        server = federation.serve()  # a new server each time: it goes on from the checkpoint
-        federation.expect_central(server)
+        server = federation.serve()  # a new server each time: it resumes from the checkpoint
+        federation.check_central(server)
     assert server.round == 6
-    # Every device was told the last estimate, and how much of it is its own.
+    # Every device has the last estimate and the number of its own answers in it.
     for agent, path in zip(federation.agents, federation.stores, strict=True):
         with DuelStore(path) as store:
             known = store.synchronized()
@@ -233,8 +233,8 @@ def test_rounds_equal_a_central_computation(tmp_path):
     ],
     ids=lambda changes: " ".join(map(str, changes.values())),
 )
-def test_devices_say_less_in_another_form_or_precision(tmp_path, changes):
-    """W against the duels in the stores; devices select with the W that they were sent."""
+def test_matrix_forms_and_precisions_reduce_the_upload(tmp_path, changes):
+    """W is compared with the duels in the stores; devices select with the W they received."""
     federation = Federation(tmp_path, **changes)
     for _ in range(4):
         for device in range(3):
@@ -249,7 +249,7 @@ def test_devices_say_less_in_another_form_or_precision(tmp_path, changes):
         np.testing.assert_allclose(got, np.diag(exact), rtol=1e-9)
     else:
         written_out = got[:-1].T @ got[:-1] + np.diag(got[-1])
-        assert np.linalg.eigvalsh(written_out - exact)[0] > -1e-4  # never less than the matrix
+        assert np.linalg.eigvalsh(written_out - exact)[0] > -1e-4  # an upper bound of the matrix
         assert np.linalg.eigvalsh(written_out - exact)[-1] < got[-1, 0] + 1e-4
     for agent, path in zip(federation.agents, federation.stores, strict=True):
         with DuelStore(path) as store:
@@ -263,11 +263,11 @@ def test_devices_say_less_in_another_form_or_precision(tmp_path, changes):
             arms[None], server.strategy.algorithm.theta_sync, form_of(got).whiten(got), width
         )
         assert duel.first == pair[0][0]
-        assert duel.second == pair[1][0] or pair[0][0] == pair[1][0]  # then it shows another one
+        assert duel.second == pair[1][0] or pair[0][0] == pair[1][0]  # if equal, it is replaced
 
 
-def test_rows_of_a_sketch_are_turned_at_random_before_they_leave(tmp_path):
-    """Of rank 1 that is their sign: the same W_new each time, and either sign."""
+def test_rows_of_a_sketch_are_rotated_at_random_before_upload(tmp_path):
+    """A sketch of rank 1 can only change its sign: W_new is fixed, both signs occur."""
     federation = Federation(tmp_path, devices=1, **{"matrix-form": "sketch", "sketch-rank": 1})
     federation.answer(0, 4)
     settings = from_flat(federation.config, "a test")
@@ -286,19 +286,19 @@ def test_rows_of_a_sketch_are_turned_at_random_before_they_leave(tmp_path):
             np.testing.assert_allclose(np.outer(other, other), np.outer(first, first), rtol=1e-12)
         assert {float(np.sign(row @ first)) for row in others} == {-1.0, 1.0}
     signs = {(a @ rows[0][0] > 0, b @ rows[0][1] > 0) for a, b in rows}
-    assert len(signs) == 4  # each matrix by itself
+    assert len(signs) == 4  # each matrix is rotated independently
 
 
-def test_results_say_who_took_part_and_what_was_predicted(tmp_path):
+def test_results_contain_participants_and_predictions(tmp_path):
     federation = Federation(tmp_path)
     federation.answer(0, 8)
     federation.serve()
-    # Second round: device 1 alone has answers, all of them against the estimate.
+    # Second round: only device 1 has new answers, all of them against the estimate.
     duels = [federation.agents[1].propose(federation.rng.standard_normal((3, D))) for _ in range(5)]
     for duel in duels[:3]:
         federation.agents[1].record(duel.id, "second" if duel.predicted > 0.5 else "first")
     federation.agents[1].record(duels[3].id, "first" if duels[3].predicted > 0.5 else "second")
-    federation.agents[1].record(duels[4].id, "tie")  # no prediction to confirm
+    federation.agents[1].record(duels[4].id, "tie")  # a tie does not count as a prediction
     federation.serve()
     with (tmp_path / "server" / "rounds.csv").open() as file:
         first, second = csv.DictReader(file)
@@ -316,7 +316,7 @@ DEATHS = ("none", "before commit", "after commit")
 @pytest.mark.slow
 @hypothesis_settings(deadline=None, derandomize=True, max_examples=60)
 @given(
-    seed=st.integers(0, 2**32),  # of the faults: how many are drawn depends on the clock
+    seed=st.integers(0, 2**32),  # seeds the faults; their number depends on timing
     servers=st.lists(
         st.tuples(st.sampled_from(DEATHS), st.lists(st.integers(0, 3), min_size=3, max_size=3)),
         min_size=1,
@@ -324,7 +324,7 @@ DEATHS = ("none", "before commit", "after commit")
     ),
 )
 def test_any_schedule_of_faults_counts_every_answer_once(seed, servers):
-    """Lost broadcasts, lost and repeated replies, raising clients, servers killed anywhere."""
+    """Lost broadcasts, lost and repeated replies, failing clients, servers killed at any point."""
     with tempfile.TemporaryDirectory() as folder:
         federation = Federation(Path(folder), quorum=0.3, **{"node-wait": 0.001})
         faults = random.Random(seed)
@@ -337,8 +337,8 @@ def test_any_schedule_of_faults_counts_every_answer_once(seed, servers):
         federation.grid.fault = lambda _node: "none"
         federation.answer(0, 6)
         server = federation.serve(quorum=1.0)
-        federation.expect_central(server)
-        # In the end nothing is left out either.
+        federation.check_central(server)
+        # Finally, no answer is missing.
         for path in federation.stores:
             with DuelStore(path) as store:
                 assert server.devices.counted.get(store.device_id, 0) == store.last
@@ -346,8 +346,8 @@ def test_any_schedule_of_faults_counts_every_answer_once(seed, servers):
 
 @pytest.mark.parametrize("quorum", [0.3, 1.0])
 @pytest.mark.parametrize("trip", [0, 2])
-def test_answers_forgotten_during_an_exchange_teach_nothing(tmp_path, trip, quorum):
-    """In the middle of round 1, whose exchanges are about the same answers: it begins again."""
+def test_answers_erased_during_an_exchange_are_not_learned_from(tmp_path, trip, quorum):
+    """Answers are erased in the middle of round 1, and the round starts again."""
     federation = Federation(tmp_path, quorum=quorum)
     for device in range(3):
         federation.answer(device, 8)
@@ -355,7 +355,7 @@ def test_answers_forgotten_during_an_exchange_teach_nothing(tmp_path, trip, quor
     results = []
 
     def fault(_node):
-        if next(trips) == 3 * trip + 4:  # three nodes a trip, and one that introduces them
+        if next(trips) == 3 * trip + 4:  # three nodes a trip, and one introduction
             results.append(federation.agents[0].forget())
         return "none"
 
@@ -365,7 +365,7 @@ def test_answers_forgotten_during_an_exchange_teach_nothing(tmp_path, trip, quor
     assert results[0].may_be_counted in {0, 8}
     federation.answer(0, 4)
     server = federation.serve()
-    federation.expect_central(server)  # computed from the stores, where those answers are zeros
+    federation.check_central(server)  # in the stores the erased answers are zeros
     with DuelStore(federation.stores[0]) as store:
         assert server.devices.counted[store.device_id] == store.last
 
@@ -402,10 +402,10 @@ def test_the_first_round_waits_for_enough_answers(tmp_path):
     federation.answer(1, 1)
     server.try_round()
     assert server.round == 1
-    federation.expect_central(server)
+    federation.check_central(server)
 
 
-def test_a_round_without_new_answers_is_none_but_brings_the_estimate(tmp_path):
+def test_without_new_answers_only_the_estimate_is_sent(tmp_path):
     federation = Federation(tmp_path)
     federation.answer(0, 9)
     server = federation.serve()
@@ -433,11 +433,11 @@ def test_fewer_answers_than_an_upload_must_cover_are_held_back(tmp_path):
     assert [(number, start, end) for number, _, start, end in federation.uploads()[1:]] == [
         (2, 0, 5)
     ]
-    federation.expect_central(server)
+    federation.check_central(server)
 
 
-def test_a_device_keeps_its_place_when_its_node_changes(tmp_path):
-    """Another key, or a SuperLink that lost its database: the node's number is new."""
+def test_a_device_is_recognized_when_its_node_changes(tmp_path):
+    """The node's number is new: it has another key, or the SuperLink lost its database."""
     federation = Federation(tmp_path)
     for device in range(3):
         federation.answer(device, 4)
@@ -447,11 +447,11 @@ def test_a_device_keeps_its_place_when_its_node_changes(tmp_path):
     federation.stores.reverse()
     federation.grid = Devicegrid(federation.stores, federation.config)
     server = federation.serve()
-    federation.expect_central(server)
+    federation.check_central(server)
     assert server.devices.duels == 18
 
 
-def test_a_device_whose_store_was_lost_begins_anew(tmp_path):
+def test_a_device_whose_store_was_lost_is_a_new_device(tmp_path):
     federation = Federation(tmp_path)
     for device in range(3):
         federation.answer(device, 4)
@@ -466,30 +466,30 @@ def test_a_device_whose_store_was_lost_begins_anew(tmp_path):
     assert len(server.devices.counted) == 4
 
 
-def test_a_store_restored_from_an_old_backup_counts_nothing_twice(tmp_path):
+def test_answers_of_a_restored_backup_are_not_counted_twice(tmp_path):
     federation = Federation(tmp_path, devices=1)
     federation.answer(0, 7)
     federation.agents[0].store.backup(tmp_path / "backup.db")
     federation.answer(0, 3)
-    federation.serve()  # 10 counted
+    federation.serve()  # 10 answers counted
     federation.agents[0].close()
     for file in tmp_path.glob("device0.db*"):
         file.unlink()
     (tmp_path / "backup.db").rename(federation.stores[0])
     federation.agents[0] = PreferenceAgent(federation.stores[0])
-    federation.answer(0, 2)  # numbers 8 and 9 of the backup: the server has 10
+    federation.answer(0, 2)  # numbers 8 and 9 of the backup; the server has counted 10
     server = federation.server()
     server.strategy.connect(federation.grid)
     server.try_round()
     assert server.round == 1
-    federation.answer(0, 4)  # 11 to 14
+    federation.answer(0, 4)  # numbers 11 to 14
     server.try_round()
     assert server.round == 2
     assert federation.uploads()[-1][2:] == (10, 14)
     assert server.devices.duels == 14
 
 
-def test_a_copied_store_is_refused_and_the_known_one_still_counts(tmp_path):
+def test_a_copied_store_is_refused_and_the_original_is_still_counted(tmp_path):
     federation = Federation(tmp_path, devices=1)
     federation.answer(0, 8)
     federation.serve()
@@ -503,7 +503,7 @@ def test_a_copied_store_is_refused_and_the_known_one_still_counts(tmp_path):
     assert "claimed by nodes 1001, 1002: a store must not be copied to a second device" in rows
 
 
-def test_two_unknown_nodes_with_one_store_are_refused_both(tmp_path):
+def test_two_unknown_nodes_with_one_store_are_both_refused(tmp_path):
     federation = Federation(tmp_path, devices=1)
     federation.answer(0, 8)
     federation.agents[0].store.backup(tmp_path / "copy.db")
@@ -550,7 +550,7 @@ def test_two_servers_cannot_share_a_directory(tmp_path):
     federation.server()
 
 
-def test_results_never_show_a_round_that_was_not_committed(tmp_path):
+def test_results_contain_only_committed_rounds(tmp_path):
     federation = Federation(tmp_path)
     federation.answer(0, 8)
     federation.serve()
@@ -561,7 +561,7 @@ def test_results_never_show_a_round_that_was_not_committed(tmp_path):
     assert (tmp_path / "server" / "rounds.csv").read_bytes() == before
 
 
-def test_a_round_on_demand_does_not_wait_for_the_clock(tmp_path):
+def test_a_round_on_demand_starts_immediately(tmp_path):
     federation = Federation(tmp_path)
     federation.answer(0, 8)
     server = federation.server(**{"devices-round-seconds": 3600.0, "devices-rounds": 2})
@@ -582,9 +582,9 @@ def test_a_round_on_demand_does_not_wait_for_the_clock(tmp_path):
 
 
 class NetworkGrid(Devicegrid):
-    """Replies arrive after some looks, the first node's first, and can be pulled once."""
+    """Replies arrive after some polls, the first node's first, and can be pulled once."""
 
-    poll_seconds = None  # as Flower's network grid, which does not define it
+    poll_seconds = None  # as in Flower's network grid, which does not define it
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -627,21 +627,21 @@ def exchanges_of(federation):
     return int(row["exchanges"])
 
 
-def test_a_device_is_asked_once_in_an_exchange_and_once_more_when_it_is_met(network):
-    """However long replies take: a message sent again waits in line before the next exchange."""
+def test_a_device_receives_one_message_per_exchange_and_one_introduction(network):
+    """Slow replies do not cause repeated messages."""
     server = network.serve(**{"node-wait": 60.0, "reply-timeout": 60.0})
     exchanges = exchanges_of(network) + 1  # the last one sends the estimate
     assert network.grid.sent == 3 * (exchanges + 1)
-    network.expect_central(server)
+    network.check_central(server)
 
 
-def test_an_exchange_reports_what_it_waits_for(network, monkeypatch):
+def test_an_exchange_reports_missing_replies(network, monkeypatch):
     monkeypatch.setattr(device_rounds, "REPORT_SECONDS", 0.0)
     network.serve(**{"node-wait": 60.0, "reply-timeout": 60.0})
     waits = [line for line in network.lines if "have replied" in line]
     names = [f"round 1, exchange {number}" for number in range(1, exchanges_of(network) + 1)]
     names.append("sending the last estimate")
-    # Devices reply at looks 1, 3 and 5; in the first exchange each is asked twice.
+    # Devices reply at polls 1, 3 and 5; in the first exchange each gets two messages.
     counts = [0, 1, 1, 2, 2]
     expected = [(names[0], count) for count in counts]
     expected += [(name, count) for name in names for count in counts]
@@ -651,7 +651,7 @@ def test_an_exchange_reports_what_it_waits_for(network, monkeypatch):
     assert {int(seconds) for *_, seconds in found} <= {59, 60}
 
 
-def test_a_wait_is_reported_when_it_begins_and_every_15_seconds(tmp_path, monkeypatch):
+def test_a_wait_is_reported_at_its_start_and_every_15_seconds(tmp_path, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(device_rounds.time, "monotonic", lambda: now)
     lines = []
@@ -663,8 +663,8 @@ def test_a_wait_is_reported_when_it_begins_and_every_15_seconds(tmp_path, monkey
                      "round 2: another"]  # fmt: skip
 
 
-def test_a_round_begins_when_enough_devices_are_connected(tmp_path):
-    """And not only when the next round is due; meanwhile it reports how many are."""
+def test_a_round_starts_when_enough_devices_are_connected(tmp_path):
+    """The round does not wait for its scheduled time; the number of devices is reported."""
     federation = Federation(tmp_path)
     federation.answer(0, 8)
     connected = [[], [1001], [1001], [1001, 1002]]
@@ -677,7 +677,7 @@ def test_a_round_begins_when_enough_devices_are_connected(tmp_path):
     ]
 
 
-def test_a_checkpoint_that_cannot_be_written_counts_nothing(tmp_path, monkeypatch):
+def test_without_a_written_checkpoint_no_answer_is_counted(tmp_path, monkeypatch):
     federation = Federation(tmp_path)
     federation.answer(0, 8)
     server = federation.server()
@@ -692,7 +692,7 @@ def test_a_checkpoint_that_cannot_be_written_counts_nothing(tmp_path, monkeypatc
     monkeypatch.undo()
     server = federation.serve()
     assert server.devices.duels == 8
-    federation.expect_central(server)
+    federation.check_central(server)
 
 
 @pytest.mark.parametrize(
@@ -708,7 +708,7 @@ def test_a_checkpoint_that_cannot_be_written_counts_nothing(tmp_path, monkeypatc
         ),
     ],
 )
-def test_a_node_that_was_started_wrongly_is_told_what_to_pass(tmp_path, node_config, words):
+def test_an_error_names_the_missing_node_config(tmp_path, node_config, words):
     federation = Federation(tmp_path, devices=1)
     context = next(iter(federation.grid.contexts.values()))
     context.node_config.clear()
@@ -720,7 +720,7 @@ def test_a_node_that_was_started_wrongly_is_told_what_to_pass(tmp_path, node_con
         server.serve(federation.grid)
 
 
-def test_a_run_about_other_features_is_refused(tmp_path):
+def test_a_run_with_other_features_is_refused(tmp_path):
     federation = Federation(tmp_path, devices=1)
     federation.answer(0, 6)
     federation.config["dimension"] = D + 1
@@ -729,8 +729,8 @@ def test_a_run_about_other_features_is_refused(tmp_path):
         federation.server().serve(federation.grid)
 
 
-def test_what_an_owner_did_not_choose(tmp_path):
-    """3 d answers an upload at least: one fewer is held back."""
+def test_the_default_minimum_of_an_upload(tmp_path):
+    """The default minimum of an upload is 3 d answers: one fewer is held back."""
     federation = Federation(tmp_path, devices=2)
     for context in federation.grid.contexts.values():
         del context.node_config["min-duels-per-upload"]
@@ -741,7 +741,7 @@ def test_what_an_owner_did_not_choose(tmp_path):
     assert upload == (1, short_name(federation.agents[0].store.device_id), 0, 3 * D)
 
 
-def test_a_device_with_much_to_say_says_it_in_several_rounds(tmp_path):
+def test_a_large_backlog_is_uploaded_in_several_rounds(tmp_path):
     federation = Federation(tmp_path, devices=2, **{"devices-max-duels": 8})
     federation.answer(0, 20)
     federation.answer(1, 3)
@@ -749,14 +749,14 @@ def test_a_device_with_much_to_say_says_it_in_several_rounds(tmp_path):
         server = federation.serve()
     spans = [(number, start, end) for number, _, start, end in federation.uploads()]
     assert sorted(spans) == [(1, 0, 3), (1, 0, 8), (2, 8, 16), (3, 16, 20)]
-    federation.expect_central(server)
+    federation.check_central(server)
 
 
-def test_a_device_that_claims_more_than_counts_is_not_counted(tmp_path):
+def test_an_upload_that_exceeds_the_limit_is_not_counted(tmp_path):
     federation = Federation(tmp_path, devices=2)
     for device in range(2):
         federation.answer(device, 6)
-    federation.config = {**federation.config, "devices-max-duels": 5}  # devices know 10,000
+    federation.config = {**federation.config, "devices-max-duels": 5}  # devices allow 10,000
     federation.serve_until("none")
     assert federation.uploads() == []
     assert any("6 duels, more than 5 in a round" in line for line in federation.lines)
@@ -768,7 +768,7 @@ def test_algorithms_that_need_every_device_are_refused():
             from_flat({**BASE, "algorithm": algorithm}, "a test")
 
 
-def test_a_checkpoint_holds_what_a_restart_needs_and_no_answer(tmp_path):
+def test_a_checkpoint_suffices_for_a_restart_and_contains_no_answer(tmp_path):
     federation = Federation(tmp_path)
     federation.answer(0, 8)
     server = federation.serve()
@@ -786,7 +786,7 @@ EARLIER_INFORMATION = [
     [60.266176271146904, 10.924096392228948, -6.015590276378839],
     [10.924096392228948, 51.97669908614472, 0.20926908767655394],
     [-6.015590276378839, 0.20926908767655394, 60.619247204158256],
-]  # of three devices with 10, 8 and 10 answers
+]  # three devices with 10, 8 and 10 answers
 
 
 def test_a_directory_of_an_earlier_version_opens_and_its_federation_resumes(tmp_path):
@@ -799,7 +799,7 @@ def test_a_directory_of_an_earlier_version_opens_and_its_federation_resumes(tmp_
     np.testing.assert_allclose(algorithm.information, EARLIER_INFORMATION, rtol=1e-15)
     assert sorted(server.devices.counted.values()) == [8, 10, 10]
     server.directory.close()
-    # A new device answers three duels: they are counted in round 4, on top of the others.
+    # A new device answers three duels: they are counted in round 4, in addition to the others.
     federation.answer(0, 3)
     server = federation.serve()
     assert (server.round, server.devices.duels) == (4, 31)

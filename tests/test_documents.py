@@ -1,4 +1,4 @@
-"""The documents: their numbers come from result files, and the files from today's code."""
+"""The documents contain the numbers of the result files, which match the current code."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ pytest.importorskip("jinja2")
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A checkout with one page and one result file."""
+    """Create a checkout with one page and one result file."""
     (tmp_path / "docs" / "templates").mkdir(parents=True)
     (tmp_path / "docs" / "results").mkdir()
     monkeypatch.setattr(documents, "ROOT", tmp_path)
@@ -47,14 +47,14 @@ def test_pages_agree_with_the_result_files():
     assert documents.differing(documents.pages(documents.load_results())) == []
 
 
-def test_check_names_a_run_without_values(tree, monkeypatch):
+def test_check_reports_a_run_without_values(tree, monkeypatch):
     (documents.TEMPLATES / "README.md.j2").write_text("empty\n")
     run_tool(monkeypatch)
     message = run_tool(monkeypatch, "--check")
     assert message == "error: docs/results: small.ogd.regret has 0 values of 3: recompute it"
 
 
-def test_recompute_asks_for_ratings_before_the_first_run(tree, monkeypatch):
+def test_recompute_requires_ratings_before_the_first_run(tree, monkeypatch):
     world = {"settings": {"environment": {"name": "movielens"}}, "seeds": 10, "regret": []}
     measured.write(measured.FOLDER / "world.json", {"a": world})
     monkeypatch.setattr(measured, "simulate", None)
@@ -62,8 +62,8 @@ def test_recompute_asks_for_ratings_before_the_first_run(tree, monkeypatch):
     assert message == "error: world.a needs MovieLens ratings: name them with --movielens PATH"
 
 
-def test_the_results_of_the_figures_are_of_todays_figures():
-    """Each curve of each panel, with its settings: nothing is left of figures that changed."""
+def test_the_results_match_the_current_figures():
+    """Each curve of each panel with its settings; no results of other figures."""
     content = documents.load_results()["figures"]
     names = [*figures.PANELS, figures.OVERVIEW]
     assert sorted(content) == sorted([*names, "processor_seconds"])
@@ -77,7 +77,7 @@ def test_the_results_of_the_figures_are_of_todays_figures():
             assert all(len(found[key]) == found["seeds"] >= 10 for key in measured.measures_of(run))
 
 
-def test_the_speed_table_is_of_the_benchmarks_algorithms():
+def test_the_speed_table_lists_the_algorithms_of_the_benchmark():
     results = documents.load_results()
     runs = results["readme"]["algorithms"]
     assert (
@@ -99,8 +99,8 @@ def test_results_are_finite_and_of_at_least_ten_seeds():
 
 
 @pytest.mark.slow
-def test_a_run_over_messages_measures_what_arrays_do():
-    """The same seed, on both engines."""
+def test_a_run_over_messages_has_the_measurements_of_a_vectorized_run():
+    """The same seed on both engines."""
     run = {
         "settings": {"num_agents": 4, "horizon": 8, "tau": 2},
         "seeds": 1,
@@ -117,7 +117,7 @@ def test_a_run_over_messages_measures_what_arrays_do():
     assert content[0]["rounds"] == content[1]["rounds"] == [5]  # t = 1, 2, 4, 6, 8
 
 
-def test_regret_on_the_way():
+def test_regret_at_intermediate_iterations():
     curve, counts = [1.0, 2.5, 4.0], dict.fromkeys(measured.COUNTS, 7)
     assert measured.measured("regret", curve, counts) == 4
     assert measured.measured("regret_2", curve, counts) == 2.5
@@ -131,7 +131,7 @@ def test_regret_on_the_way():
 def test_recompute_then_check(tree, monkeypatch):
     assert run_tool(monkeypatch, "--recompute") == ""
     (content,) = (json.loads(path.read_text()) for path in measured.FOLDER.iterdir())
-    # The same three runs through the command that users start.
+    # The same three runs through the documented command.
     regrets = []
     for seed in range(3):
         out = tree / f"run{seed}"
@@ -147,7 +147,7 @@ def test_recompute_then_check(tree, monkeypatch):
     assert run_tool(monkeypatch, "--check") == ""
 
 
-def test_check_names_a_page_that_was_edited(tree, monkeypatch):
+def test_check_reports_an_edited_page(tree, monkeypatch):
     run_tool(monkeypatch, "--recompute")
     page = tree / "README.md"
     page.write_text(page.read_text().replace("0.25 s", "0.26 s"))
@@ -156,7 +156,7 @@ def test_check_names_a_page_that_was_edited(tree, monkeypatch):
     assert page.read_text() == before
 
 
-def test_check_names_a_result_that_is_stale(tree, monkeypatch):
+def test_check_reports_a_stale_result(tree, monkeypatch):
     run_tool(monkeypatch, "--recompute")
     path = measured.FOLDER / "small.json"
     content = json.loads(path.read_text())
@@ -178,7 +178,7 @@ def test_check_names_a_result_that_is_stale(tree, monkeypatch):
         ("{{ [1] | sem }}\n", "line 1: "),
     ],
 )
-def test_a_wrong_template_is_one_line(tree, monkeypatch, template, reason):
+def test_an_invalid_template_gives_a_one_line_error(tree, monkeypatch, template, reason):
     (documents.TEMPLATES / "README.md.j2").write_text(template)
     message = run_tool(monkeypatch)
     assert message.startswith("error: docs/templates/README.md.j2, ")
@@ -186,7 +186,7 @@ def test_a_wrong_template_is_one_line(tree, monkeypatch, template, reason):
     assert len(message.splitlines()) == 1
 
 
-def test_wrong_arguments_and_files_are_one_line(tree, monkeypatch):
+def test_invalid_arguments_and_files_give_a_one_line_error(tree, monkeypatch):
     message = run_tool(monkeypatch, "--recompute", "smal")
     assert message == "error: no result file 'smal' in docs/results: there are small"
     (measured.FOLDER / "broken.json").write_text("{")

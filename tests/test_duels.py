@@ -13,7 +13,7 @@ property_test = settings(deadline=None, derandomize=True, max_examples=100)
 
 
 def numbers_of(t):
-    """Recognisable contents of iteration t: differences, preferences, regret."""
+    """Return recognizable contents of iteration t: differences, preferences, regret."""
     differences = np.arange(AGENTS * D).reshape(AGENTS, D) + 100.0 * t
     return differences, (np.arange(AGENTS) + t) % 2.0, 10.0 * t
 
@@ -34,7 +34,7 @@ def played_log(iterations, *, keep=False):
 
 
 @pytest.mark.parametrize("cuts", [(1, 5), (2, 3, 7), (40,), (1, 1, 30, 4)])
-def test_iterations_added_together_are_those_added_one_by_one(cuts):
+def test_iterations_added_together_equal_those_added_one_by_one(cuts):
     log, t = DuelLog(AGENTS, D, keep=True), 0
     for count in cuts:
         rows, answers, regrets = log.append(count)
@@ -50,8 +50,8 @@ def test_iterations_added_together_are_those_added_one_by_one(cuts):
     assert log.fresh_regrets().tolist() == one_by_one.fresh_regrets().tolist()
 
 
-def assert_holds(log, *, fresh, everything):
-    """The log holds exactly these iterations, in order."""
+def assert_contains(log, *, fresh, everything):
+    """Check that the log contains exactly these iterations, in order."""
     for (differences, preferences), iterations in (
         (log.fresh(), fresh),
         (log.all(), everything),
@@ -64,33 +64,33 @@ def assert_holds(log, *, fresh, everything):
     assert log.fresh_regrets().tolist() == [10.0 * t for t in fresh]
 
 
-def test_a_new_log_holds_nothing():
+def test_a_new_log_is_empty():
     log = DuelLog(AGENTS, D, keep=False)
     assert (log.played, log.counted) == (0, 0)
-    assert_holds(log, fresh=[], everything=[])
+    assert_contains(log, fresh=[], everything=[])
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_acknowledge_drops_exactly_what_was_counted(keep):
+def test_acknowledge_drops_exactly_the_counted_duels(keep):
     log = played_log(5, keep=keep)
     log.acknowledge(2)
     assert (log.played, log.counted) == (5, 2)
-    assert_holds(log, fresh=[3, 4, 5], everything=[1, 2, 3, 4, 5] if keep else [3, 4, 5])
+    assert_contains(log, fresh=[3, 4, 5], everything=[1, 2, 3, 4, 5] if keep else [3, 4, 5])
     log.acknowledge(3)
     assert (log.played, log.counted) == (5, 3)
-    assert_holds(log, fresh=[4, 5], everything=[1, 2, 3, 4, 5] if keep else [4, 5])
+    assert_contains(log, fresh=[4, 5], everything=[1, 2, 3, 4, 5] if keep else [4, 5])
     log.acknowledge(5)
     assert (log.played, log.counted) == (5, 5)
-    assert_holds(log, fresh=[], everything=[1, 2, 3, 4, 5] if keep else [])
+    assert_contains(log, fresh=[], everything=[1, 2, 3, 4, 5] if keep else [])
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_acknowledging_again_or_less_changes_nothing(keep):
+def test_repeated_or_older_acknowledgements_have_no_effect(keep):
     log = played_log(4, keep=keep)
     for counted in (3, 3, 2, 0, 3):
         log.acknowledge(counted)
         assert log.counted == 3
-        assert_holds(log, fresh=[4], everything=[1, 2, 3, 4] if keep else [4])
+        assert_contains(log, fresh=[4], everything=[1, 2, 3, 4] if keep else [4])
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -100,20 +100,20 @@ def test_iterations_played_after_an_acknowledgement_are_fresh(keep):
     play(log, 4)
     play(log, 5)
     assert (log.played, log.counted) == (5, 3)
-    assert_holds(log, fresh=[4, 5], everything=[1, 2, 3, 4, 5] if keep else [4, 5])
+    assert_contains(log, fresh=[4, 5], everything=[1, 2, 3, 4, 5] if keep else [4, 5])
 
 
-def test_nothing_beyond_what_was_played_can_be_counted():
+def test_only_played_iterations_can_be_acknowledged():
     log = played_log(2)
     log.acknowledge(9)
     assert (log.played, log.counted) == (2, 2)
     play(log, 3)
-    assert_holds(log, fresh=[3], everything=[3])
+    assert_contains(log, fresh=[3], everything=[3])
 
 
 def test_the_log_grows_and_starts_every_regret_at_zero():
     log = played_log(40, keep=True)
-    assert_holds(log, fresh=range(1, 41), everything=range(1, 41))
+    assert_contains(log, fresh=range(1, 41), everything=range(1, 41))
     log.append(1)
     assert log.fresh_regrets()[-1] == 0.0
     assert log.fresh_regrets()[:-1].tolist() == [10.0 * t for t in range(1, 41)]
@@ -126,7 +126,7 @@ def test_a_row_reused_after_dropping_starts_at_regret_zero():
     assert log.fresh_regrets().tolist() == [0.0]
 
 
-def test_what_fresh_regrets_returned_does_not_change_afterwards():
+def test_returned_regrets_are_copies():
     log = played_log(3)
     before = log.fresh_regrets()
     log.acknowledge(2)
@@ -150,7 +150,7 @@ def copied(state):
     ),
     keep=st.booleans(),
 )
-def test_any_sequence_of_steps_equals_a_list(steps, keep):
+def test_any_sequence_of_steps_agrees_with_a_list(steps, keep):
     log = DuelLog(AGENTS, D, keep=keep)
     played, counted = 0, 0  # the model: iterations 1..played, the first `counted` acknowledged
     for step in steps:
@@ -160,7 +160,7 @@ def test_any_sequence_of_steps_equals_a_list(steps, keep):
         elif step == "save and restore":
             state = copied(log.state())
             for array in state.values():
-                array.flags.writeable = False  # as it comes out of a message
+                array.flags.writeable = False  # as in a received message
             log = DuelLog(AGENTS, D, keep=keep)
             log.restore(state)
         else:
@@ -169,12 +169,12 @@ def test_any_sequence_of_steps_equals_a_list(steps, keep):
             counted = max(counted, min(target, played))
         assert (log.played, log.counted) == (played, counted)
         fresh = range(counted + 1, played + 1)
-        assert_holds(log, fresh=fresh, everything=range(1, played + 1) if keep else fresh)
+        assert_contains(log, fresh=fresh, everything=range(1, played + 1) if keep else fresh)
 
 
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("counted", [0, 2, 5])
-def test_state_and_restore_go_on_identically(keep, counted):
+def test_a_restored_log_continues_identically(keep, counted):
     log = played_log(5, keep=keep)
     log.acknowledge(counted)
     restored = DuelLog(AGENTS, D, keep=keep)
@@ -184,10 +184,10 @@ def test_state_and_restore_go_on_identically(keep, counted):
         each.acknowledge(counted + 1)
         play(each, 7)
         fresh = range(counted + 2, 8)
-        assert_holds(each, fresh=fresh, everything=range(1, 8) if keep else fresh)
+        assert_contains(each, fresh=fresh, everything=range(1, 8) if keep else fresh)
 
 
-def test_a_state_does_not_hold_on_to_the_log_it_was_restored_into():
+def test_a_state_is_not_changed_by_the_log_it_was_restored_into():
     log = played_log(3)
     state = copied(log.state())
     first, second = DuelLog(AGENTS, D, keep=False), DuelLog(AGENTS, D, keep=False)
@@ -195,4 +195,4 @@ def test_a_state_does_not_hold_on_to_the_log_it_was_restored_into():
     first.acknowledge(2)
     play(first, 4)
     second.restore(state)
-    assert_holds(second, fresh=[1, 2, 3], everything=[1, 2, 3])
+    assert_contains(second, fresh=[1, 2, 3], everything=[1, 2, 3])

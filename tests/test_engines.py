@@ -1,4 +1,4 @@
-"""The engines run the same mathematics, whatever carries the exchanges."""
+"""All engines give the same results, independent of the transport."""
 
 import json
 import subprocess
@@ -78,7 +78,7 @@ def test_same_seed_gives_the_same_bytes(tmp_path, engine):
     assert first != b""
 
 
-def test_a_run_directory_holds_what_the_contract_says(tmp_path):
+def test_the_contents_of_a_run_directory(tmp_path):
     run(settings(), tmp_path / "run")
     table = regret(tmp_path / "run")
     assert list(table.columns) == ["iteration", "cumulative_regret", "exchanges"]
@@ -107,7 +107,7 @@ def test_a_run_never_overwrites_another(tmp_path):
 
 
 @pytest.mark.slow
-def test_client_modules_import_nothing_heavy():
+def test_client_modules_import_no_heavy_module():
     heavy = ("torch", "pandas", "matplotlib", "hydra", "omegaconf", "scipy")
     code = (
         "import sys, clients.simulated, fldb_flower.client_app;"
@@ -195,7 +195,7 @@ FAULTS = {
 }
 
 
-def test_the_order_of_replies_changes_nothing():
+def test_results_do_not_depend_on_the_order_of_replies():
     first, _ = over({})
     chosen = settings()
     history = History(chosen.horizon)
@@ -204,7 +204,7 @@ def test_the_order_of_replies_changes_nothing():
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_bad_reply_is_asked_for_again_and_counts_once(name):
+def test_an_invalid_reply_is_requested_again_and_counted_once(name):
     clean, theta = over({})
     history, same = over({2: FAULTS[name], 47: FAULTS[name], 48: FAULTS[name]})
     np.testing.assert_array_equal(same, theta)
@@ -215,7 +215,7 @@ def test_a_bad_reply_is_asked_for_again_and_counts_once(name):
 def test_with_a_quorum_a_bad_reply_counts_in_a_later_round(name):
     """The duels of an absent node wait: in the end W and the regret are complete."""
     clean, _ = over({})
-    # The t = 1 solve asks 4 nodes several times; fault one reply well after it.
+    # The first solve sends several messages to 4 nodes; the fault is in a reply well after it.
     history, _ = over({4 * clean.exchanges - 6: FAULTS[name]}, quorum=0.75)
     missed = [row for row in history.participation if row.replied < row.asked]
     assert len(missed) == 1
@@ -230,7 +230,7 @@ def test_a_missed_quorum_ends_the_run_with_the_reasons():
         over(always | dict.fromkeys(range(5, 10**5), FAULTS["nan"]), node_wait=0.05)
 
 
-def test_a_node_without_partition_id_is_told_what_to_pass():
+def test_an_error_names_the_missing_partition_id():
     chosen = settings(engine__name="inprocess", engine__num_nodes=2)
     grid = InProcessGrid(2, to_flat(chosen))
     grid.contexts[1002].node_config.clear()
@@ -245,7 +245,7 @@ def test_more_nodes_than_agents_is_refused():
         make_strategy(chosen, History(chosen.horizon)).start(grid)
 
 
-def test_nodes_that_never_come_are_not_waited_for_for_ever():
+def test_the_wait_for_nodes_is_limited():
     chosen = settings(node_wait=0.05)
     grid = InProcessGrid(0, to_flat(chosen))
     with pytest.raises(FederationError, match=r"0 nodes connected within node-wait=0\.05 s"):

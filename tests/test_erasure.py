@@ -1,4 +1,4 @@
-"""What is deleted is in no file of the store, and what is forgotten is counted at most once."""
+"""Deleted content is in no file of the store, and erased answers are counted at most once."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def path(tmp_path):
 
 
 def propose(agent, marker, features=ARMS):
-    """Propose a duel whose key and text, and the texts' lengths, are its own."""
+    """Propose a duel with a unique key and texts of a unique length."""
     keys = [f"key-{marker}-{side}" for side in "ab"]
     contents = [{"text": f"text-{marker}-{side} " * (1 + len(marker) % 7)} for side in "ab"]
     return agent.propose(features, keys, contents).id
 
 
 def found(path, *markers):
-    """Return those of the markers that are in a file of the store."""
+    """Return the markers that occur in a file of the store."""
     data = b"".join(file.read_bytes() for file in sorted(path.parent.glob(f"{path.name}*")))
     return [marker for marker in markers if marker.encode() in data]
 
 
 def difference(value):
-    """Return what the file holds of features that differ by this number."""
+    """Return the bytes stored for features that differ by this number."""
     return np.float64(value).tobytes()
 
 
@@ -58,12 +58,12 @@ def test_an_answered_duel_is_in_no_file_while_the_store_is_open(path):
         assert found(path, "text-one", "key-one") == ["text-one", "key-one"]
         assert other.status()["open"] == 1
         agent.record(duel, "first")
-        assert (path.with_name("duels.db-wal")).exists()  # nothing was closed
+        assert (path.with_name("duels.db-wal")).exists()  # the store is open
         assert found(path, "text-one", "key-one") == []
 
 
-def test_no_remains_of_many_duels_of_all_lengths(path):
-    """Rows move between pages when others are deleted: they leave nothing behind there either."""
+def test_many_duels_of_different_lengths_are_erased(path):
+    """SQLite moves rows between pages when others are deleted; the old pages are overwritten."""
     rng, kept = np.random.default_rng(1), {}
     with PreferenceAgent(path) as agent:
         for number in range(200):
@@ -101,8 +101,8 @@ def test_a_reader_delays_the_erasure_and_does_not_prevent_it(path):
     with PreferenceAgent(path) as agent, contextlib.closing(sqlite3.connect(path)) as reader:
         duel = propose(agent, "one")
         reader.execute("BEGIN")
-        reader.execute("SELECT count(*) FROM proposals").fetchone()  # and goes on reading
-        assert agent.record(duel, "first") == 1  # is not refused, nor waits for the reader
+        reader.execute("SELECT count(*) FROM proposals").fetchone()  # an open read transaction
+        assert agent.record(duel, "first") == 1  # neither refused nor delayed
         assert found(path, "text-one") == ["text-one"]
         reader.rollback()
         deadline = time.monotonic() + 30
@@ -111,7 +111,7 @@ def test_a_reader_delays_the_erasure_and_does_not_prevent_it(path):
         assert found(path, "text-one", "key-one") == []
 
 
-# The first version's schema, as it was.
+# The schema of the first version.
 SCHEMA_1 = """
 CREATE TABLE device (id TEXT NOT NULL, dimension INTEGER);
 CREATE TABLE proposals (
@@ -133,13 +133,13 @@ CREATE TABLE synchronized (
 """
 
 
-def test_a_store_of_schema_1_opens_and_loses_what_it_had_deleted(path):
+def test_opening_a_store_of_schema_1_erases_deleted_content(path):
     def row(number):
         return np.array([float(number), -1.0, 1.0, np.nan]).tobytes()
 
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as old:
         old.execute("PRAGMA journal_mode = WAL")
-        old.execute("PRAGMA secure_delete = OFF")  # as in most builds of SQLite
+        old.execute("PRAGMA secure_delete = OFF")  # the default in most builds of SQLite
         old.executescript(SCHEMA_1)
         old.execute("INSERT INTO device VALUES (?, 2)", ("ab" * 16,))
         old.execute("PRAGMA application_id = 1718379618")  # "fldb"
@@ -153,7 +153,7 @@ def test_a_store_of_schema_1_opens_and_loses_what_it_had_deleted(path):
                 "INSERT INTO answers VALUES (?, ?, 0, ?, ?, ?)",
                 (number, f"d{number}", row(number), f"key-answered-{number}", None),
             )
-        old.execute("DELETE FROM answers WHERE sequence = 5")  # the next number is 6 all the same
+        old.execute("DELETE FROM answers WHERE sequence = 5")  # the next number is still 6
         old.execute("INSERT INTO cuts VALUES (3)")
         old.execute("DELETE FROM proposals WHERE id = 'gone'")
         old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -169,11 +169,11 @@ def test_a_store_of_schema_1_opens_and_loses_what_it_had_deleted(path):
         assert rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-# ---- Forgetting -----------------------------------------------------------------------------
+# ---- Erasing answers ------------------------------------------------------------------------
 
 
 def evidence(path):
-    """Return the first difference of each row that the store holds, by SQLite itself."""
+    """Return the first difference of each stored row, read with SQLite directly."""
     with contextlib.closing(sqlite3.connect(path)) as rows:
         table = rows.execute(
             "SELECT evidence FROM answers UNION ALL SELECT evidence FROM proposals"
@@ -187,7 +187,7 @@ def device_of(store, min_duels=1):
 
 
 def upload(device, *, counted, upto=-1, point=0.0):
-    """Ask for statistics; return (start, end, W_new's first number, the gradient's)."""
+    """Request statistics; return start, end, and the first entries of W_new and the gradient."""
     broadcast = Broadcast(None, np.array([point, 0.0]), hessian=True)
     vector, header = encode_broadcast(broadcast)
     config = {
@@ -205,7 +205,7 @@ def upload(device, *, counted, upto=-1, point=0.0):
 
 
 def acknowledge(device, counted):
-    """Send an estimate; the acknowledgement rides on it."""
+    """Send an estimate with an acknowledgement."""
     broadcast = Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), None)
     vector, header = encode_broadcast(broadcast)
     config = {"header": list(header), "counted": counted, "duels": counted}
@@ -213,10 +213,10 @@ def acknowledge(device, counted):
 
 
 class Forgetting(RuleBasedStateMachine):
-    """Answers, uploads, lost replies, acknowledgements and forgetting, in any order.
+    """Answers, uploads, lost replies, acknowledgements and erasures in any order.
 
-    The model keeps the value of each answer by its number (None: forgotten), and the server what
-    it has counted. Differences are whole numbers, so sums of squares are exact.
+    The model maps the number of each answer to its value (None: erased) and keeps what the server
+    has counted. Differences are whole numbers, so sums of squares are exact.
     """
 
     @initialize(at_least=st.integers(1, 3))
@@ -260,7 +260,7 @@ class Forgetting(RuleBasedStateMachine):
         assert information == self.sum(start, end)
         assert gradient == 0.0  # ties at theta = 0
         real = sum(value is not None for value in self.values[start:end])
-        assert real == 0 or real >= self.at_least  # few are never alone among forgotten ones
+        assert real == 0 or real >= self.at_least  # erased answers do not reduce the minimum
         if len(self.values) - self.sent >= self.at_least:
             assert end == len(self.values)
         self.sent = max(self.sent, end)
@@ -268,21 +268,21 @@ class Forgetting(RuleBasedStateMachine):
         self.forgotten_since = False
 
     @rule()
-    def ask_again(self):
-        """Ask at another point in the same round: the same duels, or none."""
+    def request_again(self):
+        """Request another point in the same round: the upload has the same duels, or none."""
         if self.flight is None:
             return
         start, end, information, _ = self.flight
         if self.forgotten_since and end > start:
             with pytest.raises(DataError, match="forgotten"):
                 upload(self.device, counted=start, upto=end, point=1.0)
-            self.flight = None  # the round begins again
+            self.flight = None  # the round starts again
         else:
             assert upload(self.device, counted=start, upto=end, point=1.0)[2] == information
 
     @rule()
     def count(self):
-        """Let the server count what is in flight; the device learns of it later."""
+        """The server counts the pending upload; the device is informed later."""
         if self.flight is not None:
             _, self.counted, information, _ = self.flight
             self.total += information
@@ -312,7 +312,7 @@ class Forgetting(RuleBasedStateMachine):
 
     @rule()
     def drain(self):
-        """Count all there is: the server then has each answer once, but for the forgotten ones."""
+        """Upload everything: the server then has counted each answer once, except erased ones."""
         for _ in range(self.at_least):
             self.answer(1, True)
         before, start = self.total, self.counted
@@ -329,7 +329,7 @@ Forgetting.TestCase.settings = settings(
 TestForgetting = Forgetting.TestCase
 
 
-def test_forgotten_answers_leave_no_trace_in_any_file(path):
+def test_erased_answers_are_in_no_file(path):
     with PreferenceAgent(path) as agent, DuelStore(path) as other:
         device = device_of(other)
         values = [0.123456789 + number for number in range(8)]
@@ -343,7 +343,7 @@ def test_forgotten_answers_leave_no_trace_in_any_file(path):
             if number == 4:
                 upload(device, counted=2)
         result = agent.forget()
-        # 1 and 2 counted; 3, 4 and 5 in an upload; 6 and 7 in none; the last one not answered
+        # 1 and 2 are counted; 3, 4 and 5 in an upload; 6 and 7 in none; the last is unanswered
         assert (result.proposals, result.forgotten, result.may_be_counted, result.counted) == (
             1, 5, 3, 2,
         )  # fmt: skip
@@ -366,8 +366,8 @@ def test_forgetting_a_store_without_duels(path):
         assert agent.record(agent.propose(ARMS).id, "tie") == 1
 
 
-def test_a_forgotten_upload_is_plausible_and_teaches_nothing(path):
-    """What stays in place of an answer: numbers counted, all sums 0, nothing predicted."""
+def test_an_upload_of_erased_answers_is_plausible_and_has_no_effect(path):
+    """An erased answer keeps its number; its sums are 0, and nothing is predicted."""
     with PreferenceAgent(path) as agent, DuelStore(path) as other:
         device = device_of(other)
         agent.record(agent.propose(ARMS).id, "first")

@@ -1,6 +1,6 @@
-"""Numbers of extreme size: a run is complete with finite numbers, or ends in one line.
+"""Numbers of extreme size: a run either completes with finite numbers or ends with one error.
 
-`pyproject.toml` turns RuntimeWarning into an error, so that no warning precedes either.
+`pyproject.toml` turns RuntimeWarning into an error, so neither case emits a warning.
 """
 
 import json
@@ -53,7 +53,7 @@ EXTREMES = [
 OF_NODES = {"wire", "robust", "fraction_train", "quorum", "dropout", "faults"}
 NUMBERS = [entry for entry in hydra_entries() if entry.kind in {int, float}]
 REALS = [entry for entry in NUMBERS if entry.kind is float]
-FIXED = {"engine.name", "environment.name", "backend", "rng"}  # or files and devices are needed
+FIXED = {"engine.name", "environment.name", "backend", "rng"}  # these require files or devices
 NAMES = [entry for entry in hydra_entries() if entry.choices and entry.dotted not in FIXED]
 
 
@@ -66,9 +66,9 @@ def accepts(entry: Entry, value: float | int | str) -> bool:
 
 
 def extremes(entry: Entry) -> tuple[list[float | int | str], list[float | int | str]]:
-    """Return numbers that a setting accepts and refuses: of extreme size, and at its limits.
+    """Return accepted and refused numbers of a setting: of extreme size, and at its limits.
 
-    Sizes, and seconds to wait, that are accepted but would take minutes are left out.
+    Sizes and waiting times that are accepted but would take minutes are omitted.
     """
     limits = entry.limits
     values = [*EXTREMES, *(-value for value in EXTREMES), math.nan, 10**30]
@@ -89,7 +89,7 @@ def some(entries: list[Entry], least: int, most: int) -> st.SearchStrategy[list[
 
 @st.composite
 def cases(draw, engine):
-    """Draw choices, several numbers of extreme size, and in one case of three any number."""
+    """Draw choices, several numbers of extreme size, and in one of three cases any number."""
     unused = OF_NODES if engine == "vectorized" else set()
     names, reals = (
         [entry for entry in entries if entry.path[0] not in unused] for entries in (NAMES, REALS)
@@ -108,8 +108,8 @@ def cases(draw, engine):
     return values
 
 
-def settle(values):
-    """Run the settings; return the summary, or the line that the run ended with."""
+def run_or_error(values):
+    """Run the settings; return the summary, or the one-line error."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         named = {name.replace(".", "__"): value for name, value in (SMALL | values).items()}
@@ -123,7 +123,7 @@ def settle(values):
         assert line.isprintable()
         left = {file.name for file in path.iterdir()} if path.exists() else set()
         assert "summary.json" not in left
-        assert "checkpoint.bin" in left or not left  # the directory can be used again
+        assert "checkpoint.bin" in left or not left  # the directory can be reused
         return line
 
 
@@ -158,7 +158,7 @@ def fuzz(cases):
 def test_every_number_of_extreme_size_is_refused_or_works(entry):
     accepted, refused = extremes(entry)
     for value in refused:
-        line = settle({entry.dotted: value})
+        line = run_or_error({entry.dotted: value})
         assert line.startswith(f"{entry.dotted}=")
         assert "(from a test): must be" in line
     assert refused
@@ -167,21 +167,21 @@ def test_every_number_of_extreme_size_is_refused_or_works(entry):
     if entry.path[0] in OF_NODES | {"engine"}:
         needed["engine.name"] = "inprocess"
     for value in accepted[:4] + accepted[-4:]:
-        settle(needed | {"plot": False, entry.dotted: value})
+        run_or_error(needed | {"plot": False, entry.dotted: value})
 
 
 @pytest.mark.slow
 @fuzz(500)
 @given(values=cases("vectorized"))
 def test_every_number_of_a_complete_run_is_finite(values):
-    settle({"plot": False} | values)  # pictures take most of the time, and are drawn below
+    run_or_error({"plot": False} | values)  # plots are slow, and tested below
 
 
 @pytest.mark.slow
 @fuzz(60)
 @given(values=cases("inprocess"))
 def test_every_number_of_a_complete_run_over_flowers_messages_is_finite(values):
-    settle(values)
+    run_or_error(values)
 
 
 # --- results that are not finite ---------------------------------------------------------------
@@ -191,8 +191,8 @@ def chosen(**values):
     return from_nested(nested(**SMALL | values), "a test")
 
 
-class Spoilt(Synthetic):
-    """One number of iteration 3 is not what it should be: agent 1's, of arm 2."""
+class Invalid(Synthetic):
+    """One number of iteration 3 is invalid: that of arm 2 of agent 1."""
 
     feature = reward = None
 
@@ -215,40 +215,40 @@ class Spoilt(Synthetic):
 
 
 @pytest.fixture
-def spoil(register_world):
-    """Register a world with one bad number; return the settings that name it."""
+def invalid_world(register_world):
+    """Register an environment with one invalid number; return the settings that name it."""
     return lambda **numbers: {
-        "environment__name": register_world(type("World", (Spoilt,), numbers))
+        "environment__name": register_world(type("World", (Invalid,), numbers))
     }
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random"])
 @pytest.mark.parametrize("reward", [math.inf, math.nan, 1e308])
-def test_a_reward_that_is_not_finite(spoil, tmp_path, engine, algorithm, reward):
+def test_a_reward_that_is_not_finite(invalid_world, tmp_path, engine, algorithm, reward):
     values = {"engine__name": engine, "algorithm": algorithm}
     with pytest.raises(FldbError) as error:
-        run(chosen(**values, **spoil(reward=reward)), tmp_path)
+        run(chosen(**values, **invalid_world(reward=reward)), tmp_path)
     assert "iteration 3: a reward is not a finite number, or too large" in str(error.value)
     if not math.isfinite(reward):
         assert "agent 1, arm 2, iteration 3" in str(error.value)
     assert str(error.value).isprintable()
     assert not list(tmp_path.iterdir())
-    run(chosen(**values), tmp_path)  # the directory can be used again
+    run(chosen(**values), tmp_path)  # the directory can be reused
     finite_results(tmp_path)
 
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb"])
 @pytest.mark.parametrize("feature", [math.inf, -math.inf, math.nan, 1e155, -1e300])
-def test_a_feature_that_cannot_be_used(spoil, tmp_path, algorithm, feature):
+def test_a_feature_that_cannot_be_used(invalid_world, tmp_path, algorithm, feature):
     with pytest.raises(DataError, match=r"^agent 1, arm 2, iteration 3: a feature is not"):
-        run(chosen(algorithm=algorithm, **spoil(feature=feature)), tmp_path)
+        run(chosen(algorithm=algorithm, **invalid_world(feature=feature)), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_figures_and_documents_use_no_regret_that_is_not_finite(spoil):
+def test_figures_and_documents_refuse_regret_that_is_not_finite(invalid_world):
     with pytest.raises(DataError, match="iteration 3: a reward is not a finite number"):
-        simulate(chosen(**spoil(reward=math.inf)))
+        simulate(chosen(**invalid_world(reward=math.inf)))
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_figures_and_documents_use_no_regret_that_is_not_finite(spoil):
         ([math.inf, -math.inf, 1.0, 1.0], 1),
     ],
 )
-def test_a_history_returns_no_regret_that_is_not_finite(tmp_path, regrets, iteration):
+def test_a_history_refuses_regret_that_is_not_finite(tmp_path, regrets, iteration):
     history = History(4)
     history.add_regrets(1, 1, regrets)
     with pytest.raises(DataError, match=rf"^regret is not finite from iteration {iteration} on"):
@@ -300,7 +300,7 @@ def test_a_summary_is_json():
         ),
     ],
 )
-def test_a_run_that_diverges_names_the_setting(tmp_path, engine, values, words):
+def test_the_error_of_a_diverging_run_names_the_setting(tmp_path, engine, values, words):
     with pytest.raises(FldbError) as error:
         run(chosen(horizon=20, engine__name=engine, **values), tmp_path)
     assert words in str(error.value)
@@ -310,7 +310,7 @@ def test_a_run_that_diverges_names_the_setting(tmp_path, engine, values, words):
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 def test_the_largest_sigma_runs_on_every_engine(tmp_path, engine):
-    """One node more or less, and one engine or another, do not decide whether a run is valid."""
+    """Neither the number of nodes nor the engine decides whether a run is valid."""
     (sigma,) = (each for each in hydra_entries() if each.dotted == "environment.sigma")
     largest = sigma.limits.maximum
     run(chosen(environment__sigma=largest, engine__name=engine), tmp_path)
@@ -321,7 +321,7 @@ def test_the_largest_sigma_runs_on_every_engine(tmp_path, engine):
 @pytest.mark.parametrize("theta", [1e200, math.inf, math.nan])
 @pytest.mark.parametrize("selection", ["ucb", "maxinp", "colstim", "maxpairucb", "thompson"])
 def test_an_estimate_that_overflows_scores(algorithm, theta, selection):
-    """Features are finite then: the error must not look for the one that is not."""
+    """The features are finite, so the error must not name one of them."""
     settings = chosen(algorithm=algorithm, selection=selection)
     group = AgentGroup(settings, range(3))
     play = PlayRequest(1, 2, Estimate(np.full(4, theta), np.eye(4)))
@@ -330,9 +330,11 @@ def test_an_estimate_that_overflows_scores(algorithm, theta, selection):
     assert "beta_scale=1, kappa_mu=1, lambda=" in str(error.value)
 
 
-def test_a_norm_that_overflows_scores(spoil):
+def test_a_norm_that_overflows_scores(invalid_world):
     """A feature of 1e60, and W_0^-1/2 of 1e100."""
-    settings = chosen(kappa_mu=1e100, lambda_=1e-100, algorithm="ldb", **spoil(feature=1e60))
+    settings = chosen(
+        kappa_mu=1e100, lambda_=1e-100, algorithm="ldb", **invalid_world(feature=1e60)
+    )
     with pytest.raises(ConvergenceError, match=r"^iteration 3: the arms' scores overflow") as error:
         vectorized.run(settings, History(6))
     words = "features up to 1.0e+60 and beta_scale=1, kappa_mu=1e+100, lambda=1e-100"
@@ -374,7 +376,7 @@ HUGE = {
 
 @pytest.mark.parametrize("words", HUGE)
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_what_does_not_fit_is_refused_before_it_is_allocated(monkeypatch, tmp_path, engine, words):
+def test_a_run_that_does_not_fit_is_refused_before_allocation(monkeypatch, tmp_path, engine, words):
     def allocate(*arguments):
         raise AssertionError
 
@@ -401,12 +403,12 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(monkeypatch, tmp_pa
     ],
     ids=str,
 )
-def test_no_run_is_refused_that_fits(monkeypatch, values):
-    """What is required is less than what a run takes, and not a hundred times less."""
+def test_a_run_that_fits_is_not_refused(monkeypatch, values):
+    """The required memory is less than what a run takes, but not less than a hundredth of it."""
     settings = chosen(**{"num_agents": 40, "horizon": 300, **values})
     required = []
     monkeypatch.setattr(blocks, "require_memory", lambda count, what: required.append(count))
-    vectorized.run(settings, History(settings.horizon))  # imports and caches
+    vectorized.run(settings, History(settings.horizon))  # imports modules and fills caches
     required.clear()
     tracemalloc.start()
     try:
@@ -417,7 +419,7 @@ def test_no_run_is_refused_that_fits(monkeypatch, values):
     assert peak / 100 < max(required) < peak
 
 
-def test_too_little_memory_is_said_on_one_line(monkeypatch, tmp_path):
+def test_too_little_memory_gives_a_one_line_error(monkeypatch, tmp_path):
     def fail(*arguments):
         raise MemoryError("Unable to allocate 2.00 TiB")
 
@@ -435,7 +437,7 @@ def test_numbers_of_bytes():
     assert [size_text(size) for size in sizes] == texts
 
 
-# --- what is built in Python ---------------------------------------------------------------
+# --- objects built in Python ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -470,8 +472,8 @@ def test_other_arguments_are_checked_in_python_too(build, words):
 
 
 @pytest.mark.parametrize("wrong", [math.inf, math.nan])
-def test_a_state_that_is_not_finite_is_an_error_and_taken_back(wrong):
-    """The step itself may overflow in the last round, when no exchange follows that checks it."""
+def test_a_state_that_is_not_finite_is_an_error_and_rolled_back(wrong):
+    """The step may overflow in the last round, which no further exchange checks."""
 
     class Diverging(FLDBONS):
         def learn(self, federation, round_):

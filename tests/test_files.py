@@ -1,4 +1,4 @@
-"""Atomic writes of new files, and locks that are waited for."""
+"""Atomic creation of files, and locks that can be waited for."""
 
 from __future__ import annotations
 

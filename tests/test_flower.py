@@ -37,13 +37,13 @@ def test_flwr_run_equals_vectorized(flwr, tmp_path, nodes, algorithm):
     summary = json.loads((tmp_path / "f" / "summary.json").read_text())
     assert summary["engine"] == "flower"
     assert summary["participation"] == 1.0
-    # The output has the result, and the path of the plot.
+    # The output contains the result and the path of the plot.
     assert f"{nodes} nodes" in done.stdout
     assert "final regret" in done.stdout
     assert str(tmp_path / "f" / "regret.png") in done.stdout
 
 
-def test_a_mistake_is_one_line_without_a_stack_trace(flwr, tmp_path):
+def test_an_invalid_setting_gives_a_one_line_error_without_a_stack_trace(flwr, tmp_path):
     done = flwr(spell(tmp_path / "f", tau=0))
     text = done.stdout + done.stderr
     assert "the run failed: tau=0 (from Flower's run config): must be at least 1" in text
@@ -67,15 +67,15 @@ def test_engine_flower_equals_vectorized_and_leaves_no_process(tmp_path, monkeyp
     wait_until(lambda: not processes_of(tmp_path), 20, "the SuperLink and its processes end")
 
 
-def test_engine_flower_says_why_a_run_failed(tmp_path):
+def test_engine_flower_reports_why_a_run_failed(tmp_path):
     greedy = nested(**SMALL, engine__name="flower", engine__num_gpus=99.0)
     with pytest.raises(FederationError, match=r"no client fits this machine.*num_gpus=99"):
         run(from_nested(greedy, "a test"), tmp_path / "f")
 
 
 @pytest.mark.exhaustive
-def test_engine_flower_uses_the_ray_cluster_it_is_pointed_at(tmp_path, monkeypatch):
-    """A cluster of two nodes with one CPU each: Flower's driver is a job of it."""
+def test_engine_flower_uses_the_given_ray_cluster(tmp_path, monkeypatch):
+    """A cluster of two nodes with one CPU each; the run is one of its jobs."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -86,7 +86,7 @@ def test_engine_flower_uses_the_ray_cluster_it_is_pointed_at(tmp_path, monkeypat
         run(from_nested(nested(**SMALL, engine__name="flower"), "a test"), tmp_path / "f")
         assert (tmp_path / "f" / "summary.json").exists()
         ray.init(address=cluster.address, log_to_driver=False)
-        # A cluster numbers its jobs: the first was Flower's, the second is this connection.
+        # A cluster numbers its jobs: the first was the run, the second is this connection.
         assert ray.get_runtime_context().get_job_id() == "02000000"
         ray.shutdown()
     finally:

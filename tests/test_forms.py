@@ -1,4 +1,4 @@
-"""The forms of W and Hessians: against matrices written out, and against runs with all of W."""
+"""The matrix forms: against explicit matrices, and against runs with the full W."""
 
 import itertools
 import json
@@ -49,7 +49,7 @@ every_form = pytest.mark.parametrize("name", FORMS)
 
 
 def dense(matrix):
-    """What an array stands for, written out by its shape."""
+    """Return the dense matrix of an array, by its shape."""
     if matrix.ndim == 1:
         return np.diag(matrix)
     if len(matrix) == matrix.shape[1]:
@@ -67,12 +67,12 @@ def some_rows(seed, n, d=6, decay=1.0):
     return rng.standard_normal((n, d)) * decay ** np.arange(d) @ turned
 
 
-# --- forms of given rows ----------------------------------------------------------------------
+# --- forms of explicit rows -------------------------------------------------------------------
 
 
 @property_test
 @given(seed=st.integers(0, 10**6), n=st.integers(0, 30), weighted=st.booleans())
-def test_full_and_diagonal_are_what_they_say(seed, n, weighted):
+def test_full_and_diagonal_equal_the_explicit_matrices(seed, n, weighted):
     rows, weights = some_rows(seed, n), np.random.default_rng(seed).random(n)
     written_out = sum(
         ((weights[i] if weighted else 1.0) * np.outer(rows[i], rows[i]) for i in range(n)),
@@ -93,7 +93,7 @@ def test_full_and_diagonal_are_what_they_say(seed, n, weighted):
     decay=st.sampled_from([1.0, 0.5, 0.01]),
 )
 def test_a_sketch_lies_above_the_matrix_by_no_more_than_c(seed, parts, rank, decay):
-    """Ghashami et al. 2016: B^T B <= X^T X <= B^T B + c I, and (m + 1) c is lost at least."""
+    """Ghashami et al. 2016: B^T B <= X^T X <= B^T B + c I; at least (m + 1) c is removed."""
     form = Sketch(6, rank)
     rows = [some_rows(seed + number, n, decay=decay) for number, n in enumerate(parts)]
     sketch = form.total([form.gram(part) for part in rows])
@@ -127,13 +127,13 @@ def test_a_sketch_by_hand():
 
 
 @every_form
-def test_a_turned_matrix_is_the_same_matrix(name):
+def test_a_rotated_factor_represents_the_same_matrix(name):
     form = FORMS[name]
     matrix = form.total([form.identity(0.2), form.gram(some_rows(3, 9))])
     np.testing.assert_allclose(dense(form.rotated(matrix)), dense(matrix), atol=1e-12)
 
 
-def test_a_turn_is_uniform():
+def test_the_random_rotation_is_uniform():
     """The first row of a uniform orthogonal matrix is uniform on the sphere: mean 0, square 1/m."""
     form, rows = Sketch(5, 3), np.eye(5)[:3]
     entries = np.array(
@@ -144,7 +144,7 @@ def test_a_turn_is_uniform():
     np.testing.assert_allclose((entries**2).mean(axis=0), 1 / 3, atol=4 * error)
 
 
-def test_turned_rows_of_a_sketch_are_not_the_duels():
+def test_rotated_rows_of_a_sketch_are_not_the_duels():
     """Orthogonal duels of equal length are singular vectors; W_new determines their plane only."""
     rows = np.array([[1.0, -1.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0, 0.0, 0.0]])
     plain = FORMS["sketch"].gram(rows)
@@ -167,7 +167,7 @@ def test_rows_of_a_sketch_are_not_the_duels_in_general():
 @every_form
 @property_test
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 20))
-def test_what_is_done_with_a_matrix(name, seed, n):
+def test_matrix_operations(name, seed, n):
     form, rng = FORMS[name], np.random.default_rng(seed)
     matrix = form.total([form.identity(0.3), form.gram(some_rows(seed, n))])
     written_out, vector = dense(matrix), rng.standard_normal(6)
@@ -193,7 +193,7 @@ def test_what_is_done_with_a_matrix(name, seed, n):
     assert np.linalg.norm(c, 2) <= largest_norm(whitener) * (1 + 1e-12)
 
 
-def test_norms_are_exact_where_much_is_known_and_little_elsewhere():
+def test_norms_are_exact_for_ill_conditioned_matrices():
     """1e8 along one direction, 1e-3 elsewhere: no difference of squares is taken."""
     form = Sketch(5, 1)
     direction = np.array([0.6, 0.8, 0, 0, 0])
@@ -206,7 +206,7 @@ def test_norms_are_exact_where_much_is_known_and_little_elsewhere():
 
 
 @every_form
-def test_what_is_not_positive_definite_is_refused(name):
+def test_matrices_that_are_not_positive_definite_are_refused(name):
     with pytest.raises(np.linalg.LinAlgError):
         FORMS[name].whiten(FORMS[name].identity(-1.0))
     with pytest.raises(np.linalg.LinAlgError):
@@ -215,7 +215,7 @@ def test_what_is_not_positive_definite_is_refused(name):
 
 @pytest.mark.parametrize("rule", SELECTIONS)
 @pytest.mark.parametrize("name", ["diagonal", "sketch"])
-def test_rules_select_as_with_the_same_matrix_written_out(name, rule):
+def test_rules_select_as_with_the_dense_matrix(name, rule):
     form, rng = FORMS[name], np.random.default_rng(3)
     matrix = form.total([form.identity(0.5), form.gram(some_rows(1, 30, decay=0.5))])
     arms, theta = rng.standard_normal((50, 7, 6)), rng.standard_normal(6)
@@ -246,8 +246,8 @@ def test_tensors_give_the_same(name):
     exponents=st.lists(st.integers(-6, 6), min_size=6, max_size=6),
     ridge=st.sampled_from([0.0, 1e-9, 1.0]),
 )
-def test_a_rounded_matrix_is_covered(seed, n, exponents, ridge):
-    """Not below what it was in any direction, whatever the units of each feature."""
+def test_a_rounded_matrix_is_an_upper_bound(seed, n, exponents, ridge):
+    """The result is an upper bound of the matrix in every direction, for features in any units."""
     units = 10.0 ** np.array(exponents)
     rows = some_rows(seed, n) * units
     exact = rows.T @ rows + ridge * np.diag(units**2)
@@ -282,7 +282,7 @@ def test_w_stays_positive_definite_through_single_precision(name):
 
 @every_form
 @pytest.mark.parametrize("wire", ["float64", "float32"])
-def test_messages_come_back_in_every_form_and_precision(name, wire):
+def test_messages_round_trip_in_every_form_and_precision(name, wire):
     form, rng = FORMS[name], np.random.default_rng(0)
     rows, y = some_rows(0, 9), rng.random(9).round()
     theta = rng.standard_normal(6)
@@ -317,7 +317,7 @@ def test_sizes_by_hand():
     assert (Full(384).size, Diagonal(384).size, Sketch(384, 16).size) == (73_920, 384, 6_145)
 
 
-# --- what may be believed ----------------------------------------------------------------------
+# --- checks of uploads -------------------------------------------------------------------------
 
 
 def exact_upload(form, theta, x, y, *, scope="fresh", fresh=None):
@@ -341,7 +341,7 @@ def exact_upload(form, theta, x, y, *, scope="fresh", fresh=None):
 def test_honest_uploads_are_never_refused(  # noqa: PLR0917
     name, seed, n, loudness, how, shape, scope, wire, knows_length, parts
 ):
-    """Whatever the form and the precision, and however many blocks of agents a node has summed."""
+    """In every form and precision, for any number of blocks of agents in a node."""
     form, rng = FORMS[name], np.random.default_rng(seed)
     x = some_rows(seed, n, decay=0.3 if shape == "decaying" else 1.0)
     if shape == "one again and again" and n:
@@ -384,7 +384,7 @@ LIES = {
 
 @every_form
 @pytest.mark.parametrize("lie", LIES)
-def test_lies_are_refused_in_every_form(name, lie):
+def test_false_uploads_are_refused_in_every_form(name, lie):
     form, rng = FORMS[name], np.random.default_rng(1)
     x = some_rows(1, 20, decay=0.4)
     longest = float(np.linalg.norm(x, axis=1).max())
@@ -406,7 +406,7 @@ def test_lies_are_refused_in_every_form(name, lie):
 
 
 @every_form
-def test_of_undecided_duels_the_hessian_is_known(name):
+def test_the_hessian_of_undecided_duels_is_known(name):
     """At theta = 0, mu' is 1/4 for every duel: H = W_new / 4, and neither more nor less."""
     upload, broadcast = exact_upload(FORMS[name], np.zeros(6), some_rows(2, 2), np.ones(2))
     if name == "sketch":  # where a matrix is B^T B, a number times B is its square times the matrix
@@ -420,7 +420,7 @@ def test_of_undecided_duels_the_hessian_is_known(name):
         assert bool(implausible([lie], broadcast)[0]) == bool(reason)
 
 
-def test_of_few_duels_a_sketch_leaves_nothing_out():
+def test_a_sketch_of_few_duels_is_exact():
     """An upload of two duels with a sketch of rank 2 cannot have more than two directions."""
     form = FORMS["sketch"]
     upload, broadcast = exact_upload(form, np.zeros(6), some_rows(2, 2), np.ones(2))
@@ -435,23 +435,23 @@ def test_of_few_duels_a_sketch_leaves_nothing_out():
 
 
 @pytest.mark.parametrize("logit", [5.0, 20.0, 25.6518974, 33.0, 36.5, 40.0, 700.0])
-def test_a_lone_surprise_is_believed(logit):
-    """One duel, decided against all odds: mu' is of the size of rounding errors, or 0."""
+def test_a_single_unlikely_answer_is_accepted(logit):
+    """One duel with a very unlikely answer: mu' is of the size of rounding errors, or 0."""
     x = np.array([[1.0, 2.0, 0.0, -1.0, 0.5, 3.0]])
     theta = logit * x[0] / (x[0] @ x[0])
     upload, broadcast = exact_upload(FORMS["sketch"], theta, x, np.zeros(1))
     assert implausible([upload], broadcast) == [""]
 
 
-def test_a_liar_cannot_hide_a_gradient_behind_a_sketchs_constant():
-    """W_new = c I and H = 0 as sketches: theta would move by as much as the liar likes."""
+def test_the_constant_of_a_sketch_does_not_hide_a_gradient():
+    """W_new = c I and H = 0 as sketches: without a bound, the step of theta would be unlimited."""
     form, gradient = Sketch(8, 3), np.zeros(8)
     gradient[0] = 1.5e5
     broadcast = Broadcast(None, np.zeros(8), hessian=True)
     lie = Upload(10, gradient, form.identity(1e10), form.zeros(), None, ())
     (reason,) = implausible([lie], broadcast)
     assert reason.startswith("gradient is longer than 10 duels of this Hessian allow")
-    # What it may: (A + H)^-1 g in A's norm is at most mu(0) sqrt(n / mu'(0)) = sqrt(10).
+    # The bound: (A + H)^-1 g in A's norm is at most mu(0) sqrt(n / mu'(0)) = sqrt(10).
     for share in (0.999, 1.001):
         constant, longest = 4e4, 0.5 * math.sqrt(10 * 4e4)  # g^T W^-1 g = n mu(0)^2
         gradient[0] = share * longest
@@ -463,7 +463,7 @@ def test_a_liar_cannot_hide_a_gradient_behind_a_sketchs_constant():
 @pytest.mark.parametrize("part", ["information", "hessian"])
 @pytest.mark.parametrize("wire", ["float64", "float32"])
 @pytest.mark.parametrize("name", ["diagonal", "sketch"])
-def test_sums_of_squares_are_not_negative_by_however_little(name, part, wire):
+def test_slightly_negative_sums_of_squares_are_refused(name, part, wire):
     form = FORMS[name]
     upload, broadcast = exact_upload(form, np.zeros(6), some_rows(0, 30), np.ones(30))
     matrix = getattr(upload, part).copy()
@@ -473,7 +473,7 @@ def test_sums_of_squares_are_not_negative_by_however_little(name, part, wire):
 
 
 @every_form
-def test_what_single_precision_cannot_hold_is_said(name):
+def test_overflow_of_single_precision_is_reported(name):
     form = FORMS[name]
     play = PlayRequest(1, 2, Estimate(np.zeros(6), form.identity(1e40)))
     with pytest.raises(FederationError, match=r"wire=float32: use wire=float64"):
@@ -537,7 +537,7 @@ class InAPlane:
 @pytest.mark.parametrize(
     ("name", "world"), [("diagonal", AlongOneAxis), ("sketch", InAPlane)], ids=lambda value: value
 )
-def test_where_a_form_is_exact_a_run_is_that_with_all_of_w(
+def test_with_an_exact_form_a_run_equals_that_with_the_full_matrix(
     monkeypatch, register_world, algorithm, name, world
 ):
     monkeypatch.setattr(base, "APPROXIMATE_TOLERANCE", base.TOLERANCE)
@@ -549,7 +549,7 @@ def test_where_a_form_is_exact_a_run_is_that_with_all_of_w(
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
 @pytest.mark.parametrize("name", ["diagonal", "sketch"])
-def test_it_learns_from_less(algorithm, name):
+def test_reduced_forms_still_learn(algorithm, name):
     """Mean over ten seeds, d = 12: far below random pairs, and FLDB-ONS within a third of full."""
     values = {"num_agents": 30, "horizon": 100, "dimension": 12, "algorithm": algorithm}
 
@@ -574,7 +574,7 @@ def test_gradient_descent_and_lbfgs_find_minimisers_without_hessians():
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
 @pytest.mark.parametrize("nodes", [1, 2, 5])
-def test_the_diagonal_gives_the_same_for_any_number_of_nodes(tmp_path, algorithm, nodes):
+def test_the_diagonal_does_not_depend_on_the_number_of_nodes(tmp_path, algorithm, nodes):
     run(chosen(algorithm=algorithm, matrix_form="diagonal"), tmp_path / "v")
     inprocess = {"engine__name": "inprocess", "engine__num_nodes": nodes}
     run(chosen(algorithm=algorithm, matrix_form="diagonal", **inprocess), tmp_path / "i")
@@ -582,8 +582,8 @@ def test_the_diagonal_gives_the_same_for_any_number_of_nodes(tmp_path, algorithm
     np.testing.assert_allclose(tables[1].cumulative_regret, tables[0].cumulative_regret, rtol=1e-9)
 
 
-def test_a_sketch_gives_the_same_with_one_node_and_close_with_more(tmp_path):
-    """Each node cuts off what its own agents leave: so the number of nodes does matter."""
+def test_a_sketch_is_equal_with_one_node_and_close_with_more(tmp_path):
+    """Each node truncates the sketch of its agents, so the number of nodes matters."""
     final = {}
     run(chosen(algorithm="fldb_ons", **SETTINGS["sketch"]), tmp_path / "v")
     for nodes in (1, 4):
@@ -608,7 +608,7 @@ def test_a_sketch_gives_the_same_with_one_node_and_close_with_more(tmp_path):
         ("fldb_gd lbfgs", "diagonal"),
     ],
 )
-def test_single_precision_halves_the_bytes_and_changes_next_to_nothing(tmp_path, algorithm, name):
+def test_single_precision_halves_the_bytes_and_hardly_changes_results(tmp_path, algorithm, name):
     summaries, tables, (algorithm, *solver) = {}, {}, algorithm.split()
     if solver:
         pytest.importorskip("torch")
@@ -642,7 +642,7 @@ def test_single_precision_halves_the_bytes_and_changes_next_to_nothing(tmp_path,
         ({"matrix_form": "sketch", "dimension": 2, "sketch_rank": 1}, "dimension - 2 = 0"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(values, words):
+def test_invalid_combinations_give_a_one_line_error(values, words):
     with pytest.raises(SettingsError) as refused:
         chosen(**values)
     assert words in str(refused.value)
@@ -654,5 +654,5 @@ def test_single_precision_needs_messages():
         vectorized.run(chosen(wire="float32"), History(40))
 
 
-def test_the_form_that_the_settings_name():
+def test_the_form_of_the_settings():
     assert [make_form(chosen(**SETTINGS[name])).shape for name in FORMS] == [(6, 6), (6,), (3, 6)]

@@ -1,4 +1,4 @@
-"""Equations and norms with matrices that rounding errors have made singular."""
+"""Linear systems and norms with matrices that are singular because of rounding errors."""
 
 from fractions import Fraction
 
@@ -40,7 +40,7 @@ def test_definite_matrices_are_solved_as_by_elimination(d, seed, scale):
 
 
 def eliminate(matrix, vector):
-    """Solve in fractions, exactly; the matrix is positive definite and needs no pivoting."""
+    """Solve exactly with fractions; the matrix is positive definite and needs no pivoting."""
     rows = [[Fraction(x) for x in (*row, y)] for row, y in zip(matrix, vector, strict=True)]
     for place, pivot in enumerate(rows):
         pivot[:] = [x / pivot[place] for x in pivot]
@@ -58,7 +58,7 @@ def test_a_batch_with_one_singular_matrix():
 
 @pytest.mark.parametrize("scale", [1e-140, 1.0, 1e8, 1e140])
 def test_norms_where_the_ridge_is_lost(scale):
-    """400 equal duels x: ``||x||`` is 1 / 20, and a direction never seen is very uncertain."""
+    """400 equal duels x: ``||x||`` is 1 / 20, and the norm of an unseen direction is very large."""
     x = scale * np.array([3.0, 0.0, 4.0])
     whitener = whiten_singular(400.0 * np.outer(x, x) + 1e-30 * scale**2 * np.eye(3))
     assert np.linalg.norm(x @ whitener) == pytest.approx(1 / 20, rel=1e-6)
@@ -78,6 +78,6 @@ def test_norms_where_the_ridge_is_lost(scale):
     ],
     ids=["indefinite", "negative", "zero", "NaN", "infinite"],
 )
-def test_what_no_rounding_explains_is_refused(matrix):
+def test_matrices_that_are_not_positive_semidefinite_are_refused(matrix):
     with pytest.raises(np.linalg.LinAlgError):
         whiten_singular(matrix)

@@ -1,4 +1,4 @@
-"""Links of the documents lead to files that are in the repository, and to headings that exist."""
+"""Links in the documents lead to tracked files and existing headings."""
 
 import itertools
 import re
@@ -25,14 +25,14 @@ PAGES = sorted(name for name in TRACKED if name.endswith(".md"))
 
 
 def tokens(text: str) -> Iterator:
-    """Every token of a Markdown text, also those inside of a line."""
+    """Yield every token of a Markdown text, including inline tokens."""
     for token in markdown_it.MarkdownIt("gfm-like", {"linkify": False}).parse(text):
         yield token
         yield from token.children or ()
 
 
 def links_of(text: str) -> list[str]:
-    """Targets of links and images, of HTML as well."""
+    """Return the targets of links and images, including HTML."""
     found = []
     for token in tokens(text):
         if token.type in ("link_open", "image"):
@@ -43,7 +43,7 @@ def links_of(text: str) -> list[str]:
 
 
 def anchors_of(text: str) -> set[str]:
-    """Names that a code host gives the headings: lower case, hyphens, no punctuation."""
+    """Return the anchors of the headings: lower case, hyphens, no punctuation."""
     found: set[str] = set()
     parsed = list(tokens(text))
     for token, content in itertools.pairwise(parsed):
@@ -59,7 +59,7 @@ def anchors_of(text: str) -> set[str]:
 
 
 def broken(page: str, text: str) -> list[str]:
-    """Relative links of a page whose target is not tracked, or whose heading there is not."""
+    """Return the relative links of a page whose file is not tracked or whose heading is missing."""
     found = []
     for link in links_of(text):
         parts = urlsplit(link)
@@ -84,11 +84,11 @@ def test_pages_are_found():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_relative_link_leads_somewhere(page):
+def test_every_relative_link_has_a_target(page):
     assert broken(page, (ROOT / page).read_text(encoding="utf-8")) == []
 
 
-def test_broken_links_are_noticed():
+def test_broken_links_are_detected():
     text = """# A page: with `code`
 [good](docs/deployment.md) [folder](docs/deployment) [here](#a-page-with-code) [web](https://x.org/no)
 [no file](docs/none.md) ![no picture](docs/none.png) [no heading](#none) [outside](../x.md)

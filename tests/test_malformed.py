@@ -1,8 +1,9 @@
-"""Malformed input of every kind that a user can give, as that user gives it.
+"""Malformed input of every kind.
 
-Each example ends as it should or in one line that is ours: never in another exception, never with
-a summary of a run that did not take place. Messages are in ``test_security.py``, and damaged
-ratings and checkpoints also in ``test_movielens.py`` and ``test_checkpoints.py``.
+Each example either succeeds or ends with a one-line error of this package, never with another
+exception or with a summary of a run that did not take place. Messages are tested in
+`test_security.py`; damaged ratings and checkpoints also in `test_movielens.py` and
+`test_checkpoints.py`.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ fuzz = settings(deadline=None, derandomize=True, max_examples=200)
 slow_fuzz = settings(deadline=None, derandomize=True, max_examples=100)
 
 SMALL = {"num_agents": 2, "horizon": 2, "num_arms": 3, "dimension": 2}
-ODD = "[]{}()=,:;'\"$~!@#%&*?\\/|<>. _-+\n\t\0éaefinorux0"  # no digit but 0: nothing gets large
+ODD = "[]{}()=,:;'\"$~!@#%&*?\\/|<>. _-+\n\t\0éaefinorux0"  # no digit but 0: numbers stay small
 words = st.text(ODD, max_size=12)
 values = st.one_of(
     words,
@@ -57,7 +58,7 @@ def folder():
 
 
 def expect_complete_or_absent(path, complete):
-    """A summary is there if, and only if, the run took place."""
+    """A summary exists if and only if the run took place."""
     found = list(path.rglob("summary.json"))
     assert len(found) == complete, found
     for each in found:
@@ -67,10 +68,10 @@ def expect_complete_or_absent(path, complete):
 # --- Flower's run configs ------------------------------------------------------------------
 
 FLOWER_KEYS = [entry.kebab for entry in flower_entries() if entry.kebab != "output-dir"]
-LARGE = {"node-wait", "reply-timeout", "checkpoint-seconds", "gd-steps"}  # slow, not wrong
+LARGE = {"node-wait", "reply-timeout", "checkpoint-seconds", "gd-steps"}  # valid but slow
 
 
-class Said(logging.Handler):
+class RecordedLog(logging.Handler):
     def __init__(self):
         super().__init__(logging.ERROR)
         self.lines = []
@@ -94,18 +95,18 @@ def test_run_configs(changes):
         config = {**base, "node-wait": 0.1, **changes, "output-dir": str(path / "run")}
         grid = InProcessGrid(2, config)
         context = Context(grid.run.run_id, 0, {}, RecordDict(), config)
-        said, log, complete = Said(), logging.getLogger("flwr"), True
-        log.addHandler(said)
+        recorded, log, complete = RecordedLog(), logging.getLogger("flwr"), True
+        log.addHandler(recorded)
         limit = getattr(sys, "tracebacklimit", 1000)
         try:
             server_app.main(grid, context)
         except FldbError:
-            (line,) = said.lines
+            (line,) = recorded.lines
             assert one_line(line)
             complete = False
         finally:
             sys.tracebacklimit = limit
-            log.removeHandler(said)
+            log.removeHandler(recorded)
         expect_complete_or_absent(path, complete)
 
 
@@ -116,7 +117,7 @@ SLOW = {"node_wait", "reply_timeout", "checkpoint_seconds", "gd_steps"}
 
 
 def call(arguments):
-    """Call the command as a shell does; return its exit status, stdout and stderr."""
+    """Call the command like a shell does; return its exit status, stdout and stderr."""
     out, error, status = io.StringIO(), io.StringIO(), 0
     GlobalHydra.instance().clear()
     command.jobs_without_result.clear()
@@ -151,7 +152,7 @@ def call(arguments):
 def test_overrides(parts):
     override = "".join(map(str, parts))
     if "\0" in override:
-        return  # no process can be given it
+        return  # not a valid process argument
     with folder() as path:
         where = f"hydra.run.dir={path / 'run'}"
         sizes = [f"{name}={value}" for name, value in SMALL.items()]
@@ -187,7 +188,7 @@ def client(tmp_path_factory):
     app = create_app(tmp_path_factory.mktemp("service") / "duels.db", "t")
     headers = {"Authorization": "Bearer t"}
     with TestClient(app, base_url="http://127.0.0.1:8377", headers=headers) as client:
-        yield client  # which raises what the service does not catch
+        yield client  # it raises exceptions that the service does not catch
 
 
 @settings(fuzz, max_examples=300)
@@ -214,7 +215,7 @@ BEGINNINGS = [
 
 @fuzz
 @given(st.sampled_from(BEGINNINGS), st.binary(max_size=300))
-def test_ratings_that_are_any_bytes(beginning, content):
+def test_arbitrary_bytes_as_ratings(beginning, content):
     with folder() as path:
         for name in ("u.data", "ratings.dat.gz", "ml.zip"):
             (path / name).write_bytes(beginning + content)
@@ -228,7 +229,7 @@ def test_ratings_that_are_any_bytes(beginning, content):
 
 @fuzz
 @given(st.binary(max_size=300), st.booleans())
-def test_checkpoints_that_are_any_bytes(content, begins_well):
+def test_arbitrary_bytes_as_a_checkpoint(content, begins_well):
     with folder() as path:
         file = path / "checkpoint.bin"
         file.write_bytes((b"FLDBcp01" if begins_well else b"") + content)

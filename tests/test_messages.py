@@ -1,4 +1,4 @@
-"""What travels: everything comes back as it was sent, and nothing malformed is counted."""
+"""Encoding of messages: exact round trips, and refusal of malformed input."""
 
 import io
 import pickle
@@ -49,14 +49,14 @@ def some_upload(d=3, *, hessian=True, loss=True, seed=0, iterations=2):
     )
 
 
-def asking(*, hessian=True, loss=True, d=3):
+def make_broadcast(*, hessian=True, loss=True, d=3):
     return Broadcast(None, np.zeros(d), hessian=hessian, loss=loss)
 
 
 # --- symmetric matrices --------------------------------------------------------------------
 
 
-def test_a_triangle_by_hand():
+def test_triangle_by_hand():
     matrix = np.array([[1.0, 2, 3], [2, 4, 5], [3, 5, 6]])
     assert pack_symmetric(matrix).tolist() == [1, 2, 3, 4, 5, 6]
     assert unpack_symmetric(np.arange(1.0, 7), 3).tolist() == matrix.tolist()
@@ -64,7 +64,7 @@ def test_a_triangle_by_hand():
 
 @property_test
 @given(d=st.integers(1, 9), batch=st.integers(0, 4), seed=st.integers(0, 10**6))
-def test_symmetric_matrices_come_back_exactly(d, batch, seed):
+def test_symmetric_matrices_round_trip_exactly(d, batch, seed):
     rng = np.random.default_rng(seed)
     square = rng.standard_normal((batch, d, d))
     matrices = square + square.swapaxes(1, 2)
@@ -105,7 +105,7 @@ def assert_same_broadcast(got, sent):
     hessian=st.booleans(),
     loss=st.booleans(),
 )
-def test_every_flavour_of_broadcast_comes_back(  # noqa: PLR0917
+def test_every_kind_of_broadcast_round_trips(  # noqa: PLR0917
     d, seed, statistics, plays, scope, hessian, loss
 ):
     rng = np.random.default_rng(seed)
@@ -122,7 +122,7 @@ def test_every_flavour_of_broadcast_comes_back(  # noqa: PLR0917
     expected = d * statistics + (d + d * (d + 1) // 2) * (estimate is not None)
     assert vector.shape == (expected,) == (broadcast_size(sent, Full(d)),)
     assert_same_broadcast(decode_broadcast(vector, header, Full(d)), sent)
-    # The numbers survive as a plain list, which is how they travel.
+    # The numbers are sent as a plain list.
     assert_same_broadcast(decode_broadcast(vector, BroadcastHeader(*list(header)), Full(d)), sent)
 
 
@@ -153,9 +153,9 @@ def test_a_broadcast_for_another_dimension_is_refused():
     iterations=st.integers(0, 5),
     partition=st.integers(0, 3),
 )
-def test_every_flavour_of_upload_comes_back(d, seed, hessian, loss, iterations, partition):  # noqa: PLR0917
+def test_every_kind_of_upload_round_trips(d, seed, hessian, loss, iterations, partition):  # noqa: PLR0917
     sent = some_upload(d, hessian=hessian, loss=loss, seed=seed, iterations=iterations)
-    broadcast = asking(hessian=hessian, loss=loss, d=d)
+    broadcast = make_broadcast(hessian=hessian, loss=loss, d=d)
     vector, header = encode_upload(sent, broadcast, partition, 4)
     triangle = d * (d + 1) // 2
     expected = d + triangle + triangle * hessian + loss
@@ -176,7 +176,7 @@ def test_every_flavour_of_upload_comes_back(d, seed, hessian, loss, iterations, 
     np.testing.assert_array_equal(regrets.sums, sent.regrets[0].sums)
 
 
-def test_an_upload_of_regret_alone_holds_no_numbers_of_statistics():
+def test_an_upload_of_regret_only_contains_no_statistics():
     broadcast = Broadcast(PlayRequest(4, 5), None)
     vector, header = encode_upload(some_upload()._replace(num_duels=0), broadcast, 0, 1)
     assert vector.shape == (0,) == (upload_size(broadcast, Full(3)),)
@@ -245,9 +245,9 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_upload_is_refused_with_one_reason(name):
+def test_a_malformed_upload_is_refused_with_a_reason(name):
     damage, reason = MALFORMED[name]
-    broadcast = asking()
+    broadcast = make_broadcast()
     vector, header, regret = damage(*encode_upload(some_upload(), broadcast, 0, 1), [1.0, 2.0])
     with pytest.raises(UploadError, match=reason) as refused:
         decode_upload(vector, header, regret, broadcast, Full(3))
@@ -255,9 +255,9 @@ def test_a_malformed_upload_is_refused_with_one_reason(name):
 
 
 @pytest.mark.parametrize(("d", "right"), [(1, 2), (2, 5), (3, 9)])
-def test_two_numbers_never_stand_in_for_one(d, right):
-    """As FedAvg's (2,) and (1,), which broadcast into a wrong sum."""
-    broadcast = asking(hessian=False, loss=False, d=d)
+def test_vectors_of_another_length_are_refused(d, right):
+    """Like FedAvg's (2,) and (1,), which would be broadcast into a wrong sum."""
+    broadcast = make_broadcast(hessian=False, loss=False, d=d)
     header = UploadHeader(1, 0, 1, 1, 1)
     decode_upload(np.ones(right), header, [0.0], broadcast, Full(d))
     for size in {*range(12)} - {right}:
@@ -265,8 +265,8 @@ def test_two_numbers_never_stand_in_for_one(d, right):
             decode_upload(np.ones(size), header, [0.0], broadcast, Full(d))
 
 
-def test_what_belongs_to_another_question_is_refused():
-    asked, other = asking(hessian=False), asking(hessian=True)
+def test_an_upload_for_another_broadcast_is_refused():
+    asked, other = make_broadcast(hessian=False), make_broadcast(hessian=True)
     vector, header = encode_upload(some_upload(), other, 0, 1)
     with pytest.raises(UploadError, match="shape"):
         decode_upload(vector, header, [0.0], asked, Full(3))
@@ -295,7 +295,7 @@ def test_what_belongs_to_another_question_is_refused():
         [float("inf"), 0.0, 1.0, 5.0, 1.0],
     ],
 )
-def test_what_is_no_count_is_refused(numbers):
+def test_invalid_counts_are_refused(numbers):
     with pytest.raises((TypeError, ValueError)):
         UploadHeader.from_counts(numbers)
     with pytest.raises((TypeError, ValueError)):
@@ -316,7 +316,7 @@ def test_counts_of_a_reply_are_read_in_the_order_of_the_header():
     shapes=st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=5),
     kinds=st.lists(st.sampled_from(["<f8", "<i8", "<u8", "|b1", "<f4"]), min_size=5, max_size=5),
 )
-def test_named_arrays_come_back_exactly(shapes, kinds):
+def test_named_arrays_round_trip_exactly(shapes, kinds):
     rng = np.random.default_rng(0)
     arrays = {
         f"part.name {number}": (100 * rng.random(shape)).astype(kind)
@@ -331,7 +331,7 @@ def test_named_arrays_come_back_exactly(shapes, kinds):
         np.testing.assert_array_equal(back[name], array)
 
 
-def test_arrays_that_are_not_contiguous_come_back_too():
+def test_noncontiguous_arrays_round_trip():
     array = np.arange(24.0).reshape(4, 6)
     parts = {"columns": array[:, 1:3], "transposed": array.T, "every other": array[::2, ::-1]}
     back = unpack_arrays(pack_arrays(parts))
@@ -339,8 +339,8 @@ def test_arrays_that_are_not_contiguous_come_back_too():
         np.testing.assert_array_equal(back[name], part)
 
 
-def test_layouts_are_not_mixed_up():
-    """The header is kept from call to call: each layout must get its own."""
+def test_layouts_are_cached_separately():
+    """The header is cached between calls: each layout must get its own."""
     for shape in ((2, 3), (3, 2), (6,), (1, 6)):
         for kind in ("<f8", "<i8"):
             array = np.arange(6).reshape(shape).astype(kind)
@@ -348,7 +348,7 @@ def test_layouts_are_not_mixed_up():
             assert (back.shape, back.dtype) == (array.shape, array.dtype)
 
 
-def test_a_state_holds_no_pickle(monkeypatch):
+def test_a_state_contains_no_pickle(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("pickle was used")
 
@@ -357,7 +357,7 @@ def test_a_state_holds_no_pickle(monkeypatch):
     arrays = {"a": np.arange(3.0)}
     back = unpack_arrays(pack_arrays(arrays))
     np.testing.assert_array_equal(back["a"], arrays["a"])
-    # A layout that asks for objects is refused: they could only be pointers or pickles.
+    # A layout with objects is refused: they could only be pointers or pickles.
     forged = pack_arrays(arrays).replace(b"<f8", b"|O8")
     with pytest.raises(ValueError, match=r"[Oo]bject|OBJECT"):
         unpack_arrays(forged)
@@ -368,7 +368,7 @@ def test_a_state_holds_no_pickle(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 10, 99, 100, 12345])
-def test_a_vectors_record_is_the_one_flower_writes(size):
+def test_a_record_of_a_vector_equals_that_of_flower(size):
     vector = np.random.default_rng(size).standard_normal(size)
     record = pack_vector(vector)
     np.testing.assert_array_equal(record.to_numpy_ndarrays()[0], vector)
@@ -379,7 +379,7 @@ def test_a_vectors_record_is_the_one_flower_writes(size):
 @pytest.mark.parametrize(
     "array", [np.ones((2, 3)), np.ones(4, np.float32), np.array(2.0), np.ones((128, 1))]
 )
-def test_arrays_of_other_shapes_and_types_are_not_bent(array):
+def test_arrays_of_other_shapes_and_types_are_refused(array):
     back = unpack_vector(ArrayRecord([array]))
     assert (back.shape, back.dtype) == (array.shape, array.dtype)
 
@@ -404,13 +404,13 @@ def saved(save, *arguments, **options):
     ],
     ids=["empty", "text", "bad zip", "archive", "cut", "no header", "objects", "pickle"],
 )
-def test_a_record_that_is_no_array_is_refused(data):
+def test_a_record_without_an_array_is_refused(data):
     record = ArrayRecord({"0": Array("float64", (3,), "numpy.ndarray", data)})
     with pytest.raises(ValueError, match=r"."):
         unpack_vector(record)
 
 
 @pytest.mark.parametrize("arrays", [[], [np.zeros(2), np.zeros(2)]])
-def test_a_record_holds_exactly_one_array(arrays):
+def test_a_record_contains_exactly_one_array(arrays):
     with pytest.raises(ValueError, match="instead of one"):
         unpack_vector(ArrayRecord(arrays))

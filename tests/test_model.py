@@ -1,4 +1,4 @@
-"""`model.json`: the estimate that a finished simulation learned."""
+"""`model.json`: the estimate learned by a finished simulation."""
 
 import json
 
@@ -22,7 +22,7 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    """A picture takes longer than the run it shows."""
+    """Skip the plots, which take longer than the run."""
     monkeypatch.setattr("fldb_flower.runs.plots.plot_regret", lambda path, *_: path.touch())
 
 
@@ -36,7 +36,7 @@ def model(path):
 
 @pytest.fixture
 def duels(monkeypatch):
-    """Collect the differences and preferences of all duels as they are played."""
+    """Collect the differences and preferences of all duels that are played."""
     played, play = [], AgentBlock.play_iterations
 
     def playing(block, iterations, noise):
@@ -63,7 +63,7 @@ def test_the_model_of_fldb_gd_is_the_ridge_regression_of_its_duels(
 
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons"])
-def test_the_model_is_equal_across_engines_and_names_what_it_is(tmp_path, algorithm):
+def test_the_model_is_equal_across_engines_and_describes_itself(tmp_path, algorithm):
     models = []
     for name, engine, nodes in (
         ("v", "vectorized", 2),
@@ -86,7 +86,7 @@ def test_the_model_is_equal_across_engines_and_names_what_it_is(tmp_path, algori
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize("checkpoint", [2, 5])  # in the middle, and after the last round
-def test_a_resumed_run_leaves_the_same_model(tmp_path, engine, checkpoint):
+def test_a_resumed_run_writes_the_same_model(tmp_path, engine, checkpoint):
     run(settings(engine__name=engine), tmp_path / "whole")
     assert kill_at(tmp_path / "cut", settings(engine__name=engine), checkpoint)
     assert not (tmp_path / "cut" / "model.json").exists()
@@ -103,7 +103,7 @@ def test_without_a_common_estimate_there_is_no_model(tmp_path, algorithm, engine
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_an_estimate_that_is_not_finite_is_no_result(tmp_path, number):
+def test_an_estimate_that_is_not_finite_is_refused(tmp_path, number):
     directory = RunDirectory(tmp_path, settings())
     history = History(12)
     history.count_exchange((1, 12), learns=True)

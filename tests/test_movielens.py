@@ -1,7 +1,7 @@
-"""MovieLens: selection, features, layouts, draws and errors, on ratings made up here.
+"""MovieLens: selection, features, layouts, draws and errors, on generated ratings.
 
-GroupLens forbids redistribution. The last tests read the real ml-100k: name the folder that
-holds u.data in FLDB_ML100K.
+GroupLens forbids redistribution. The last tests read the real ml-100k; set FLDB_ML100K to the
+folder that contains u.data.
 """
 
 import gzip
@@ -62,7 +62,7 @@ def expected_likes(ratings, size):
 
 @pytest.fixture(scope="module")
 def ratings():
-    """230 users and 215 items with ids that have gaps, of very different activity."""
+    """230 users and 215 items of very different activity; the ids have gaps."""
     generator = np.random.default_rng(7)
     chance = generator.uniform(0.05, 0.9, (230, 1)) * generator.uniform(0.2, 1.0, (1, 215))
     pairs = np.argwhere(generator.random(chance.shape) < chance)
@@ -78,29 +78,29 @@ def folder(ratings, tmp_path_factory):
     return folder
 
 
-# 200 users with two ratings each, of 200 items: the smallest ratings that are enough.
+# 200 users with two ratings each, of 200 items: the smallest valid data set.
 SMALL = [(u, 1 + (u + step) % 200, 1 + (u + step) % 5) for step in (0, 1) for u in range(1, 201)]
 
 
 # --- Which users and items -------------------------------------------------------------
 
 
-def test_likes_of_a_table_worked_by_hand():
-    table = [  # user 4 has three ratings; 9 and 2 have two, 7 one: 4, 2, 9 in this order
+def test_likes_by_hand():
+    table = [  # user 4 has three ratings, 9 and 2 have two, 7 has one: 4, 2, 9 in this order
         (9, 30, 5), (9, 10, 4),
         (4, 10, 5), (4, 20, 3), (4, 30, 1),
         (7, 20, 5),
         (2, 30, 4), (2, 40, 5),
     ]  # fmt: skip
-    # Item 30 has three ratings, 10 and 20 have two, 40 one: 30, 10, 20.
+    # Item 30 has three ratings, 10 and 20 have two, 40 has one: 30, 10, 20.
     by_hand = [[0, 1, 0], [1, 0, 0], [1, 1, 0]]
     users, items, stars = np.array(table).T
     np.testing.assert_array_equal(like_matrix(users, items, stars > 3, 3), by_hand)
     np.testing.assert_array_equal(expected_likes(table, 3), by_hand)
 
 
-def test_the_last_of_two_ratings_counts_and_counts_once():
-    # User 5's five ratings are of one item, so that user 1, with two items, comes first.
+def test_the_last_of_two_ratings_is_counted_once():
+    # User 5's five ratings are of one item, so user 1, with two items, comes first.
     table = [(5, 1, 4), (5, 1, 5), (5, 1, 5), (5, 1, 5), (1, 1, 2), (1, 2, 5), (5, 1, 3), (1, 1, 4)]
     users, items, stars = np.array(table).T
     np.testing.assert_array_equal(like_matrix(users, items, stars > 3, 2), [[1, 1], [0, 0]])
@@ -125,7 +125,7 @@ def cosines(gram):
 
 
 def test_all_features_are_rows_of_the_projection_onto_the_users_likes(ratings, folder):
-    """V V^T projects onto the row space of H_1: pinv(H_1) H_1, by no SVD of ours."""
+    """V V^T projects onto the row space of H_1: pinv(H_1) H_1, computed without our SVD."""
     likes = expected_likes(ratings, 200)[:20]
     features = environment(folder, dimension=20).features
     assert features.shape == (200, 20)
@@ -143,7 +143,7 @@ def test_fewer_features_span_the_leading_directions(dimension):
     np.testing.assert_allclose(features @ features.T, cosines(gram), atol=1e-9)
 
 
-def test_an_item_that_nobody_likes_has_features_zero():
+def test_an_item_without_likes_has_features_zero():
     likes = np.zeros((5, 8))
     likes[:4, :3] = [[1, 0, 1], [1, 1, 0], [0, 1, 0], [1, 0, 0]]  # rank 3 of 5
     features = item_features(likes, 5)
@@ -152,16 +152,16 @@ def test_an_item_that_nobody_likes_has_features_zero():
     np.testing.assert_array_equal(item_features(np.zeros((5, 8)), 3), np.zeros((8, 3)))
 
 
-def test_signs_do_not_depend_on_what_the_svd_returns():
+def test_signs_do_not_depend_on_the_svd():
     likes = (np.random.default_rng(3).random((11, 29)) < 0.5).astype(float)
     features = item_features(likes, 6)
-    # The right singular vectors stay, up to sign, when the rows change places.
+    # Permuting the rows changes right singular vectors at most in sign.
     for seed in range(5):
         rows = np.random.default_rng(seed).permutation(11)
         np.testing.assert_allclose(item_features(likes[rows], 6), features, atol=1e-9)
     right = np.linalg.svd(likes, full_matrices=False)[2]
     norms = np.linalg.norm(right[:6], axis=0)
-    vectors = features.T * norms  # the singular vectors with our signs
+    vectors = features.T * norms  # the singular vectors with the chosen signs
     assert (vectors.max(axis=1) > -vectors.min(axis=1)).all()
 
 
@@ -279,7 +279,7 @@ def test_each_separator_with_and_without_a_header(tmp_path, mark, has_header):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_what_macos_adds_is_not_ambiguous(tmp_path, name):
+def test_files_added_by_macos_are_ignored(tmp_path, name):
     junk = b"\0\5\x16\7" + b"\0" * 100
     members = {
         f"__MACOSX/{name}": junk,
@@ -309,13 +309,13 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
 
 
 def test_a_user_and_item_that_occur_twice_in_a_file(tmp_path):
-    """The last of the two counts, wherever the lines are."""
+    """The last rating counts, wherever the lines are."""
     table = [*SMALL[:50], *((u, i, 6 - r) for u, i, r in SMALL), *SMALL[50:]]
     (tmp_path / "u.data").write_text(text_of(table, "u.data"))
     np.testing.assert_array_equal(environment(tmp_path).feedback, expected_likes(table, 200)[20:])
 
 
-def test_data_are_read_once_but_anew_when_the_file_changes(tmp_path, ratings):
+def test_data_are_cached_until_the_file_changes(tmp_path, ratings):
     file = tmp_path / "u.data"
     file.write_text(text_of(SMALL, "u.data"))
     first = environment(file)
@@ -330,7 +330,7 @@ def test_data_are_read_once_but_anew_when_the_file_changes(tmp_path, ratings):
 
 @pytest.mark.slow
 def test_pandas_is_imported_only_for_ratings():
-    """Neither devices nor simulations of other environments need it."""
+    """Devices and simulations with other environments do not need pandas."""
     code = (
         "import sys\n"
         "import clients.device, clients.simulated, fldb_flower.client_app\n"
@@ -407,7 +407,7 @@ def test_all_items_can_be_arms(folder):
 
 def refused(path, *needles):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a user would see more than one line
+        warnings.simplefilter("error")  # a warning would be a second line of output
         warnings.simplefilter("ignore", DeprecationWarning)
         with pytest.raises(DataError) as caught:
             environment(path)
@@ -426,9 +426,9 @@ def test_a_url():
     refused(url, f"{url}: is a URL; download the file")
 
 
-def test_nothing_in_the_folder_or_zip(tmp_path):
+def test_an_empty_folder_or_zip(tmp_path):
     names = ("contains no MovieLens ratings (u.data, ratings.dat, ratings.csv",)
-    (tmp_path / "u.data").mkdir()  # a folder of that name
+    (tmp_path / "u.data").mkdir()  # a folder of this name
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "u.data").write_text(text_of(SMALL, "u.data"))  # too deep
     refused(tmp_path, *names)
@@ -459,7 +459,7 @@ def test_truncated_gz(tmp_path):
     for length in (3, 12, len(whole) // 2, len(whole) - 9, len(whole) - 1):
         path.write_bytes(whole[:length])
         refused(path, "cannot be read", "download it again")
-    path.write_bytes(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])  # another checksum
+    path.write_bytes(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])  # invalid checksum
     refused(path, "cannot be read (CRC check failed", "download it again")
 
 
@@ -474,7 +474,7 @@ def test_encrypted_zip(tmp_path):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_zip_with_another_compression(tmp_path, method):
-    """It is read or refused, and damage is refused."""
+    """The archive is read or refused, and damage is refused."""
     path = tmp_path / "ml.zip"
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("u.data", text_of(SMALL, "u.data"))
@@ -515,7 +515,7 @@ def test_corrupt_zip(tmp_path, packed):
         refused(path, "cannot be read", "download it again")
 
 
-def test_large_corrupt_zip_is_not_blamed_on_a_line(tmp_path):
+def test_the_error_of_a_large_corrupt_zip_names_no_line(tmp_path):
     path = tmp_path / "ml.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("ratings.dat", text_of(SMALL, "ratings.dat") * 200)
@@ -530,7 +530,7 @@ def test_unreadable(tmp_path, monkeypatch):
     def denied(*_):
         raise PermissionError(13, "Permission denied")
 
-    # Not by chmod, which does not keep root out.
+    # Not with chmod, which does not restrict root.
     monkeypatch.setattr(Path, "iterdir", denied)
     refused(tmp_path, "Permission denied")
     monkeypatch.setattr(Path, "open", denied)
@@ -610,7 +610,7 @@ def test_bad_line_is_named(tmp_path, name, case, index):
     lines[index] = LAYOUTS[name].join(fields)
     path = tmp_path / name
     path.write_bytes(("\n".join(lines) + "\n").encode("latin-1"))
-    if case == "too short" and index == 0:  # which makes the next line too long
+    if case == "too short" and index == 0:  # makes the next line too long
         index, needle = 1, "4 instead of 3 fields"
     refused(path, f"line {index + 1} has {needle}", "expected: ")
 
@@ -633,7 +633,7 @@ def test_too_few_users_or_items(tmp_path):
 
 
 def packings():
-    """Ratings in every layout, plain and compressed; the fuzz below damages them."""
+    """Return ratings in every layout, plain and compressed; the fuzz test damages them."""
     for name in LAYOUTS:
         for times in (True, False):
             plain = text_of(SMALL, name, times).encode()
@@ -670,7 +670,7 @@ def test_damage_gives_data_or_one_line(tmp_path, content, damage):
     message = None
     try:
         with warnings.catch_warnings(), one_line_errors(path):
-            warnings.simplefilter("error")  # a user would see more than one line
+            warnings.simplefilter("error")  # a warning would be a second line of output
             users, items, liked = read_ratings(path)
     except DataError as error:
         message = str(error)
@@ -692,7 +692,7 @@ FIELDS = ["1", "200", "3.5", " 4 ", '"5"', "1e2", "0x1", "-1", "", "nan", "6", "
     st.lists(st.lists(st.sampled_from(FIELDS), min_size=3, max_size=4), min_size=1, max_size=6),
 )
 def test_lines_are_parsed_or_the_first_wrong_one_is_named(mark, rows):
-    """Against a reader in plain Python."""
+    """Compared with a reader in plain Python."""
 
     def is_right(row):
         try:
@@ -739,7 +739,7 @@ def test_ml_100k():
     likes = expected_likes(table, 200)
     np.testing.assert_array_equal(world.feedback, likes[20:])
     np.testing.assert_array_equal(world.features, item_features(likes[:20], 10))
-    # User 405 has rated most, Star Wars (50) is rated most, and 405 gave it 5 stars.
+    # User 405 has the most ratings, Star Wars (50) is rated most, and 405 gave it 5 stars.
     assert Counter(user for user, _, _ in table).most_common(1) == [(405, 737)]
     assert Counter(item for _, item, _ in table).most_common(1) == [(50, 583)]
     assert likes[0, 0] == {(u, i): float(r > 3) for u, i, r in table}[405, 50]
@@ -749,10 +749,10 @@ def test_ml_100k():
 
 
 @needs_ml_100k
-def test_on_real_ratings_collaboration_helps_and_all_beat_random_pairs():
-    """GD < OGD < random and LDB < random, means over seeds; the paper's Fig. 1d, and the floor.
+def test_learning_from_real_ratings():
+    """GD < OGD < random and LDB < random, means over seeds: Fig. 1d of the paper.
 
-    OGD < LDB as in the figure takes its 180 agents: with 60, 20 seeds gave 468 +- 10 and 472 +- 1.
+    OGD < LDB as in the figure needs its 180 agents: with 60, 20 seeds gave 468 +- 10 and 472 +- 1.
     """
     means, errors = {}, {}
     for algorithm, seeds in (("fldb_gd", 3), ("fldb_ogd", 10), ("ldb", 3), ("random", 5)):

@@ -1,4 +1,4 @@
-"""Overrides of `python -m simulations.run`: quoting, the user's own choices, examples in help."""
+"""Overrides of `python -m simulations.run`: quoting, user configurations, examples in help."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ from simulations.run import help_text
 
 
 def read_by_hydra(override):
-    """Return the path in the configuration that Hydra itself makes of an override."""
+    """Return the path that Hydra reads from an override."""
     with initialize(None, version_base="1.3"):
         return compose(overrides=[f"+{override}"]).environment.path
 
@@ -32,7 +32,7 @@ def refusal(*overrides, **options):
 
 
 def suggested(message):
-    """Return the argument that a POSIX shell makes of what a message suggests."""
+    """Return the argument that a POSIX shell reads from the suggestion in a message."""
     (argument,) = shlex.split(message.partition("; quoted it is ")[2])
     return argument
 
@@ -58,12 +58,12 @@ PATHS = st.text(
 @example("[1,2]")
 @example("{a:b}")
 def test_a_refused_value_is_suggested_so_that_hydra_reads_it(path):
-    """Whatever is refused; Hydra's own composition decides what is read."""
+    """For every refused value; the expected result is Hydra's own composition."""
     try:
         check_overrides([f"environment.path={path}"])
     except SettingsError as error:
         message = str(error)
-        assume("${" not in path or "; quoted" in message)  # not each one can be written
+        assume("${" not in path or "; quoted" in message)  # some values cannot be written
         argument = suggested(message)
         check_overrides([argument])
         assert read_by_hydra(argument) == path
@@ -71,7 +71,7 @@ def test_a_refused_value_is_suggested_so_that_hydra_reads_it(path):
 
 @settings(deadline=None)
 @given(st.lists(PATHS.filter(lambda text: "," not in text and "${" not in text), min_size=2))
-def test_commas_of_a_sweep_stay_its_commas(paths):
+def test_commas_of_a_sweep_are_not_quoted(paths):
     text = f"environment.path={','.join(paths)}"
     try:
         check_overrides([text], sweep=True)
@@ -94,7 +94,7 @@ def test_commas_of_a_sweep_stay_its_commas(paths):
         ("""hydra.run.dir="~/runs\"""", f"hydra.run.dir={Path.home()}/runs"),
     ],
 )
-def test_what_is_suggested_is_short_and_accepted(text, pasted):
+def test_suggestions_are_short_and_accepted(text, pasted):
     message = refusal(text)
     assert message.endswith(f"; quoted it is {pasted}")
     check_overrides([suggested(message)])
@@ -110,7 +110,7 @@ def test_a_sweep_without_m_is_named_and_numbers_are_not_quoted():
 
 @pytest.mark.slow
 def test_the_suggestion_works_when_pasted(tmp_path):
-    """By way of a shell, as the message ends."""
+    """Paste the end of the message into a shell."""
     path = tmp_path / "it's  ü (1).data"
     path.write_text("")
     done = call("environment=movielens", f"environment.path={path}")
@@ -119,17 +119,17 @@ def test_the_suggestion_works_when_pasted(tmp_path):
         ["bash", "-c", f"printf '%s\\n' {pasted}"], capture_output=True, text=True, check=True
     )
     done = call("environment=movielens", again.stdout.rstrip("\n"))
-    assert done.stderr.startswith(f"error: {path}: ")  # it was found, and is empty
+    assert done.stderr.startswith(f"error: {path}: ")  # the file was found, and is empty
 
 
-def test_a_tilde_at_the_beginning_of_a_path_is_the_home(tmp_path, monkeypatch):
+def test_a_tilde_at_the_beginning_of_a_path_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     values = {"environment": {"name": "movielens", "path": "~/none.data"}}
     with pytest.raises(DataError, match=re.escape(str(tmp_path / "none.data"))):
         MovieLens(from_nested(values, "a test"), range(1))
 
 
-# --- the user's own choices -----------------------------------------------------------------
+# --- configurations of the user -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_choices_of_a_config_dir_are_accepted(override, mine):
     check_overrides([override, f"hydra.searchpath=[file://{mine}]"])
 
 
-def test_a_file_of_the_users_replaces_a_choice(tmp_path):
+def test_a_file_of_the_user_replaces_a_choice(tmp_path):
     (tmp_path / "algorithm").mkdir()
     text = "# @package _global_\nalgorithm: fldb_ons\nons_ridge: 2.0\n"
     (tmp_path / "algorithm" / "fldb_ons.yaml").write_text(text)
@@ -161,14 +161,14 @@ def test_a_file_of_the_users_replaces_a_choice(tmp_path):
     assert not done.stderr
 
 
-def test_a_misspelt_choice_of_the_users_own_has_a_suggestion(mine):
+def test_a_misspelled_choice_of_the_user_has_a_suggestion(mine):
     message = refusal("experiment=mnie", config_dir=str(mine))
     assert message.endswith("fig5b, mine; did you mean mine?")
     assert "mine" not in refusal("experiment=fig9").partition("must be")[2]
 
 
 @pytest.mark.slow
-def test_a_config_dir_runs_wherever_the_option_is(mine, tmp_path):
+def test_the_option_config_dir_is_accepted_in_any_position(mine, tmp_path):
     for number, words in enumerate(
         (["--config-dir", str(mine), "experiment=mine"], ["experiment=mine", f"-cd={mine}"])
     ):
@@ -203,7 +203,7 @@ def test_every_example_is_accepted_by_bash():
 
 @pytest.mark.slow
 def test_the_examples_of_help_are_accepted(mine):
-    """bash gives these words, and Hydra accepts them."""
+    """Words as split by bash, accepted by Hydra."""
     shown = re.findall(r"^  (python -m simulations.run .*)$", help_text(), re.MULTILINE)
     assert len(shown) == 3
     for command in shown:
@@ -216,7 +216,7 @@ def test_the_examples_of_help_are_accepted(mine):
 
 
 @pytest.mark.slow
-def test_a_file_of_the_users_that_is_not_yaml_is_one_line(tmp_path):
+def test_an_invalid_yaml_file_of_the_user_gives_a_one_line_error(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "broken.yaml").write_text("# @package _global_\ntau: [\n")
     done = call("--config-dir", str(tmp_path), "experiment=broken")
@@ -226,7 +226,7 @@ def test_a_file_of_the_users_that_is_not_yaml_is_one_line(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_long_value_is_cut_in_a_message():
+def test_a_long_value_is_truncated_in_a_message():
     with pytest.raises(SettingsError) as error:
         Settings(tau="a" * 100_000)
     assert len(str(error.value)) < 700

@@ -1,4 +1,4 @@
-"""The page on which a person answers duels, in a real browser."""
+"""Tests of the page for answering duels, in a real browser."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from clients.store import Synchronization
 
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
 PICTURE = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='40' height='30'/%3E"
-SETTLE = 0.5  # seconds after which the page takes an answer
+SETTLE = 0.5  # seconds before the page accepts an answer
 
 
 class Device:
-    """A store and its service, in a thread, which can be stopped and started again."""
+    """A store and its service, which runs in a thread and can be restarted."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.path = folder / "duels.db"
@@ -63,14 +63,14 @@ class Device:
         return f"http://127.0.0.1:{self.port}/#token={token}"
 
     def propose(self, first: Any = "one", second: Any = "other") -> str:
-        """Propose a duel whose first arm is ``first``: untrained, the first arm is the first."""
+        """Propose a duel; the first arm is `first`, because the agent is untrained."""
         contents = [{"text": arm} if isinstance(arm, str) else arm for arm in (first, second)]
         return self.agent.propose([[0.0, 0.0], [1.0, 0.0]], ["k1", "k2"], contents).id
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Start devices, and stop them."""
+    """Start devices; stop them at the end."""
     begun: list[Device] = []
 
     def begin(**options: Any) -> Device:
@@ -85,7 +85,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def page(browser):  # noqa: F811 - the fixture
-    """Give the browser, with what was drawn by lot undone."""
+    """Return the browser; restore Math.random at the end."""
     drawn: list[str] = []
 
     def draw(value: float) -> None:
@@ -102,36 +102,36 @@ def page(browser):  # noqa: F811 - the fixture
 
 
 def wait(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Wait until a condition holds; return what it gave."""
+    """Wait until a condition holds; return its value."""
     end = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "timeout"
         time.sleep(0.03)
     return found
 
 
 def cards(page) -> list[str]:
-    """Return the texts of the two cards, from left to right; none while there is no duel."""
+    """Return the texts of the two cards from left to right, or none without a duel."""
     return texts(page, "#duel:not([hidden]) .text")
 
 
-def shows(page, *expected: str) -> list[str]:
-    """Wait for a duel of some texts, until the page takes an answer; return them in its order."""
+def wait_for_duel(page, *expected: str) -> list[str]:
+    """Wait for a duel with these texts, in either order; return them as displayed."""
     wait(lambda: sorted(cards(page)) == sorted(expected))
     time.sleep(SETTLE)
     return cards(page)
 
 
-def says(page, text: str) -> None:
+def wait_for_notice(page, text: str) -> None:
     wait(lambda: text in " ".join(texts(page, "#notice:not([hidden]) *")))
 
 
-def answered(page, number: int) -> None:
+def wait_for_answered(page, number: int) -> None:
     wait(lambda: texts(page, "#answered") == [str(number)])
 
 
-def complaints(page) -> list[Any]:
-    """Return what the console has, but for the statuses that a browser logs by itself."""
+def console_messages(page) -> list[Any]:
+    """Return the console messages, except the HTTP statuses that the browser logs itself."""
     return [entry for entry in page.get_log("browser") if entry["source"] != "network"]
 
 
@@ -149,29 +149,29 @@ def click(page, side: str) -> None:
 
 
 @pytest.mark.parametrize(("give", "lot"), [(press, 0.1), (press, 0.9), (click, 0.1)])
-def test_left_and_right_are_mapped_back_to_first_and_second(give, lot, page, start):
+def test_left_and_right_are_mapped_to_first_and_second(give, lot, page, start):
     device = start()
     duels = {side: device.propose("the first", "the second") for side in ("left", "right", "tie")}
     page.draw(lot)
     page.get(device.url())
     expected, orders = {}, []
     for number, (side, duel) in enumerate(duels.items(), 1):
-        left, right = shows(page, "the first", "the second")
+        left, right = wait_for_duel(page, "the first", "the second")
         orders.append((left, right))
         give(page, side)
-        answered(page, number)
+        wait_for_answered(page, number)
         winner = {"left": left, "right": right, "tie": None}[side]
         expected[duel] = (number, {"the first": 1.0, "the second": 0.0, None: 0.5}[winner])
     assert set(orders) == {
         ("the first", "the second") if lot > 0.5 else ("the second", "the first")
     }
     assert recorded(device.path) == expected
-    says(page, "Nothing to answer now")
+    wait_for_notice(page, "Nothing to answer now")
     assert cards(page) == []
-    assert complaints(page) == []
+    assert console_messages(page) == []
 
 
-def test_the_order_is_drawn_anew_for_each_duel(page, start):
+def test_the_order_of_each_duel_is_random(page, start):
     device = start()
     device.propose("the first", "the second")
     page.get(device.url())
@@ -187,7 +187,7 @@ def test_the_order_is_drawn_anew_for_each_duel(page, start):
 
 def twice_a_key(page):
     press(page, "left")
-    time.sleep(0.2)  # the next duel is there
+    time.sleep(0.2)  # the next duel is shown
     press(page, "left")
 
 
@@ -206,7 +206,7 @@ def a_key_held(page):
 
 
 def enter_held(page):
-    find(page, "#left").send_keys("")  # the focus
+    find(page, "#left").send_keys("")  # moves the focus
     for number in range(28):
         event = {"type": "keyDown", "key": "Enter", "text": "\r", "windowsVirtualKeyCode": 13}
         page.execute_cdp_cmd("Input.dispatchKeyEvent", event | {"autoRepeat": number > 0})
@@ -219,22 +219,22 @@ def test_one_press_answers_one_duel(act, page, start):
     device = start()
     duels = [device.propose("a", "b"), device.propose("c", "d"), device.propose("e", "f")]
     page.get(device.url())
-    shows(page, "a", "b")
+    wait_for_duel(page, "a", "b")
     act(page)
-    shows(page, "c", "d")
+    wait_for_duel(page, "c", "d")
     time.sleep(0.3)
     assert recorded(device.path).keys() == {duels[0]}
     press(page, "tie")
-    shows(page, "e", "f")
+    wait_for_duel(page, "e", "f")
 
 
-def test_keys_of_the_browser_answer_nothing(page, start):
+def test_browser_shortcuts_do_not_answer(page, start):
     from selenium.webdriver import ActionChains, Keys
 
     device = start()
     device.propose("a", "b")
     page.get(device.url())
-    shows(page, "a", "b")
+    wait_for_duel(page, "a", "b")
     for held in (Keys.CONTROL, Keys.SHIFT):
         ActionChains(page).key_down(held).send_keys(Keys.ARROW_RIGHT).key_up(held).perform()
     keys(page, Keys.ARROW_UP, "x", " ")
@@ -242,13 +242,13 @@ def test_keys_of_the_browser_answer_nothing(page, start):
     assert recorded(device.path) == {}
 
 
-def test_a_person_answers_by_tab_and_enter_too(page, start):
+def test_answers_with_tab_and_enter(page, start):
     from selenium.webdriver import Keys
 
     device = start()
     duel = device.propose("a", "b")
     page.get(device.url())
-    shows(page, "a", "b")
+    wait_for_duel(page, "a", "b")
     reached = []
     script = """const e = document.activeElement; const style = getComputedStyle(e);
       return [e.id, style.outlineStyle, style.outlineWidth]"""
@@ -259,24 +259,24 @@ def test_a_person_answers_by_tab_and_enter_too(page, start):
         reached.append(name)
     assert reached == ["left", "right", "tie"]
     keys(page, Keys.ENTER)
-    answered(page, 1)
+    wait_for_answered(page, 1)
     assert recorded(device.path) == {duel: (1, 0.5)}
 
 
-def test_what_happens_is_announced(page, start):
+def test_changes_are_announced_to_screen_readers(page, start):
     device = start()
     device.propose("apples", "pears")
     device.propose("figs", {"image": PICTURE})
     page.draw(0.9)
     page.get(device.url())
-    shows(page, "apples", "pears")
+    wait_for_duel(page, "apples", "pears")
     live = find(page, "[role=status]")
     assert live.get_attribute("textContent") == "A: apples. B: pears."
     press(page, "left")
-    shows(page, "figs", "")
+    wait_for_duel(page, "figs", "")
     assert live.get_attribute("textContent") == "Answered. Next: A: figs. B: k2."
     press(page, "left")
-    says(page, "Nothing to answer now")
+    wait_for_notice(page, "Nothing to answer now")
     assert live.get_attribute("textContent").startswith("Nothing to answer now.")
     labels = page.execute_script(
         "return [...document.querySelectorAll('section')].map((s) => s.getAttribute('aria-label')"
@@ -286,77 +286,77 @@ def test_what_happens_is_announced(page, start):
     assert all(labels)
 
 
-# ---- What can go wrong
+# ---- Errors
 
 
 def test_a_duel_that_is_proposed_later_appears(page, start):
     device = start()
     page.get(device.url())
-    says(page, "Nothing to answer now")
+    wait_for_notice(page, "Nothing to answer now")
     device.propose("a", "b")
-    shows(page, "a", "b")
+    wait_for_duel(page, "a", "b")
     assert count(page, "#notice[hidden]") == 1
-    assert complaints(page) == []
+    assert console_messages(page) == []
 
 
 def test_the_token_leaves_the_address_and_stays_in_the_tab(page, start):
     device = start()
     device.propose("a", "b")
     page.get(device.url())
-    shows(page, "a", "b")
+    wait_for_duel(page, "a", "b")
     assert page.current_url == f"http://127.0.0.1:{device.port}/"
     page.refresh()
-    shows(page, "a", "b")
+    wait_for_duel(page, "a", "b")
     asked = [m["params"]["request"] for m in messages(page) if m["method"] == ASKED]
     assert asked
     assert not any(TOKEN in request["url"] for request in asked)
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])
-def test_a_missing_or_wrong_token_is_explained_and_can_be_mended(token, page, start):
+def test_a_missing_or_wrong_token_is_explained_and_can_be_corrected(token, page, start):
     device = start()
     device.propose("a", "b")
     page.get(device.url(token))
-    says(page, "needs the service's token")
-    says(page, "Open the address that the service prints when it starts")
+    wait_for_notice(page, "needs the service's token")
+    wait_for_notice(page, "Open the address that the service prints when it starts")
     assert cards(page) == []
-    page.get(device.url())  # of the same page: only the fragment changes
-    shows(page, "a", "b")
-    assert complaints(page) == []
+    page.get(device.url())  # the same page: only the fragment changes
+    wait_for_duel(page, "a", "b")
+    assert console_messages(page) == []
 
 
-def test_an_answer_survives_that_the_service_is_gone(page, start):
+def test_an_answer_is_kept_while_the_service_is_down(page, start):
     device = start()
     duel = device.propose("a", "b")
     page.draw(0.9)
     page.get(device.url())
-    shows(page, "a", "b")
+    wait_for_duel(page, "a", "b")
     device.stop()
     press(page, "right")
-    says(page, "The service does not answer")
-    says(page, "Your answer is kept in this page")
+    wait_for_notice(page, "The service does not answer")
+    wait_for_notice(page, "Your answer is kept in this page")
     press(page, "left")  # too late
     device.start()
-    answered(page, 1)
+    wait_for_answered(page, 1)
     assert recorded(device.path) == {duel: (1, 0.0)}
-    says(page, "Nothing to answer now")
+    wait_for_notice(page, "Nothing to answer now")
     device.stop()
-    says(page, "No answer is lost")
+    wait_for_notice(page, "No answer is lost")
     device.start()
-    says(page, "Nothing to answer now")
-    assert complaints(page) == []
+    wait_for_notice(page, "Nothing to answer now")
+    assert console_messages(page) == []
 
 
-def test_an_expired_duel_makes_room_for_the_next(page, start):
+def test_an_expired_duel_is_replaced_by_the_next(page, start):
     device = start()
-    with PreferenceAgent(device.path, expire_after=10.0) as hasty:  # a browser may be slow
+    with PreferenceAgent(device.path, expire_after=10.0) as hasty:  # leaves time for a slow browser
         duel = hasty.propose([[0.0], [1.0]], None, [{"text": "old"}, {"text": "older"}])
     page.get(device.url())
-    shows(page, "old", "older")
+    wait_for_duel(page, "old", "older")
     time.sleep(max(0.0, duel.expires - time.time()) + 0.1)
     press(page, "left")
     wait(lambda: cards(page) != ["old", "older"])
-    says(page, "Nothing to answer now")
+    wait_for_notice(page, "Nothing to answer now")
     assert recorded(device.path) == {}
 
 
@@ -365,15 +365,15 @@ def test_a_duel_that_was_answered_elsewhere_keeps_that_answer(page, start):
     duel = device.propose("a", "b")
     device.propose("c", "d")
     page.get(device.url())
-    shows(page, "a", "b")
+    wait_for_duel(page, "a", "b")
     device.agent.record(duel, "tie")
     press(page, "left")
-    shows(page, "c", "d")
+    wait_for_duel(page, "c", "d")
     assert "answered elsewhere" in texts(page, "[role=status]")[0]
     assert recorded(device.path) == {duel: (1, 0.5)}
 
 
-# ---- What is shown
+# ---- Contents of the page
 
 
 def synchronize(device: Device, theta: list[float], ago: float, counted: int = 0) -> None:
@@ -384,10 +384,10 @@ def synchronize(device: Device, theta: list[float], ago: float, counted: int = 0
     )
 
 
-def test_progress_and_what_was_learned_are_shown(page, start):
+def test_progress_and_the_estimate_are_shown(page, start):
     device = start()
     page.get(device.url())
-    answered(page, 0)
+    wait_for_answered(page, 0)
     assert texts(page, "dd") == ["0", "0", "never"]
     assert texts(page, "#bars li") == []
     assert "never synchronized" in texts(page, "#learned-note")[0]
@@ -409,7 +409,7 @@ def test_progress_and_what_was_learned_are_shown(page, start):
     assert np.allclose(boxes, expected, atol=0.005)
 
 
-def test_times_are_put_into_words(page, start):
+def test_times_are_shown_as_text(page, start):
     page.get(start().url())
     passed = [-5, 0, 59, 60, 119, 120, 3599, 3600, 7200, 86399, 86400, 3 * 86400]
     script = "return arguments[0].map((s) => inWords(Date.now() / 1000 - s - 0.5))"
@@ -421,14 +421,14 @@ def test_times_are_put_into_words(page, start):
     assert page.execute_script("return inWords(null)") == "never"
 
 
-def test_texts_stay_texts_and_pictures_are_described(page, start):
+def test_texts_are_escaped_and_images_have_descriptions(page, start):
     device = start()
     hostile = "<img src=x onerror=\"document.title='owned'\"><script>1</script>\n" + "w" * 500
     device.propose(hostile, {"image": PICTURE})
     device.propose({"image": PICTURE, "text": "seen"}, {"image": "data:image/png;base64,AAAA"})
     page.draw(0.9)
     page.get(device.url())
-    assert shows(page, hostile, "") == [hostile, ""]
+    assert wait_for_duel(page, hostile, "") == [hostile, ""]
     assert page.title == "Which do you prefer?"
     script = """return [...document.querySelectorAll(".choice img")]
       .map((image) => image.hidden ? null : [image.alt, image.naturalWidth])"""
@@ -436,22 +436,22 @@ def test_texts_stay_texts_and_pictures_are_described(page, start):
     assert count(page, "img") == 2
     assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     press(page, "left")
-    shows(page, "seen", "k2 (cannot be shown)")
+    wait_for_duel(page, "seen", "k2 (cannot be shown)")
     assert page.execute_script(script) == [["", 40], None]
-    assert complaints(page) == []
+    assert console_messages(page) == []
 
 
 ASKED = "Network.requestWillBeSent"
 
 
-def test_the_page_asks_its_own_service_alone(page, start):
+def test_the_page_sends_requests_only_to_its_own_service(page, start):
     device = start()
     device.propose("a", "b")
     device.propose({"image": PICTURE}, "d")
     page.get(device.url())
-    shows(page, "a", "b")
+    wait_for_duel(page, "a", "b")
     press(page, "left")
-    shows(page, "", "d")
+    wait_for_duel(page, "", "d")
     urls = {m["params"]["request"]["url"] for m in messages(page) if m["method"] == ASKED}
     own = f"http://127.0.0.1:{device.port}/"
     assert {url.removeprefix(own) for url in urls if url.startswith(own)} >= {
@@ -462,7 +462,7 @@ def test_the_page_asks_its_own_service_alone(page, start):
     assert page.get_log("browser") == []
 
 
-def test_the_description_works_without_another_host(page, start):
+def test_the_api_documentation_works_without_other_hosts(page, start):
     device = start()
     page.get(f"http://127.0.0.1:{device.port}/docs")
     wait(lambda: count(page, ".opblock") == 7)
@@ -482,7 +482,7 @@ def test_cards_are_side_by_side_and_below_each_other_on_a_phone(page, start):
     synchronize(device, [0.123456, -2e-7], 5)
     page.draw(0.9)
     page.get(device.url())
-    shows(page, "word " * 40, "w" * 300)
+    wait_for_duel(page, "word " * 40, "w" * 300)
     left, right = box(page, "#left"), box(page, "#right")
     assert (left["top"], left["height"]) == (right["top"], right["height"])
     assert left["right"] < right["left"]
@@ -496,12 +496,12 @@ def test_cards_are_side_by_side_and_below_each_other_on_a_phone(page, start):
     touch = "Input.dispatchTouchEvent"
     page.execute_cdp_cmd(touch, {"type": "touchStart", "touchPoints": [point]})
     page.execute_cdp_cmd(touch, {"type": "touchEnd", "touchPoints": []})
-    answered(page, 1)
+    wait_for_answered(page, 1)
     assert [y for _, y in recorded(device.path).values()] == [0.0]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast_is_enough_in_both_schemes(scheme, page, start):
+def test_contrast_is_sufficient_in_both_color_schemes(scheme, page, start):
     emulate(page, "prefers-color-scheme", scheme)
     page.get(start().url())
     script = """const probe = document.createElement("i"); document.body.append(probe);
@@ -517,11 +517,11 @@ def test_contrast_is_enough_in_both_schemes(scheme, page, start):
     assert (contrast(ground, "rgb(0, 0, 0)") < 3) == (scheme == "dark")
 
 
-def test_nothing_moves_for_those_who_asked_for_that(page, start):
+def test_no_animation_with_reduced_motion(page, start):
     device = start()
     device.propose("a", "b")
     page.get(device.url())
-    shows(page, "a", "b")
+    wait_for_duel(page, "a", "b")
     script = "return getComputedStyle(document.querySelector('.pair')).animationName"
     for wish, name in (("no-preference", "arrive"), ("reduce", "none")):
         emulate(page, "prefers-reduced-motion", wish)

@@ -25,7 +25,7 @@ def mu(z):
 
 
 def summed(theta, x, y, *, scope="fresh", fresh=None):
-    """The upload of a node with these duels, as nodes compute it."""
+    """Return the upload of a node with these duels."""
     fresh = x if fresh is None else fresh
     gradient, hessian = preference.derivatives(theta, x, y)
     upload = Upload(
@@ -44,12 +44,12 @@ def answers(how, theta, x, rng):
     return {
         "drawn": (rng.random(len(x)) < preference.logistic(z)).astype(float),
         "expected": (z > 0).astype(float),
-        "contrary": (z <= 0).astype(float),  # as large as residuals can be
+        "contrary": (z <= 0).astype(float),  # the largest residuals
         "ties": np.full(len(x), 0.5),
     }[how]
 
 
-# --- what is honest passes -----------------------------------------------------------------
+# --- valid uploads -------------------------------------------------------------------------
 
 
 @property_test
@@ -66,7 +66,7 @@ def answers(how, theta, x, rng):
 def test_honest_uploads_are_never_refused(  # noqa: PLR0917
     d, n, seed, exponents, loudness, how, shape, knows_length
 ):
-    """Whatever the units of each feature, and however alike the duels."""
+    """For features in any units, and nearly equal duels."""
     rng = np.random.default_rng(seed)
     units = 10.0 ** np.array(exponents[:d])
     x = rng.standard_normal((n, d))
@@ -97,7 +97,7 @@ def lists(pair):
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("spread", [0.0, 1e-8, 1.0])
 def test_a_million_honest_duels_are_not_refused(scale, spread):
-    """At the edge of every bound: nearly one duel again and again, always the unlikely answer."""
+    """Close to every bound: nearly equal duels, always with the unlikely answer."""
     rng = np.random.default_rng(1)
     x = scale * (rng.standard_normal(4) + spread * rng.standard_normal((10**6, 4)))
     longest = float(np.linalg.norm(x, axis=1).max())
@@ -106,7 +106,7 @@ def test_a_million_honest_duels_are_not_refused(scale, spread):
         assert implausible(*lists(pair), longest) == [""]
 
 
-def test_uploads_are_judged_one_by_one():
+def test_uploads_are_checked_independently():
     rng = np.random.default_rng(3)
     theta = rng.standard_normal(3)
     pairs = [summed(theta, x, np.ones(len(x))) for x in map(rng.standard_normal, [(5, 3)] * 6)]
@@ -118,14 +118,14 @@ def test_uploads_are_judged_one_by_one():
     assert reasons[4] == "W_new is not positive semi-definite"
 
 
-# --- what is not, does not -----------------------------------------------------------------
+# --- invalid uploads -----------------------------------------------------------------------
 
 D = 3
 THETA = np.array([0.5, -0.3, 0.2])
 
 
 def some(n=6, seed=0):
-    """A node's upload over arms on the unit sphere (L = 2), and the question."""
+    """Return a node's upload over arms on the unit sphere (L = 2), and the broadcast."""
     rng = np.random.default_rng(seed)
     arms = rng.standard_normal((2, n, D))
     arms /= np.linalg.norm(arms, axis=-1, keepdims=True)
@@ -176,30 +176,30 @@ LIES = {
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", LIES)
-def test_a_lie_is_refused_with_its_reason(name, seed):
+def test_a_false_upload_is_refused_with_a_reason(name, seed):
     import re
 
     lie, reason = LIES[name]
     upload, broadcast = some(seed=seed)
     assert implausible([upload], broadcast, 2.0) == [""]
-    (said,) = implausible([lie(upload)], broadcast, 2.0)
-    assert re.match(reason, said), said
+    (message,) = implausible([lie(upload)], broadcast, 2.0)
+    assert re.match(reason, message), message
 
 
 @pytest.mark.parametrize("longest", [2.0, math.inf])
 def test_a_gradient_outside_of_the_duels_directions_is_refused(longest):
-    """Two duels in a plane; the lie is along its normal, however small beside the plane."""
+    """Two duels in a plane; the gradient has a small component along the normal."""
     x = np.array([[1.0, 0, 0], [0, 1.0, 0]])
     upload, broadcast = summed(THETA, x, np.array([1.0, 0.0]))
     for size in (1.0, 1e-2, 1e-3):
         lie = upload._replace(gradient=upload.gradient + np.array([0, 0, size]))
-        (said,) = implausible([lie], broadcast, longest)
-        assert said.startswith("gradient is longer than 2 duels of this W_new allow")
+        (message,) = implausible([lie], broadcast, longest)
+        assert message.startswith("gradient is longer than 2 duels of this W_new allow")
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
-def test_lies_about_a_feature_in_other_units_are_found(scale):
-    """A feature a trillion times another, either way: both gradients are held to their own."""
+def test_false_values_of_a_feature_in_other_units_are_detected(scale):
+    """Two features in units that differ by 1e12: the gradient of each has its own bound."""
     units = np.array([1.0, scale, scale**2])
     rng = np.random.default_rng(0)
     x = units * rng.standard_normal((8, 3))
@@ -229,9 +229,9 @@ def test_over_all_duels_only_lengths_are_known():
     }
     for name, edge in edges.items():
         assert implausible([upload._replace(**{name: edge})], broadcast, longest) == [""]
-        (said,) = implausible([upload._replace(**{name: 1.001 * edge})], broadcast, longest)
-        assert " larger than 30 duels" in said or "longer than 30 duels" in said
-        assert implausible([upload._replace(**{name: 1000 * edge})], broadcast) == [""]  # L unknown
+        (message,) = implausible([upload._replace(**{name: 1.001 * edge})], broadcast, longest)
+        assert " larger than 30 duels" in message or "longer than 30 duels" in message
+        assert implausible([upload._replace(**{name: 1000 * edge})], broadcast) == [""]  # no L
 
 
 def test_without_duels_everything_is_zero():
@@ -242,8 +242,8 @@ def test_without_duels_everything_is_zero():
         assert implausible([lie], broadcast) == ["numbers other than 0, of no duels"]
 
 
-def test_of_one_duel_little_is_left_to_lie_about():
-    """W = x x^T and theta give |z|: so the largest gradient, and the smallest Hessian."""
+def test_bounds_for_one_duel():
+    """W = x x^T and theta determine |z|, and so the largest gradient and the smallest Hessian."""
     x = np.array([[1.0, 2.0, -1.0]])
     upload, broadcast = summed(THETA, x, np.zeros(1) if x[0] @ THETA > 0 else np.ones(1))
     assert implausible([upload], broadcast) == [""]
@@ -271,7 +271,9 @@ finite = st.floats(-1e153, 1e153) | st.sampled_from([0.0, -0.0, 5e-324, 1e-160, 
     scope="fresh",
     longest=math.inf,
 )
-def test_nothing_that_can_be_decoded_makes_the_check_fail(form, numbers, n, theta, scope, longest):  # noqa: PLR0917
+def test_the_check_handles_any_decoded_upload(  # noqa: PLR0917
+    form, numbers, n, theta, scope, longest
+):
     broadcast = Broadcast(None, np.array(theta), scope=scope, hessian=True, loss=True)
     vector = np.array(numbers)[: upload_size(broadcast, form)]
     with np.errstate(over="ignore"):
@@ -283,18 +285,18 @@ def test_nothing_that_can_be_decoded_makes_the_check_fail(form, numbers, n, thet
     assert len(reason) < 1000
 
 
-# --- what passes ---------------------------------------------------------------------------
+# --- exactness of the bounds ---------------------------------------------------------------
 
 
 def as_duels(information, gradient, n):
-    """Find n differences and residuals, all of one size, with these sums."""
+    """Find n differences and residuals of equal size with these sums."""
     values, vectors = np.linalg.eigh(information)
     x = np.zeros((n, len(values)))
     kept = values > 1e-9 * values[-1]
     x[: kept.sum()] = (vectors[:, kept] * np.sqrt(values[kept])).T
     r = x @ np.linalg.pinv(information, rcond=1e-9) @ gradient
     target = np.full(n, np.linalg.norm(r) / math.sqrt(n))
-    normal = r - target  # of the Householder reflection that takes r there
+    normal = r - target  # of the Householder reflection that maps r to target
     if normal @ normal > 0:
         x = x - 2 * np.outer(normal, normal @ x) / (normal @ normal)
     return x, target
@@ -307,8 +309,8 @@ def as_duels(information, gradient, n):
     seed=st.integers(0, 10**6),
     loudness=st.sampled_from([0.0, 1.0, 5.0]),
 )
-def test_what_passes_is_what_some_duels_would_say_and_what_does_not_is_not(d, n, seed, loudness):
-    """The bounds on W_new and g are exact: residuals up to mu(q) on average are all they need."""
+def test_an_upload_is_accepted_if_and_only_if_some_duels_produce_it(d, n, seed, loudness):
+    """The bounds on W_new and g are exact: mean residuals up to mu(q) suffice."""
     rng = np.random.default_rng(seed)
     rank = min(n, d)
     directions, _ = np.linalg.qr(rng.standard_normal((d, rank)))
@@ -330,8 +332,8 @@ def test_what_passes_is_what_some_duels_would_say_and_what_does_not_is_not(d, n,
 
 @property_test
 @given(d=st.integers(1, 4), n=st.integers(1, 9), seed=st.integers(0, 10**6))
-def test_no_step_that_passes_is_longer_than_stated(d, n, seed):
-    """|A^-1 g|_A <= mu(q) sqrt(n / mu'(z_max)), tried with gradients and Hessians at the edge."""
+def test_the_bound_on_the_step_length(d, n, seed):
+    """|A^-1 g|_A <= mu(q) sqrt(n / mu'(z_max)), tested at the extreme gradients and Hessians."""
     rng = np.random.default_rng(seed)
     root = rng.standard_normal((d, min(n, d))) * 10.0 ** rng.integers(-2, 3)
     information = root @ root.T
@@ -362,8 +364,8 @@ def test_no_step_that_passes_is_longer_than_stated(d, n, seed):
 @pytest.mark.parametrize(
     ("agents", "horizon", "arms"), [(1, 1, 2), (100, 500, 10), (10**6, 500, 3)]
 )
-def test_synthetic_arms_are_almost_never_further_apart(d, agents, horizon, arms):
-    """The chi-squared tail itself, times the number of pairs: below 1e-9, and not by miles."""
+def test_the_bound_on_the_distance_of_synthetic_arms(d, agents, horizon, arms):
+    """The chi-squared tail times the number of pairs is below 1e-9, but not much smaller."""
     chosen = from_nested(
         {"num_agents": agents, "horizon": horizon, "num_arms": arms, "dimension": d}, "a test"
     )
@@ -372,7 +374,7 @@ def test_synthetic_arms_are_almost_never_further_apart(d, agents, horizon, arms)
     assert 1e-16 < pairs * stats.chi2.sf(longest**2 / 2, d) < 1e-9
 
 
-def test_the_longest_difference_of_each_world(ratings, register_world):
+def test_the_longest_difference_in_each_environment(ratings, register_world):
     path = str(ratings())
     movielens = {"environment": {"name": "movielens", "path": path}, "num_agents": 5}
     chosen = from_nested(movielens, "a test")
@@ -390,7 +392,7 @@ def test_the_longest_difference_of_each_world(ratings, register_world):
     )  # an environment without a bound
 
 
-def test_the_encoding_changes_nothing():
+def test_the_check_does_not_depend_on_the_encoding():
     upload, broadcast = some()
     vector = encode_statistics(upload, broadcast)
     back = decode_statistics(vector, upload.num_duels, broadcast, Full(D))

@@ -1,4 +1,4 @@
-"""Pictures never end a run, and do not depend on the user's Matplotlib."""
+"""Plots never end a run, and do not depend on the user's Matplotlib configuration."""
 
 import json
 import os
@@ -42,7 +42,7 @@ run(from_nested({"num_agents": 5, "horizon": 8}, "a test"), Path(sys.argv[1]))
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """Bytes of the picture that a run draws when the user has set nothing."""
+    """Return the bytes of the plot with Matplotlib's default configuration."""
     folder = tmp_path_factory.mktemp("plain")
     assert python(RUN, folder / "run").returncode == 0
     return (folder / "run" / "regret.png").read_bytes()
@@ -58,16 +58,16 @@ def expected(tmp_path_factory):
     ],
     ids=["Jupyter's", "misspelt", "style"],
 )
-def test_the_users_backend_and_matplotlibrc_change_nothing(backend, style, tmp_path, expected):
+def test_plots_do_not_depend_on_backend_and_matplotlibrc(backend, style, tmp_path, expected):
     (tmp_path / "matplotlibrc").write_text(style)
     environment = {"MPLBACKEND": backend} if backend else {}
     where = tmp_path / "run"
-    done = python(RUN, where, cwd=tmp_path, **environment)  # matplotlibrc is read from here
+    done = python(RUN, where, cwd=tmp_path, **environment)  # the folder of matplotlibrc
     assert (done.returncode, done.stderr) == (0, "")
     assert (where / "regret.png").read_bytes() == expected
 
 
-def test_a_style_that_is_in_use_changes_nothing_and_stays(tmp_path):
+def test_plots_do_not_depend_on_the_style_and_keep_it(tmp_path):
     save_figure(tmp_path / "plain.png", line, size=(3, 2))
     with mpl.rc_context():
         mpl.style.use("dark_background")
@@ -78,7 +78,7 @@ def test_a_style_that_is_in_use_changes_nothing_and_stays(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_users_backend_is_still_there_afterwards():
+def test_the_backend_of_the_user_is_restored():
     code = (
         "import os; from pathlib import Path; from fldb_flower.runs.plots import save_figure\n"
         "save_figure(Path('/dev/null/x.png'), lambda figure: None, size=(1, 1))\n"
@@ -90,9 +90,7 @@ def test_the_users_backend_is_still_there_afterwards():
 @pytest.mark.parametrize(
     "error", [RuntimeError("latex was not\nable"), OSError(28, "No space left on device")]
 )
-def test_a_picture_that_fails_is_one_line_and_the_results_are_there(
-    error, tmp_path, monkeypatch, caplog
-):
+def test_a_failed_plot_gives_a_warning_and_keeps_the_results(error, tmp_path, monkeypatch, caplog):
     settings = from_nested({"num_agents": 5, "horizon": 8}, "a test")
     run(settings, tmp_path / "whole")
 
@@ -130,7 +128,7 @@ def test_matplotlib_is_imported_only_to_draw(tmp_path):
 
 
 def test_one_module_imports_matplotlib():
-    """So that each picture is drawn as the tests above say."""
+    """Every plot uses the settings tested above."""
     folders = ("fldb_flower", "simulations", "strategies", "clients")
     files = [file for folder in folders for file in (ROOT / folder).glob("**/*.py")]
     users = [file for file in files if "import matplotlib" in (text := file.read_text())

@@ -1,4 +1,4 @@
-"""The BTL model against SciPy, finite differences, autograd and numbers worked by hand."""
+"""The BTL model against SciPy, finite differences, autograd and numbers computed by hand."""
 
 import math
 
@@ -29,7 +29,7 @@ def hessian(theta, differences, preferences=None):
 
 
 def expected_loss(theta, differences, preferences):
-    """Cross-entropy as the text states it: y log mu(z) + (1 - y) log mu(-z), duel by duel."""
+    """Cross-entropy as in the text: y log mu(z) + (1 - y) log mu(-z), duel by duel."""
     total = 0.0
     for difference, y in zip(differences, preferences, strict=True):
         z = float(np.dot(difference, theta))
@@ -171,7 +171,7 @@ def test_logistic_equals_scipy_and_is_symmetric(z):
 @property_test
 @given(z=st.floats(-700, 700))
 def test_tail_of_the_loss_keeps_relative_accuracy(z):
-    # exp(-|z|) must survive beside 1, where log(1 + exp(-|z|)) without log1p would lose it.
+    # exp(-|z|) must not be rounded away beside 1, as in log(1 + exp(-|z|)) without log1p.
     won = float(preference.loss(np.array([z]), np.ones((1, 1)), np.ones(1)))
     assert won == pytest.approx(-float(log_expit(z)), rel=1e-12, abs=1e-13)
     if z > 0:
@@ -192,7 +192,7 @@ def test_a_tie_counts_as_half_a_win_each(seed):
     )
 
 
-def test_ties_alone_are_minimised_by_indifference():
+def test_the_minimizer_for_ties_only_is_zero():
     _, differences, _ = some_duels(1)
     ties = np.full(N, 0.5)
     np.testing.assert_allclose(preference.gradient(np.zeros(D), differences, ties), 0, atol=1e-16)
@@ -200,7 +200,7 @@ def test_ties_alone_are_minimised_by_indifference():
 
 @property_test
 @given(seed=st.integers(0, 10**6))
-def test_swapping_the_arms_and_the_answer_changes_nothing(seed):
+def test_statistics_do_not_change_if_arms_and_answer_are_swapped(seed):
     theta, differences, preferences = some_duels(seed)
     assert preference.loss(theta, -differences, 1 - preferences) == pytest.approx(
         float(preference.loss(theta, differences, preferences)), rel=1e-12
@@ -223,7 +223,7 @@ def test_derivatives_in_one_pass_are_those_of_all_duels(n):
     np.testing.assert_allclose(
         slope, preference.gradient(theta, differences, preferences), rtol=1e-11, atol=1e-11
     )
-    # The Hessian does not depend on who won.
+    # The Hessian does not depend on the preferences.
     other = preference.derivatives(theta, differences, 1 - preferences)[1]
     np.testing.assert_array_equal(other, curvature)
 
@@ -245,7 +245,7 @@ def test_hessian_is_the_weighted_sum_of_outer_products(seed):
     assert np.linalg.eigvalsh(unweighted / 4 - expected)[0] > -1e-13
 
 
-def test_no_duels_are_no_statistics():
+def test_statistics_without_duels_are_zero():
     nothing, theta = np.empty((0, D)), np.ones(D)
     assert float(preference.loss(theta, nothing, np.empty(0))) == 0.0
     assert preference.gradient(theta, nothing, np.empty(0)).tolist() == [0.0] * D

@@ -1,4 +1,4 @@
-"""What an application calls: against the formulas written out, by hand, and between processes."""
+"""Tests of the preference agent: formulas, examples by hand, and several processes."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def synchronize(agent, theta, information, *, duels=100, received=50.0, counted=
 
 
 def random_estimate(rng, d, duels=30):
-    """A theta and the W of some duels and of the ridge 1 / 500."""
+    """Return a random theta and the W of some duels with the ridge 1 / 500."""
     differences = rng.normal(size=(duels, d))
     return rng.normal(size=d), differences.T @ differences + np.eye(d) / 500
 
 
 def width(d, duels, chosen=None):
-    """beta_t / kappa_mu of Lemma 4.2 with t N = duels + 1, scaled."""
+    """Return beta_t / kappa_mu of Lemma 4.2 with t N = duels + 1, scaled."""
     p = {**DEFAULTS, **(chosen or {})}
     growth = d * math.log(1 + (duels + 1) * p["kappa_mu"] / (d * p["lambda_"]))
     beta = math.sqrt(2 * math.log(1 / p["delta"]) + growth)
@@ -72,17 +72,17 @@ def width(d, duels, chosen=None):
 
 
 def scale_for(wanted, d, duels):
-    """The beta_scale that makes the width a number wanted."""
+    """Return the beta_scale that gives the wanted width."""
     return {"beta_scale": wanted / width(d, duels)}
 
 
 def slow_ucb(arms, theta, information, width):
-    """Algorithm 1, lines 4 and 5; then the best challenger that is another arm.
+    """Select by lines 4 and 5 of Algorithm 1, then replace an equal second arm.
 
     Returns
     -------
     tuple
-        First, second, and whether the rule itself selected one arm twice.
+        First arm, second arm, and whether lines 4 and 5 select the same arm twice.
     """
 
     def reward(arm):
@@ -119,7 +119,7 @@ def test_ucb_equals_brute_force(tmp_path, chosen):
             for number in range(6):
                 theta, information = random_estimate(rng, d)
                 synchronize(agent, theta, information, duels=30, received=number, **chosen)
-                for arms in (2, 3, 4, 9, 30):  # K changes from call to call
+                for arms in (2, 3, 4, 9, 30):  # K changes between calls
                     features = rng.normal(size=(arms, d))
                     duel = agent.propose(features)
                     right = slow_ucb(features, theta, information, width(d, 30, chosen))
@@ -127,17 +127,17 @@ def test_ucb_equals_brute_force(tmp_path, chosen):
                     seen.append(right[2])
     scale = chosen.get("beta_scale", 1.0)
     if scale == 0.0:
-        assert all(seen)  # the case that the rule leaves to us
+        assert all(seen)  # the second arm is always replaced
     elif scale < 1.0:
         assert 5 < sum(seen) < len(seen) - 5
 
 
 def test_the_width_counts_the_duels_of_all_devices(agent):
-    """A challenger whose rank changes where the width is half way between two."""
+    """The rank of the challengers changes at the width half way between two numbers of duels."""
     d = 2
     middle = (width(d, 10) + width(d, 11)) / 2
-    # With W = I the challengers of arm 0 score width - middle, and half of that: the first is
-    # the better one where the width is above the middle, the second where it is below.
+    # With W = I the challengers of arm 0 score width - middle, and half of that: the first one
+    # wins where the width is above the middle, the second one where it is below.
     features = np.array([[0.0, 0.0], [-1.0, 0.0], [0.0, -0.5]])
     theta, information = np.array([middle, middle]), np.eye(d)
     for duels, second in [(10, 2), (11, 1)]:
@@ -147,7 +147,7 @@ def test_the_width_counts_the_duels_of_all_devices(agent):
 
 
 def test_before_the_first_broadcast_the_arms_are_far_apart(agent):
-    """theta = 0: all rewards tie, so arm 0 is first; W_0 is round: the farthest is second."""
+    """With theta = 0 all rewards tie: arm 0 is first. W_0 is isotropic: the farthest is second."""
     rng = np.random.default_rng(0)
     for arms in (2, 7, 3):
         features = rng.normal(size=(arms, 4))
@@ -197,7 +197,7 @@ def test_random_rules_have_the_right_frequencies(agent, selection, draw):
     right = np.bincount(draw(np.random.default_rng(0), 10**6), minlength=3) / 10**6
     assert right.min() > 0.05
     error = np.sqrt(right * (1 - right) / count)
-    assert np.all(np.abs(firsts / count - right) < 5.5 * error)  # wrong once in 10 million runs
+    assert np.all(np.abs(firsts / count - right) < 5.5 * error)  # false alarm: 1 in 10 million
 
 
 def test_two_agents_do_not_draw_the_same(tmp_path):
@@ -213,7 +213,7 @@ def test_two_agents_do_not_draw_the_same(tmp_path):
 
 @pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize("scale", [0.0, 0.05, 1.0])
-def test_the_two_arms_always_differ(agent, selection, scale):
+def test_the_two_arms_differ(agent, selection, scale):
     rng = np.random.default_rng(1)
     theta, information = random_estimate(rng, 3)
     synchronize(agent, theta, information, selection=selection, beta_scale=scale)
@@ -223,7 +223,7 @@ def test_the_two_arms_always_differ(agent, selection, scale):
         assert 0 <= duel.first < arms
         assert 0 <= duel.second < arms
         assert duel.first != duel.second
-        if scale == 0.0:  # nothing to explore: the two arms of largest reward, in some order
+        if scale == 0.0:  # no exploration: the two arms of largest reward, in some order
             best = sorted(range(arms), key=lambda arm: -theta @ features[arm])[:2]
             assert sorted([duel.first, duel.second]) == sorted(best)
             assert duel.first == best[0]
@@ -260,21 +260,21 @@ def test_any_finite_features_make_a_duel(tmp_path_factory, data):
 
 
 @pytest.mark.parametrize("selection", SELECTIONS)
-def test_a_duel_is_plain_numbers(agent, selection):
-    for scale in (0.0, 1.0):  # 0: the second arm is not the rule's
+def test_a_duel_can_be_serialized_as_json(agent, selection):
+    for scale in (0.0, 1.0):  # 0: the second arm is replaced
         synchronize(agent, [1, 0], np.eye(2), received=scale, selection=selection, beta_scale=scale)
         duel = agent.propose(np.array([A, B, C]))
         assert json.loads(json.dumps(dataclasses.asdict(duel))) == dataclasses.asdict(duel)
 
 
-def test_a_newer_server_may_say_more(agent):
+def test_unknown_parameters_of_a_newer_server_are_ignored(agent):
     parameters = {"selection": "maxinp", "temperature": 3.0, **scale_for(1.0, 2, 100)}
     synchronize(agent, [1, 0], np.eye(2), **parameters)
     duel = agent.propose([A, B, C])
-    assert (duel.first, duel.second) == (0, 1)  # see above: what it knows still counts
+    assert (duel.first, duel.second) == (0, 1)  # the known parameters apply; see above
 
 
-# --- what is kept of it ----------------------------------------------------------------------
+# --- what is stored --------------------------------------------------------------------------
 
 
 def test_predicted_by_hand(agent):
@@ -291,7 +291,7 @@ def test_predicted_by_hand(agent):
     assert evidence.predicted.tolist() == [duel.predicted]
 
 
-def test_answers_and_what_they_mean(agent):
+def test_preferences_and_their_numbers(agent):
     duels = [agent.propose([[0.0], [1.0]]) for _ in range(3)]
     answers = ["second", "tie", "first"]
     numbers = [agent.record(d.id, a) for d, a in zip(duels, answers, strict=True)]
@@ -306,7 +306,7 @@ def rows(path, query):
         return connection.execute(query).fetchall()
 
 
-def test_keys_and_contents_are_those_of_the_arms_shown(agent, path):
+def test_keys_and_contents_of_the_two_arms_are_stored(agent, path):
     synchronize(agent, [1, 0], np.eye(2), **scale_for(1.0, 2, 100))
     contents = [{"text": "tea"}, {"text": "cocoa"}, {"text": "coffee", "image": "https://c/c.png"}]
     duel = agent.propose([A, B, C], keys=["tea", "cocoa", "coffee"], contents=contents)
@@ -323,7 +323,7 @@ def test_keys_and_contents_are_those_of_the_arms_shown(agent, path):
     assert (plain.first_key, plain.second_key) == (None, None)
 
 
-def test_a_duel_expires_after_a_week_or_as_told(path):
+def test_a_duel_expires_after_a_week_or_the_given_time(path):
     now = [1000.0]
     with PreferenceAgent(path, clock=lambda: now[0]) as agent:
         slow = agent.propose([[0.0], [1.0]])
@@ -340,7 +340,7 @@ def test_a_duel_expires_after_a_week_or_as_told(path):
         assert agent.record(slow.id, "first") == 1
 
 
-def test_several_answers_at_once(agent):
+def test_several_answers_in_one_call(agent):
     duels = [agent.propose([[0.0], [1.0]]).id for _ in range(3)]
     results = agent.record_many(
         [(duels[2], "first"), ("?", "tie"), (duels[0], "tie"), (duels[2], "second")]
@@ -377,7 +377,7 @@ def test_several_answers_at_once(agent):
         (np.array([[1.0, 2.0], [3.0, math.nan]]), "features.1.1: .* finite number, not nan"),
         ([[-math.inf, 2.0], [3.0, math.nan]], "features.0.0: .* finite number, not -inf"),
         ([[1.0, 2.0], [None, 4.0]], "features.1.0: .* valid number, not None"),
-        ([[1.0, 2.0], [1e160, 4.0]], r"features.1.0: .* 1e\+160"),  # cannot be squared
+        ([[1.0, 2.0], [1e160, 4.0]], r"features.1.0: .* 1e\+160"),  # the square overflows
         ([[1.0, -1.7e308], [3.0, 4.0]], r"features.0.1: .* -1\.7e\+308"),
         (np.zeros((2, 4097)), "features.0: .* at most 4096 items"),
         (np.array([[1j, 0], [0, 0]]), "features.0.0: .* valid number, not 1j"),
@@ -403,12 +403,12 @@ def test_one_key_and_content_for_each_arm(agent, name, count):
     assert agent.status()["open"] == 0
 
 
-def test_contents_that_are_no_json_are_refused(agent):
+def test_contents_that_are_not_json_are_refused(agent):
     with pytest.raises(DataError):
         agent.propose([A, B], contents=[object(), object()])
 
 
-def test_a_proposal_that_failed_fixes_no_dimension(agent):
+def test_a_failed_proposal_does_not_fix_the_dimension(agent):
     with pytest.raises((TypeError, DataError)):
         agent.propose([A, B], contents=[object(), object()])
     duel = agent.propose([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
@@ -428,14 +428,14 @@ def test_a_proposal_that_failed_fixes_no_dimension(agent):
         pytest.param(["first"]),
     ],
 )
-def test_another_preference_is_refused(agent, preferred):
+def test_an_unknown_preference_is_refused(agent, preferred):
     good, other = (agent.propose([A, B]).id for _ in range(2))
     with pytest.raises(DataError, match=r"^preferred: .* 'first', 'second' or 'tie', not") as error:
         agent.record(good, preferred)
     assert str(error.value).endswith(f"not {preferred!r}")
     with pytest.raises(DataError, match=r"^1\.preferred: .* 'first', 'second' or 'tie', not"):
         agent.record_many([(good, "first"), (other, preferred)])
-    assert agent.status()["answered"] == 0  # nothing of a list that holds a mistake
+    assert agent.status()["answered"] == 0  # a list with an invalid answer is not stored
 
 
 def test_each_wrong_answer_has_its_error(agent):
@@ -448,7 +448,7 @@ def test_each_wrong_answer_has_its_error(agent):
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_lone_surrogate_is_no_duel(agent):
+def test_a_lone_surrogate_is_an_invalid_identifier(agent):
     with pytest.raises(DataError, match=r"id: .* unicode string, not '\\ud800'$"):
         agent.record("\ud800", "first")
 
@@ -467,8 +467,8 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_arguments_of_any_kind_get_one_line(agent, name):
-    """No AttributeError, UnicodeEncodeError, RecursionError: an error of ours, on one line."""
+def test_invalid_arguments_give_a_one_line_error(agent, name):
+    """A single-line error of this package, not AttributeError or RecursionError."""
     bad = BAD[name]
     duel = agent.propose([A, B]).id
     calls = [
@@ -500,7 +500,7 @@ def test_bad_arguments_of_any_kind_get_one_line(agent, name):
     assert agent.status()["open"] == 1
 
 
-def test_a_path_that_is_no_store_is_refused(tmp_path):
+def test_a_file_that_is_not_a_store_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("buy milk, and much more of it than last time")
     for path in (tmp_path / "notes.txt", tmp_path, tmp_path / "missing" / "duels.db"):
         with pytest.raises(FldbError) as error:
@@ -511,14 +511,14 @@ def test_a_path_that_is_no_store_is_refused(tmp_path):
 # --- between agents and processes ------------------------------------------------------------
 
 
-def test_another_agent_sees_a_broadcast_at_its_next_duel(path):
+def test_another_agent_uses_a_broadcast_at_its_next_duel(path):
     with PreferenceAgent(path) as one, PreferenceAgent(path) as two:
         assert (two.propose([A, C]).first, two.propose([A, C]).predicted) == (0, None)
         synchronize(one, [math.log(3), 0], np.eye(2), received=1.0, beta_scale=0.0)
         duel = two.propose([A, C])
         assert duel.first == 1
         assert duel.predicted == pytest.approx(0.75)
-        # A server that began anew counts its rounds anew: the same round, at another time.
+        # A restarted server counts its rounds from 1: the same round number at another time.
         synchronize(one, [-math.log(4), 0], np.eye(2), received=2.0, beta_scale=0.0)
         for agent in (one, two):
             duel = agent.propose([A, C])
@@ -537,7 +537,7 @@ with PreferenceAgent(sys.argv[1]) as agent:
 
 
 @pytest.mark.slow
-def test_another_process_sees_a_broadcast_at_its_next_duel(agent, path):
+def test_another_process_uses_a_broadcast_at_its_next_duel(agent, path):
     with subprocess.Popen(
         [sys.executable, "-c", PROCESS, str(path)],
         stdin=subprocess.PIPE,
@@ -606,7 +606,7 @@ def test_the_smallest_duel(agent):
 
 
 @pytest.mark.slow
-def test_an_application_imports_little():
+def test_the_agent_imports_no_heavy_module():
     heavy = {"torch", "pandas", "hydra", "omegaconf", "matplotlib", "flwr", "scipy", "fastapi"}
     code = (
         "import sys\n"

@@ -1,4 +1,4 @@
-"""Starting Flower's processes: the project's folder, the environment, reasons of failures."""
+"""Start of Flower's processes: project folder, environment, and reasons of failures."""
 
 import io
 import re
@@ -19,7 +19,7 @@ FLOWER = from_nested({"engine": {"name": "flower"}}, "a test")
 
 
 def shown(*parts, width=60):
-    """Return what rich writes to a pipe."""
+    """Return rich's output to a pipe."""
     console = Console(file=io.StringIO(), width=width)
     for part in parts:
         console.print(part)
@@ -29,14 +29,14 @@ def shown(*parts, width=60):
 def test_the_reason_of_a_failure_is_the_text_in_the_box():
     words = "No pyproject.toml found in /opt/venv/lib/python3.11/site-packages, so nothing runs"
     output = shown("Usage: flwr run [OPTIONS]", Panel(words, title="Error"))
-    assert output.strip().splitlines()[-1].startswith("╰──")  # what was quoted as the reason
+    assert output.strip().splitlines()[-1].startswith("╰──")  # the last line is a border
     assert flower.failure_reason(output, FLOWER) == words
 
 
 @pytest.mark.parametrize(
     "box", ["ROUNDED", "SQUARE", "HEAVY", "DOUBLE", "ASCII", "HORIZONTALS", "MINIMAL"]
 )
-def test_no_border_is_a_reason(box):
+def test_borders_are_not_part_of_the_reason(box):
     import rich.box
 
     output = shown("Loading", Panel("it broke", box=getattr(rich.box, box)))
@@ -45,14 +45,14 @@ def test_no_border_is_a_reason(box):
     assert not re.search(r"[\u2500-\u259f]", reason)
 
 
-def test_only_borders_are_no_reason():
+def test_output_of_borders_only_has_no_reason():
     assert flower.failure_reason(shown(Panel("")), FLOWER) == "it printed nothing"
     assert flower.failure_reason("", FLOWER) == "it printed nothing"
     assert boxed("no box") == ""
     assert last_words("one\n│ two │\n╰────╯\n----\n\n") == "two"
 
 
-def test_what_flower_logs_goes_before_a_box():
+def test_a_box_takes_precedence_over_the_log():
     output = "ERROR: the run failed: tau=0: must be at least 1\n" + shown(Panel("Run failed"))
     assert flower.failure_reason(output, FLOWER) == "tau=0: must be at least 1"
 
@@ -62,8 +62,8 @@ def test_a_checkout_is_found():
 
 
 @pytest.mark.parametrize("other", [None, "[project]\nname = 'something-else'\n", "not TOML ["])
-def test_a_wheel_cannot_start_flower_and_says_so(other, tmp_path, monkeypatch):
-    """There, the packages are in site-packages, with another's pyproject.toml or none."""
+def test_a_wheel_cannot_start_flower_and_raises_an_error(other, tmp_path, monkeypatch):
+    """In a wheel the packages are in site-packages, possibly with another pyproject.toml."""
     site = tmp_path / "site-packages"
     folder = site / "fldb_flower" / "deployment"
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Every command of the README runs: each is listed here with what makes it short."""
+"""Every command of the README runs, with the changes listed here that make it short."""
 
 import os
 import re
@@ -23,12 +23,12 @@ PYTHON = [line for line in COMMANDS if line.startswith("python -m")]
 STOP = [line for line in COMMANDS if line.startswith("kill ")]
 
 
-def test_no_command_is_left_out():
+def test_every_command_is_tested():
     assert sorted(INSTALLS + FLOWER + PYTHON + STOP) == sorted(COMMANDS)
     assert COMMANDS
 
 
-def test_the_stop_command_names_the_port_that_flower_uses():
+def test_the_stop_command_uses_the_port_of_flower():
     from flwr.cli.constant import LOCAL_SUPERLINK_HTTP_API_PORT
 
     assert f"--port {LOCAL_SUPERLINK_HTTP_API_PORT}" in STOP[0]

@@ -34,7 +34,7 @@ HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"></script ><!--
 
 
 def make_run(path: Path, regrets: Any = (1.0, 2.0, 3.0), /, summary: Any = None, **settings: Any):
-    """Write a run's directory by hand, without the code that writes real ones."""
+    """Write the directory of a run by hand, without the code under test."""
     path.mkdir(parents=True)
     config = {"algorithm": "fldb_ogd", "num_agents": 10, "horizon": len(regrets), "tau": 1}
     config |= {"seed": 0, "schedule": {"name": "periodic", "ratio": 1.5}} | settings
@@ -209,7 +209,7 @@ def patch(path: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("case", SPOILED)
-def test_a_run_that_is_not_whole_is_named_with_the_reason(case, tmp_path):
+def test_an_incomplete_run_is_reported_with_the_reason(case, tmp_path):
     spoil, reason = SPOILED[case]
     make_run(tmp_path / "good")
     spoil(make_run(tmp_path / "spoiled"))
@@ -241,7 +241,7 @@ def test_varying_settings_are_those_with_two_values():
     assert varying([a_run(a=math.nan), a_run(a=math.nan)]) == []
 
 
-def test_what_the_schedule_ignores_neither_varies_nor_groups():
+def test_settings_ignored_by_the_schedule_do_not_form_groups():
     geometric = {"schedule.name": "geometric", "schedule.ratio": 1.5}
     runs = [a_run(tau=1, seed=0, **geometric), a_run(tau=5, seed=1, **geometric)]
     assert relevant(runs[0].settings) == {**geometric, "seed": 0}
@@ -257,13 +257,13 @@ def test_groups_differ_by_more_than_the_seed():
     assert group_by_seed([]) == []
 
 
-# ---- What the page holds
+# ---- Contents of the page
 
 
 def test_means_and_standard_errors_are_those_worked_by_hand(tmp_path):
     make_run(tmp_path / "0", [1.0, 4.0], seed=0)
     make_run(tmp_path / "1", [3.0, 10.0], seed=1)
-    make_run(tmp_path / "again", [3.0, 10.0], seed=1)  # no independent run: counts once
+    make_run(tmp_path / "again", [3.0, 10.0], seed=1)  # not an independent run: counted once
     make_run(tmp_path / "alone", [2.0, 5.0], seed=0, tau=2)
     runs, unfinished = find_runs([tmp_path])
     made = payload(runs, unfinished, tmp_path)
@@ -469,7 +469,7 @@ def test_200_runs_fit_in_five_megabytes(large):
 
 @pytest.fixture(scope="module")
 def chrome(tmp_path_factory):
-    """Start headless Chromium; it keeps its home in a folder of the test's."""
+    """Start headless Chromium with its home in a temporary folder."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
@@ -491,7 +491,7 @@ def chrome(tmp_path_factory):
 
 @pytest.fixture
 def browser(chrome):
-    """Give the browser with the emulations of earlier tests undone and its logs empty."""
+    """Return the browser with default emulation and empty logs."""
     chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     emulate(chrome, "prefers-color-scheme", "light")
     chrome.get("about:blank")
@@ -524,7 +524,7 @@ def numbers(browser, selector):
 
 
 def hover(browser, plot, x, y):
-    """Move the mouse to a share of the curves' box; nothing is clicked."""
+    """Move the mouse to a relative position in the plot, without a click."""
     from selenium.webdriver import ActionChains
 
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
@@ -544,7 +544,7 @@ def messages(browser):
     return [json.loads(entry["message"])["message"] for entry in entries]
 
 
-def test_page_asks_nothing_of_any_host_and_reports_no_error(browser, small):
+def test_the_page_sends_no_request_and_has_no_error(browser, small):
     browser.get(small.as_uri())
     find(browser, "#seeds").click()
     asked = [
@@ -557,7 +557,7 @@ def test_page_asks_nothing_of_any_host_and_reports_no_error(browser, small):
     assert browser.get_log("browser") == []
 
 
-def test_page_served_over_http_asks_for_itself_only(browser, small):
+def test_the_page_over_http_requests_only_itself(browser, small):
     handler = functools.partial(_Quiet, directory=str(small.parent))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     _Quiet.asked.clear()
@@ -658,7 +658,7 @@ def test_legend_hides_and_shows_a_configuration(browser, small):
 
 def test_single_seeds_replace_the_bands(browser, small):
     browser.get(small.as_uri())
-    assert count(browser, "#curves .band") == 4  # the hostile run is alone: no error
+    assert count(browser, "#curves .band") == 4  # the hostile run is a single run: no error band
     find(browser, "#seeds").click()
     assert count(browser, "#curves .band") == 0
     assert count(browser, "#curves .line.seed") == 12
@@ -689,7 +689,7 @@ def ticks(browser, chart="#curves"):
     return numbers(browser, f"{chart} .tick-x"), numbers(browser, f"{chart} .tick-y")
 
 
-def test_drag_zooms_into_what_was_dragged_over_and_reset_undoes_it(browser, small):
+def test_drag_zooms_into_the_selection_and_reset_undoes_it(browser, small):
     from selenium.webdriver import ActionChains
 
     browser.get(small.as_uri())
@@ -721,7 +721,7 @@ def test_wheel_and_keys_zoom(browser, small):
     plot = find(browser, "#curves .plot")
     hover(browser, plot, 0.5, 0.5)
     before = ticks(browser)
-    time.sleep(0.4)  # a wheel that has just scrolled the page goes on scrolling it
+    time.sleep(0.4)  # scrolling of the page must end first
     ActionChains(browser).scroll_from_origin(ScrollOrigin.from_element(plot), 0, -300).perform()
     xs, _ = ticks(browser)
     assert max(xs) - min(xs) < max(before[0]) - min(before[0])
@@ -735,7 +735,7 @@ def test_wheel_and_keys_zoom(browser, small):
 
 
 def csv_regret(page: Path, tau: int, iteration: int) -> list[float]:
-    """Read the regret at an iteration of each seed, from the files and not through our reader."""
+    """Read the regret of each seed at an iteration directly from the files."""
     found = []
     for summary in sorted(page.parent.glob("[0-9]*/summary.json")):
         if f"\ntau: {tau}\n" in (summary.parent / "config.yaml").read_text():
@@ -796,7 +796,7 @@ def test_arrow_keys_move_along_a_curve_and_between_curves(browser, small):
     assert tip.text.split("\n")[1] != name
 
 
-def test_pareto_marks_are_those_that_nothing_beats(browser, small):
+def test_pareto_marks_are_the_nondominated_points(browser, small):
     browser.get(small.as_uri())
     groups = [group["figures"] for group in data_of(small)["groups"]]
     best = [
@@ -814,7 +814,7 @@ def test_pareto_marks_are_those_that_nothing_beats(browser, small):
     assert 0 < sum(best) < len(best)
 
 
-def test_pareto_frontier_keeps_equals_and_drops_what_loses_in_one(browser, small):
+def test_the_pareto_frontier_keeps_equal_points_and_drops_dominated_ones(browser, small):
     browser.get(small.as_uri())
     points = [(0, 9), (0, 9), (0, 10), (3, 9), (3, 5), (4, 5), (5, 1), (5, 1), (6, 7)]
     script = "return paretoFrontier(arguments[0].map(([x, y]) => ({x, y}))).map(({x, y}) => [x, y])"
@@ -859,7 +859,7 @@ def test_dark_scheme_follows_the_system_and_the_button(browser, small):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast_is_enough_for_text_and_for_lines(scheme, browser, small):
+def test_contrast_is_sufficient_for_text_and_lines(scheme, browser, small):
     emulate(browser, "prefers-color-scheme", scheme)
     browser.get(small.as_uri())
     script = """const probe = document.createElement("i"); document.body.append(probe);
@@ -889,7 +889,7 @@ def test_phone_has_no_horizontal_scroll_and_large_targets(browser, small):
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
 
 
-def test_a_finger_leaves_the_readout_and_zooms_by_the_buttons(browser, small):
+def test_touch_shows_the_readout_and_zooms_with_buttons(browser, small):
     metrics = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     browser.get(small.as_uri())
@@ -912,7 +912,7 @@ def test_a_finger_leaves_the_readout_and_zooms_by_the_buttons(browser, small):
     assert max(xs) - min(xs) < 50
 
 
-def test_a_cost_of_zero_is_shown_or_missed_aloud(browser, small):
+def test_a_cost_of_zero_is_shown_or_reported_as_missing(browser, small):
     browser.get(small.as_uri())
     chart = "#by-exchanges"
     assert find(browser, f"{chart} .log-x").get_attribute("aria-pressed") == "false"

@@ -1,4 +1,4 @@
-"""A resumed run writes the same bytes as a run without interruption."""
+"""A resumed run writes the same bytes as an uninterrupted run."""
 
 import itertools
 import json
@@ -46,12 +46,12 @@ RESULTS = ("config.yaml", "regret.csv", "participation.csv", "model.json")
 
 
 class KilledError(BaseException):
-    """As if the process were gone."""
+    """Simulates the death of the process."""
 
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    """A picture takes longer than the run it shows."""
+    """Skip the plots, which take longer than the run."""
     monkeypatch.setattr("fldb_flower.runs.plots.plot_regret", lambda path, *_: path.touch())
 
 
@@ -60,7 +60,7 @@ def settings(**values):
 
 
 def results(path):
-    """Return what a finished run left, but for how long it took."""
+    """Return the results of a finished run, without its duration."""
     summary = json.loads((path / "summary.json").read_text())
     del summary["runtime_seconds"]
     files = {name: (path / name).read_bytes() for name in RESULTS if (path / name).exists()}
@@ -70,7 +70,7 @@ def results(path):
 
 
 def kill_at(path, chosen, checkpoint, *, before=False):
-    """Run until the checkpoint of that number was, or was just not, written; False if it ended."""
+    """Run until just after (or before) the given checkpoint is written; False if the run ended."""
     written = 0
     save = RunDirectory.save
 
@@ -129,7 +129,7 @@ def test_a_run_killed_after_any_round_resumes_to_the_same_bytes(tmp_path, algori
         pytest.importorskip("torch")
         values["horizon"] = 10
     run(settings(**values), tmp_path / "whole")
-    for number in (1, 2, 9, 23):  # after t = 1, ..., 66, which is in the second block; 70 is last
+    for number in (1, 2, 9, 23):  # after t = 1, ..., 66, in the second block; 70 is last
         cut = tmp_path / str(number)
         if kill_at(cut, settings(**values), number):
             assert (cut / "checkpoint.bin").exists()
@@ -167,8 +167,8 @@ WORLDS = st.fixed_dictionaries(
 @examples(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_interruptions_in_a_row(monkeypatch, world, kills):
-    """Blocks of 8 iterations, so that runs are short and cross many."""
+def test_repeated_interruptions(monkeypatch, world, kills):
+    """Blocks of 8 iterations, so that short runs cross many of them."""
     with tempfile.TemporaryDirectory() as folder:
         whole, cut = Path(folder, "whole"), Path(folder, "cut")
         run(settings(**world), whole)
@@ -181,7 +181,7 @@ def test_interruptions_in_a_row(monkeypatch, world, kills):
         assert results(cut) == results(whole)
 
 
-def test_checkpoints_by_the_clock_differ_in_nothing_but_their_number(tmp_path, monkeypatch):
+def test_timed_checkpoints_differ_only_in_their_number(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "CHECKPOINT_COST", 0)
     run(settings(), tmp_path / "whole")
     often = {"checkpoint_seconds": 1e-9}
@@ -213,7 +213,7 @@ FORMER = Path(__file__).parent / "data" / "interrupted"
     ids=lambda values: values["algorithm"],
 )  # fmt: skip
 def test_a_checkpoint_of_an_earlier_version_resumes_to_the_same_bytes(tmp_path, values):
-    """Version 0.1.0 wrote it, in the middle of a run, and regret.csv, without interruption."""
+    """Version 0.1.0 wrote the checkpoint in the middle of a run, and the complete regret.csv."""
     there = FORMER / values["algorithm"]
     for name in ("config.yaml", "checkpoint.bin"):
         shutil.copy(there / name, tmp_path)
@@ -231,8 +231,8 @@ def test_a_checkpoint_of_an_earlier_version_resumes_to_the_same_bytes(tmp_path, 
      {"algorithm": "random"}, {"selection": "thompson"}],
     ids=str,
 )  # fmt: skip
-def test_a_group_goes_back_to_a_state_that_no_longer_changes(values):
-    """Played on from the state, put back, and played on again: the same regret twice."""
+def test_a_saved_state_of_a_group_is_not_changed_by_later_rounds(values):
+    """Playing twice from the same restored state gives the same regret."""
     group = AgentGroup(settings(**values), range(5))
 
     def play(first, last):
@@ -250,8 +250,8 @@ def test_a_group_goes_back_to_a_state_that_no_longer_changes(values):
     np.testing.assert_array_equal(play(4, 4).regrets[0].sums, once)
 
 
-def test_a_history_goes_on_as_it_was():
-    def told(history, first, last):
+def test_a_restored_history_continues_identically():
+    def recorded(history, first, last):
         for t in range(first, last):
             history.count_exchange((t, t), learns=t % 2 == 0)
             history.count_bytes(3 * t, t)
@@ -260,12 +260,12 @@ def test_a_history_goes_on_as_it_was():
             history.count_round()
         return history
 
-    whole, cut = told(History(400), 1, 400), told(History(400), 1, 300)
+    whole, cut = recorded(History(400), 1, 400), recorded(History(400), 1, 300)
     state = cut.state()
-    told(cut, 300, 350)  # another's future, and then back
+    recorded(cut, 300, 350)  # another future, then the restored state
     for again in (History(400), cut):
         again.restore(state)
-        told(again, 300, 400)
+        recorded(again, 300, 400)
         assert again == whole
         np.testing.assert_array_equal(again.cumulative_regret, whole.cumulative_regret)
         np.testing.assert_array_equal(again.exchanges_by_iteration, whole.exchanges_by_iteration)
@@ -274,7 +274,7 @@ def test_a_history_goes_on_as_it_was():
 # --- stopping -----------------------------------------------------------------------------
 
 
-def test_a_stop_request_saves_the_run_whenever_checkpoints_are_due(tmp_path, monkeypatch):
+def test_a_stop_request_saves_the_run_immediately(tmp_path, monkeypatch):
     values = {"checkpoint_seconds": 1e6}
     run(settings(**values), tmp_path / "whole")
     monkeypatch.setattr(experiment, "POLL_SECONDS", 0.0)
@@ -300,8 +300,8 @@ def test_another_engine_stops_without_a_checkpoint_and_starts_again(tmp_path):
     assert results(cut) == results(whole)
 
 
-def test_a_checkpoint_that_takes_long_is_made_less_often(tmp_path, monkeypatch):
-    """Each takes 1 s of a clock that else moves 0.1 s a round: then none for 20 s."""
+def test_slow_checkpoints_are_written_less_often(tmp_path, monkeypatch):
+    """Saving takes 1 s and a round 0.1 s on the fake clock: no checkpoint for 20 s."""
     now = 0.0
     monkeypatch.setattr(experiment.time, "monotonic", lambda: now)
     chosen = settings(checkpoint_seconds=0.5)
@@ -338,9 +338,9 @@ def start(*arguments):
     )  # fmt: skip
 
 
-def wait_until(it_is, process):
+def wait_until(condition, process):
     deadline = time.monotonic() + 60
-    while not it_is() and process.poll() is None and time.monotonic() < deadline:
+    while not condition() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
@@ -349,7 +349,7 @@ LONG = ("num_agents=40", "tau=2", "checkpoint_seconds=0")
 
 @pytest.mark.slow
 def test_signals_at_random_moments(tmp_path):
-    """Each one interrupts a run that resumed after the one before."""
+    """Each signal interrupts a run that resumed after the previous signal."""
     chance = random.Random("vectorized")
     long = (*LONG, "horizon=1500")
     assert call(*long, f"hydra.run.dir={tmp_path / 'whole'}").returncode == 0
@@ -363,7 +363,7 @@ def test_signals_at_random_moments(tmp_path):
         before = saved_iteration(cut) if file.exists() else 0
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
-        if (cut / "summary.json").exists():  # it was about to end
+        if (cut / "summary.json").exists():  # the run had almost ended
             break
         struck += 1
         assert saved_iteration(cut) >= before > 0
@@ -381,7 +381,7 @@ def test_signals_at_random_moments(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_stopped_begins_no_other_job_and_goes_on(tmp_path):
+def test_a_stopped_sweep_starts_no_further_job_and_can_be_resumed(tmp_path):
     jobs = ("-m", "seed=0,1,2", *LONG, "horizon=500")
     assert call(*jobs, f"hydra.sweep.dir={tmp_path / 'whole'}").returncode == 0
     cut = tmp_path / "cut"
@@ -406,7 +406,7 @@ def test_a_sweep_that_is_stopped_begins_no_other_job_and_goes_on(tmp_path):
     assert curves[0] == curves[1]
 
 
-# --- what is not gone on from -------------------------------------------------------------
+# --- runs that cannot be resumed ----------------------------------------------------------
 
 
 @pytest.fixture
@@ -419,7 +419,7 @@ def content(path):
     return {each.name: each.read_bytes() for each in path.iterdir()}
 
 
-def test_damage_is_refused_and_left_as_it_is(cut, tmp_path):
+def test_a_damaged_checkpoint_is_refused_and_left_unchanged(cut, tmp_path):
     whole = (cut / "checkpoint.bin").read_bytes()
     chance = random.Random(5)
     for _ in range(100):
@@ -450,7 +450,7 @@ def test_damage_is_refused_and_left_as_it_is(cut, tmp_path):
         ({"lambda_": 0.5}, "lambda='auto' there, 'lambda=0.5' here"),
     ],
 )
-def test_another_run_is_refused_and_left_as_it_is(cut, other, reason):
+def test_a_checkpoint_of_another_run_is_refused_and_left_unchanged(cut, other, reason):
     before = content(cut)
     with pytest.raises(CheckpointError, match="belongs to another run") as caught:
         run(settings(**{**other, "resume": True}), cut)
@@ -458,7 +458,7 @@ def test_another_run_is_refused_and_left_as_it_is(cut, other, reason):
     assert content(cut) == before
 
 
-def test_how_a_run_is_kept_may_change(cut, tmp_path):
+def test_settings_of_checkpoints_may_change(cut, tmp_path):
     run(settings(), tmp_path / "whole")
     others = {"checkpoint_seconds": 5.0, "node_wait": 3.0, "reply_timeout": 7.0}
     run(settings(**others, max_message_mb=9.0, engine__num_nodes=2, resume=True), cut)
@@ -467,14 +467,14 @@ def test_how_a_run_is_kept_may_change(cut, tmp_path):
     assert got[1]["regret.csv"] == expected[1]["regret.csv"]
 
 
-def test_an_unfinished_run_is_not_begun_anew_by_mistake(cut):
+def test_an_unfinished_run_is_not_restarted_by_default(cut):
     before = content(cut)
     with pytest.raises(OutputError, match="unfinished run: resume=true resumes it"):
         run(settings(), cut)
     assert content(cut) == before
 
 
-def test_without_a_checkpoint_a_run_begins_anew(tmp_path):
+def test_without_a_checkpoint_a_run_starts_again(tmp_path):
     run(settings(), tmp_path / "whole")
     assert kill_at(tmp_path / "cut", settings(), 1, before=True)
     assert {each.name for each in (tmp_path / "cut").iterdir()} == {"config.yaml"}
@@ -483,7 +483,7 @@ def test_without_a_checkpoint_a_run_begins_anew(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_a_finished_run_is_known_by_its_settings_whatever_its_engine(tmp_path, engine):
+def test_a_finished_run_is_recognized_by_its_settings_on_every_engine(tmp_path, engine):
     run(settings(engine__name=engine), tmp_path)
     (tmp_path / "checkpoint.bin").write_bytes(b"left by a kill between the last two steps")
     before = results_without_checkpoint(tmp_path)
@@ -503,7 +503,7 @@ def results_without_checkpoint(path):
         kept.write_bytes(data)
 
 
-def test_a_directory_is_one_runs_at_a_time(cut):
+def test_a_directory_is_locked_by_one_run(cut):
     directory = RunDirectory(cut, settings(resume=True))
     before = content(cut)
     with pytest.raises(OutputError, match="in use by another run"):
@@ -516,8 +516,8 @@ def test_a_directory_is_one_runs_at_a_time(cut):
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_in_one_line_and_leaves_the_checkpoint_before(tmp_path):
-    """A limit on the size of files; FLDB-GD keeps its duels, so its checkpoints grow."""
+def test_a_full_disk_gives_a_one_line_error_and_keeps_the_last_checkpoint(tmp_path):
+    """The file size is limited; FLDB-GD keeps its duels, so its checkpoints grow."""
     growing = ("algorithm=fldb_gd", "num_agents=20", "horizon=120", "checkpoint_seconds=0")
     assert call(*growing, f"hydra.run.dir={tmp_path / 'whole'}").returncode == 0
     cut = tmp_path / "cut"

@@ -1,4 +1,4 @@
-"""`python -m simulations.run` as its users call it: a process, its exit status, its output."""
+"""`python -m simulations.run` as a process: exit status and output."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_bad_input_ends_in_one_clear_line(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_empty_sweep_is_a_mistake(tmp_path):
+def test_an_empty_sweep_is_refused(tmp_path):
     done = call("-m", "seed=range(0)", f"hydra.sweep.dir={tmp_path / 's'}")
     assert done.returncode == 1
     assert done.stderr.strip() == (
@@ -69,7 +69,7 @@ def test_an_empty_sweep_is_a_mistake(tmp_path):
 
 
 @pytest.mark.slow
-def test_help_names_every_setting_with_its_meaning():
+def test_help_lists_every_setting_with_its_description():
     done = call("--help")
     assert done.returncode == 0
     for entry in hydra_entries():
@@ -97,7 +97,7 @@ def test_truncated_ratings_and_too_few_users(tmp_path, ratings):
 
 
 @pytest.mark.slow
-def test_a_directory_that_holds_a_run_is_refused(tmp_path):
+def test_a_directory_with_a_run_is_refused(tmp_path):
     arguments = ("num_agents=5", "horizon=10", f"hydra.run.dir={tmp_path / 'run'}")
     assert call(*arguments).returncode == 0
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
@@ -108,7 +108,7 @@ def test_a_directory_that_holds_a_run_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_without_a_directory_get_one_each(tmp_path):
+def test_each_run_without_a_directory_gets_its_own(tmp_path):
     for _ in range(2):
         done = call("num_agents=5", "horizon=10", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -117,7 +117,7 @@ def test_runs_without_a_directory_get_one_each(tmp_path):
 
 
 @pytest.mark.slow
-def test_sweep_runs_every_job_and_names_the_one_that_fails(tmp_path):
+def test_a_sweep_runs_every_job_and_reports_the_failed_one(tmp_path):
     done = call("-m", "tau=1,0,2", "num_agents=5", "horizon=10", f"hydra.sweep.dir={tmp_path}")
     assert done.returncode == 1
     assert "job" in done.stderr

@@ -1,4 +1,4 @@
-"""What docs/security.md says: what uploads give away, and that no message breaks its reader."""
+"""The claims of docs/security.md: what uploads reveal, and malformed messages."""
 
 import contextlib
 import io
@@ -31,11 +31,11 @@ from strategies.simulated_nodes import SimulatedNodes
 property_test = settings(deadline=None, derandomize=True, max_examples=200)
 
 
-# --- what uploads give away ----------------------------------------------------------------
+# --- what uploads reveal -------------------------------------------------------------------
 
 
-class Asked:
-    """A device with answers in its store, and a server that asks it whatever it likes."""
+class QueriedDevice:
+    """A device with answers in its store; a call sends it an arbitrary broadcast."""
 
     def __init__(self, folder, x, y, **limits):
         self.store = DuelStore(folder / "duels.db")
@@ -70,7 +70,7 @@ def some_duels(n, d, seed=0):
 
 
 def preferred(x, y):
-    """Preferred minus other arm, in an order of their own: all there is to know of the duels."""
+    """Preferred minus other arm, sorted: the complete content of the duels."""
     rows = x * (2 * y - 1)[:, None]
     return rows[np.lexsort(rows.T)]
 
@@ -79,27 +79,27 @@ def preferred(x, y):
 def test_an_upload_of_one_duel_is_that_duel(tmp_path, seed):
     x, y = some_duels(1, 4, seed)
     theta = np.random.default_rng(100 + seed).standard_normal(4)
-    upload = Asked(tmp_path, x, y, min_duels=1)(theta)
+    upload = QueriedDevice(tmp_path, x, y, min_duels=1)(theta)
     values, vectors = np.linalg.eigh(upload.information)  # phi phi^T
     phi = vectors[:, -1] * math.sqrt(values[-1])
-    residual = upload.gradient @ phi / (phi @ phi)  # mu - y, whose sign is the answer's
+    residual = upload.gradient @ phi / (phi @ phi)  # mu - y; its sign reveals the answer
     np.testing.assert_allclose(preferred(phi[None], np.array([residual < 0])), preferred(x, y))
 
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize(("n", "d"), [(5, 5), (3, 5), (8, 8)])
 def test_with_a_hessian_up_to_d_duels_can_be_read_from_one_upload(tmp_path, n, d, seed):
-    """Why min-duels-per-upload is 3 d by default.
+    """The reason for the default of min-duels-per-upload, 3 d.
 
-    With W = X^T X and U = X W^(-1/2), of orthonormal rows: W^(-1/2) H W^(-1/2) = U^T diag(c) U.
-    So U's rows are eigenvectors, up to their signs, and X = U W^(1/2).
+    Let W = X^T X and U = X W^(-1/2), with orthonormal rows. W^(-1/2) H W^(-1/2) = U^T diag(c) U, so
+    the rows of U are eigenvectors up to their signs, and X = U W^(1/2).
     """
     x, y = some_duels(n, d, seed)
     theta = 0.5 * np.random.default_rng(100 + seed).standard_normal(d)
-    upload = Asked(tmp_path, x, y, min_duels=n)(theta)
+    upload = QueriedDevice(tmp_path, x, y, min_duels=n)(theta)
     assert upload.num_duels == n
     values, vectors = np.linalg.eigh(upload.information)
-    values, vectors = values[d - n :], vectors[:, d - n :]  # W's range
+    values, vectors = values[d - n :], vectors[:, d - n :]  # the range of W
     root = vectors * np.sqrt(values)
     inverse = vectors / np.sqrt(values)
     _, u = np.linalg.eigh(inverse.T @ upload.hessian @ inverse)
@@ -117,7 +117,7 @@ def statistics(theta, x, y):
 
 
 def test_five_duels_in_three_dimensions_are_not_unique_without_a_hessian():
-    """FLDB-OGD: turn X about the plane of logits and residuals, and nothing sent changes."""
+    """FLDB-OGD: rotating X about the plane of logits and residuals leaves the upload unchanged."""
     (x, y), theta = some_duels(5, 3), np.array([0.4, -0.2, 0.7])
     fixed, _ = np.linalg.qr(np.stack([x @ theta, 1 / (1 + np.exp(-x @ theta)) - y], axis=1))
     rest = np.linalg.svd(fixed.T)[2][2:].T  # the other three of five directions
@@ -131,7 +131,7 @@ def test_five_duels_in_three_dimensions_are_not_unique_without_a_hessian():
 
 
 def test_six_duels_in_three_dimensions_are_not_unique_with_one():
-    """18 unknown numbers, 15 equations: from the true duels, walk along their solutions."""
+    """18 unknowns and 15 equations: follow the solution set, starting at the true duels."""
     (x, y), theta = some_duels(6, 3), np.array([0.4, -0.2, 0.7])
     sent = statistics(theta, x, y)
 
@@ -151,15 +151,15 @@ def test_six_duels_in_three_dimensions_are_not_unique_with_one():
     assert np.abs(preferred(other.reshape(6, 3), y) - preferred(x, y)).max() > 0.05
 
 
-def test_a_server_that_asks_at_many_points_gets_every_duel(tmp_path):
-    """At points far out, each gradient tells on which sides of the duels' planes theta is.
+def test_gradients_at_many_points_reveal_every_duel(tmp_path):
+    """Far from the origin, a gradient reveals on which side of each duel's plane theta lies.
 
-    On a line of such points the gradient jumps by phi where phi . theta changes its sign.
-    ``min-duels-per-upload`` is kept to, and the duels are more than d: this is what
-    ``max-questions`` is for.
+    On a line of such points the gradient jumps by phi where phi . theta changes its sign. The
+    attack respects `min-duels-per-upload` and works for more than d duels; `max-questions`
+    prevents it.
     """
     x, y = some_duels(7, 3, seed=3)
-    device = Asked(tmp_path, x, y, min_duels=7, max_questions=150)
+    device = QueriedDevice(tmp_path, x, y, min_duels=7, max_questions=150)
     origin, direction = np.random.default_rng(5).standard_normal((2, 3))
 
     def gradient(s):
@@ -189,9 +189,9 @@ def test_a_server_that_asks_at_many_points_gets_every_duel(tmp_path):
 
 
 def test_a_server_gets_gradients_at_few_points_only(tmp_path):
-    """Asked again at a point it knows, a device answers; at a fourth one it does not."""
+    """A device replies again at a known point, but not at a fourth one."""
     x, y = some_duels(9, 3)
-    device = Asked(tmp_path, x, y, min_duels=9, max_questions=3)
+    device = QueriedDevice(tmp_path, x, y, min_duels=9, max_questions=3)
     points = np.random.default_rng(1).standard_normal((4, 3))
     first = [device(point) for point in points[:3]]
     for point, before in zip(points[:3], first, strict=True):
@@ -202,9 +202,9 @@ def test_a_server_gets_gradients_at_few_points_only(tmp_path):
 
 
 def test_questions_are_counted_for_each_answer(tmp_path):
-    """However a server cuts its questions: an answer is in uploads at three points, not more."""
+    """An answer is in uploads at three points at most, wherever the server cuts the uploads."""
     x, y = some_duels(4, 3)
-    device = Asked(tmp_path, x, y, min_duels=4, max_questions=3)
+    device = QueriedDevice(tmp_path, x, y, min_duels=4, max_questions=3)
     points = np.random.default_rng(1).standard_normal((9, 3))
     device(points[0], upto=device(points[0]).num_duels)
     device(points[1])
@@ -221,16 +221,16 @@ def test_questions_are_counted_for_each_answer(tmp_path):
 
 
 def test_uploads_and_their_differences_cover_enough_answers(tmp_path):
-    """Whatever a server says was counted, or asks up to: each cut is 5 answers from the last."""
+    """Cuts are 5 answers apart, whatever `counted` and `upto` a server sends."""
     x, y = some_duels(4, 3)
-    device = Asked(tmp_path, x, y, min_duels=5)
+    device = QueriedDevice(tmp_path, x, y, min_duels=5)
     assert device(np.zeros(3)).num_duels == 0
     for upto in (1, 2, 3, 4):
         with pytest.raises(Exception, match="no upload ever ended at answer"):
             device(np.zeros(3), upto=upto)
 
 
-# --- no message breaks its reader ----------------------------------------------------------
+# --- malformed messages --------------------------------------------------------------------
 
 
 def npy(array, **options):
@@ -300,7 +300,7 @@ def peak_of(function, *arguments):
 
 
 def read(record, max_mb=math.inf):
-    """Read it, or be refused in one line: then None."""
+    """Read the record; return None if it is refused with a one-line error."""
     try:
         return unpack_vector(record, max_mb)
     except ValueError as error:
@@ -336,8 +336,8 @@ def test_arbitrary_bytes_are_refused_or_read(data, shape):
     changes=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4),
     cut=st.integers(0, 40),
 )
-def test_a_changed_record_is_refused_or_is_what_numpy_reads(kind, shape, changes, cut):
-    """Where it is read at all, it is as NumPy's own reader has it."""
+def test_a_changed_record_is_refused_or_read_as_by_numpy(kind, shape, changes, cut):
+    """If the record is read, the result is the same as that of NumPy's reader."""
     data = bytearray(npy(np.arange(math.prod(shape)).reshape(shape).astype(kind)))
     for place, byte in changes:
         if place < len(data):
@@ -353,7 +353,7 @@ def test_a_changed_record_is_refused_or_is_what_numpy_reads(kind, shape, changes
         np.testing.assert_array_equal(found, expected)
 
 
-def test_what_is_read_is_not_copied():
+def test_reading_does_not_copy():
     vector = np.zeros(10**6)
     record = pack_vector(vector)
     assert peak_of(unpack_vector, record) < 2**16
@@ -362,7 +362,7 @@ def test_what_is_read_is_not_copied():
     assert not unpack_vector(record).flags.writeable
 
 
-def test_what_is_larger_than_the_limit_is_not_read():
+def test_a_record_larger_than_the_limit_is_not_read():
     record = pack_vector(np.zeros(2**17))  # 1 MiB and a header
     assert read(record, 1.0) is None
     with pytest.raises(ValueError, match=r"1 MiB exceed max-message-mb=0\.5"):
@@ -381,7 +381,7 @@ def test_what_is_larger_than_the_limit_is_not_read():
         b"bytes",
     ],
 )
-def test_what_is_no_record_of_one_array_is_refused(record):
+def test_a_record_without_exactly_one_array_is_refused(record):
     assert read(record) is None
 
 
@@ -412,8 +412,8 @@ def as_record(values):
 
 
 @pytest.mark.parametrize("count", [2**53 + 1, 2**54, 2**63 - 1])
-def test_a_claim_of_too_many_duels_does_not_reach_the_books(count):
-    """It would be sent back in each broadcast, as an integer of at most 64 bits."""
+def test_an_upload_with_too_many_duels_is_refused(count):
+    """Broadcasts contain the count as an integer of at most 64 bits."""
     _, devices = both_kinds()
     content = {
         "arrays": pack_vector(np.zeros(8)),
@@ -441,7 +441,7 @@ def test_a_claim_of_too_many_duels_does_not_reach_the_books(count):
 @example("vector", {"header": [1] * 10**6, "device": "0" * 32}, 5)
 @example("numbers", {"header": [0] * 5, "device": "0" * 32}, 8)
 @example("vector", {"header": 5, "device": ["0" * 32]}, 5)
-def test_whatever_a_node_replies_is_an_upload_or_an_upload_error(arrays, config, size):
+def test_any_reply_is_an_upload_or_an_upload_error(arrays, config, size):
     content = RecordDict(
         {
             "config": as_record(config),

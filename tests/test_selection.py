@@ -153,7 +153,7 @@ SLOW = {
 }
 
 
-def test_the_table_is_the_setting():
+def test_the_catalogue_lists_the_choices_of_the_setting():
     assert set(SLOW) == set(SELECTIONS)
 
 
@@ -216,7 +216,7 @@ def test_norms_by_hand():
 
 
 def test_norms_of_an_ill_conditioned_information_matrix():
-    """As at the start: one direction explored a million times, another never."""
+    """At the start, one direction explored a million times, another never."""
     information = np.diag([1e12, 1.0, 1e-6])
     size = norms(np.eye(3)[None], whiten(information))
     np.testing.assert_allclose(size, [[1e-6, 1.0, 1e3]], rtol=1e-14)
@@ -247,11 +247,11 @@ def test_torch_equals_numpy(name, own):
     first, second = find_rule(name).select(features, theta, whiten(information), 0.7, noise)
     assert isinstance(first, torch.Tensor)
     np.testing.assert_array_equal((first.numpy(), second.numpy()), case.select(name, 0.7))
-    np.testing.assert_array_equal(features.numpy(), case.features)  # inputs are left alone
+    np.testing.assert_array_equal(features.numpy(), case.features)  # inputs are unchanged
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_inputs_are_left_alone(name):
+def test_inputs_are_not_modified(name):
     case = make_case(name, 5, own=True)
     before = [array.copy() for array in (case.features, case.theta, case.information)]
     noise = None if case.noise is None else case.noise.copy()
@@ -274,8 +274,8 @@ def test_equal_arms_give_the_lowest_numbers(name, width):
 
 
 @pytest.mark.parametrize("name", ["ucb", "maxinp", "maxpairucb"])
-def test_duplicates_do_not_change_what_is_selected(name):
-    """Doubling the arms leaves the pair, at its lowest numbers."""
+def test_duplicates_do_not_change_the_selection(name):
+    """Doubling the arms does not change the pair with the lowest numbers."""
     for seed in range(20):
         case = make_case(name, seed, own=False)
         doubled = dataclasses.replace(case, features=np.concatenate([case.features] * 2, axis=1))
@@ -296,7 +296,7 @@ def test_maxinp_with_a_sole_candidate():
 
 
 def test_tied_pairs_are_lexicographic():
-    """Corners of a square: both diagonals are longest, and the rewards are all 0."""
+    """Corners of a square: both diagonals are the longest, and all rewards are 0."""
     corners = np.array([[[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0]]])
     for order, right in (([0, 1, 2, 3], (0, 2)), ([0, 1, 3, 2], (0, 3)), ([2, 0, 1, 3], (0, 1))):
         for rule in (selection.maxinp, selection.maxpairucb):
@@ -306,20 +306,20 @@ def test_tied_pairs_are_lexicographic():
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
 def test_rounding_does_not_decide_ties(name):
-    """Exact ties in exact arithmetic, whose sums round differently in another basis."""
+    """Exact ties whose sums round differently in another basis."""
     lattice = np.array(list(np.ndindex(3, 3, 3)), dtype=float)[None] - 1.0
     theta = np.array([1.0, 1.0, 1.0])
     right = find_rule(name).select(lattice, theta, np.eye(3), 1.0, None)
     for seed in range(20):
         turn = stats.ortho_group.rvs(3, random_state=seed)
-        # In the turned basis theta and W = I turn along: all scores are the same.
+        # Theta and W = I are rotated with the basis: all scores are the same.
         turned = find_rule(name).select(lattice @ turn, theta @ turn, np.eye(3), 1.0, None)
         np.testing.assert_array_equal(turned, right)
 
 
 @given(arrays(np.float64, (2, 4, 3), elements=st.integers(-2, 2).map(float)), st.integers(0, 3))
 def test_small_integers_equal_brute_force(features, width):
-    """Many ties. With W = I/4, theta and width whole, equal scores are found equal by loops too."""
+    """Many ties. With W = I/4 and whole theta and width, loops also find equal scores equal."""
     theta, information = np.array([1.0, 0.0, -1.0]), np.eye(3) / 4
     first, second = selection.maxpairucb(features, theta, whiten(information), float(width))
     for agent in range(2):
@@ -330,7 +330,7 @@ def test_small_integers_equal_brute_force(features, width):
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", SELECTIONS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_feature_that_is_no_number_is_refused(name, own, bad):
+def test_a_feature_that_is_not_a_number_is_refused(name, own, bad):
     case = make_case(name, 0, own=own)
     case.features[2, 1, 0] = bad
     with pytest.raises(FloatingPointError, match="not a finite number"):
@@ -339,14 +339,14 @@ def test_a_feature_that_is_no_number_is_refused(name, own, bad):
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_a_theta_that_is_no_number_is_refused(name, own):
+def test_a_theta_that_is_not_a_number_is_refused(name, own):
     case = make_case(name, 0, own=own)
     case.theta[..., 0] = math.nan
     with pytest.raises(FloatingPointError):
         case.select(name, 1.0)
 
 
-def test_tie_breaks_are_small_and_rise():
+def test_tie_breaks_are_small_and_increasing():
     case = make_case("ucb", 0, own=False)
     breaks = tie_breaks(case.features, case.theta, whiten(case.information), 1.0)
     assert breaks[0] == 0.0
@@ -365,7 +365,7 @@ def test_without_width_random_rules_are_greedy():
 
 
 def test_thompson_draws_have_the_documented_distribution():
-    """With arms +-e_k, the selected arm shows the sign of a coordinate; each agent is one draw."""
+    """With arms +-e_k, the selected arm is the sign of a coordinate; each agent is one draw."""
     draws, width = 40_000, 1.7
     information = np.array([[3.0, 1.0, 0.5], [1.0, 2.0, -0.4], [0.5, -0.4, 1.0]])
     theta = np.array([0.4, -0.2, 0.1])
@@ -385,7 +385,7 @@ def test_thompson_draws_have_the_documented_distribution():
 
 @pytest.mark.parametrize("own", [False, True])
 def test_thompson_samples_have_mean_theta_and_covariance_of_the_inverse(own):
-    """A whole sphere of arms shows where each sampled theta points."""
+    """With many arms on a sphere, the selected arm is the direction of each sampled theta."""
     draws = 20_000
     rng = np.random.default_rng(0)
     noise = rng.normal(size=(draws, 2, 2))
@@ -420,11 +420,11 @@ def test_gumbel_noise_is_finite_at_both_ends():
     assert np.isfinite(drawn(selection.selector.gumbel_per_arm, Ends(0, range(1)), 2, 3)).all()
 
 
-def test_colstim_cuts_the_noise_off_at_the_width():
+def test_colstim_truncates_the_noise_at_the_width():
     features = np.array([[[1.0], [2.0]]])
     for draw, right in ((1e9, 0), (-1e9, 1)):
         noise = np.array([[draw, 0.0]])
-        # 0.5 + eps against 1.0, with eps cut off at +-width
+        # 0.5 + eps against 1.0, with eps truncated at +-width
         assert selection.colstim(features, np.array([0.5]), np.eye(1), 0.6, noise)[0][0] == right
         assert selection.colstim(features, np.array([0.5]), np.eye(1), 0.4, noise)[0][0] == 1
 
@@ -461,7 +461,7 @@ def select_all(name, blocks, *, own=False, iterations=4):
 
 @pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 65, 130])
 def test_whiteners_of_any_size_are_inverse_factors(d):
-    """Of one matrix, and of several at once: C C^T = W^-1, C upper triangular."""
+    """For one matrix and a batch: C C^T = W^-1, C upper triangular."""
     duels = np.random.default_rng(d).standard_normal((2, 3 * d, d))
     several = np.swapaxes(duels, 1, 2) @ duels + 0.1 * np.eye(d)
     for information, c in zip(several, whiten(several), strict=True):
@@ -470,7 +470,7 @@ def test_whiteners_of_any_size_are_inverse_factors(d):
         np.testing.assert_allclose(whiten(information), c, rtol=1e-12, atol=1e-14)
 
 
-def test_the_largest_norm_is_that_of_the_agent_who_has_it():
+def test_the_largest_norm_of_a_batch():
     assert largest_frobenius(np.array([3.0, 4.0]), 1) == 5.0
     assert largest_frobenius(np.array([[3.0, 4.0], [5.0, -12.0], [0.0, 1.0]]), 1) == 13.0
     assert largest_norm(np.array([[[3.0, 0.0], [0.0, 4.0]], [[1.0, 2.0], [2.0, 4.0]]])) == 5.0
@@ -480,7 +480,7 @@ def test_the_largest_norm_is_that_of_the_agent_who_has_it():
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_blocks_do_not_matter(name, own):
+def test_results_do_not_depend_on_blocks(name, own):
     whole = select_all(name, [range(10)], own=own)
     two = select_all(name, [range(4), range(4, 10)], own=own)
     single = select_all(name, [range(i, i + 1) for i in range(10)], own=own)
@@ -523,7 +523,7 @@ def test_noise_changes_with_the_iteration_and_the_seed(name):
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
-def test_deterministic_rules_draw_nothing(name):
+def test_deterministic_rules_use_no_random_numbers(name):
     streams = AgentStreams(0, range(10))
     case = make_case(name, 1, own=False)
     Selector(make_settings(name), streams).select(

@@ -1,6 +1,6 @@
-"""Sentences: embeddings and their cache, tastes, draws, errors, and whether they can be learnt.
+"""Sentences: embeddings and their cache, tastes, draws, errors, and learning.
 
-What needs the language model is skipped without the text extra; the rest runs on made-up
+Tests that need the language model are skipped without the text extra; the others use generated
 embeddings.
 """
 
@@ -48,31 +48,31 @@ def chosen(**values):
     return from_nested(nested(**{**defaults, "environment__name": "sentences", **values}), "a test")
 
 
-def forget():
+def clear_caches():
     embeddings.embed.cache_clear()
     sentences.shared_world.cache_clear()
 
 
 @pytest.fixture(scope="module")
 def shared_cache(tmp_path_factory):
-    """The cache of all tests that use the real model, which takes seconds to load."""
+    """The cache for all tests with the real model, which takes seconds to load."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(autouse=True)
 def cache(request, tmp_path, monkeypatch):
-    """Keep out of the user's cache; tests of made-up embeddings have one each."""
+    """Do not use the user's cache; each test with generated embeddings has its own cache."""
     made_up = "model" in request.fixturenames
     folder = tmp_path / "cache" if made_up else request.getfixturevalue("shared_cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    forget()
-    with threadpool_limits(1, user_api="blas"):  # its threads spin where others use the cores
+    clear_caches()
+    with threadpool_limits(1, user_api="blas"):  # more threads only compete for cores
         yield folder / "fldb-flower"
-    forget()
+    clear_caches()
 
 
 class Model:
-    """Makes up embeddings: random directions around a common one, the same for the same text."""
+    """Generates embeddings: random directions around a common one, fixed for each text."""
 
     def __init__(self):
         self.calls = []
@@ -105,8 +105,8 @@ def corpus(tmp_path):
 
 @pytest.mark.slow
 @needs_text
-def test_similarities_are_those_that_the_authors_of_the_model_publish(monkeypatch, capfd):
-    """https://sbert.net/docs/quickstart.html; without network, and without a word."""
+def test_similarities_equal_the_published_ones(monkeypatch, capfd):
+    """https://sbert.net/docs/quickstart.html; no network access, no output."""
 
     def refused(*_):
         raise AssertionError("network")
@@ -124,7 +124,7 @@ def test_similarities_are_those_that_the_authors_of_the_model_publish(monkeypatc
 
 
 @needs_text
-def test_sentences_that_mean_the_same_are_closest():
+def test_paraphrases_are_closest():
     pairs = [
         ("Bake some bread.", "Make a loaf in the oven."),
         ("Go for a swim in the lake.", "Have a dip in open water."),
@@ -168,19 +168,17 @@ def test_a_second_process_does_not_load_the_model(cache):
 
 def test_embeddings_are_computed_once(model, cache):
     first = embed(("One.", "Two."))
-    forget()
+    clear_caches()
     np.testing.assert_array_equal(embed(("One.", "Two.")), first)
     assert model.calls == [("One.", "Two.")]
     assert len(list(cache.iterdir())) == 1
 
 
-def test_other_sentences_another_order_and_another_version_are_other_files(
-    model, cache, monkeypatch
-):
+def test_the_cache_file_depends_on_sentences_order_and_version(model, cache, monkeypatch):
     for texts in (("One.", "Two."), ("Two.", "One."), ("One.Two.",), ("One.", "Two.", "Three.")):
         np.testing.assert_allclose(embed(texts), Model()(texts), atol=1e-6)
     assert len(list(cache.iterdir())) == 4
-    forget()
+    clear_caches()
     monkeypatch.setattr(metadata, "version", lambda name: "2")
     embed(("One.", "Two."))
     assert len(list(cache.iterdir())) == 5
@@ -201,31 +199,31 @@ def damages(whole):
     yield as_npy(rows * 1.1)
     yield as_npy(rows * np.float32(np.nan))
     yield as_npy(rows.astype(np.float64))
-    yield whole.replace(b"'<f4'", b"'|O' ", 1)  # would be unpickled
+    yield whole.replace(b"'<f4'", b"'|O' ", 1)  # an object array would be unpickled
 
 
-def test_a_damaged_cache_is_computed_anew(model, cache):
+def test_a_damaged_cache_is_recomputed(model, cache):
     first = embed(("One.", "Two."))
     (file,) = cache.iterdir()
     whole = file.read_bytes()
     for count, damage in enumerate(damages(whole), start=1):
         file.write_bytes(damage)
-        forget()
+        clear_caches()
         np.testing.assert_array_equal(embed(("One.", "Two.")), first)
         assert len(model.calls) == count + 1
         assert file.read_bytes() == whole
 
 
-def test_where_nothing_can_be_written_embeddings_are_computed(model, tmp_path, monkeypatch):
+def test_embeddings_are_computed_without_a_writable_cache(model, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     for _ in range(2):
-        forget()
+        clear_caches()
         np.testing.assert_allclose(embed(("One.",)), Model()(("One.",)), atol=1e-6)
     assert len(model.calls) == 2
 
 
-def test_the_cache_is_the_users(model, tmp_path, monkeypatch):
+def test_the_default_folder_of_the_cache(model, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for place in ("", "relative"):  # the XDG specification ignores relative paths
         monkeypatch.setenv("XDG_CACHE_HOME", place)
@@ -233,8 +231,8 @@ def test_the_cache_is_the_users(model, tmp_path, monkeypatch):
         assert file.parent == tmp_path / ".cache" / "fldb-flower"
 
 
-def test_who_wants_the_same_waits_for_the_first(model):
-    """Locks are of open files, so that threads show what processes do."""
+def test_concurrent_calls_compute_embeddings_once(model):
+    """Locks belong to open files, so threads behave like processes."""
     start, results = threading.Barrier(5), []
 
     def work():
@@ -272,7 +270,7 @@ def test_signs_do_not_depend_on_the_order_of_the_sentences():
     )
 
 
-def test_dimensions_that_no_sentence_has_are_zero():
+def test_dimensions_beyond_the_rank_are_zero():
     rows = Model()(tuple("abcdef")).astype(float)
     scores = principal_scores(rows, 100)
     assert scores.shape == (6, 100)
@@ -297,14 +295,14 @@ def test_no_difference_is_longer_than_max_difference(dimension):
 
 
 def all_arms(world, agents):
-    """Return features and rewards of all sentences, as each agent meets them."""
+    """Return features and rewards of all sentences for each agent."""
     contexts = world.contexts(AgentStreams(0, agents), 1)
     return contexts.features[:, 0], contexts.rewards[:, 0]
 
 
 @pytest.mark.parametrize("sigma", [0, 0.7])
 def test_rewards_are_linear_in_all_dimensions_and_not_in_fewer(model, corpus, sigma):
-    """600 sentences in 384 dimensions: by least squares, without theta."""
+    """600 sentences in 384 dimensions: fitted by least squares, without theta."""
     agents = range(3)
     left = {}
     for dimension in (384, 16):
@@ -328,7 +326,7 @@ def test_rewards_have_standard_deviation_one_and_the_taste_is_that_of_the_exampl
     assert direction @ world.theta > 0
 
 
-def test_sigma_is_the_spread_of_what_agents_do_not_share(model, corpus):
+def test_sigma_is_the_standard_deviation_of_individual_tastes(model, corpus):
     values = {"environment__path": str(corpus), "num_agents": 300}
     shared = Sentences(chosen(**values), range(300)).rewards
     own = Sentences(chosen(**values, environment__sigma=0.5), range(300)).rewards - shared
@@ -336,12 +334,12 @@ def test_sigma_is_the_spread_of_what_agents_do_not_share(model, corpus):
     error = variances.std() / np.sqrt(300)
     assert abs(variances.mean() - 0.25) < 4 * error
     assert error < 0.01
-    # Agents have nothing in common but what they share.
+    # Agents have only the shared part in common.
     assert abs(np.corrcoef(own)[np.triu_indices(300, 1)].mean()) < 0.01
 
 
 @needs_text
-def test_our_own_sentences_are_decided_but_noisy():
+def test_the_rewards_of_the_included_sentences():
     world = Sentences(chosen(), range(1))
     assert len(world.sentences) == 270
     rewards = world.contexts(AgentStreams(0, range(200)), 50)
@@ -401,7 +399,7 @@ def test_arms_are_different_sentences_drawn_uniformly(model, corpus):
     assert np.abs(counts - arms.size / 600).max() < 5 * np.sqrt(arms.size / 600)
 
 
-def test_a_file_of_ones_own(model, tmp_path):
+def test_a_file_of_the_user(model, tmp_path):
     path = tmp_path / "mine.txt"
     path.write_bytes(
         "\ufeffÄpfel essen.\r\n\r\n  Birnen essen.  \r\nÄpfel essen.\nNichts.".encode()
@@ -454,7 +452,7 @@ def test_an_unreadable_file(model, tmp_path, monkeypatch):
     def denied(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", denied)  # not by chmod, which does not keep root out
+    monkeypatch.setattr(Path, "read_bytes", denied)  # chmod does not restrict root
     refused(DataError, "Permission denied", environment__path=str(tmp_path / "corpus"))
 
 
@@ -501,14 +499,14 @@ def test_fewer_sentences_than_arms(model, tmp_path):
     refused(DataError, "must be at most 270", "the built-in text", num_arms=271)
 
 
-def test_sentences_that_are_all_alike(monkeypatch, model, tmp_path):
+def test_identical_sentences_are_refused(monkeypatch, model, tmp_path):
     monkeypatch.setattr(embeddings, "encode", lambda texts: model([t.lower() for t in texts]))
     path = tmp_path / "alike"
     path.write_text("Aa\naA\naa\nAA\n")
     refused(DataError, "does not distinguish", environment__path=str(path))
 
 
-def test_more_dimensions_than_there_are():
+def test_too_many_dimensions_are_refused():
     refused(SettingsError, "dimension=385", "must be at most 384", dimension=385)
 
 
@@ -549,11 +547,11 @@ def test_fldb_ons_has_less_regret_than_random_pairs_by_the_tenth_round(dimension
         )
         for algorithm in ("fldb_ons", "random")
     }
-    # Both meet the same arms with the same seed, so that the difference is what counts.
+    # Both see the same arms with the same seed: compare the differences.
     gain = share * regrets["random"] - regrets["fldb_ons"]
     error = gain.std(ddof=1) / np.sqrt(len(SEEDS))
     assert gain.mean() > 3 * error
-    # Two random arms of ten are short of the best by 3.1 in all, with rewards N(0, 1).
+    # Random pairs of ten arms have an expected regret of 3.1 with rewards N(0, 1).
     assert regrets["random"].mean() == pytest.approx(31, rel=0.05)
 
 
@@ -591,7 +589,7 @@ def test_the_readmes_python_command(tmp_path, cache):
 
 @needs_text
 def test_the_readmes_flower_command(tmp_path):
-    """Its configuration runs over Flower messages; `flwr run` itself is test_flower's matter."""
+    """Its configuration runs over Flower messages; `flwr run` is tested in test_flower."""
     from flwr.common.config import parse_config_args
 
     (command,) = (line for line in COMMANDS if line.startswith("flwr run"))
@@ -601,7 +599,7 @@ def test_the_readmes_flower_command(tmp_path):
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-def test_the_sentences_are_among_what_flwr_run_installs():
+def test_flwr_run_installs_the_sentences():
     import io
     import zipfile
 
@@ -618,7 +616,7 @@ def test_the_base_installation_and_dev_need_no_text_extra():
     assert not any("text" in line or "torch" in line for line in extras["dev"])
 
 
-def test_hydra_chooses_all_dimensions():
+def test_hydra_accepts_all_dimensions():
     import yaml
 
     group = yaml.safe_load((ROOT / "conf" / "environment" / "sentences.yaml").read_text())

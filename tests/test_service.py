@@ -1,4 +1,4 @@
-"""The local service of a device: replies, access, limits, and that no answer is lost."""
+"""The local service of a device: replies, access, limits, and durability of answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from fldb_flower.errors import FldbError
 ROOT = Path(__file__).parent.parent
 TOKEN = "a-token-of-the-tests"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
-LINE = [[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]]  # untrained, the first arm meets the farthest: 0 and 2
+LINE = [[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]]  # an untrained agent selects 0 and 2
 TEXTS = [{"text": "near"}, {"text": "middle"}, {"text": "far"}]
 
 
@@ -67,7 +67,7 @@ def client(path):
 
 @pytest.fixture(scope="module")
 def idle(tmp_path_factory):
-    """Give one service to the tests that leave it as it was."""
+    """A service for tests that do not change it."""
     with running(tmp_path_factory.mktemp("idle") / "duels.db") as client:
         yield client
 
@@ -90,7 +90,7 @@ def answer(client, duel: str, preferred: str) -> httpx.Response:
 
 
 def recorded(path: Path) -> dict[str, tuple[int, float]]:
-    """Read number and preference of each answer without our code."""
+    """Read number and preference of each answer with SQLite directly."""
     with contextlib.closing(sqlite3.connect(path)) as rows:
         assert rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         found = rows.execute("SELECT id, sequence, evidence FROM answers").fetchall()
@@ -98,7 +98,7 @@ def recorded(path: Path) -> dict[str, tuple[int, float]]:
 
 
 def problem(reply: httpx.Response, status: int, *parts: str) -> str:
-    """Check that a reply is one line of JSON that mentions some words, and no stack trace."""
+    """Check that a reply is one line of JSON with the given words, and no stack trace."""
     assert reply.status_code == status, reply.text
     assert list(reply.json()) == ["detail"]
     detail = reply.json()["detail"]
@@ -125,13 +125,13 @@ def test_a_duel_is_proposed_answered_and_on_the_disk(client, path):
 
 
 @pytest.mark.parametrize(("preferred", "y"), [("first", 1.0), ("second", 0.0), ("tie", 0.5)])
-def test_what_was_preferred_is_what_is_kept(preferred, y, client, path):
+def test_the_preferred_arm_is_stored(preferred, y, client, path):
     duel = propose(client)["id"]
     assert answer(client, duel, preferred).status_code == 200
     assert recorded(path) == {duel: (1, y)}
 
 
-def test_an_answer_may_be_sent_again_but_not_changed(client, path):
+def test_an_answer_may_be_repeated_but_not_changed(client, path):
     one, other = propose(client)["id"], propose(client)["id"]
     assert [answer(client, duel, "tie").json()["number"] for duel in (one, other, one)] == [1, 2, 1]
     problem(answer(client, one, "first"), 409, one, "the first answer stays")
@@ -151,7 +151,7 @@ def test_an_expired_duel_is_gone(path):
     assert recorded(path) == {}
 
 
-def test_several_answers_have_results_of_their_own(client, path):
+def test_several_answers_have_separate_results(client, path):
     one, other = propose(client)["id"], propose(client)["id"]
     sent = [(one, "first"), ("none", "tie"), (other, "second"), (one, "second"), (one, "first")]
     reply = client.post("/answers", json=[{"id": i, "preferred": p} for i, p in sent])
@@ -163,7 +163,7 @@ def test_several_answers_have_results_of_their_own(client, path):
     assert client.post("/answers", json=[]).json() == []
 
 
-def test_status_and_prediction_follow_what_was_synchronized(client, path):
+def test_status_and_prediction_follow_the_last_broadcast(client, path):
     assert client.get("/status").json() == {
         "open": 0, "answered": 0, "counted": 0, "dimension": None,
         "theta": None, "round": None, "duels": None, "received": None,
@@ -183,7 +183,7 @@ def test_status_and_prediction_follow_what_was_synchronized(client, path):
 
 def test_the_next_duel_is_the_oldest_that_a_page_can_show(client, path):
     problem(client.get("/duels/next"), 404, "no open duel has contents")
-    propose(client)  # without contents: not for a page
+    propose(client)  # without contents: not shown in a page
     with PreferenceAgent(path) as other:
         duel = other.propose(LINE, ["a", "b", "c"], TEXTS)
     propose(client, contents=[{"image": "https://a.example/x.png"}] * 3)
@@ -219,13 +219,13 @@ def write_arms(path: Path, count: int = 6, **changes: Any) -> Path:
     return path
 
 
-def test_arms_are_proposed_where_no_duel_waits(path, tmp_path):
+def test_arms_are_proposed_if_no_duel_is_open(path, tmp_path):
     arms = read_arms(write_arms(tmp_path / "arms.json"))
     met = set()
     with running(path, arms=arms, choices=2) as client:
         for _ in range(60):
             shown = client.get("/duels/next").json()
-            assert client.get("/duels/next").json() == shown  # until it is answered
+            assert client.get("/duels/next").json() == shown  # the same duel until it is answered
             for arm in (shown["first"], shown["second"]):
                 assert arm == {"key": arm["key"], "text": f"arm {arm['key'][1:]}", "image": None}
             met.add(frozenset((shown["first"]["key"], shown["second"]["key"])))
@@ -247,7 +247,7 @@ def test_an_arm_without_text_and_image_shows_its_key(path, tmp_path):
     }
 
 
-# ---- Who may ask
+# ---- Access control
 
 
 def test_everything_but_page_health_and_description_needs_the_token(path):
@@ -268,7 +268,7 @@ def test_everything_but_page_health_and_description_needs_the_token(path):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "LOCALHOST", "[::1]", "[::1]:8377"])
-def test_this_machine_s_names_are_answered(host, idle):
+def test_names_of_this_machine_are_accepted(host, idle):
     assert idle.get("/health", headers={"Host": host}).status_code == 200
 
 
@@ -280,12 +280,12 @@ def test_other_names_are_refused_on_every_path(host, idle):
         problem(idle.get(place, headers={"Host": host}), 400, "localhost")
 
 
-def test_remote_service_answers_any_name(path):
+def test_a_remote_service_accepts_any_name(path):
     with running(path, any_host=True) as client:
         assert client.get("/health", headers={"Host": "device.lan"}).status_code == 200
 
 
-def test_every_reply_carries_the_safe_headers(idle):
+def test_every_reply_has_the_security_headers(idle):
     for place in ("/", "/docs", "/health", "/status", "/none"):
         headers = idle.get(place).headers
         assert headers["x-content-type-options"] == "nosniff"
@@ -295,7 +295,7 @@ def test_every_reply_carries_the_safe_headers(idle):
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
 
 
-def test_the_page_s_policy_allows_its_own_code_alone(idle):
+def test_the_policy_of_the_page_allows_only_its_own_code(idle):
     reply = idle.get("/")
     rules = dict(
         rule.split(" ", 1) for rule in reply.headers["content-security-policy"].split("; ")
@@ -309,7 +309,7 @@ def test_the_page_s_policy_allows_its_own_code_alone(idle):
     assert TOKEN not in reply.text
 
 
-def test_description_is_complete_and_asks_no_other_host(idle):
+def test_the_api_documentation_is_complete_and_uses_no_other_host(idle):
     description = idle.get("/openapi.json").json()
     for methods in description["paths"].values():
         assert all(operation["description"] for operation in methods.values())
@@ -324,7 +324,7 @@ def test_description_is_complete_and_asks_no_other_host(idle):
         assert httpx.Response.is_success.fget(idle.get(source))
 
 
-# ---- Limits and mistakes
+# ---- Limits and errors
 
 
 def many(count: int) -> list[list[float]]:
@@ -352,7 +352,7 @@ def test_limits(body, good, client):
 
 
 def test_a_feature_list_may_be_long():
-    assert Arms(features=[[0.0] * 2048] * 2).keys is None  # whose W is of 4 M numbers
+    assert Arms(features=[[0.0] * 2048] * 2).keys is None  # whose W has 4 M entries
 
 
 def test_a_body_may_be_32_mebibytes_and_no_more_with_and_without_its_length(client):
@@ -408,7 +408,7 @@ BAD_DUELS = {
 
 
 @pytest.mark.parametrize("body", BAD_DUELS, ids=lambda body: body[:40])
-def test_bad_bodies_get_one_line(body, idle):
+def test_invalid_bodies_give_a_one_line_error(body, idle):
     status, *parts = BAD_DUELS[body]
     sent = {"Content-Type": "application/json"}
     reply = idle.post("/duels", content=body.encode("latin-1"), headers=sent)
@@ -416,7 +416,7 @@ def test_bad_bodies_get_one_line(body, idle):
     assert idle.get("/status").json()["open"] == 0
 
 
-def test_bad_answers_get_one_line(client, path):
+def test_invalid_answers_give_a_one_line_error(client, path):
     duel = propose(client)["id"]
     problem(answer(client, duel, "me"), 422, "preferred", "'me'")
     problem(client.post("/answers", json=[{"id": duel}]), 422, "0.preferred")
@@ -431,7 +431,7 @@ def test_features_of_another_length_are_refused(client):
     problem(client.post("/duels", json={"features": [[1.0], [2.0]]}), 422, "1 numbers", "have 2")
 
 
-def test_wrong_methods_and_paths_get_one_line(idle):
+def test_wrong_methods_and_paths_give_a_one_line_error(idle):
     reply = idle.put("/duels")
     problem(reply, 405, "PUT is not allowed at /duels: use POST")
     assert reply.headers["allow"] == "POST"
@@ -439,7 +439,7 @@ def test_wrong_methods_and_paths_get_one_line(idle):
     problem(idle.get("/static-offline-docs/none.js"), 404, "nothing at /static-offline-docs/none")
 
 
-def test_a_body_of_another_type_says_which_is_expected(idle):
+def test_the_error_for_a_body_names_the_expected_type(idle):
     body = b'{"features": [[1, 2], [3, 4]]}'
     for kind in ("text/plain", "application/x-www-form-urlencoded"):
         reply = idle.post("/duels", content=body, headers={"Content-Type": kind})
@@ -447,7 +447,7 @@ def test_a_body_of_another_type_says_which_is_expected(idle):
     problem(idle.post("/duels", content=body), 422, "no Content-Type", "application/json")
 
 
-def test_forgetting_over_http(client, path):
+def test_erasure_over_http(client, path):
     for marker in ("first", "open"):
         contents = [{"text": f"text-{marker}"}] * 3
         duel = propose(client, keys=["key-a", "key-b", "key-c"], contents=contents)["id"]
@@ -464,7 +464,7 @@ def test_forgetting_over_http(client, path):
     assert client.delete("/answers").json() == dict.fromkeys(expected, 0)
 
 
-# ---- Both doors
+# ---- The service and the Python API
 
 
 broken = st.sampled_from(["\ud800", "x" * 10_001, "", "ok", 5, None, True, [], {}, [[[[]]]], 1e999])
@@ -492,7 +492,7 @@ offers = st.fixed_dictionaries(
 
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(offer=offers)
-def test_both_doors_refuse_the_same_values_with_the_same_message(idle, idle_agent, offer):
+def test_service_and_agent_refuse_the_same_values_with_the_same_message(idle, idle_agent, offer):
     sent = {"Content-Type": "application/json"}
     reply = idle.post("/duels", content=json.dumps(offer).encode(), headers=sent)
     with contextlib.suppress(FldbError):
@@ -506,7 +506,7 @@ def test_both_doors_refuse_the_same_values_with_the_same_message(idle, idle_agen
 
 
 @pytest.mark.parametrize("preferred", ["me", 5, None, [], {}, True, "\ud800"])
-def test_both_doors_refuse_the_same_answers(idle, idle_agent, preferred):
+def test_service_and_agent_refuse_the_same_answers(idle, idle_agent, preferred):
     sent = {"Content-Type": "application/json"}
     body = json.dumps({"preferred": preferred}).encode()
     with pytest.raises(FldbError) as error:
@@ -520,7 +520,7 @@ def test_both_doors_refuse_the_same_answers(idle, idle_agent, preferred):
         assert problem(idle.post("/answers", content=body, headers=sent), 422) == str(error.value)
 
 
-def test_a_locked_store_is_said_and_nothing_is_half_recorded(path, monkeypatch):
+def test_a_locked_store_is_reported_and_nothing_is_recorded(path, monkeypatch):
     monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 1.0)
     with running(path) as client:
         duel = propose(client)["id"]
@@ -531,7 +531,7 @@ def test_a_locked_store_is_said_and_nothing_is_half_recorded(path, monkeypatch):
                 time.sleep(0.1)
                 assert client.get("/health").status_code == 200
                 assert client.get("/status").json()["open"] == 1
-                assert not late.done()  # reading does not wait for who waits to write
+                assert not late.done()  # reads do not wait for pending writes
                 problem(late.result(), 503, "locked")
             other.execute("ROLLBACK")
         assert recorded(path) == {}
@@ -539,7 +539,7 @@ def test_a_locked_store_is_said_and_nothing_is_half_recorded(path, monkeypatch):
 
 
 @pytest.mark.parametrize("harm", ["deleted", "overwritten"])
-def test_health_speaks_of_the_store_without_naming_it(harm, path):
+def test_health_reports_a_store_without_its_path(harm, path):
     with running(path) as client:
         assert client.get("/health").json() == {"status": "ok"}
         if harm == "deleted":
@@ -550,7 +550,7 @@ def test_health_speaks_of_the_store_without_naming_it(harm, path):
         assert problem(client.get("/health"), 503) == "the store cannot be read"
 
 
-def test_a_mistake_of_ours_shows_no_trace(client, monkeypatch):
+def test_an_internal_error_shows_no_stack_trace(client, monkeypatch):
     def fail(_agent):
         raise ZeroDivisionError("secret")
 
@@ -562,7 +562,7 @@ def test_a_mistake_of_ours_shows_no_trace(client, monkeypatch):
 
 
 class Process:
-    """A service in a process of its own, on a free port."""
+    """A service in a subprocess, on a free port."""
 
     def __init__(self, path: Path, *options: str) -> None:
         self.process = subprocess.Popen(
@@ -585,15 +585,15 @@ class Process:
         )
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Stop it; return its exit status and what it said on stderr."""
+        """Stop the service; return its exit status and stderr."""
         self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=60)
-        return self.process.returncode, said
+        _, stderr = self.process.communicate(timeout=60)
+        return self.process.returncode, stderr
 
 
 @pytest.fixture
 def start(path):
-    """Start services, and see to it that none is left."""
+    """Start services; stop all of them at the end."""
     begun: list[Process] = []
 
     def begin(*options: str) -> Process:
@@ -613,7 +613,7 @@ def proposed(path: Path, count: int) -> list[str]:
 
 
 class Crowd:
-    """Threads that answer duels, each over its own connection, until the service is gone."""
+    """Threads that answer duels, each over its own connection, until the service stops."""
 
     def __init__(self, service: Process, duels: list[str], threads: int) -> None:
         self.numbers: dict[str, int] = {}
@@ -639,18 +639,18 @@ class Crowd:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_every_answer_that_got_its_reply_is_in_the_store(number, path, start):
+def test_every_confirmed_answer_is_in_the_store(number, path, start):
     duels = proposed(path, 1000)
     service = start()
     crowd = Crowd(service, duels, threads=4)
     for _ in range(30):
         assert crowd.sent.acquire(timeout=60)
-    status, said = service.stop(number)
+    status, stderr = service.stop(number)
     crowd.join()
     killed = number == signal.SIGKILL
     assert status == (-signal.SIGKILL if killed else 128 + signal.SIGTERM)
-    assert said == ("" if killed else "stopped\n")
-    assert 30 <= len(crowd.numbers) < 1000  # it was stopped in the midst
+    assert stderr == ("" if killed else "stopped\n")
+    assert 30 <= len(crowd.numbers) < 1000  # it was stopped in the middle
     kept = recorded(path)
     assert crowd.numbers.items() <= {duel: sequence for duel, (sequence, _) in kept.items()}.items()
     assert sorted(sequence for sequence, _ in kept.values()) == list(range(1, len(kept) + 1))
@@ -660,7 +660,7 @@ def test_every_answer_that_got_its_reply_is_in_the_store(number, path, start):
         assert client.get("/status").json()["answered"] == len(kept)
 
 
-def test_sigterm_waits_for_a_commit_under_way(path, start):
+def test_sigterm_waits_for_a_commit_in_progress(path, start):
     (duel,) = proposed(path, 1)
     service = start()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -677,7 +677,7 @@ def test_sigterm_waits_for_a_commit_under_way(path, start):
     assert recorded(path) == {duel: (1, 0.5)}
 
 
-def test_many_connections_at_once(path, start):
+def test_many_concurrent_connections(path, start):
     duels = proposed(path, 160)
     crowd = Crowd(start(), duels, threads=32)
     crowd.join()
@@ -708,7 +708,7 @@ def connect(service: Process, sent: bytes = b"") -> socket.socket:
 
 
 def ended(opened: socket.socket) -> bytes:
-    """Return what came before the service closed the connection."""
+    """Return the data received before the service closed the connection."""
     received = b""
     with opened, contextlib.suppress(ConnectionResetError):
         while part := opened.recv(2**16):
@@ -724,8 +724,8 @@ def head(service: Process, method: str = "POST", length: int = 100) -> bytes:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux alone")
-def test_hundreds_of_idle_connections_shut_nobody_out(start):
-    """Not even where a process may have only 256 files open, as on macOS."""
+def test_hundreds_of_idle_connections_do_not_block_others(start):
+    """Also with a limit of 256 open files per process, as on macOS."""
     service = start()
     resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (256, 256))
     with contextlib.ExitStack() as idle:
@@ -734,16 +734,16 @@ def test_hundreds_of_idle_connections_shut_nobody_out(start):
         with service.client() as client:
             assert client.get("/health").status_code == 200
             assert client.get("/status").json()["answered"] == 0
-    _, said = service.stop()
-    line, stopped = said.splitlines()
+    _, stderr = service.stop()
+    line, stopped = stderr.splitlines()
     assert stopped == "stopped"
     assert "more than 100 connections: idle ones are closed, the longest idle first" in line
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
 @pytest.mark.parametrize("again", [False, True])
-def test_a_request_that_does_not_arrive_is_given_up(start, sent, again):
-    """On a new connection, and on one that had a reply before."""
+def test_a_request_that_does_not_arrive_times_out(start, sent, again):
+    """On a new connection, and on one that already had a reply."""
     service = start("--request-seconds", "0.5")
     whole = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     opened = connect(service, whole if again else b"")
@@ -751,8 +751,8 @@ def test_a_request_that_does_not_arrive_is_given_up(start, sent, again):
         assert opened.recv(2**16).startswith(b"HTTP/1.1 200")
     opened.sendall(sent)
     assert ended(opened) in {b"", b'{"status":"ok"}'}
-    _, said = service.stop()
-    assert ("head did not arrive within 0.5 s" in said) == bool(sent)
+    _, stderr = service.stop()
+    assert ("head did not arrive within 0.5 s" in stderr) == bool(sent)
 
 
 @pytest.mark.parametrize("trickle", [False, True])
@@ -773,12 +773,12 @@ def test_a_body_that_does_not_arrive_is_refused(start, trickle):
     opened.close()
     with service.client() as client:
         assert client.get("/health").status_code == 200
-    _, said = service.stop()
-    assert said.count("POST /duels: the body did not arrive within 0.5 s") == 1
-    assert "Traceback" not in said
+    _, stderr = service.stop()
+    assert stderr.count("POST /duels: the body did not arrive within 0.5 s") == 1
+    assert "Traceback" not in stderr
 
 
-def test_where_all_connections_are_busy_a_new_one_is_refused(start):
+def test_a_new_connection_is_refused_if_all_are_busy(start):
     service = start("--max-connections", "2", "--request-seconds", "2")
     busy = [connect(service, head(service)) for _ in range(2)]
     time.sleep(0.3)
@@ -790,7 +790,7 @@ def test_where_all_connections_are_busy_a_new_one_is_refused(start):
 
 
 def test_a_refusal_does_not_wait_for_the_body(start):
-    """Who has no token holds no connection: the reply comes at once, and the body is not read."""
+    """A request without a token gets an immediate reply, and its body is not read."""
     service = start("--max-connections", "1", "--request-seconds", "30")
     service.token, token = "wrong" * 10, service.token
     opened = connect(service, head(service))
@@ -805,9 +805,9 @@ def test_a_remote_service_warns(start):
     service = start("--host", "0.0.0.0", "--allow-remote")
     with service.client() as client:
         assert client.get("/health", headers={"Host": "device.lan"}).status_code == 200
-    status, said = service.stop(signal.SIGINT)
+    status, stderr = service.stop(signal.SIGINT)
     assert status == 128 + signal.SIGINT
-    assert re.fullmatch(r"warning: .*0\.0\.0\.0.*encrypted.*\nstopped\n", said)
+    assert re.fullmatch(r"warning: .*0\.0\.0\.0.*encrypted.*\nstopped\n", stderr)
 
 
 @pytest.mark.slow
@@ -860,18 +860,18 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", BAD_STARTS)
-def test_a_bad_start_ends_in_one_line(arguments, folder):
+def test_invalid_arguments_give_a_one_line_error(arguments, folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         names = (folder, taken.getsockname()[1])
         with pytest.raises(SystemExit) as ended:
             main(["--port", "0", *arguments.format(*names).split()])
-    assert str(ended.value.code).startswith("error: ")  # which sys.exit prints, with status 1
+    assert str(ended.value.code).startswith("error: ")  # sys.exit prints it, with status 1
     assert str(ended.value.code).isprintable()
     assert BAD_STARTS[arguments].format(*names) in ended.value.code
 
 
 @pytest.mark.slow
-def test_a_bad_start_of_the_process_has_status_1(tmp_path):
+def test_invalid_arguments_give_exit_status_1(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "clients.service", "--store", tmp_path / "none" / "duels.db"],
         check=False,
@@ -903,7 +903,7 @@ BAD_ARMS = {
 
 
 @pytest.mark.parametrize("case", BAD_ARMS)
-def test_bad_arms_are_named_in_one_line(case, tmp_path, path):
+def test_invalid_arms_give_a_one_line_error(case, tmp_path, path):
     content, reason = BAD_ARMS[case]
     file = tmp_path / "arms.json"
     if isinstance(content, dict):
@@ -920,7 +920,7 @@ def test_bad_arms_are_named_in_one_line(case, tmp_path, path):
     assert not path.exists()
 
 
-def test_the_token_is_made_once_for_its_owner_alone(tmp_path, capsys):
+def test_the_token_is_created_once_and_readable_only_by_its_owner(tmp_path, capsys):
     file = tmp_path / "duels.db.token"
     before = os.umask(0)
     try:

@@ -1,4 +1,4 @@
-"""Settings: each is checked, spelled two ways, and refused in words that say what is right."""
+"""Settings: checks, the two spellings, and error messages."""
 
 import dataclasses
 import math
@@ -49,7 +49,7 @@ def check(entry, value):
 
 
 def refused(entry, value):
-    """Return the message with which the entry refuses the value."""
+    """Return the error message of a refused value."""
     with pytest.raises(SettingsError) as error:
         check(entry, value)
     message = str(error.value)
@@ -65,7 +65,7 @@ def nested(dotted, value):
     return value
 
 
-# --- what is declared ----------------------------------------------------------------------
+# --- declarations --------------------------------------------------------------------------
 
 
 def test_every_declared_field_is_an_entry():
@@ -80,7 +80,7 @@ def test_every_declared_field_is_an_entry():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_default_passes_its_own_check_and_is_explained(name):
+def test_every_default_is_valid_and_has_a_description(name):
     entry = ALL[name]
     checked = check(entry, entry.default)
     assert checked == entry.default
@@ -108,14 +108,14 @@ def test_the_spellings_by_hand():
     assert ALL["lambda"].field == "lambda_"
 
 
-def test_flowers_run_config_declares_exactly_the_settings():
+def test_the_run_config_of_flower_declares_exactly_the_settings():
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     tool = tomllib.loads(text)["tool"]["flwr"]
     declared = tool["app"]["config"]
     expected = {entry.kebab: entry.default for entry in flower_entries()}
     assert declared == expected
     for key, value in declared.items():
-        # Flower fixes a setting's type by its default: 1 would refuse a user's 0.5.
+        # Flower fixes a setting's type by its default: an integer would refuse a user's 0.5.
         assert type(value) is type(expected[key]), key
     assert from_flat(declared, "pyproject.toml") == Settings()
     assert "federations" not in tool  # Flower 1.42 rewrites it
@@ -149,18 +149,18 @@ def test_a_number_of_the_wrong_type_is_refused(name, value):
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_whole_numbers_are_whole(name):
+def test_integers_must_be_whole_numbers(name):
     entry = WHOLE[name]
     message = refused(entry, 7.5)
     assert f"{name}=7.5" in message
     assert f"at least {entry.limits.minimum:g}" in message
-    checked = check(entry, 7.0)  # 1e3 is how people write 1000
+    checked = check(entry, 7.0)  # users may write 1000 as 1e3
     assert (checked, type(checked)) == (7, int)
     assert refused(entry, -1)
 
 
 @pytest.mark.parametrize("name", sorted({*REAL} - {"delta"}))  # no integer is in (0, 1)
-def test_a_toml_integer_is_a_number(name):
+def test_a_toml_integer_is_accepted_as_a_number(name):
     number = 2 if name == "schedule.ratio" else 1
     checked = check(REAL[name], number)
     assert (checked, type(checked)) == (number, float)
@@ -190,7 +190,7 @@ MEANINGFUL = {
 
 
 @pytest.mark.parametrize("name", MEANINGFUL)
-def test_numbers_with_a_meaning_are_accepted_and_others_refused(name):
+def test_meaningful_numbers_are_accepted_and_others_refused(name):
     entry = NUMBERS[name]
     for build in (in_python, replaced, lambda name, value: check(entry, value)):
         for value in MEANINGFUL[name][0]:
@@ -200,11 +200,11 @@ def test_numbers_with_a_meaning_are_accepted_and_others_refused(name):
             assert f"={shown!r} (from" in str(error.value)
     for value in MEANINGFUL[name][1]:
         assert check(entry, value) == value
-        if name not in {"dropout", "sketch_rank"}:  # which need other settings as well
+        if name not in {"dropout", "sketch_rank"}:  # which require other settings
             assert entry.value(in_python(name, value)) == value
 
 
-def beside(number, entry):
+def neighbors(number, entry):
     """Return the numbers next to a limit, below and above it."""
     if entry.kind is int:
         return number - 1, number + 1
@@ -212,16 +212,16 @@ def beside(number, entry):
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_every_number_is_bounded_and_its_limits_are_where_the_message_says(name):
-    """So that no number overflows: whatever is accepted lies between two stated limits."""
+def test_every_number_is_bounded_by_the_limits_in_the_message(name):
+    """No number can overflow: every accepted number is between two stated limits."""
     entry = NUMBERS[name]
     limits = entry.limits
     lower, is_open = (limits.minimum, False) if limits.above is None else (limits.above, True)
     upper, is_open_above = (limits.maximum, False) if limits.below is None else (limits.below, True)
     assert lower is not None
     assert upper is not None
-    outside = [beside(lower, entry)[0], beside(upper, entry)[1]]
-    inside = [beside(lower, entry)[1], beside(upper, entry)[0]]
+    outside = [neighbors(lower, entry)[0], neighbors(upper, entry)[1]]
+    inside = [neighbors(lower, entry)[1], neighbors(upper, entry)[0]]
     (outside if is_open else inside).append(lower)
     (outside if is_open_above else inside).append(upper)
     words = (str(limits).split(" and ")[0], "below" if is_open_above else "at most")
@@ -239,7 +239,7 @@ def test_a_reason_is_added_and_the_largest_integer_is_readable():
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_auto_is_accepted_only_where_something_derives_it(name):
+def test_auto_is_accepted_only_for_derived_settings(name):
     if name in {"lambda", "projection_radius", "gd_step_size", "max_difference"}:
         assert check(REAL[name], AUTO) == AUTO
         assert refused(REAL[name], "automatic").endswith(
@@ -251,7 +251,7 @@ def test_auto_is_accepted_only_where_something_derives_it(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", ["", "nonsense", 3, 1.5, True, None, ["fldb_ogd"]])
-def test_names_that_are_no_choice_are_refused(name, value):
+def test_unknown_choices_are_refused(name, value):
     entry = NAMES[name]
     message = refused(entry, value)
     assert f"{name}={value!r}" in message
@@ -266,7 +266,7 @@ def test_choices_are_accepted_in_both_spellings(name):
         assert check(NAMES[name], choice.replace("_", "-")) == choice
 
 
-def test_a_misspelled_choice_is_guessed():
+def test_a_misspelled_choice_gives_a_suggestion():
     assert "did you mean fldb_ogd?" in refused(ALL["algorithm"], "fldb-odg")
     assert "did you mean geometric?" in refused(ALL["schedule.name"], "geometrical")
     assert "did you mean" not in refused(ALL["algorithm"], "zzz")
@@ -274,14 +274,14 @@ def test_a_misspelled_choice_is_guessed():
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("value", [3, 1.5, True, None, ["a"]])
-def test_texts_are_texts(name, value):
+def test_a_text_setting_refuses_other_types(name, value):
     assert "a text" in refused(TEXTS[name], value)
     assert check(TEXTS[name], "/some/folder") == "/some/folder"
 
 
 @pytest.mark.parametrize("name", SWITCHES)
 @pytest.mark.parametrize("value", [0, 1, 1.0, "true", "false", "", None, []])
-def test_switches_are_true_or_false(name, value):
+def test_a_switch_accepts_only_booleans(name, value):
     assert "true or false" in refused(SWITCHES[name], value)
     for answer in (True, False):
         assert check(SWITCHES[name], answer) is answer
@@ -309,7 +309,7 @@ def test_switches_are_true_or_false(name, value):
         (from_flat, {"zzz": 1}, "the README lists the settings"),
     ],
 )
-def test_unknown_settings_are_refused_with_a_guess(build, values, words):
+def test_unknown_settings_are_refused_with_a_suggestion(build, values, words):
     with pytest.raises(SettingsError) as error:
         build(values, "x")
     assert words in str(error.value)
@@ -341,7 +341,7 @@ def test_a_saved_identity_with_former_names_is_translated(kappa_mu, matrix_form)
 def test_builders_check_every_value(name):
     with pytest.raises(SettingsError, match=rf"^{name}=-1(\.0)? \(from x\)"):
         from_nested(nested(name, -1), "x")
-    key = ALL[name].kebab  # the message calls it what the user called it
+    key = ALL[name].kebab  # the message uses the spelling of the user
     with pytest.raises(SettingsError, match=rf"^{key}=-1(\.0)? \(from x\)"):
         from_flat({key: -1}, "x")
 
@@ -365,7 +365,7 @@ MOVIELENS = {"name": "movielens", "path": "ml-100k.zip"}
         ),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(values, words):
+def test_incompatible_settings_are_refused(values, words):
     with pytest.raises(SettingsError) as error:
         from_nested(values, "x")
     assert words in str(error.value)
@@ -381,11 +381,11 @@ def test_settings_that_do_not_go_together_are_refused(values, words):
         {"num_agents": 1, "engine": {"name": "vectorized", "num_nodes": 2}},
     ],
 )
-def test_settings_that_just_go_together_are_accepted(values):
+def test_compatible_settings_at_the_limit_are_accepted(values):
     assert isinstance(from_nested(values, "x"), Settings)
 
 
-def test_nothing_said_is_the_defaults():
+def test_empty_settings_are_the_defaults():
     assert from_flat({}, SOURCE) == from_nested({}, SOURCE) == Settings()
     assert from_nested(defaults_nested(), SOURCE) == Settings()
 
@@ -406,7 +406,7 @@ GROUPS = {
 
 
 def in_python(name, value):
-    """Build the group that has a setting, and settings with that group."""
+    """Build the group of a setting, and settings with this group."""
     entry = ALL[name]
     *group, _ = entry.path
     if not group:
@@ -458,7 +458,7 @@ def test_spellings_from_papers_are_accepted_in_python():
         (Fraction(14, 2), 7),
     ],
 )
-def test_numbers_of_other_libraries_become_pythons(given, kept):
+def test_numbers_of_other_libraries_are_converted(given, kept):
     settings = Settings(tau=given, alpha=given)
     assert (settings.tau, type(settings.tau)) == (kept, int)
     assert (settings.alpha, type(settings.alpha)) == (kept, float)
@@ -475,9 +475,9 @@ class Unprintable:
     ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("name", ["tau", "algorithm", "environment", "environment.path", "resume"])
-def test_whatever_is_given_is_refused_on_one_line(name, value):
+def test_any_invalid_value_gives_a_one_line_error(name, value):
     if (name, value if isinstance(value, str) else "") == ("environment.path", "a\nb"):
-        return  # a path may hold anything
+        return  # any path is valid
     build = in_python if name in ALL else lambda name, value: Settings(**{name: value})
     with pytest.raises(SettingsError) as error:
         build(name, value)
@@ -485,7 +485,7 @@ def test_whatever_is_given_is_refused_on_one_line(name, value):
     assert str(error.value).isprintable()
 
 
-def test_a_group_must_be_a_group():
+def test_a_group_must_have_its_type():
     with pytest.raises(SettingsError) as error:
         Settings(schedule="geometric")
     expected = "schedule='geometric' (from Python): must be ScheduleSettings(...)"
@@ -494,7 +494,7 @@ def test_a_group_must_be_a_group():
         Settings(environment=EngineSettings())
 
 
-def test_settings_that_do_not_go_together_are_refused_in_python():
+def test_incompatible_settings_are_refused_in_python():
     with pytest.raises(SettingsError, match=r"engine.num_nodes=4 \(from Python\)"):
         Settings(num_agents=3, engine=EngineSettings("inprocess", num_nodes=4))
     whole = Settings(algorithm="fldb_ons", matrix_form="sketch", dimension=20)
@@ -502,7 +502,7 @@ def test_settings_that_do_not_go_together_are_refused_in_python():
         dataclasses.replace(whole, dimension=17)
 
 
-def test_the_origin_is_pythons_again_after_a_refusal_of_others():
+def test_the_origin_is_reset_after_an_error():
     with pytest.raises(SettingsError, match=r"num-agents=0 \(from a file\)"):
         from_flat({"num-agents": 0}, "a file")
     with pytest.raises(SettingsError, match=r"num_agents=0 \(from Python\)"):
@@ -513,7 +513,7 @@ def test_the_origin_is_pythons_again_after_a_refusal_of_others():
 
 
 def value_of(entry):
-    """Strategy for every value that an entry accepts."""
+    """Return a strategy for the accepted values of an entry."""
     limits = entry.limits
     if entry.choices:
         return st.sampled_from(entry.choices)
@@ -532,7 +532,7 @@ def value_of(entry):
 
 
 def valid(some):
-    """Strategy for settings, one value for each entry in ``some``; what must agree is made to."""
+    """Return a strategy for valid settings, with one value for each entry in ``some``."""
     return st.fixed_dictionaries({entry.dotted: value_of(entry) for entry in some}).map(together)
 
 
@@ -563,8 +563,8 @@ def together(values):
 
 
 @pytest.mark.parametrize("name", ["late", "crash", "nodes"])
-def test_faults_are_no_settings_of_users(name):
-    """Tests give them to the grid; `dropout` is the user's."""
+def test_faults_are_not_user_settings(name):
+    """Only tests can give faults to the grid; `dropout` is a user setting."""
     with pytest.raises(SettingsError, match=rf"^faults\.{name} \(from .*there is no such setting"):
         from_nested({"engine": {"name": "inprocess"}, "faults": {name: 1}}, SOURCE)
     with pytest.raises(
@@ -576,7 +576,7 @@ def test_faults_are_no_settings_of_users(name):
 
 @property_test
 @given(values=valid(list(flower_entries())))
-def test_flowers_spelling_round_trips(values):
+def test_the_spelling_of_flower_round_trips(values):
     flat = {ALL[name].kebab: value for name, value in values.items()}
     built = from_flat(flat, SOURCE)
     assert to_flat(built) == flat
@@ -587,7 +587,7 @@ def test_flowers_spelling_round_trips(values):
 
 @property_test
 @given(values=valid(list(hydra_entries())))
-def test_hydras_spelling_round_trips(values):
+def test_the_spelling_of_hydra_round_trips(values):
     tree = {}
     for name, value in values.items():
         *groups, leaf = name.split(".")

@@ -1,4 +1,4 @@
-"""All agents in several processes: the same bytes, and an end that is noticed."""
+"""Agents in several processes: identical results, and errors when a process ends."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ D = 3
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    """Blocks of 32 agents, two in a shard."""
+    """Use blocks of 32 agents, two in a shard."""
     monkeypatch.setattr("fldb_flower.federation.blocks.BLOCK_NUMBERS", 1)
     monkeypatch.setattr(module, "MIN_BLOCKS", 2)
 
@@ -53,7 +53,7 @@ def same(first, second):
 
 
 @pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_gd", "ldb", "random"])
-def test_results_do_not_depend_on_how_many_processes_there_are(algorithm):
+def test_results_do_not_depend_on_the_number_of_processes(algorithm):
     chosen = settings(algorithm=algorithm, selection="thompson")
     uploads = []
     for processes in (1, 2, 3, 9):
@@ -71,7 +71,7 @@ def test_results_do_not_depend_on_how_many_processes_there_are(algorithm):
     np.testing.assert_allclose(whole.regrets[0].sums, uploads[0][0].regrets[0].sums, rtol=1e-12)
 
 
-def test_a_state_goes_into_another_number_of_processes():
+def test_a_state_can_be_restored_with_another_number_of_processes():
     chosen = settings()
     states, uploads = [], []
     for processes in (1, 3):
@@ -95,9 +95,9 @@ def test_few_agents_are_one_shard():
     assert [len(group.agents) for group in shards.groups] == [40]
 
 
-def test_a_bad_feature_is_named_and_the_others_stay_in_step(monkeypatch):
+def test_an_invalid_feature_is_reported_and_processes_stay_synchronized(monkeypatch):
     class Broken:
-        """Agent 190 sees a bad number in iteration 2."""
+        """Agent 190 receives an invalid number in iteration 2."""
 
         def __init__(self, _settings, agents):
             self.agents, self.t = agents, 0
@@ -114,11 +114,11 @@ def test_a_bad_feature_is_named_and_the_others_stay_in_step(monkeypatch):
     shards.answer(broadcast(1, 1), 0)
     with pytest.raises(DataError, match="agent 190, arm 1, iteration 2: ") as error:
         shards.answer(broadcast(2, 2), 1)
-    assert "play_iteration" in "".join(error.value.__notes__)  # where, for whoever looks for it
+    assert "play_iteration" in "".join(error.value.__notes__)  # the location of the error
     shards.close()
 
 
-def test_a_process_that_was_killed_is_said():
+def test_a_killed_process_is_reported():
     shards = Shards(settings(), 2)
     shards.answer(broadcast(1, 1), 0)
     os.kill(shards.workers[1].process.pid, signal.SIGKILL)
@@ -128,8 +128,8 @@ def test_a_process_that_was_killed_is_said():
     assert all(worker.process.exitcode is not None for worker in shards.workers)
 
 
-def test_processes_end_with_the_one_that_they_work_for():
-    """A child of ours forks workers and is killed: their pipes close, and they go."""
+def test_workers_end_with_their_parent():
+    """A child process starts workers and is killed; the workers end when their pipes close."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -142,9 +142,9 @@ def test_processes_end_with_the_one_that_they_work_for():
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     deadline = time.monotonic() + 20
-    while any(map(runs, workers)) and time.monotonic() < deadline:
+    while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(map(runs, workers))
+    assert not any(map(is_running, workers))
 
 
 FORGETS = """
@@ -162,7 +162,7 @@ print(*(worker.process.pid for worker in shards.workers), flush=True)
 
 
 @pytest.mark.slow
-def test_a_program_that_closes_nothing_ends_too():
+def test_a_program_that_does_not_close_its_workers_ends():
     done = subprocess.run(
         [sys.executable, "-c", FORGETS],
         check=True,
@@ -173,11 +173,11 @@ def test_a_program_that_closes_nothing_ends_too():
     )
     assert len(done.stdout.split()) == 3
     assert done.stderr == ""
-    assert not any(map(runs, done.stdout.split()))
+    assert not any(map(is_running, done.stdout.split()))
 
 
-def runs(pid):
-    """Whether a process runs: one that has ended, perhaps unnoticed, has no command line."""
+def is_running(pid):
+    """Return whether a process is_running; a process that has ended has no command line."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:

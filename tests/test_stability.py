@@ -1,6 +1,6 @@
-"""What real features do: repeats, duplicated columns, scales, long runs. No warning, no NaN.
+"""Repeated duels, duplicated columns, scales and long runs, without warnings or NaN.
 
-`pyproject.toml` turns RuntimeWarning into an error, so each test also says "no warning".
+`pyproject.toml` turns RuntimeWarning into an error.
 """
 
 from fractions import Fraction
@@ -43,10 +43,10 @@ def test_1e5_rank_one_updates_keep_w_symmetric_and_factorisable():
 
 
 def exact_norm(vector, information):
-    """``||x||_{W^-1}`` by elimination in fractions."""
+    """Return ``||x||_{W^-1}`` by elimination with fractions."""
     rows = [[*row, Fraction(float(x))] for row, x in zip(information, vector, strict=True)]
     square = Fraction(0)
-    while rows:  # x^T W^-1 x is the sum of the squares that elimination leaves, each by its pivot
+    while rows:  # sum of squared residuals, each divided by its pivot
         pivot, *rest = rows
         square += pivot[-1] ** 2 / pivot[0]
         rows = [
@@ -57,17 +57,18 @@ def exact_norm(vector, information):
 
 
 def test_1e5_updates_of_whiteners():
-    """Of four kinds of duels, in three units each: an agent for each combination.
+    """Four kinds of duels in three units each: one agent for each combination.
 
-    Features are 16ths, so that sums of their products are exact in double precision. Summing
-    W and factoring it fails here: beside 1e12, 1/512 is lost, and repeats leave it singular.
+    Features are multiples of 1/16, so sums of their products are exact in double precision.
+    Factoring the sum W fails here: beside 1e12, 1/512 is lost, and repeated duels leave it
+    singular.
     """
     rng = np.random.default_rng(0)
     d, count, scales = 4, 10**5, np.array([2.0**-20, 1.0, 2.0**20])
     kinds = np.round(16 * rng.standard_normal((count, 4, d))) / 16
     kinds[:, 1, -1] = kinds[:, 1, 0]  # a duplicated column
-    kinds[:, 2] = kinds[:3, 2][rng.integers(3, size=count)]  # three duels, again and again
-    kinds[::2, 3] = 0.0  # an arm against itself, every other time
+    kinds[:, 2] = kinds[:3, 2][rng.integers(3, size=count)]  # three duels, repeated
+    kinds[::2, 3] = 0.0  # an arm against itself, in every second duel
     duels = (kinds[:, :, None] * scales[:, None]).reshape(count, 12, d)
     whiteners = np.tile(np.eye(d) * 512**0.5, (12, 1, 1))
     for differences in duels:
@@ -84,7 +85,7 @@ def test_1e5_updates_of_whiteners():
 
 
 def test_a_duel_1e7_times_as_informative_as_all_before():
-    """Features of scale 1e6: the first duel's direction is shrunk by 1e7 and stays exact."""
+    """Features of scale 1e6: the first duel's direction shrinks by 1e7 and remains exact."""
     u, other = np.array([3e6, 0.0, 4e6]), np.array([4.0, 7.0, -3.0])
     whiteners = np.eye(3)[None] * 5.0
     add_to_whiteners(whiteners, u[None])
@@ -93,7 +94,7 @@ def test_a_duel_1e7_times_as_informative_as_all_before():
 
 
 def test_the_same_duel_1000_times():
-    """One direction, 700 wins of 1000: the MLE's logit is log(7 / 3), all else is 0."""
+    """One direction, 700 wins of 1000: the MLE's logit is log(7 / 3), all other entries are 0."""
     difference = np.array([3.0, 0.0, 4.0])
     differences = np.tile(difference, (1000, 1))
     preferences = np.repeat([1.0, 0.0], [700, 300])
@@ -105,7 +106,7 @@ def test_the_same_duel_1000_times():
     theta = newton(evaluate, evaluate(np.zeros(3)), np.zeros(3), 1e-3).theta
     np.testing.assert_allclose(theta @ difference, np.log(7 / 3), rtol=1e-5)
     np.testing.assert_allclose(np.cross(theta, difference), 0, atol=1e-6)
-    # W is rank one plus a tiny ridge; the second arm is the one in an unseen direction.
+    # W is rank one plus a tiny ridge; the second arm is in an unseen direction.
     w = np.eye(3) / 500 + gram(differences)
     features = np.array([[[0.0, 0.0, 0.0], [3.0, 0.0, 4.0], [0.0, 1.0, 0.0], [6.0, 0.0, 8.0]]])
     first, second = ucb(features, theta, whiten(w), 5.0)
@@ -126,7 +127,7 @@ class Scaled(Synthetic):
 
 @pytest.fixture
 def regret(register_world):
-    """Return the mean final regret of three seeds in a world."""
+    """Return the mean final regret of three seeds in an environment."""
 
     def run(world, algorithm, **values):
         values |= algorithm | {"environment__name": register_world(world)}
@@ -154,11 +155,11 @@ def test_duplicated_feature_columns(regret, learner):
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_features_of_extreme_scale(regret, learner, scale):
-    """The latent reward stays of order 1; only its features are in other units."""
+    """The latent reward remains of order 1; only the units of the features change."""
     world = type("World", (Scaled,), {"scale": scale})
     random = regret(world, {"algorithm": "random"})
     got = regret(world, LEARNERS[learner])
-    if scale > 1 and learner != "ogd":  # OGD's step size is in the features' units: see alpha
+    if scale > 1 and learner != "ogd":  # OGD's step size is in the features' units
         assert got < 0.75 * random
 
 
@@ -172,25 +173,25 @@ def test_features_of_extreme_scale(regret, learner, scale):
         LEARNERS["ldb"],
     ],
 )
-def test_features_beside_which_lambda_is_lost(regret, learner, agents, scale):
-    """Squares of features are 1e16 and more: lambda = 1/60 is a rounding error of W beside them.
+def test_features_so_large_that_lambda_is_lost(regret, learner, agents, scale):
+    """Squares of features are 1e16 and more, so lambda = 1/60 is below W's rounding error.
 
-    People are as sure as their rewards are large, here of the order of the features.
+    Rewards are of the order of the features, so preferences are almost deterministic.
     """
 
-    class Sure(Scaled):
+    class Decided(Scaled):
         def contexts(self, streams, iterations):
             drawn = super().contexts(streams, iterations)
             return Contexts(drawn.features, drawn.rewards * scale)
 
-    Sure.scale = scale
-    random = regret(Sure, {"algorithm": "random"}, num_agents=agents)
-    assert regret(Sure, learner, num_agents=agents) < 0.75 * random
+    Decided.scale = scale
+    random = regret(Decided, {"algorithm": "random"}, num_agents=agents)
+    assert regret(Decided, learner, num_agents=agents) < 0.75 * random
 
 
 @pytest.mark.parametrize("ridge", [1e-16, 1e-30, 1e-100])
 @pytest.mark.parametrize("learner", ["gd", "ons", "ldb"])
-def test_a_ridge_that_is_lost_among_rounding_errors(regret, learner, ridge):
+def test_a_ridge_below_rounding_errors(regret, learner, ridge):
     random = regret(Scaled, {"algorithm": "random"})
     assert regret(Scaled, LEARNERS[learner], lambda_=ridge) < 0.75 * random
 

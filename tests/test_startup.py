@@ -1,4 +1,4 @@
-"""How commands start and end: signals at any moment, and modules of the same names."""
+"""Start and end of commands: signals at any moment, and modules with the same names."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ COMMANDS = {
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a command, and end it after the test if it did not end."""
+    """Start a command; end it after the test if it still runs."""
     started = []
 
     def begin(module, *arguments, **environment):
@@ -57,7 +57,7 @@ def start(tmp_path):
 
 
 def wait_for_handlers(process):
-    """Wait until the process catches SIGTERM, which Python by itself does not."""
+    """Wait until the process handles SIGTERM."""
     status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
         (caught,) = [line for line in status.read_text().splitlines() if line.startswith("SigCgt")]
@@ -67,7 +67,7 @@ def wait_for_handlers(process):
 
 
 def ends_in_one_line(process, number):
-    """At most one line, after the measurements that a benchmark reports meanwhile."""
+    """Allow at most one line after the measurements of a benchmark."""
     out, error = process.communicate(timeout=120)
     assert process.returncode == 128 + number, (out, error)
     lines = [line for line in error.splitlines(keepends=True) if not line.startswith("{'device':")]
@@ -104,12 +104,12 @@ def wait_until(it_is, process):
         time.sleep(0.01)
 
 
-# One round takes minutes, and its arrays a GB or so.
+# One round takes minutes, and its arrays about a GB.
 LONG_ROUNDS = ("num_agents=500", "num_arms=2000", "horizon=50000", "tau=25000")
 
 
 def test_a_second_signal_ends_a_run_at_once_and_names_what_is_kept(start, tmp_path):
-    """The first one waits for the end of a round."""
+    """The first signal waits for the end of a round."""
     folder = tmp_path / "run"
     process = start("simulations.run", *LONG_ROUNDS, f"hydra.run.dir={folder}")
     wait_until((folder / "config.yaml").exists, process)

@@ -1,4 +1,4 @@
-"""The store: against a plain model, other processes, SIGKILL, and files that are no stores."""
+"""The duel store: a model-based test, several processes, SIGKILL, and invalid files."""
 
 from __future__ import annotations
 
@@ -65,24 +65,24 @@ def propose(store, difference=(1.0, 2.0), predicted=0.5, **more):
 
 
 def answer(store, count, preference=1.0):
-    """Propose and answer so many duels, and return the answers' numbers."""
+    """Propose and answer `count` duels; return the numbers of the answers."""
     return store.record([(propose(store), preference) for _ in range(count)])
 
 
 def rows(path, query):
-    """What SQLite itself says, beside the store."""
+    """Query the file with SQLite directly, bypassing the store."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         return connection.execute(query).fetchall()
 
 
 def refused(error, path):
-    """The error is a user's to mend: one line that names the file."""
+    """Check that the error is a single line that contains the path."""
     assert str(path) in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 
 
 def start(code, *arguments):
-    """Start Python in a process of its own."""
+    """Start a Python subprocess."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -93,7 +93,7 @@ def start(code, *arguments):
 
 
 def finish(process):
-    """Return what it printed, once it has ended well."""
+    """Wait for the process, check its exit status and return its output lines."""
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     return output.splitlines()
@@ -103,12 +103,12 @@ def finish(process):
 
 
 def test_every_commit_reaches_the_disk(path):
-    for _ in range(2):  # a new file, and one that exists: synchronous belongs to a connection
+    for _ in range(2):  # a new file, then an existing one: synchronous is a per-connection setting
         with contextlib.closing(Database(path)) as opened:
             assert opened.row("PRAGMA synchronous") == (2,)  # FULL
             assert opened.row("PRAGMA journal_mode") == ("wal",)
     header = path.read_bytes()[:20]
-    assert tuple(header[18:]) == (2, 2)  # SQLite's file format, section 1.3.3: write-ahead log
+    assert tuple(header[18:]) == (2, 2)  # SQLite file format, section 1.3.3: write-ahead log
 
 
 def test_only_the_owner_may_read(path):
@@ -123,7 +123,7 @@ def test_only_the_owner_may_read(path):
     assert files == dict.fromkeys(["duels.db", "duels.db-wal", "duels.db-shm", "copy.db"], 0o600)
 
 
-def test_a_store_is_found_again(path):
+def test_a_reopened_store_has_the_same_identifier(path):
     with DuelStore(path) as store:
         name = store.device_id
         answer(store, 3, 0.0)
@@ -191,19 +191,19 @@ def test_a_text_file_is_refused(path, text):
 
 
 def damaged(path, damage):
-    """A store of 300 answers, its bytes changed."""
+    """Create a store with 300 answers and modify its bytes."""
     with DuelStore(path) as store:
         answer(store, 300)
         store.cut(0, 1)
     data = bytearray(path.read_bytes())
-    assert len(data) > 10 * 4096  # several pages: there is something to damage
+    assert len(data) > 10 * 4096  # several pages
     damage(data)
     path.write_bytes(data)
     return bytes(data)
 
 
 def use(path):
-    """Read all there is to read, then write."""
+    """Read everything from the store, then write to it."""
     with DuelStore(path) as store:
         store.evidence(0, 300)
         store.counts()
@@ -258,13 +258,13 @@ def test_a_missing_folder_is_refused(tmp_path):
         pytest.param("~nobody-of-this-name/duels.db"),
     ],
 )
-def test_a_path_that_cannot_be_is_refused(path):
+def test_an_invalid_path_is_refused(path):
     with pytest.raises(FldbError) as error:
         DuelStore(path)
     refused(error, path)
 
 
-# Root may write anything: as another user then, in a folder that both can reach.
+# Root can write everywhere, so the test runs as another user in a shared folder.
 READ_ONLY = """
 import os, sys
 import numpy as np
@@ -348,7 +348,7 @@ one()
 
 
 @pytest.mark.slow
-def test_a_full_disk_loses_nothing(path):
+def test_no_answer_is_lost_on_a_full_disk(path):
     *before, error, last, after = finish(start(FULL_DISK, path))
     assert error.startswith(f"OutputError cannot use the duel store {path}: ")
     assert "NEWLINE" not in error
@@ -360,7 +360,7 @@ def test_a_full_disk_loses_nothing(path):
     assert kept == [(int(number), duel) for number, duel in acknowledged]
 
 
-def test_a_store_that_stays_locked_says_so(path, monkeypatch):
+def test_a_store_that_stays_locked_raises_an_error(path, monkeypatch):
     monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 0.05)
     with DuelStore(path) as store, contextlib.closing(sqlite3.connect(path)) as other:
         duel = propose(store)
@@ -368,14 +368,14 @@ def test_a_store_that_stays_locked_says_so(path, monkeypatch):
         with pytest.raises(OutputError, match="locked") as error:
             store.record([(duel, 1.0)])
         refused(error, path)
-        assert store.counts()["open"] == 1  # who only reads does not wait
+        assert store.counts()["open"] == 1  # reading does not wait for the lock
         other.rollback()
         assert store.record([(duel, 1.0)]) == [1]
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_a_file_that_is_no_longer_there_is_not_written(path, replaced):
-    """SQLite goes on with a file that was deleted: nobody would find the answer again."""
+def test_a_deleted_or_replaced_file_is_not_written(path, replaced):
+    """SQLite keeps writing to a deleted file; the answer would be lost."""
     with DuelStore(path) as store:
         duel = propose(store)
         path.rename(path.with_name("moved.db"))
@@ -386,7 +386,7 @@ def test_a_file_that_is_no_longer_there_is_not_written(path, replaced):
         refused(error, path)
 
 
-def test_a_closed_store_says_so(path):
+def test_a_closed_store_raises_an_error(path):
     store = DuelStore(path)
     store.close()
     with pytest.raises(FldbError, match="closed") as error:
@@ -415,13 +415,13 @@ def test_answers_in_any_order(store):
 
 @pytest.mark.parametrize("given", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("again", [0.0, 0.5, 1.0])
-def test_an_answer_given_again_keeps_its_number(path, given, again):
+def test_a_repeated_answer_keeps_its_number(path, given, again):
     with DuelStore(path) as store:
         answer(store, 2)
         duel = propose(store)
         assert store.record([(duel, given)]) == [3]
         answer(store, 2)
-    with DuelStore(path) as store:  # a client that crashed before it heard, and starts anew
+    with DuelStore(path) as store:  # the client crashed before the reply
         (result,) = store.record([(duel, again)])
         if again == given:
             assert result == 3
@@ -440,7 +440,7 @@ def test_each_answer_has_its_own_error(path):
         early = propose(store, expire_after=10.0)
         clock.now += 11.0
         one, two = (store.propose(np.ones(2), 0.5, expire_after=60.0).id for _ in range(2))
-        # `early` was purged by propose; this one only expired:
+        # `early` was purged by propose; this one has only expired:
         short = propose(store, expire_after=1.0)
         clock.now += 2.0
         results = store.record(
@@ -463,7 +463,7 @@ def test_each_answer_has_its_own_error(path):
         assert store.last == 2
 
 
-def test_several_answers_are_one_transaction(store):
+def test_several_answers_are_recorded_in_one_transaction(store):
     duels = [propose(store) for _ in range(3)]
 
     def interrupted():
@@ -474,7 +474,7 @@ def test_several_answers_are_one_transaction(store):
     with pytest.raises(KeyboardInterrupt):
         store.record(interrupted())
     assert store.counts() == {"open": 3, "answered": 0, "counted": 0}
-    assert store.record([(duels[2], 1.0), (duels[0], 0.0)]) == [1, 2]  # no number is lost
+    assert store.record([(duels[2], 1.0), (duels[0], 0.0)]) == [1, 2]  # no number is skipped
     assert store.record([]) == []
 
 
@@ -491,21 +491,21 @@ def test_a_duel_can_be_answered_until_it_expires(path):
         (error,) = store.record([(second, 1.0)])
         assert isinstance(error, DuelExpiredError)
         assert store.counts()["open"] == 0
-        assert store.record([(first, 1.0)]) == [1]  # answered in time: told again at any time
+        assert store.record([(first, 1.0)]) == [1]  # repeated, after the expiry
         assert rows(path, "SELECT count(*) FROM proposals") == [(2,)]
-        fresh = propose(store)  # throws expired ones away
+        fresh = propose(store)  # deletes expired duels
         assert rows(path, "SELECT id FROM proposals") == [(fresh,)]
         (error,) = store.record([(third, 1.0)])
         assert isinstance(error, UnknownDuelError)
         assert store.last == 1
 
 
-def test_a_page_sees_the_oldest_open_duels(path):
+def test_the_oldest_open_duels_are_listed_first(path):
     clock = Clock(100.0)
     contents = [{"text": "tea"}, {"image": "http://x/y.png", "text": "café ☕"}]
     with DuelStore(path, clock=clock) as store:
         assert store.open_proposals() == []
-        propose(store)  # nothing to show
+        propose(store)  # without contents: not shown
         shown = []
         for place in range(4):
             clock.now += 1.0
@@ -550,13 +550,13 @@ def test_the_first_use_fixes_the_dimension(path):
             propose(store, (1.0, 2.0, 3.0))
 
 
-# --- what the server asks for ----------------------------------------------------------------
+# --- uploads ---------------------------------------------------------------------------------
 
 
 class Server(RuleBasedStateMachine):
-    """A store that is answered, asked, closed, pruned and restored in any order.
+    """Random sequences of answers, uploads, restarts, pruning and restored backups.
 
-    The model is a dictionary of answers and the set of the ends that were returned.
+    The model consists of a dictionary of answers and the set of returned upload ends.
     """
 
     @initialize(at_least=st.integers(1, 5))
@@ -582,7 +582,7 @@ class Server(RuleBasedStateMachine):
         )
     )
     def record(self, answers):
-        """Propose duels, then answer them at once in another order: that of the integers."""
+        """Propose duels, then answer them in one call, in the order of the drawn integers."""
         duels = []
         for preference, place in answers:
             self.count += 1
@@ -609,7 +609,7 @@ class Server(RuleBasedStateMachine):
         assert end >= self.ends.get(start, 0)  # an upload never shrinks
         self.ends[start] = end
         if self.last - newest >= self.at_least:
-            assert end == self.last  # nor does it wait without need
+            assert end == self.last  # and does not hold back answers unnecessarily
         self.compare(start, end)
 
     @rule(data=st.data())
@@ -659,7 +659,7 @@ class Server(RuleBasedStateMachine):
 
     @rule(rounds=st.lists(st.lists(st.sampled_from([0.0, 1.0]), max_size=7), max_size=3))
     def lose(self, rounds):
-        """Copy the store, go on using it, then lose all but the copy."""
+        """Back up the store, continue to use it, then replace it with the backup."""
         saved = (dict(self.answers), set(self.cuts), self.last)
         self.copy.unlink(missing_ok=True)
         self.store.backup(self.copy)
@@ -669,14 +669,14 @@ class Server(RuleBasedStateMachine):
         answers, cuts, last = saved
         counted = max(self.cuts)
         if counted not in cuts and counted == last:
-            return  # test_a_copy_made_just_before_an_upload
+            return  # covered by test_a_copy_made_just_before_an_upload
         self.store.close()
         for file in self.path.parent.glob("duels.db*"):
             file.unlink()
         shutil.copy(self.copy, self.path)
         self.store = DuelStore(self.path)
         self.answers, self.cuts, self.last, self.ends = answers, cuts, last, {}
-        if counted not in cuts:  # the server has counted what this copy lacks
+        if counted not in cuts:  # the server has counted answers that this copy lacks
             assert self.store.cut(counted, self.at_least) == counted
             self.cuts.add(counted)
             self.last = counted
@@ -692,7 +692,7 @@ TestServer = Server.TestCase
 def test_uploads_by_hand(store):
     assert store.cut(0, 3) == 0
     answer(store, 2)
-    assert store.cut(0, 3) == 0  # too few to hide among
+    assert store.cut(0, 3) == 0  # fewer than the minimum
     answer(store, 2)
     assert store.cut(0, 3) == 4
     answer(store, 2)
@@ -706,12 +706,12 @@ def test_uploads_by_hand(store):
     assert store.evidence(9, 9).differences.shape == (0, 2)
 
 
-def test_an_upload_covers_no_more_than_the_server_takes(store):
+def test_an_upload_covers_no_more_than_the_limit_of_the_server(store):
     answer(store, 10)
     assert store.cut(0, 2, at_most=4) == 4
     assert store.cut(4, 2, at_most=4) == 8
     assert store.cut(8, 2, at_most=4) == 10
-    # The server lost all it knew, and begins again: at the cuts there are.
+    # The server lost its state and starts again from the existing cuts.
     assert store.cut(0, 2, at_most=9) == 8
     assert store.cut(0, 2, at_most=4) == 4
     assert store.cut(0, 2) == 10
@@ -723,7 +723,7 @@ def test_an_upload_covers_no_more_than_the_server_takes(store):
 
 
 @pytest.mark.parametrize("start", [1, 3, 6, -1])
-def test_a_start_that_is_no_cut_is_refused(store, start):
+def test_a_start_that_is_not_a_cut_is_refused(store, start):
     answer(store, 4)
     assert store.cut(0, 2) == 4
     answer(store, 2)
@@ -733,11 +733,11 @@ def test_a_start_that_is_no_cut_is_refused(store, start):
     for ends in [(0, start), (start, 4)]:
         with pytest.raises(DataError, match=f"answer {start}"):
             store.evidence(*ends)
-    assert store.cut(0, 5) == 4  # nothing was cut
+    assert store.cut(0, 5) == 4  # no cut was made
 
 
 def restored(path, *, before, between, at_least=1):
-    """An old copy of a store that had ``before`` answers, and the newest cut it lacks."""
+    """Return a backup that had `before` answers, and the newest cut it lacks."""
     copy = path.with_name("old.db")
     with DuelStore(path) as store:
         answer(store, before)
@@ -746,7 +746,7 @@ def restored(path, *, before, between, at_least=1):
         return DuelStore(copy), store.cut(0, at_least)
 
 
-def test_an_old_copy_goes_on_where_the_server_is(path):
+def test_an_old_copy_continues_from_the_count_of_the_server(path):
     store, counted = restored(path, before=4, between=6)
     assert counted == 10
     with store:
@@ -756,7 +756,7 @@ def test_an_old_copy_goes_on_where_the_server_is(path):
         assert answer(store, 3) == [11, 12, 13]
         assert store.cut(10, 1) == 13
         assert store.evidence(10, 13).differences.shape == (3, 2)
-        for start, end in [(0, 10), (0, 13)]:  # what was lost is not made up
+        for start, end in [(0, 10), (0, 13)]:  # lost answers are not replaced
             with pytest.raises(DataError, match="answers 1 to 1"):
                 store.evidence(start, end)
     with DuelStore(store.path) as store:
@@ -766,22 +766,22 @@ def test_an_old_copy_goes_on_where_the_server_is(path):
 def test_a_copy_made_just_before_an_upload(path):
     store, counted = restored(path, before=10, between=0)
     with store:
-        assert counted == store.last == 10  # the copy has every answer, but not the cut
+        assert counted == store.last == 10  # the copy has every answer but not the cut
         assert store.cut(10, 5) == 10
         answer(store, 5)
         assert store.cut(10, 5) == 15
 
 
 @pytest.mark.parametrize("start", [2**63 - 1, 2**63])
-def test_a_server_cannot_use_up_the_numbers(store, start):
+def test_a_server_cannot_exhaust_the_numbers(store, start):
     answer(store, 1)
     with contextlib.suppress(FldbError):
         store.cut(start, 1)
     assert isinstance(answer(store, 1)[0], int)
 
 
-def test_cuts_without_answers_between(store):
-    """``at_least`` is at least 1: what is said of 0 is not that the file is damaged."""
+def test_cuts_with_no_answers_between_them(store):
+    """`at_least` must be at least 1; the error for 0 does not report a damaged file."""
     said = ""
     try:
         assert [store.cut(0, 0), store.cut(0, 0)] == [0, 0]
@@ -798,9 +798,9 @@ def test_only_counted_answers_are_pruned(path):
             store.cut(0, 1)
             clock.now += 100.0
         duel = rows(path, "SELECT id FROM answers WHERE sequence = 1")[0][0]
-        assert store.prune(0.0) == 0  # the server has not spoken yet
+        assert store.prune(0.0) == 0  # nothing has been acknowledged yet
         store.synchronize(synchronization(counted=4))
-        # Now 1300; answers 1, 2 were given at 1000, 3, 4 at 1100 and 5, 6 at 1200.
+        # Now 1300; answers 1 and 2 were given at 1000, 3 and 4 at 1100, 5 and 6 at 1200.
         assert store.prune(250.0) == 2
         assert store.prune(250.0) == 0
         assert store.prune(0.0) == 2
@@ -815,14 +815,14 @@ def test_only_counted_answers_are_pruned(path):
         assert isinstance(store.record([(duel, 1.0)])[0], UnknownDuelError)
         store.synchronize(synchronization(counted=6))
         assert store.prune(0.0) == 2
-        assert answer(store, 1) == [7]  # numbers are never used again
+        assert answer(store, 1) == [7]  # numbers are never reused
 
 
 def test_a_store_of_the_previous_release_opens(path):
-    """``data/device_store.db.gz`` was written by the code before this package was split.
+    """`data/device_store.db.gz` was written by an earlier version.
 
-    Answer 1 was forgotten, 1 to 4 were uploaded in two parts and acknowledged, 5 was not uploaded;
-    three duels are open, two of them with contents. Its W is diagonal.
+    Answer 1 was forgotten. Answers 1 to 4 were uploaded in two parts and acknowledged; answer 5 was
+    not uploaded. Three duels are open, two of them with contents. W is diagonal.
     """
     path.write_bytes(gzip.decompress((DATA / "device_store.db.gz").read_bytes()))
     with DuelStore(path, clock=Clock(1.7e9)) as store:
@@ -857,7 +857,7 @@ def test_a_store_of_the_previous_release_opens(path):
     assert duel.predicted == pytest.approx(1 / (1 + np.exp(-0.25)))
 
 
-# --- what the server sent --------------------------------------------------------------------
+# --- broadcasts ------------------------------------------------------------------------------
 
 
 def synchronization(d=2, **changes):
@@ -947,7 +947,7 @@ def test_a_copy_does_not_replace_another_store(store):
 
 
 def in_threads(count, work):
-    """Call work(number) in so many threads at once; return what they returned."""
+    """Call work(number) in `count` concurrent threads; return the results."""
     ready = threading.Barrier(count)
     results = [None] * count
 
@@ -967,7 +967,7 @@ def in_threads(count, work):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_threads_at_once(path, shared):
+def test_concurrent_threads(path, shared):
     with DuelStore(path) as store:
 
         def work(number):
@@ -1013,7 +1013,7 @@ for number in range(rounds):
 
 
 @pytest.mark.slow
-def test_processes_at_once(path):
+def test_concurrent_processes(path):
     DuelStore(path).close()
     workers = [start(HAMMER, path, worker, 100) for worker in range(2)]
     for worker in workers:
@@ -1022,10 +1022,10 @@ def test_processes_at_once(path):
         worker.stdin.write("go\n")
         worker.stdin.flush()
     lines = [[int(word) for word in line.split()] for w in workers for line in finish(w)]
-    count = 2 * (34 + 33 * 2 + 33 * 3)  # 100 rounds of 1, 2, 3, 1, ... duels, twice
+    count = 2 * (34 + 33 * 2 + 33 * 3)  # twice 100 rounds of 1, 2, 3, 1, ... duels
     assert sorted(line[0] for line in lines) == list(range(1, count + 1))
     turns = [line[1] for line in sorted(lines)]
-    assert sum(a != b for a, b in itertools.pairwise(turns)) > 1  # they did compete
+    assert sum(a != b for a, b in itertools.pairwise(turns)) > 1  # the processes alternate
     cuts = [0, *(position for (position,) in rows(path, "SELECT position FROM cuts ORDER BY 1"))]
     assert len(cuts) > 10
     assert all(b - a >= 7 for a, b in itertools.pairwise(cuts))
@@ -1056,7 +1056,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.slow
-def test_processes_that_create_one_store_at_once(tmp_path):
+def test_processes_that_create_one_store_concurrently(tmp_path):
     workers = [start(OPEN) for _ in range(3)]
     for worker in workers:
         worker.stdout.readline()
@@ -1073,7 +1073,7 @@ def test_processes_that_create_one_store_at_once(tmp_path):
     assert len(set().union(*names)) == 60
 
 
-def test_threads_that_create_one_store_at_once(tmp_path):
+def test_threads_that_create_one_store_concurrently(tmp_path):
     for number in range(60):
 
         def work(_, path=tmp_path / str(number)):
@@ -1084,7 +1084,7 @@ def test_threads_that_create_one_store_at_once(tmp_path):
 
 
 def open_while(path, place, meanwhile):
-    """Open a store; call ``meanwhile(path)`` before its statement of that number."""
+    """Open a store; call `meanwhile(path)` before the statement with number `place`."""
     connect, statements = sqlite3.connect, 0
 
     class Connection(sqlite3.Connection):
@@ -1105,7 +1105,7 @@ def open_while(path, place, meanwhile):
         return DuelStore(path)
 
 
-def test_another_creates_the_store_between_two_statements(tmp_path):
+def test_another_process_creates_the_store_between_two_statements(tmp_path):
     names = {}
 
     def create(path):
@@ -1117,7 +1117,7 @@ def test_another_creates_the_store_between_two_statements(tmp_path):
         with open_while(path, place, create) as store:
             assert store.device_id == names.get(path, store.device_id)
             assert answer(store, 1) == [1]
-    assert len(names) >= 2  # before it asks what is there, and before it creates
+    assert len(names) >= 2  # before the schema check, and before the creation
 
 
 @pytest.mark.parametrize(
@@ -1127,7 +1127,7 @@ def test_another_creates_the_store_between_two_statements(tmp_path):
         "EXCLUSIVE",
     ],
 )
-def test_another_is_about_to_create_the_store(tmp_path, lock):
+def test_another_process_is_creating_the_store(tmp_path, lock):
     threads = []
 
     def begin(path):
@@ -1161,18 +1161,18 @@ with DuelStore(sys.argv[1]) as store:
 
 
 @pytest.mark.slow
-def test_a_thread_that_came_second_does_not_take_the_locks(path, monkeypatch):
-    """POSIX: closing any descriptor of a file drops all the process's locks on it.
+def test_a_second_thread_does_not_drop_the_locks(path, monkeypatch):
+    """POSIX: closing any descriptor of a file drops all locks of the process on it.
 
-    Another process then takes the store for unused and removes its log; what is recorded
-    afterwards goes into a file without a name.
+    Another process would then consider the store unused and delete its log. Later answers would be
+    written to a file without a name.
     """
     with DuelStore(path) as store:
         looked = Path.exists
         monkeypatch.setattr(Path, "exists", lambda self: self != path and looked(self))
-        DuelStore(path).close()  # looked for the file just before it was created
+        DuelStore(path).close()  # checks for the file just before it is created
         monkeypatch.undo()
-        finish(start(ANSWER, path))  # opens it, and is the last one to close it
+        finish(start(ANSWER, path))  # opens the store and is the last process to close it
         assert answer(store, 1) == [1]
         assert finish(start(ANSWER, path)) == ["1"]
 
@@ -1194,15 +1194,15 @@ while True:
 
 
 @pytest.mark.slow
-def test_what_was_acknowledged_survives_a_kill(path):
+def test_acknowledged_answers_survive_a_kill(path):
     rng = random.Random(3)
     acknowledged = {}
-    for _ in range(8):  # the same file each time: a kill, the recovery, the next kill
+    for _ in range(8):  # kill and recover the same file repeatedly
         with start(RECORD, path) as process:
             lines = [process.stdout.readline() for _ in range(rng.randrange(1, 30))]
             time.sleep(rng.uniform(0.0, 0.003))
             process.send_signal(signal.SIGKILL)
-            lines += process.stdout.readlines()  # written before, and still in the pipe
+            lines += process.stdout.readlines()  # already written, still in the pipe
             assert process.wait() == -signal.SIGKILL
         for line in lines:
             for word in line.strip().split(";")[:-1]:
@@ -1235,7 +1235,7 @@ store.record(slowly())
 
 
 @pytest.mark.slow
-def test_a_kill_in_the_middle_of_a_transaction_leaves_nothing_of_it(path):
+def test_a_transaction_interrupted_by_a_kill_is_rolled_back(path):
     with DuelStore(path) as store:
         answer(store, 3)
         duels = [propose(store) for _ in range(2)]
@@ -1243,11 +1243,11 @@ def test_a_kill_in_the_middle_of_a_transaction_leaves_nothing_of_it(path):
             assert [process.stdout.readline() for _ in duels] == ["one more\n"] * 2
             process.send_signal(signal.SIGKILL)
         assert store.counts() == {"open": 2, "answered": 3, "counted": 0}
-        assert store.record([(duel, 0.0) for duel in duels]) == [4, 5]  # nor a lock, nor numbers
+        assert store.record([(duel, 0.0) for duel in duels]) == [4, 5]  # no lock, no number left
 
 
 @pytest.mark.slow
-def test_copies_while_others_write(path):
+def test_backups_during_writes(path):
     DuelStore(path).close()
     acknowledged = []
     with start(RECORD, path) as process, DuelStore(path) as store:
@@ -1265,7 +1265,7 @@ def test_copies_while_others_write(path):
 
 
 @pytest.mark.slow
-def test_a_page_of_another_process_sees_what_is_shown(path):
+def test_another_process_reads_the_contents_shown(path):
     code = """
 import json, sys
 from clients.store import DuelStore

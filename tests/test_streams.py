@@ -1,4 +1,4 @@
-"""Keyed streams: whose draws depend on what, and whether they have the right distribution."""
+"""Keyed streams: what the draws depend on, and their distributions."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ def test_shapes_are_agents_iterations_then_the_draw():
     }
 
 
-def test_agents_seeds_and_names_all_draw_differently():
+def test_agents_seeds_and_names_have_different_draws():
     draws = {
         (seed, agent, name): AgentStreams(seed, range(agent, agent + 1)).random(name, 4).tobytes()
         for seed in (0, 1, 2**31, 2**40)
@@ -51,15 +51,15 @@ def test_agents_seeds_and_names_all_draw_differently():
     assert len(set(draws.values())) == len(draws) == 48
 
 
-def test_agents_of_one_block_are_not_clones():
+def test_agents_of_one_block_are_uncorrelated():
     normals = AgentStreams(3, range(20)).standard_normal("arms", 50).reshape(20, -1)
     correlations = np.corrcoef(normals)[np.triu_indices(20, 1)]
-    # 190 correlations of 50 independent pairs: standard deviation 1/7, never near 1.
+    # 190 correlations of 50 independent pairs: standard deviation 1/7, far from 1.
     assert np.abs(correlations).max() < 0.65
     assert abs(correlations.mean()) < 0.05
 
 
-def test_shared_generator_depends_on_seed_and_name_and_is_no_agents():
+def test_the_shared_generator_depends_on_seed_and_name_and_differs_from_agents():
     keys = list(itertools.product((0, 1), ("theta", "other")))
     draws = {key: shared_generator(*key).standard_normal(3).tobytes() for key in keys}
     assert len(set(draws.values())) == 4
@@ -70,7 +70,7 @@ def test_shared_generator_depends_on_seed_and_name_and_is_no_agents():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_eight_at_once_are_eight_times_one(kind):
+def test_eight_iterations_in_one_call_equal_eight_calls(kind):
     at_once = KINDS[kind](AgentStreams(4, range(3)), 8)
     streams = AgentStreams(4, range(3))
     one_by_one = np.concatenate([KINDS[kind](streams, 1) for _ in range(8)], axis=1)
@@ -79,7 +79,7 @@ def test_eight_at_once_are_eight_times_one(kind):
 
 @property_test
 @given(cuts=st.lists(st.integers(1, 5), min_size=1, max_size=5))
-def test_any_cut_of_the_iterations_gives_the_same_numbers(cuts):
+def test_draws_do_not_depend_on_the_blocks_of_iterations(cuts):
     whole = every_kind(AgentStreams(9, range(2)), sum(cuts))
     streams = AgentStreams(9, range(2))
     parts = [every_kind(streams, count) for count in cuts]
@@ -90,7 +90,7 @@ def test_any_cut_of_the_iterations_gives_the_same_numbers(cuts):
 
 @property_test
 @given(cuts=st.sets(st.integers(1, 69)))
-def test_any_partition_of_the_agents_gives_the_same_numbers(cuts):
+def test_draws_do_not_depend_on_the_partition_of_agents(cuts):
     whole = every_kind(AgentStreams(5, range(70)), 3)
     edges = [0, *sorted(cuts), 70]
     blocks = [
@@ -106,7 +106,7 @@ def test_any_partition_of_the_agents_gives_the_same_numbers(cuts):
     ("shape", "size"), [((), 32), ((5, 5), 32), ((10, 8), 8), ((800,), 1), ((50, 384), 1)]
 )
 def test_few_numbers_are_drawn_for_agents_of_other_blocks(shape, size):
-    """At most 800 or so: a node of one agent draws all that its cohort's agents see."""
+    """At most 800: a node with one agent draws the numbers of its whole cohort."""
     whole = AgentStreams(5, range(70))
     drawn = whole.standard_normal("arms", 2, *shape)
     assert len(whole.state()["arms"]) == -(-70 // size)
@@ -116,8 +116,8 @@ def test_few_numbers_are_drawn_for_agents_of_other_blocks(shape, size):
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (10, 5), (50, 384)])
-def test_draws_are_a_cohorts_generators_one_number_after_the_other(shape):
-    """Iteration by iteration, in each agent by agent; a block keeps its own agents' part."""
+def test_draws_equal_the_sequence_of_a_cohorts_generator(shape):
+    """By iteration and then by agent; a block keeps only the part of its own agents."""
     agents, iterations = range(13, 39), 3
     size = {(): 32, (3,): 32, (10, 5): 16, (50, 384): 1}[shape]
     right = np.empty((len(agents), iterations, *shape))
@@ -132,14 +132,14 @@ def test_draws_are_a_cohorts_generators_one_number_after_the_other(shape):
     np.testing.assert_array_equal(drawn, right)
 
 
-def test_drawing_from_one_name_leaves_the_others_where_they_were():
+def test_drawing_from_one_name_does_not_advance_others():
     quiet, busy = AgentStreams(1, range(2)), AgentStreams(1, range(2))
     busy.random("noise", 100)
     assert_same(every_kind(quiet, 3), every_kind(busy, 3))
 
 
 def test_numpys_global_seed_has_no_influence():
-    saved = np.random.get_state()  # noqa: NPY002 - the global state is what this is about
+    saved = np.random.get_state()  # noqa: NPY002 - the global state is tested here
     try:
         np.random.seed(1)  # noqa: NPY002
         first = every_kind(AgentStreams(0, range(3)), 2)
@@ -167,7 +167,7 @@ def test_permutations_are_distinct_and_in_range(size, fraction, seed):
         assert len(set(row.tolist())) == count
 
 
-def test_a_full_permutation_holds_every_number():
+def test_a_full_permutation_contains_every_number():
     drawn = AgentStreams(0, range(2)).permutations("items", 50, 6, 6)
     assert (np.sort(drawn, axis=-1) == np.arange(6)).all()
 
@@ -205,7 +205,7 @@ def test_normal_and_uniform_draws_follow_their_distributions():
 
 
 def test_logistic_is_finite_at_the_ends_of_the_uniform_draw(monkeypatch):
-    # The generator can return 0 exactly and 1 - 2^-53 at most.
+    # The generator's extreme values are 0 and 1 - 2^-53.
     ends = np.array([[0.0, 1 - 2.0**-53, 0.5]])
     monkeypatch.setattr(AgentStreams, "random", lambda *_: ends)
     low, high, middle = AgentStreams(0, range(1)).logistic("preferences", 3)[0]
@@ -215,7 +215,7 @@ def test_logistic_is_finite_at_the_ends_of_the_uniform_draw(monkeypatch):
     assert middle == pytest.approx(0.0, abs=1e-15)
 
 
-def test_restored_streams_go_on_identically():
+def test_restored_streams_continue_identically():
     streams = AgentStreams(6, range(30, 70))
     every_kind(streams, 5)
     state = streams.state()
@@ -226,7 +226,7 @@ def test_restored_streams_go_on_identically():
     fresh = AgentStreams(6, range(30, 70))
     fresh.restore(state)
     assert_same(every_kind(fresh, 9), expected)
-    streams.restore(state)  # going back on the same object too
+    streams.restore(state)  # also restores the same object
     assert_same(every_kind(streams, 9), expected)
 
 
@@ -239,7 +239,7 @@ def test_restore_does_not_rewind_to_the_seed():
     assert all((onward[kind] != begin[kind]).any() for kind in KINDS)
 
 
-def test_a_stream_first_used_after_restoring_starts_where_it_would_have():
+def test_a_stream_first_used_after_restoring_starts_at_the_beginning():
     streams, fresh = AgentStreams(8, range(2)), AgentStreams(8, range(2))
     streams.random("early", 3)
     fresh.restore(streams.state())

@@ -1,4 +1,4 @@
-"""Sweeps and figures, as their users start them."""
+"""Tests of the commands for sweeps and figures."""
 
 import signal
 import subprocess
@@ -202,7 +202,7 @@ def test_the_papers_claims_at_smaller_scale():
 
 @pytest.mark.slow
 def test_a_watched_sweep_shows_a_bar(tmp_path):
-    """In a terminal: `script` gives the process one."""
+    """In a terminal, which `script` provides."""
     command = f"{sys.executable} -m simulations.run {' '.join(SWEEP)} hydra.sweep.dir={tmp_path}/s"
     done = subprocess.run(
         ["script", "-qec", f"stty rows 24 cols 100; {command}", "/dev/null"],
@@ -214,7 +214,7 @@ def test_a_watched_sweep_shows_a_bar(tmp_path):
 
 @pytest.mark.slow
 def test_the_slurm_launcher_runs_as_far_as_one_machine_can(tmp_path):
-    """submitit's local executor starts each job as Slurm would, in a process of its own."""
+    """submitit's local executor starts each job like Slurm, in a separate process."""
     done = sweep(tmp_path / "s", launcher=("hydra/launcher=submitit_local",))
     assert done.returncode == 0, done.stderr
     assert len(pd.read_csv(tmp_path / "s" / "sweep.csv")) == 8

@@ -1,4 +1,4 @@
-"""Jobs of a sweep: which there are, where their results go, and what becomes of failures."""
+"""Jobs of a sweep: which jobs run, where their results are stored, and failures."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def hydra_loader():
 
 
 def sweeper_of(loader, *overrides, folder="/nowhere"):
-    """Return the sweeper that Hydra would create, and its arguments."""
+    """Return the sweeper that Hydra would create, with its arguments."""
     given = [*overrides, f"hydra.sweep.dir={folder}", "hydra.mode=MULTIRUN"]
     config = loader.load_configuration("config", overrides=given, run_mode=RunMode.MULTIRUN)
     register()
@@ -162,7 +162,7 @@ def test_a_key_that_does_not_exist_is_refused_as_by_hydra(hydra_loader):
 # --- names of folders ------------------------------------------------------------------------
 
 
-def test_a_folder_is_named_by_the_settings_and_not_by_what_else_is_swept(hydra_loader, tmp_path):
+def test_the_name_of_a_folder_depends_only_on_its_settings(hydra_loader, tmp_path):
     def folders(*overrides):
         jobs, _ = plan(hydra_loader, *overrides, folder=tmp_path)
         return {(job.settings.tau, job.settings.seed): job.folder for job in jobs}
@@ -197,18 +197,18 @@ def test_a_name_that_the_user_chose_is_kept(hydra_loader):
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1))
 @settings(derandomize=True, deadline=None)
-def test_quoted_text_is_what_hydra_reads(text):
+def test_quoted_text_is_read_back_by_hydra(text):
     override = f"hydra.sweep.subdir={quoted(text)}"
     assert OverridesParser.create().parse_override(override).value() == text
 
 
-# --- what a sweep leaves -----------------------------------------------------------------------
+# --- results of a sweep ------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_an_extended_sweep_agrees_with_single_runs(tmp_path, launcher):
-    """Results lie where an older version left them, by number, among other runs and folders."""
+    """The results of an older version are in numbered folders, among other runs and folders."""
     for number, (tau, seed) in enumerate([(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]):
         run(from_nested({**SMALL, "tau": tau, "seed": seed}, "a test"), tmp_path / str(number))
     (tmp_path / "notes").mkdir()
@@ -289,7 +289,7 @@ def test_without_resume_existing_jobs_are_refused_and_untouched(tmp_path):
 
 
 @pytest.mark.slow
-def test_settings_that_no_job_can_have_are_refused_once(tmp_path):
+def test_invalid_common_settings_are_refused_once(tmp_path):
     done = call("-m", "experiment=fig1d", f"hydra.sweep.dir={tmp_path / 's'}")
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
@@ -369,7 +369,7 @@ engine.run = run
 
 
 def call_broken(tmp_path, failure, *arguments):
-    """Run with an engine that fails for seed 1, in whatever process it runs."""
+    """Run with an engine that fails for seed 1, in any process."""
     modules = tmp_path / "modules"
     modules.mkdir()
     (modules / "sitecustomize.py").write_text(BROKEN.format(failure=failure))
@@ -383,7 +383,7 @@ def call_broken(tmp_path, failure, *arguments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_an_unexpected_exception_is_one_jobs_failure(tmp_path, launcher):
+def test_an_unexpected_exception_fails_only_one_job(tmp_path, launcher):
     sweep = tmp_path / "s"
     done = call_broken(
         tmp_path, "raise IndexError('no arm 7\\nof 5')", "-m", "seed=0,1,2",
@@ -397,7 +397,7 @@ def test_an_unexpected_exception_is_one_jobs_failure(tmp_path, launcher):
     )
     assert "Traceback (most recent call last)" in trace.read_text()
     assert list(pd.read_csv(sweep / "sweep.csv").seed) == [0, 2]
-    # Without the fault, it runs; the record of the failure goes.
+    # Without the fault the job runs, and the record of the failure is deleted.
     again = call(
         "-m", "seed=0,1,2", "num_agents=4", "horizon=30", "resume=true", f"hydra.sweep.dir={sweep}"
     )
@@ -407,7 +407,7 @@ def test_an_unexpected_exception_is_one_jobs_failure(tmp_path, launcher):
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_costs_no_result_of_another(tmp_path):
+def test_a_killed_worker_does_not_affect_other_results(tmp_path):
     run(from_nested({**SMALL, "seed": 0}, "a test"), tmp_path / "s" / "0")
     done = call_broken(
         tmp_path, "os._exit(9)", "-m", "seed=0,1,2,3", "resume=true", "hydra/launcher=joblib",
@@ -435,7 +435,7 @@ def test_a_single_run_shows_the_trace_of_an_unexpected_exception(tmp_path):
     assert "IndexError: no arm 7" in done.stderr
 
 
-def test_what_a_job_raises_becomes_its_record_or_passes(tmp_path):
+def test_an_exception_of_a_job_is_recorded_or_propagated(tmp_path):
     def raising(error):
         def work():
             print("not shown")
@@ -455,7 +455,7 @@ def test_what_a_job_raises_becomes_its_record_or_passes(tmp_path):
     assert failure(tmp_path) is None
 
 
-def test_no_job_begins_in_a_sweep_that_was_stopped(tmp_path):
+def test_no_job_starts_in_a_stopped_sweep(tmp_path):
     (tmp_path / "stop").touch()
     assert attempt(lambda: pytest.fail("it began"), tmp_path / "job", tmp_path) is None
 

@@ -1,4 +1,4 @@
-"""The paper's constants and bounds against numbers worked by hand."""
+"""The paper's constants and bounds against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fldb_flower.settings import Settings
 
 BOUNDS = (theory.gd_regret_bound, theory.ogd_regret_bound, theory.periodic_ogd_regret_bound)
 
-# t N kappa_mu / (d lambda) = 3 t, and 2 log(1 / delta) = 4: easy to work out by hand.
+# t N kappa_mu / (d lambda) = 3 t, and 2 log(1 / delta) = 4: convenient by hand.
 BY_HAND = Settings(
     num_agents=3, dimension=2, kappa_mu=0.5, lambda_=0.25, delta=math.exp(-2.0), alpha=2.0, tau=1
 )
 
 
 def make(**changes):
-    """Settings of the published experiments, apart from changes."""
+    """Return the settings of the published experiments with some changes."""
     return Settings(**{"tau": 1, **changes})
 
 
 def test_beta_by_hand():
     # t = 1: sqrt(4 + 2 log 4) = sqrt(4 + 2.772589)
     assert theory.beta(1, 3, BY_HAND) == pytest.approx(2.602420, rel=1e-6)
-    # an agent alone: 1 * 1 * 0.5 / (2 * 0.25) = 1, sqrt(4 + 2 log 2)
+    # an independent agent: 1 * 1 * 0.5 / (2 * 0.25) = 1, sqrt(4 + 2 log 2)
     assert theory.beta(1, 1, BY_HAND) == pytest.approx(math.sqrt(4.0 + 2.0 * math.log(2.0)))
 
 
@@ -99,7 +99,7 @@ def test_periodic_bound_is_the_theorem_of_more_agents_and_fewer_iterations(step_
     )
 
 
-def test_within_a_round_the_bound_is_that_of_its_end():
+def test_the_bound_is_constant_within_a_round():
     bound = theory.periodic_ogd_regret_bound(np.arange(1, 9), make(tau=4))
     assert (bound[:4] == bound[3]).all()
     assert (bound[4:] == bound[7]).all()
@@ -128,7 +128,7 @@ def test_bounds_grow_with_agents_and_dimension_and_as_kappa_falls(bound, name, n
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
-def test_a_smaller_delta_costs_regret(bound):
+def test_a_smaller_delta_increases_the_bounds(bound):
     t = np.array(500)
     assert bound(t, make(delta=0.01)) > bound(t, make(delta=0.1))
 
@@ -155,8 +155,8 @@ def test_a_large_alpha_leaves_the_bound_of_gd():
     )
 
 
-def test_communicating_less_costs_regret():
-    """Prop. 4.7 at the end of a run, whatever the step is."""
+def test_fewer_rounds_increase_the_bound():
+    """Prop. 4.7 at the end of a run, for both step indices."""
     for step_index in ("iteration", "round"):
         bounds = [
             float(
@@ -175,7 +175,7 @@ def test_bounds_keep_the_shape_of_the_iterations():
         assert bound(np.ones((2, 3), dtype=int), make()).shape == (2, 3)
 
 
-def test_bounds_take_torch_tensors():
+def test_bounds_accept_torch_tensors():
     torch = pytest.importorskip("torch")
     t = np.arange(1, 20)
     for bound in BOUNDS:
@@ -184,8 +184,8 @@ def test_bounds_take_torch_tensors():
         np.testing.assert_allclose(answer.numpy(), bound(t, make(tau=3)), rtol=1e-14)
 
 
-def test_the_average_of_different_functions_is_no_jensen():
-    """The counterexample to the proof of Lemma 4.5 that the module gives."""
+def test_jensens_inequality_does_not_apply_to_different_functions():
+    """The counterexample in the module to the proof of Lemma 4.5."""
     centres, iterates = [1.0, -1.0, -1.0], [1.0]
     for s in (1, 2):
         gradient = 2.0 * (iterates[-1] - centres[s - 1])

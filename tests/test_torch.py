@@ -1,4 +1,4 @@
-"""Agents on PyTorch's tensors: the same results as NumPy's, and the device's own draws."""
+"""Agents on PyTorch tensors: the same results as with NumPy, and draws on the device."""
 
 import sys
 
@@ -78,7 +78,7 @@ def test_sentences_give_the_same(algorithm, sigma, any_model):
 
 @pytest.fixture
 def any_model(monkeypatch, tmp_path):
-    """Embeddings that no language model made."""
+    """Return embeddings without a language model."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(embeddings.metadata, "version", lambda _name: "0")
 
@@ -111,7 +111,7 @@ def test_a_state_goes_through_bytes_into_a_new_process(algorithm, rng):
         resumed.restore(saved)
 
 
-def test_nodes_of_flower_use_the_device_too(tmp_path):
+def test_nodes_of_flower_use_the_device(tmp_path):
     values = {"engine__name": "inprocess", "engine__num_nodes": 3, "algorithm": "fldb_ons"}
     run(settings(**values), tmp_path / "numpy")
     run(settings(**values, backend="cpu"), tmp_path / "cpu")
@@ -131,7 +131,7 @@ def torch_streams(agents, seed=0):
     return streams
 
 
-def test_the_devices_draws_belong_to_agents_and_iterations():
+def test_draws_on_the_device_are_keyed_by_agent_and_iteration():
     whole = torch_streams(range(40)).standard_normal("a", 6, 3, 2)
     assert whole.shape == (40, 6, 3, 2)
     assert whole.dtype == torch.float64
@@ -149,7 +149,7 @@ def test_agents_of_different_cohorts_draw_differently(monkeypatch):
     assert torch.equal(torch_streams(range(14, 18)).random("a", 5), drawn[11:15])
 
 
-def test_the_devices_draws_have_their_distributions():
+def test_draws_on_the_device_have_their_distributions():
     streams = torch_streams(range(500))
     cases = [
         (streams.standard_normal("a", 40, 2), stats.norm.cdf),
@@ -177,7 +177,7 @@ def test_worlds_are_drawn_on_the_device(environment, sigma, ratings, any_model):
     assert (results(**values, seed=1)[1] != first[1]).any()
 
 
-def test_it_learns_as_well_from_the_devices_draws():
+def test_learning_with_draws_on_the_device():
     values = {"algorithm": "fldb_ons", "num_agents": 30, "horizon": 60, "dimension": 3}
     numpy, own = (
         np.array([results(**values, **kind, seed=seed)[1][-1] for seed in range(8)])
@@ -187,11 +187,11 @@ def test_it_learns_as_well_from_the_devices_draws():
     assert abs(numpy.mean() - own.mean()) < 4 * error
 
 
-# --- what is missing -----------------------------------------------------------------------
+# --- missing requirements ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
-def test_without_torch_it_is_said_what_to_do(backend, monkeypatch):
+def test_without_torch_the_error_names_a_remedy(backend, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(
         SettingsError, match=rf"backend={backend} needs the torch extra: pip install"
@@ -199,7 +199,7 @@ def test_without_torch_it_is_said_what_to_do(backend, monkeypatch):
         results(backend=backend)
 
 
-def test_without_a_gpu_it_is_said_what_to_do(monkeypatch):
+def test_without_a_gpu_the_error_names_a_remedy(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SettingsError, match=r"finds no GPU.*engine.num_gpus=0\.1"):
         results(backend="cuda")

@@ -1,4 +1,4 @@
-"""What a device uploads: the bytes that leave it, and what they reveal."""
+"""What a device uploads: the transmitted bytes, and what they reveal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ D = 3
 
 
 class Recorded(Federation):
-    """Devices in this process, and the bytes of every reply as they leave a device."""
+    """Devices in this process; the bytes of every reply are recorded."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, **options)
@@ -57,7 +57,7 @@ class Recorded(Federation):
 
 
 def wire(reply: Any) -> bytes:
-    """Return everything of a reply that Flower sends: its envelope and the objects in it."""
+    """Return all bytes of a reply that Flower sends: the envelope and its objects."""
     objects = get_all_nested_objects(reply).values()
     return message_to_proto(reply).SerializeToString() + b"".join(
         each.deflate() for each in objects
@@ -70,7 +70,7 @@ def fields(section: str) -> set[str]:
     return set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))
 
 
-def test_an_upload_holds_what_the_documentation_lists_and_nothing_of_a_duel(tmp_path):
+def test_an_upload_contains_only_the_documented_fields(tmp_path):
     federation = Recorded(tmp_path, min_duels=5)
     for device in range(3):
         federation.answer(device, 8)
@@ -93,7 +93,7 @@ def test_an_upload_holds_what_the_documentation_lists_and_nothing_of_a_duel(tmp_
         if size:
             objects = get_all_nested_objects(reply.content).values()
             lengths.add(sum(len(each.deflate()) for each in objects))
-    # Nothing in it grows with the number of duels.
+    # Its size does not grow with the number of duels.
     assert len(lengths) == 1
     assert {reply.content["config"]["header"][0] for reply in federation.replies} >= {8, 6, 30}
     assert fields("What reaches the server") == {
@@ -106,7 +106,7 @@ def test_an_upload_holds_what_the_documentation_lists_and_nothing_of_a_duel(tmp_
 
 
 def test_an_upload_of_one_duel_reveals_it(tmp_path):
-    """The caveat of the documentation: why min-duels-per-upload is not 1 by default."""
+    """The caveat in the documentation: why min-duels-per-upload is not 1 by default."""
     federation = Recorded(tmp_path, devices=1, min_duels=1)
     federation.answer(0, 6)
     federation.serve()
@@ -123,13 +123,13 @@ def test_an_upload_of_one_duel_reveals_it(tmp_path):
     phi = np.sqrt(values[-1]) * directions[:, -1]
     sign = np.sign(phi @ secret.differences[0])
     np.testing.assert_allclose(sign * phi, secret.differences[0], rtol=1e-9)
-    # (mu(theta phi) - y) phi: whichever sign phi has, it says which of the two won.
+    # (mu(theta phi) - y) phi reveals the preferred arm for either sign of phi.
     y = 1 / (1 + np.exp(-phi @ theta)) - gradient @ phi / (phi @ phi)
     assert y == pytest.approx(secret.preferences[0] if sign > 0 else 1 - secret.preferences[0])
 
 
 def test_fewer_duels_than_dimensions_reveal_the_space_that_they_span(tmp_path):
-    """What five duels an upload do not hide, as the documentation says."""
+    """What uploads of five duels reveal, as documented."""
     federation = Recorded(tmp_path, devices=1, min_duels=2)
     federation.answer(0, 6)
     federation.serve()
