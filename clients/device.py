@@ -16,7 +16,8 @@ from flwr.client import NumPyClient
 from clients.store import SELECTION_SETTINGS, DuelStore, Synchronization
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics
-from fldb_flower.linalg.forms import Vector, make_form
+from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.wire.codec import BroadcastHeader, decode_broadcast, encode_statistics
 from fldb_flower.wire.devices import DeviceUploadHeader
@@ -88,8 +89,8 @@ class DeviceAgent(NumPyClient):
         self._limits = limits
 
     def fit(
-        self, parameters: list[Vector], config: dict[str, Any]
-    ) -> tuple[list[Vector], int, dict[str, Any]]:
+        self, parameters: list[FloatArray], config: dict[str, Any]
+    ) -> tuple[list[FloatArray], int, dict[str, Any]]:
         """Store the estimate, and return statistics of the answers that are not acknowledged.
 
         Parameters

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from clients.store import SELECTION_SETTINGS, DuelStore, Forgotten
 from clients.validation import check_answer, check_answers, check_arms, shortened
@@ -19,7 +19,8 @@ from fldb_flower.bandit import preference, theory
 from fldb_flower.bandit.selection import find_rule, norms, rewards
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.errors import DataError, FldbError
-from fldb_flower.linalg.forms import Vector, make_form
+from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings
 
 PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
@@ -270,7 +271,7 @@ class _Selector:
         settings = dataclasses.replace(Settings(), dimension=dimension, **chosen)
         form = make_form(settings)
         if last is None:
-            self.theta: Vector = np.zeros(dimension)
+            self.theta: FloatArray = np.zeros(dimension)
             information = form.identity(settings.ridge / settings.kappa_mu)
         else:
             self.theta = last.theta
@@ -281,7 +282,7 @@ class _Selector:
         self._rule = find_rule(settings.selection)
         self._streams = AgentStreams(int.from_bytes(os.urandom(8), "little"), range(1))
 
-    def select(self, arms: NDArray[np.float64]) -> tuple[int, int]:
+    def select(self, arms: FloatArray) -> tuple[int, int]:
         """Return the indices of two different arms."""
         rule, width = self._rule, self._width
         noise = None if rule.noise is None else rule.noise(self._streams, 1, arms.shape)[:, 0]

@@ -14,7 +14,8 @@ from fldb_flower.federation.agents import (
 )
 from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast
-from fldb_flower.linalg.forms import Form, Vector, make_form
+from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.linalg.forms import Form, make_form
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import keep_freed_memory, one_blas_thread
@@ -51,8 +52,8 @@ class SimulatedAgents(NumPyClient):
         self.group = AgentGroup(settings, agents)
 
     def fit(
-        self, parameters: list[Vector], config: dict[str, Any]
-    ) -> tuple[list[Vector], int, dict[str, Any]]:
+        self, parameters: list[FloatArray], config: dict[str, Any]
+    ) -> tuple[list[FloatArray], int, dict[str, Any]]:
         """Play the iterations of a broadcast and return statistics (Algorithm 1, lines 3 to 11).
 
         Parameters
@@ -87,11 +88,11 @@ class SimulatedAgents(NumPyClient):
 class _LastBroadcast:
     """The broadcast decoded last: nodes in one process share its array and the factor of W."""
 
-    vector: Vector | None = None
+    vector: FloatArray | None = None
     broadcast: Broadcast
 
 
-def _decode(vector: Vector, header: BroadcastHeader, form: Form) -> Broadcast:
+def _decode(vector: FloatArray, header: BroadcastHeader, form: Form) -> Broadcast:
     if _LastBroadcast.vector is not vector:
         _LastBroadcast.broadcast = decode_broadcast(vector, header, form)
         _LastBroadcast.vector = vector
@@ -108,7 +109,7 @@ class _Clients:
     def __init__(self) -> None:
         self._run_id: int | None = None
         self._kept: dict[int, tuple[int, SimulatedAgents]] = {}  # node -> answers given, client
-        self._parsed: tuple[ArrayRecord | None, Vector] = (None, np.empty(0))
+        self._parsed: tuple[ArrayRecord | None, FloatArray] = (None, np.empty(0))
 
     def take(self, context: Context) -> tuple[int, SimulatedAgents]:
         """Return the number of messages that the node has answered, and its client."""
@@ -131,7 +132,7 @@ class _Clients:
         context.state[_STATE] = ConfigRecord({"arrays": arrays})  # one entry: Flower checks each
         self._kept[context.node_id] = (answers, client)
 
-    def parse(self, record: ArrayRecord, max_mb: float) -> Vector:
+    def parse(self, record: ArrayRecord, max_mb: float) -> FloatArray:
         """Return the broadcast's array, parsed once if nodes share the record."""
         if self._parsed[0] is not record:
             self._parsed = (record, unpack_vector(record, max_mb))

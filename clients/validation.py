@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from fldb_flower.errors import DataError, one_line
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import MAX_DIMENSION
 
 LONGEST = 1e100
@@ -163,7 +164,7 @@ def shortened(value: object) -> str:
 
 def check_arms(
     features: ArrayLike, keys: object, contents: object
-) -> tuple[NDArray[np.float64], list[str] | None, list[dict[str, Any]] | None]:
+) -> tuple[FloatArray, list[str] | None, list[dict[str, Any]] | None]:
     """Return features (K, d), keys and contents as the store keeps them.
 
     Raises
@@ -227,7 +228,7 @@ def _refusal(error: ValidationError) -> DataError:
     return DataError(first_error(error.errors(include_url=False)))
 
 
-def _valid_array(features: Any) -> NDArray[np.float64] | None:
+def _valid_array(features: Any) -> FloatArray | None:
     """Return an array of valid features as float64; None if each number has to be validated."""
     if isinstance(features, list | tuple) or not hasattr(features, "__array__"):
         return None

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fldb_flower.errors import FederationError, FldbError, OutputError
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
 from fldb_flower.system.startup import SERVICE_EXTRA, require
@@ -78,8 +78,6 @@ _SUMMARY = "summary.json"
 _WAITS = re.compile(r"(?:round \d+(?:, exchange \d+:| waits:|: \d+ of)|sending the last).*(?=\n)")
 _NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leaves this machine
 
-Vector = NDArray[np.float64]
-
 
 def arms() -> list[dict[str, Any]]:
     """Return the drinks in the format of the ``--arms`` file; features from -1 to 1."""
@@ -93,46 +91,20 @@ def arms() -> list[dict[str, Any]]:
     ]
 
 
-class SimulatedUser(threading.Thread):
-    """A simulated user of one device, who answers by the Bradley-Terry-Luce model.
+def _answer_duels(device: Device, theta: FloatArray, seed: int, stop: threading.Event) -> None:
+    """Answer the duels of a device by the Bradley-Terry-Luce model, until ``stop`` is set.
 
-    Parameters
-    ----------
-    device : Device
-        The device.
-    theta : ndarray
-        The true preference, (d,). It is not sent to any process.
-    seed : int
-        Seed of the answers.
+    ``theta``, (d,), is the true preference. It is not sent to any process.
     """
-
-    def __init__(self, device: Device, theta: Vector, seed: int) -> None:
-        super().__init__(name=device.name, daemon=True)
-        self._device = device
-        self._theta = theta
-        self._rng = np.random.default_rng(seed)
-        self._features = np.array([arm["features"] for arm in arms()])
-        self._stop = threading.Event()
-
-    def run(self) -> None:
-        """Answer duels until :meth:`leave` is called."""
-        while not self._stop.wait(self._rng.exponential(_SECONDS_AN_ANSWER)):
-            with contextlib.suppress(FederationError):  # the service is not available
-                self._answer()
-
-    def _answer(self) -> None:
-        shown = self._rng.choice(len(self._features), _CHOICES, replace=False)
-        features = self._features[shown]
-        duel = self._device.ask("/duels", {"features": features.tolist()})
-        gap = self._theta @ (features[duel["first"]] - features[duel["second"]])
-        first = self._rng.random() < 1 / (1 + np.exp(-gap))
-        preferred = {"preferred": "first" if first else "second"}
-        self._device.ask(f"/duels/{duel['id']}/answer", preferred)
-
-    def leave(self) -> None:
-        """Stop answering."""
-        self._stop.set()
-        self.join()
+    rng = np.random.default_rng(seed)
+    features = np.array([arm["features"] for arm in arms()])
+    while not stop.wait(rng.exponential(_SECONDS_AN_ANSWER)):
+        with contextlib.suppress(FederationError):  # the service is not available
+            shown = features[rng.choice(len(features), _CHOICES, replace=False)]
+            duel = device.ask("/duels", {"features": shown.tolist()})
+            gap = theta @ (shown[duel["first"]] - shown[duel["second"]])
+            preferred = "first" if rng.random() < 1 / (1 + np.exp(-gap)) else "second"
+            device.ask(f"/duels/{duel['id']}/answer", {"preferred": preferred})
 
 
 def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
@@ -179,19 +151,25 @@ def _write_arms(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _people(devices: Sequence[Device], theta: Vector) -> Iterator[None]:
-    people = [SimulatedUser(device, theta, seed) for seed, device in enumerate(devices)]
+def _people(devices: Sequence[Device], theta: FloatArray) -> Iterator[None]:
+    """Simulate one user of each device."""
+    stop = threading.Event()
+    people = [
+        threading.Thread(target=_answer_duels, args=(device, theta, seed, stop), daemon=True)
+        for seed, device in enumerate(devices)
+    ]
     for person in people:
         person.start()
     try:
         yield
     finally:
+        stop.set()
         for person in people:
-            person.leave()
+            person.join()
 
 
 def _report(
-    federation: LocalFederation, run: LocalProcess, theta: Vector, arguments: argparse.Namespace
+    federation: LocalFederation, run: LocalProcess, theta: FloatArray, arguments: argparse.Namespace
 ) -> None:
     """Print exchanges and rounds until the run ends or the time is over."""
     deadline = time.monotonic() + (60 * arguments.minutes if arguments.minutes else np.inf)
@@ -207,10 +185,11 @@ def _report(
         model = federation.model()
         rows = federation.rounds()[: model["round"]] if model else []
         for row in rows[seen:]:
-            only_simulated = not any(map(_answers, federation.devices[arguments.people :]))
-            assert model is not None
-            cosine = _cosine(model["theta_sync"], theta) if only_simulated else None
-            _say(f"round {row['round']}{of}: {_line(row, cosine)}")
+            line = f"round {row['round']}{of}: {_line(row)}"
+            if model and not any(map(_answers, federation.devices[arguments.people :])):
+                cosine = _cosine(model["theta_sync"], theta)
+                line += f", cosine to the hidden theta {cosine:.3f}"
+            _say(line)
         seen = len(rows)
         if ended and not (federation.results / _SUMMARY).exists():
             raise FederationError(f"rounds ended early; end of {run.log}:\n{run.last_lines()}")
@@ -219,15 +198,10 @@ def _report(
         time.sleep(_POLL_SECONDS)
 
 
-def _line(row: dict[str, str], cosine: float | None) -> str:
+def _line(row: dict[str, str]) -> str:
     agreement = f"{float(row['agreement']):.0%} as predicted" if row["agreement"] else "no forecast"
-    words = [
-        f"{row['duels']} duels",
-        f"{int(row['contributed']) / int(row['asked']):.0%} of the devices took part",
-        agreement,
-        *([] if cosine is None else [f"cosine to the hidden theta {cosine:.3f}"]),
-    ]
-    return ", ".join(words)
+    share = int(row["contributed"]) / int(row["asked"])
+    return f"{row['duels']} duels, {share:.0%} of the devices took part, {agreement}"
 
 
 def _answers(device: Device) -> int:
@@ -237,7 +211,7 @@ def _answers(device: Device) -> int:
         return 0
 
 
-def _cosine(found: Sequence[float], theta: Vector) -> float:
+def _cosine(found: Sequence[float], theta: FloatArray) -> float:
     return float(found @ theta / (np.linalg.norm(found) * np.linalg.norm(theta)))
 
 
@@ -248,19 +222,14 @@ def _say(line: str) -> None:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m simulations.demo", description=__doc__.split("\n\n")[1])
     add = parser.add_argument
+    count = bounded(int, 0)
     add("--devices", type=bounded(int, 1), default=3, metavar="N", help="(%(default)s)")
-    add(
-        "--people",
-        type=bounded(int, 0),
-        default=2,
-        metavar="N",
-        help="simulated users (%(default)s)",
-    )
+    add("--people", type=count, default=2, metavar="N", help="simulated users (%(default)s)")
     until = parser.add_mutually_exclusive_group()
     until.add_argument("--rounds", type=bounded(int, 1), metavar="N", help="(until Ctrl-C)")
     until.add_argument("--minutes", type=bounded(float, 0.01), metavar="N", help="(until Ctrl-C)")
     add("--dir", type=Path, help="folder to keep and resume from (default: a temporary one)")
-    add("--seed", type=bounded(int, 0), default=0, help="of the preference (%(default)s)")
+    add("--seed", type=count, default=0, help="of the preference (%(default)s)")
     arguments = parser.parse_args(argv)
     if arguments.people > arguments.devices:
         parser.error(f"--people {arguments.people}: must be at most --devices {arguments.devices}")
@@ -274,11 +243,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Stopping takes seconds; a second signal must not interrupt it.
     with interruptible(lambda: "stopped", insist=False), contextlib.ExitStack() as stack:
         try:
-            if arguments.dir is None:
+            folder = arguments.dir and arguments.dir.expanduser()
+            if folder is None:
                 temporary = tempfile.TemporaryDirectory(prefix="fldb-demo-")
                 folder = Path(stack.enter_context(temporary))
-            else:
-                folder = arguments.dir.expanduser()
             demonstrate(arguments, folder)
         except FldbError as error:
             sys.exit(f"error: {error}")

@@ -12,6 +12,7 @@ if __name__ == "__main__":  # before what takes long to import
 
     start.begin()
 
+import itertools
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
@@ -53,10 +54,8 @@ class Panel:
     ----------
     title : str
         As in the paper.
-    curves : dict
-        Overrides of the settings of the experiment, by label of the curve.
-    ours : dict
-        Further curves of ``+ours``.
+    curves, ours : dict
+        Overrides of the settings of the experiment, by label of the curve; those of ``+ours``.
     against : str
         ``iteration``: cumulative regret; ``tau`` or ``rounds``: the final regret.
     """
@@ -98,7 +97,6 @@ PANELS = {
     "fig5b": Panel("final regret vs. rounds (N=100)", _final([5, 10, 20]), against="rounds"),
 }
 
-
 OVERVIEW = "regret"  # in the README, with the settings of Fig. 1b
 _OVERVIEW = Panel(
     "100 agents learn one preference (K=10, d=5)",
@@ -131,7 +129,7 @@ def values_of(name: str, overrides: Overrides) -> dict[str, Any]:
     """Return the settings of a curve that differ from the defaults."""
     file = "fig1b" if name == OVERVIEW else name
     experiment = OmegaConf.load(Path(conf.__path__[0]) / "experiment" / f"{file}.yaml")
-    values: Any = OmegaConf.to_container(OmegaConf.merge(experiment, OmegaConf.create(overrides)))
+    values: Any = OmegaConf.to_container(OmegaConf.merge(experiment, overrides))
     values.pop("hydra", None)  # the settings of sweeps
     return dict(values)
 
@@ -233,33 +231,34 @@ def make(
         The runs of each figure by name and label, in the format of a result file.
     """
     wanted = {
-        (name, label): [settings_of(name, overrides, seed, movielens) for seed in range(seeds)]
+        name: {
+            label: [settings_of(name, overrides, seed, movielens) for seed in range(seeds)]
+            for label, overrides in curves_of(name, ours=ours).items()
+        }
         for name in names
-        for label, overrides in curves_of(name, ours=ours).items()
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write to {folder}: {error.strerror}") from None
-    results = measured.each_once(one for group in wanted.values() for one in group)
+    groups = [group for curves in wanted.values() for group in curves.values()]
+    results = measured.each_once(itertools.chain.from_iterable(groups))
     figures = {name: runs_of(name, ours=ours, seeds=seeds) for name in names}
-    for name, runs in figures.items():
-        settings = {label: wanted[name, label] for label in runs}
-        for label, run in runs.items():
-            measured.fill(run, [results[each] for each in settings[label]])
-        rows = _table(settings, results)
+    for name, curves in wanted.items():
+        for label, group in curves.items():
+            measured.fill(figures[name][label], [results[each] for each in group])
+        rows = _table(curves, results)
         rows.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
-        draw(name, rows, _bounds(settings) if bounds else {}, folder)
+        draw(name, rows, _bounds(curves) if bounds else {}, folder)
     return figures
 
 
 def _table(
-    settings: dict[str, list[Settings]], results: dict[Settings, measured.Result]
+    curves: dict[str, list[Settings]], results: dict[Settings, measured.Result]
 ) -> pd.DataFrame:
     """Return the CSV of a figure: one row per iteration of each run of each curve."""
-    parts = [
-        _rows(label, each, *results[each]) for label, group in settings.items() for each in group
-    ]
+    runs = [(label, each) for label, group in curves.items() for each in group]
+    parts = [_rows(label, each, *results[each]) for label, each in runs]
     return pd.concat(parts, ignore_index=True)
 
 
@@ -281,23 +280,21 @@ def _rows(
 
 
 def _bounds(curves: dict[str, list[Settings]]) -> dict[str, Any]:
-    found = {
-        label: average_bound(np.arange(1.0, group[0].horizon + 1), group[0])
-        for label, group in curves.items()
-    }
+    """Return the regret bound by iteration of each curve that has one."""
+    steps = {label: np.arange(1.0, group[0].horizon + 1) for label, group in curves.items()}
+    found = {label: average_bound(steps[label], group[0]) for label, group in curves.items()}
     return {label: bound for label, bound in found.items() if bound is not None}
 
 
 def _make_asked(asked: Namespace) -> list[Path]:
     """Make the requested figures; return their PNG files, or CSV files without a plot."""
-    ours, bounds = "+ours" in asked.name, "+bounds" in asked.name
+    extras = {name: f"+{name}" in asked.name for name in ("ours", "bounds")}
     names = [name for name in asked.name if name not in ("+ours", "+bounds")]
     if not names:
         names = [name for name in PANELS if asked.movielens or name != "fig1d"]
         if "fig1d" not in names:
             print("fig1d is omitted: it needs --movielens PATH", file=sys.stderr)
-    extras = {"ours": ours, "bounds": bounds, "seeds": asked.seeds}
-    make(names, asked.output, movielens=asked.movielens, **extras)
+    make(names, asked.output, **extras, movielens=asked.movielens, seeds=asked.seeds)
     pictures = [asked.output / f"{name}.png" for name in names]
     return [path if path.exists() else path.with_suffix(".csv") for path in pictures]
 

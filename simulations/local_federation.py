@@ -19,7 +19,7 @@ from typing import Any
 from fldb_flower.deployment import credentials
 from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
 from fldb_flower.errors import FederationError
-from simulations.local_process import PROJECT, START_SECONDS, LocalProcess
+from simulations.local_process import PROJECT, START_SECONDS, LocalProcess, configure_flwr
 
 _LINK = "local"  # name of the SuperLink in Flower's configuration
 _REGISTERED = r"registered successfully|already in use"
@@ -46,10 +46,8 @@ class Device(LocalProcess):
         Folder of the federation.
     superlink : str
         Address of the SuperLink.
-    node_config : Mapping
-        Settings of its owner beside ``store-path``, such as ``min-duels-per-upload``.
-    arms : Path, optional
-        Arms for the page of its service.
+    node_config, arms
+        See :class:`LocalFederation`.
     """
 
     def __init__(
@@ -127,21 +125,14 @@ class Device(LocalProcess):
 
         The SuperLink considers a killed SuperNode alive until it misses its heartbeats, for up to
         a minute. Until then, it refuses another SuperNode with the same key.
-
-        Raises
-        ------
-        FederationError
-            The SuperNode ended for another reason, or the time is over.
         """
         deadline = time.monotonic() + START_SECONDS + _HEARTBEAT_SECONDS
         while True:
             try:
-                self.wait_for(_CONNECTED, "connected")
+                return self.wait_for(_CONNECTED, "connected")
             except FederationError:
                 if _REFUSED not in self.output() or time.monotonic() > deadline:
                     raise
-            else:
-                return
             self.kill()
             time.sleep(_RETRY_SECONDS)
             self.start()
@@ -192,7 +183,6 @@ class LocalFederation:
                 *("--ssl-certfile", str(keys / credentials.SERVER)),
                 *("--ssl-keyfile", str(keys / credentials.SERVER_KEY)),
                 "--enable-supernode-auth",
-                "--disable-runtime-dependency-installation",
                 *("--database", str(self.folder / "superlink.db")),
             ],
         )
@@ -204,21 +194,11 @@ class LocalFederation:
         if not keys.exists():
             credentials.create(keys, [HOST, "localhost"], devices)
 
-    @property
-    def parts(self) -> list[LocalProcess]:
-        """All long-running processes, in the order in which to stop them."""
-        services = [device.service for device in self.devices]
-        return [*self.runs, *self.devices, *services, self.superlink]
-
     def start(self, say: Callable[[str], None] = lambda _line: None) -> None:
         """Start the services and the SuperLink, register the devices, start the SuperNodes.
 
-        Returns when the services answer and the SuperNodes are connected.
-
-        Parameters
-        ----------
-        say : callable
-            Prints one line; called before each step.
+        Returns when the services answer and the SuperNodes are connected. ``say`` is called with
+        one line before each step.
 
         Raises
         ------
@@ -267,26 +247,15 @@ class LocalFederation:
     def flwr(self, name: str, *arguments: str) -> LocalProcess:
         """Return a process that runs ``flwr``, configured for the SuperLink."""
         part = LocalProcess(name, self.folder, [tool("flwr"), *arguments])
-        part.home.mkdir(parents=True, exist_ok=True)
-        (part.home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{_LINK}"\n\n[superlink.{_LINK}]\naddress = "{self.address}"\n'
-            f'root-certificates = "{self.folder / "keys" / credentials.CA}"\n'
-        )
+        trust = f'root-certificates = "{self.folder / "keys" / credentials.CA}"'
+        configure_flwr(part.home, _LINK, self.address, trust)
         return part
 
     def run(self, **settings: object) -> LocalProcess:
-        """Start a run of the federation with ``flwr run``.
+        """Start a run of the federation with ``flwr run --stream``, which ends when the run does.
 
-        Parameters
-        ----------
-        **settings
-            Settings of the run; ``devices_rounds=20`` is ``devices-rounds=20``.
-
-        Returns
-        -------
-        LocalProcess
-            ``flwr run --stream``, which ends when the run does. The run is another process, in the
-            home of the SuperLink: see :meth:`server_apps`.
+        ``devices_rounds=20`` is the setting ``devices-rounds=20``. The run itself is another
+        process, in the home of the SuperLink.
         """
         values: dict[str, object] = {"mode": "devices", "output-dir": str(self.results)}
         values |= {key.replace("_", "-"): value for key, value in settings.items()}
@@ -299,32 +268,26 @@ class LocalFederation:
         part.wait_for(_STARTED, "submitted")
         return part
 
-    def server_apps(self) -> list[int]:
-        """Return the ids of the processes of the ServerApp."""
-        return self.superlink.processes("flwr-serverapp")
-
     def model(self) -> dict[str, Any] | None:
         """Return the content of model.json; None before the first round."""
-        try:
-            model: dict[str, Any] = json.loads((self.results / "model.json").read_text())
-        except FileNotFoundError:
-            return None
-        return model
+        path = self.results / "model.json"
+        return json.loads(path.read_text()) if path.exists() else None
 
     def rounds(self) -> list[dict[str, str]]:
         """Return the rows of rounds.csv; the model may not include the last one yet."""
-        return _rows(self.results / "rounds.csv")
-
-    def uploads(self) -> list[dict[str, str]]:
-        """Return the rows of uploads.csv: the answers of each device that a round counted."""
-        return _rows(self.results / "uploads.csv")
+        try:
+            with (self.results / "rounds.csv").open(newline="") as file:
+                return list(csv.DictReader(file))
+        except FileNotFoundError:
+            return []
 
     def stop(self) -> None:
         """Stop all processes, the SuperLink last, since SuperNodes sign off from it."""
-        *others, superlink = self.parts
+        services = [device.service for device in self.devices]
+        others = [*self.runs, *self.devices, *services]
         for part in others:
             part.terminate()
-        for part in (*others, superlink):
+        for part in (*others, self.superlink):
             part.stop()
 
     def __enter__(self) -> LocalFederation:
@@ -332,10 +295,3 @@ class LocalFederation:
 
     def __exit__(self, *_exception: object) -> None:
         self.stop()
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))

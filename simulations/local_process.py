@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fldb_flower.deployment.processes import flower_environment, start_process
@@ -34,10 +34,14 @@ class LocalProcess:
         Folder of both.
     command : sequence of str
         The command to run.
+    cwd : Path, optional
+        Its working directory; by default its home.
     """
 
-    def __init__(self, name: str, folder: Path, command: Sequence[str]) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, folder: Path, command: Sequence[str], cwd: Path | None = None
+    ) -> None:
+        self.name, self.cwd = name, cwd
         self.command = list(command)
         self.home = folder / "homes" / name
         self.log = folder / "logs" / f"{name}.log"
@@ -50,7 +54,8 @@ class LocalProcess:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a log may hold a token
         with self.log.open("ab") as log:
             self._begin = log.tell()
-            self._process = start_process(self.command, environment(self.home), log, self.home)
+            cwd = self.cwd or self.home
+            self._process = start_process(self.command, environment(self.home), log, cwd)
 
     @property
     def is_running(self) -> bool:
@@ -68,19 +73,15 @@ class LocalProcess:
         lines = [line for line in self.output().splitlines() if line.strip()]
         return "\n".join(lines[-_LAST_LINES:]) or "(nothing)"
 
-    def processes(self, program: str = "") -> list[int]:
-        """Return the ids of the processes with this home.
-
-        Parameters
-        ----------
-        program : str
-            Only processes of this program, such as ``"flwr-serverapp"``.
-        """
-        return [
-            pid
-            for pid in _processes(self.home)
-            if any(word.endswith(program.encode()) for word in _words(Path(f"/proc/{pid}/cmdline")))
-        ]
+    def processes(self) -> list[int]:
+        """Return the ids of the processes with this home, this one and those that it started."""
+        wanted = f"FLWR_HOME={self.home}".encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it ended, or belongs to another user
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
 
     def wait_until(
         self, condition: Callable[[], bool], what: str, seconds: float = START_SECONDS
@@ -136,26 +137,24 @@ class LocalProcess:
 
 def environment(home: Path) -> dict[str, str]:
     """Return the environment of a process with this home, in which Flower's commands are found."""
-    path = os.environ.get("PATH", os.defpath)
+    own = os.environ
+    programs = [str(Path(sys.executable).parent), own.get("PATH", os.defpath)]
+    modules = [str(PROJECT), *filter(None, [own.get("PYTHONPATH")])]
     return {
         **flower_environment(home),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{path}",
-        "PYTHONPATH": str(PROJECT),
+        "PATH": os.pathsep.join(programs),
+        "PYTHONPATH": os.pathsep.join(modules),
         "PYTHONUNBUFFERED": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; 1 by default
+        # With the file that a crashed cluster leaves, Ray would wait forever.
+        "RAY_ADDRESS": own.get("RAY_ADDRESS", "local"),
     }
 
 
-def _processes(home: Path) -> Iterator[int]:
-    """Yield the ids of all processes that were started with this FLWR_HOME."""
-    wanted = f"FLWR_HOME={home}".encode()
-    for entry in Path("/proc").glob("[0-9]*"):
-        if wanted in _words(entry / "environ"):
-            yield int(entry.name)
-
-
-def _words(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().split(b"\0")
-    except OSError:
-        return []  # it ended, or belongs to another user
+def configure_flwr(home: Path, name: str, address: str, trust: str) -> None:
+    """Write the configuration of ``flwr`` to a home: one SuperLink, and how to trust it."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\naddress = "{address}"\n{trust}\n'
+    )

@@ -27,11 +27,10 @@ from fldb_flower.settings import defaults_nested, hydra_entries, require_current
 CONF = Path(conf.__path__[0])
 _HERE = "(from the command line)"
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+_SUBMITIT = ("slurm", "hydra_plugins.hydra_submitit_launcher")
 _LAUNCHERS = {  # choice: extra and module that it needs
     "joblib": ("joblib", "hydra_plugins.hydra_joblib_launcher"),
-    "slurm": ("slurm", "hydra_plugins.hydra_submitit_launcher"),
-    "submitit_local": ("slurm", "hydra_plugins.hydra_submitit_launcher"),
-    "submitit_slurm": ("slurm", "hydra_plugins.hydra_submitit_launcher"),
+    **dict.fromkeys(("slurm", "submitit_local", "submitit_slurm"), _SUBMITIT),
 }
 _ENTRIES = {entry.dotted: entry for entry in hydra_entries()}
 
@@ -42,10 +41,7 @@ Choices = Callable[[str], list[str]]
 def store_settings(searchpath: Sequence[str] = ()) -> None:
     """Give Hydra the settings' defaults, and groups with a choice for each registered name.
 
-    Parameters
-    ----------
-    searchpath : sequence of str
-        ``file://`` addresses of folders. A file there, or in ``conf/``, replaces the choice.
+    A file in ``conf/``, or in a folder of the search path (``file://``), replaces the choice.
     """
     folders = [CONF, *(Path(each.removeprefix("file://")) for each in searchpath)]
     store = ConfigStore.instance()
@@ -64,10 +60,7 @@ def store_settings(searchpath: Sequence[str] = ()) -> None:
 def config_groups(searchpath: Sequence[str] = ()) -> Iterator[tuple[list[str], Choices]]:
     """Yield the names of the configuration groups, and a function that returns their files.
 
-    Parameters
-    ----------
-    searchpath : sequence of str
-        Search path of Hydra beside ``conf/``: ``file://`` and ``pkg://`` addresses.
+    ``searchpath`` is Hydra's search path beside ``conf/``: ``file://`` and ``pkg://`` addresses.
     """
     quoted = ",".join(QuotedString(each, Quote.double).with_quotes() for each in searchpath)
     store_settings(searchpath)
@@ -161,7 +154,7 @@ def _quote(text: str, *, sweep: bool) -> str:
     quoted = f"{key}={','.join(map(_quoted, parts))}"
     with suppress(HydraException, OmegaConfBaseException):
         override = OverridesParser.create().parse_override(quoted)
-        is_meant = len(parts) > 1 or _resolved(override.value()) == value
+        is_meant = len(parts) > 1 or OmegaConf.create([override.value()])[0] == value
         if is_meant and quoted.isprintable():
             return f"; quoted it is {shlex.quote(quoted)}"
     return ""
@@ -176,10 +169,6 @@ def _quoted(value: str) -> str:
         if OverridesParser.create().parse_override(f"x={value}").value() == value:
             return value
     return QuotedString(value.replace("${", "\\${"), Quote.double).with_quotes()
-
-
-def _resolved(value: Any) -> Any:
-    return OmegaConf.create({"value": value}).value
 
 
 def _check_experiments(names: Sequence[Any]) -> None:

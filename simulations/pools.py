@@ -21,16 +21,7 @@ def map_in_processes(
 ) -> list[_R]:
     """Return the results of the calls; any exception, such as Ctrl-C, ends the processes at once.
 
-    Parameters
-    ----------
-    function : callable
-        A function of a module.
-    arguments : iterable
-        The arguments, one for each call.
-    processes : int, optional
-        Number of processes; by default one per processor.
-    context : BaseContext, optional
-        How processes start.
+    ``function`` is a function of a module. By default, there is one process per processor.
     """
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         try:

@@ -6,6 +6,7 @@ directory without a complete run is reported with the reason.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -25,13 +26,7 @@ from fldb_flower.runs.results import CONFIG, REGRET, identity
 from fldb_flower.settings import current_names, from_nested
 
 CURVE_COLUMNS = ("iteration", "cumulative_regret", "exchanges")
-NUMBERS = (
-    "final_regret",
-    "exchanges",
-    "uploaded_bytes",
-    "downloaded_bytes",
-    "runtime_seconds",
-)
+NUMBERS = ("final_regret", "exchanges", "uploaded_bytes", "downloaded_bytes", "runtime_seconds")
 """The numbers in every summary."""
 
 _MAX_DEPTH = 8  # of nested settings, which have two levels
@@ -39,19 +34,11 @@ _MAX_DEPTH = 8  # of nested settings, which have two levels
 
 @dataclass(frozen=True)
 class Run:
-    """One finished run.
+    """One finished run: the content of its files.
 
-    Attributes
-    ----------
-    path : Path
-        Directory of the run.
-    settings : dict
-        The settings in ``config.yaml``, in its order, by Hydra's dotted names, such as
-        ``environment.sigma``.
-    summary : dict
-        Content of ``summary.json``; each of :data:`NUMBERS` is a finite number.
-    curve : pandas.DataFrame
-        Content of ``regret.csv``: one row per iteration, columns :data:`CURVE_COLUMNS`.
+    ``settings`` has Hydra's dotted names, in the order of ``config.yaml``. Each of :data:`NUMBERS`
+    is a finite number in ``summary``. ``curve`` has one row per iteration, and the columns
+    :data:`CURVE_COLUMNS`.
     """
 
     path: Path
@@ -92,15 +79,21 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
     DataError
         A folder does not exist.
     """
-    runs: list[Run] = []
-    unfinished: list[Unfinished] = []
-    for found in _candidates(folders):
-        result = found if isinstance(found, Unfinished) else read_run(found)
-        if isinstance(result, Run):
-            runs.append(result)
-        else:
-            unfinished.append(result)
-    return runs, unfinished
+    found: dict[Path, Run | Unfinished] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            reason = "is not a folder" if folder.exists() else "does not exist"
+            raise DataError(f"{folder}: {reason}")
+        denied: list[OSError] = []
+        for path in _directories(folder, denied):
+            if (real := path.resolve()) not in found:
+                found[real] = read_run(path)
+        for error in denied:
+            path = Path(error.filename)
+            reason = f"cannot be read: {error.strerror}"
+            found.setdefault(path.resolve(), Unfinished(path, reason))
+    runs = [item for item in found.values() if isinstance(item, Run)]
+    return runs, [item for item in found.values() if isinstance(item, Unfinished)]
 
 
 def find_finished(folder: Path, wanted: Collection[str] | None = None) -> dict[str, Run]:
@@ -144,19 +137,13 @@ def varying(runs: Sequence[Run]) -> list[str]:
 
     A setting that only some runs have differs, unless it is irrelevant in the others.
     """
-    kept = [relevant(run.settings) for run in runs]
-    return [
-        key
-        for key in dict.fromkeys(key for run in runs for key in run.settings)
-        if len(
-            {
-                _identity(run.settings.get(key))
-                for run, settings in zip(runs, kept, strict=True)
-                if key in settings or key not in run.settings
-            }
-        )
-        > 1
-    ]
+    values: dict[str, set[Any]] = {key: set() for run in runs for key in run.settings}
+    for run in runs:
+        used = relevant(run.settings)
+        for key, seen in values.items():
+            if key in used or key not in run.settings:
+                seen.add(_identity(run.settings.get(key)))
+    return [key for key, seen in values.items() if len(seen) > 1]
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[list[Run]]:
@@ -175,30 +162,14 @@ def _identity(value: Any) -> Any:
     return (isinstance(value, bool), "nan" if is_nan else value)
 
 
-def _candidates(folders: Iterable[Path]) -> Iterator[Path | Unfinished]:
-    seen = set()
-    for folder in folders:
-        if not folder.is_dir():
-            reason = "is not a folder" if folder.exists() else "does not exist"
-            raise DataError(f"{folder}: {reason}")
-        for found in _walk(folder):
-            path = found.path if isinstance(found, Unfinished) else found
-            if (real := path.resolve()) not in seen:
-                seen.add(real)
-                yield found
-
-
-def _walk(folder: Path) -> Iterator[Path | Unfinished]:
-    """Yield the directories of runs in a folder and below it."""
-    denied: list[OSError] = []
+def _directories(folder: Path, denied: list[OSError]) -> Iterator[Path]:
+    """Yield the directories of runs in a folder and below it; add errors to ``denied``."""
     for root, folders, files in os.walk(folder, onerror=denied.append):
         folders[:] = sorted(
             (name for name in folders if not name.startswith(".")), key=natural_order
         )
         if CONFIG in files or {SUMMARY, REGRET} <= set(files):
             yield Path(root)
-    for error in denied:
-        yield Unfinished(Path(error.filename), f"cannot be read: {error.strerror}")
 
 
 def natural_order(value: Any) -> tuple[Any, ...]:
@@ -276,12 +247,9 @@ def _summary(path: Path) -> dict[str, Any]:
 
 
 def _is_finite(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer too large for a float
-        return False
+    with contextlib.suppress(TypeError, OverflowError):  # a text; an integer too large for a float
+        return not isinstance(value, bool) and math.isfinite(value)
+    return False
 
 
 def _curve(path: Path, settings: Mapping[str, Any]) -> pd.DataFrame:

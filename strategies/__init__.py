@@ -30,16 +30,8 @@ class FLDBONSStrategy(DuelingStrategy):
 def make_strategy(
     settings: Settings, history: Counts, nodes: Nodes | None = None
 ) -> DuelingStrategy:
-    """Return the strategy for the algorithm of the settings.
-
-    Parameters
-    ----------
-    settings, history, nodes
-        See :class:`DuelingStrategy`. By default, the nodes host simulated agents.
-    """
-    if nodes is None:
-        nodes = SimulatedNodes(settings, history)
-    return DuelingStrategy(settings, history, nodes)
+    """Return the strategy for the settings' algorithm; by default, nodes host simulated agents."""
+    return DuelingStrategy(settings, history, nodes or SimulatedNodes(settings, history))
 
 
 __all__ = [

@@ -32,35 +32,17 @@ _NOT_IN_IDENTITY = (  # settings that may differ between two runs of one federat
 
 @dataclass(frozen=True)
 class RoundRow:
-    """The record of one round.
-
-    Attributes
-    ----------
-    round : int
-        Number of the round.
-    time, seconds : float
-        Start, in seconds since 1970, and duration.
-    asked, replied : int
-        Devices asked in the first exchange, and devices that replied to it.
-    exchanges : int
-        Number of exchanges.
-    spans : tuple of CountedSpan
-        The answers that were counted, by device.
-    total_duels : int
-        Duels of all devices counted so far.
-    rejected : tuple of str
-        One line for each rejected reply.
-    """
+    """The record of one round."""
 
     round: int
-    time: float
+    time: float  # of its start, in seconds since 1970
     seconds: float
-    asked: int
-    replied: int
+    asked: int  # devices, in the first exchange
+    replied: int  # to the first exchange
     exchanges: int
-    spans: tuple[CountedSpan, ...]
-    total_duels: int
-    rejected: tuple[str, ...]
+    spans: tuple[CountedSpan, ...]  # the answers that were counted, by device
+    total_duels: int  # of all devices, counted so far
+    rejected: tuple[str, ...]  # one line for each rejected reply
 
     @property
     def duels(self) -> int:
@@ -68,30 +50,32 @@ class RoundRow:
         return sum(span.header.num_duels for span in self.spans)
 
     @property
-    def agreement(self) -> float | None:
-        """Share of the predicted preferences that people confirmed; None without predictions."""
-        predicted = sum(span.header.predicted for span in self.spans)
-        return sum(span.header.agreed for span in self.spans) / predicted if predicted else None
+    def predicted(self) -> int:
+        """Number of duels whose preference was predicted."""
+        return sum(span.header.predicted for span in self.spans)
+
+    @property
+    def agreed(self) -> int:
+        """Number of predicted preferences that people confirmed."""
+        return sum(span.header.agreed for span in self.spans)
 
     def line(self) -> str:
         """Return the log line."""
-        agreement = "" if self.agreement is None else f", {self.agreement:.0%} as predicted"
+        share = f", {self.agreed / self.predicted:.0%} as predicted" if self.predicted else ""
         return (
-            f"round {self.round}: {self.duels} duels of {len(self.spans)} devices{agreement};"
+            f"round {self.round}: {self.duels} duels of {len(self.spans)} devices{share};"
             f" {self.replied} of {self.asked} devices replied, {self.total_duels} duels so far"
         )
 
     def csv(self) -> tuple[str, str]:
         """Return the line for rounds.csv and the lines for uploads.csv."""
         when = datetime.datetime.fromtimestamp(self.time, datetime.UTC).isoformat("T", "seconds")
-        predicted = sum(span.header.predicted for span in self.spans)
-        agreed = sum(span.header.agreed for span in self.spans)
-        agreement = "" if self.agreement is None else f"{self.agreement:.4f}"
+        agreement = f"{self.agreed / self.predicted:.4f}" if self.predicted else ""
         rejected = "; ".join(self.rejected).replace('"', "'").replace("\n", " ")
         row = (
             f"{self.round},{when},{self.seconds:.3f},{self.asked},{self.replied},"
-            f"{len(self.spans)},{self.duels},{self.total_duels},{predicted},{agreed},{agreement},"
-            f'{self.exchanges},"{rejected}"\n'
+            f"{len(self.spans)},{self.duels},{self.total_duels},{self.predicted},"
+            f'{self.agreed},{agreement},{self.exchanges},"{rejected}"\n'
         )
         uploads = "".join(
             f"{self.round},{short_name(span.device)},{span.header.start},{span.header.end}\n"
@@ -106,14 +90,7 @@ class DeviceDirectory(ResultsDirectory):
     A later run resumes from ``checkpoint.bin``. It holds the lengths of ``rounds.csv`` and
     ``uploads.csv``; rows written after it are removed. ``model.json`` is written after the
     checkpoint, and ``summary.json`` when a run ends normally. A file ``round-now`` starts the next
-    round at once.
-
-    Parameters
-    ----------
-    path : Path
-        Created if missing.
-    settings : Settings
-        Settings of the run.
+    round at once. The directory is created if it is missing.
 
     Raises
     ------
@@ -201,13 +178,8 @@ class DeviceDirectory(ResultsDirectory):
 
     def _truncate(self, name: str, header: str) -> None:
         """Remove the rows of a table that the last checkpoint does not cover."""
-        with (self.path / name).open("a+b") as file:
-            file.truncate(self._sizes[name])
-            if self._sizes[name] == 0:
-                file.write(header.encode())
-            file.flush()
-            os.fsync(file.fileno())
-            self._sizes[name] = file.seek(0, os.SEEK_END)
+        (self.path / name).touch()
+        self._append(name, b"" if self._sizes[name] else header.encode())
 
     def _append(self, name: str, data: bytes) -> None:
         with (self.path / name).open("r+b") as file:

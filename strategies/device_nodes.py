@@ -36,11 +36,6 @@ class DeviceNodes(Nodes):
     when its key, its SuperNode or the SuperLink's database changes, and another device cannot
     take it.
 
-    Parameters
-    ----------
-    settings : Settings
-        Settings of the run.
-
     Attributes
     ----------
     counted : dict

@@ -23,13 +23,7 @@ _CONNECT_POLL_SECONDS = 0.5
 
 
 class WaitReport:
-    """Prints a line about a wait when it begins, and every 15 s while it lasts.
-
-    Parameters
-    ----------
-    say : callable
-        Prints one line.
-    """
+    """Prints a line about a wait with ``say`` when it begins, and every 15 s while it lasts."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -68,17 +62,10 @@ class DeviceServer:
         ``devices`` determines when rounds begin and when to end.
     strategy : DuelingStrategy
         Carries out the exchanges; its nodes are ``devices``.
-    devices : DeviceNodes
-        Holds which answers of each device are counted.
-    directory : DeviceDirectory
-        Stores results and checkpoints.
+    devices, directory
+        The nodes, and where results and checkpoints are stored.
     say : callable
         Prints one line.
-
-    Attributes
-    ----------
-    round : int
-        The last round that was counted.
     """
 
     def __init__(
@@ -95,7 +82,7 @@ class DeviceServer:
         self.directory = directory
         self._say = say
         self._report = WaitReport(say)
-        self.round = directory.restore(strategy, devices)
+        self.round = directory.restore(strategy, devices)  # the last round that was counted
         if self.round:
             say(f"resumes after round {self.round}, {devices.duels} duels counted")
 
@@ -178,9 +165,5 @@ class DeviceServer:
 
 
 def device_round(number: int) -> Round:
-    """Return a round of devices.
-
-    Devices have no iterations: people answer when they like. To the algorithm, round n is
-    iteration n, as in the schedule with tau = 1.
-    """
+    """Return a round of devices: without iterations, round n is iteration n, as with tau = 1."""
     return Round(number, first=number, last=number)

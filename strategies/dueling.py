@@ -83,11 +83,6 @@ class DuelingStrategy(Federation, Strategy):
 
         Unlike in Flower's own loop, the algorithm determines the number of exchanges.
 
-        Parameters
-        ----------
-        grid : Grid
-            Carries the messages.
-
         Raises
         ------
         FederationError

@@ -25,50 +25,25 @@ _MAX_REASON = 300  # characters
 class Exchange:
     """One exchange: the nodes that it asks, and which of them answered, were refused or are absent.
 
-    Parameters
-    ----------
-    number : int
-        Number of the exchange in its run, from 1.
-    broadcast : Broadcast
-        The request.
-    asked : tuple of int
-        The nodes to ask.
-    connected : frozenset of int
-        All nodes that are connected.
-    nodes : Nodes
-        The kind of nodes.
-    settings : Settings
-        Settings of the run.
-    max_difference : float
-        Bound on the norm of a difference of two arms.
-
-    Attributes
-    ----------
-    arrays, config : ArrayRecord, ConfigRecord
-        The packed broadcast, the same for all nodes.
-    contributions : dict
-        Node -> its contribution.
-    refused : dict
-        Node -> why its reply is not counted.
-    introduced : set
-        Nodes that introduced themselves in the replies added last.
+    Its number counts from 1 in each run. ``arrays`` and ``config`` are the packed broadcast, the
+    same for all nodes.
     """
 
     number: int
     broadcast: Broadcast
     asked: tuple[int, ...]
-    connected: frozenset[int]
+    connected: frozenset[int]  # all nodes that are connected
     nodes: Nodes
     settings: Settings
-    max_difference: float
+    max_difference: float  # of two arms, in norm
 
     def __post_init__(self) -> None:
         vector, header = encode_broadcast(self.broadcast, self.settings.wire)
         self.arrays = pack_vector(vector)
         self.config = ConfigRecord({"header": list(header)})
         self.contributions: dict[int, Contribution] = {}
-        self.refused: dict[int, str] = {}
-        self.introduced: set[int] = set()
+        self.refused: dict[int, str] = {}  # node -> why its reply is not counted
+        self.introduced: set[int] = set()  # nodes that did so in the replies added last
         self._valid: dict[int, Contribution] = {}  # also of nodes whose identity is disputed
         self._asked_again: set[int] = set()  # after an introduction
         self._sent: dict[str, int] = {}  # message -> node
@@ -111,7 +86,7 @@ class Exchange:
             if node not in self.contributions and key not in self._replied
         }
         timeout = self.settings.reply_timeout
-        replies = list(send_and_receive(grid, messages, timeout, waiting, watch))
+        replies = send_and_receive(grid, messages, timeout, waiting, watch)
         self._replied |= {reply.metadata.reply_to_message_id for reply in replies}
         self._sent |= {each.metadata.message_id: each.metadata.dst_node_id for each in messages}
         return replies

@@ -42,14 +42,7 @@ class Nodes(ABC):
     ) -> list[RecordDict]:
         """Return the content of the message to each node, with what is acknowledged to it.
 
-        Parameters
-        ----------
-        nodes : sequence of int
-            The nodes to ask.
-        number : int
-            Number of the exchange.
-        arrays, config : ArrayRecord, ConfigRecord
-            Vector and ``header`` of the broadcast.
+        ``arrays`` and ``config`` hold the vector and the ``header`` of broadcast ``number``.
         """
 
     @abstractmethod
@@ -58,10 +51,7 @@ class Nodes(ABC):
     ) -> Contribution | None:
         """Check one reply to exchange ``number``, and store which identity the node claims.
 
-        Returns
-        -------
-        Contribution or None
-            None if the reply only introduces the node, which must then be asked again.
+        Return None if the reply only introduces the node, which must then be asked again.
 
         Raises
         ------
@@ -73,12 +63,8 @@ class Nodes(ABC):
     def disputes(self, connected: Collection[int]) -> dict[int, str]:
         """Compare the identities that all connected nodes claim.
 
-        The result does not depend on the order in which the claims were received.
-
-        Returns
-        -------
-        dict
-            The nodes whose claims are refused, and the reasons.
+        Return the nodes whose claims are refused, and the reasons. The result does not depend on
+        the order in which the claims were received.
         """
 
     @abstractmethod

@@ -29,14 +29,8 @@ class Claim(NamedTuple):
 class SimulatedNodes(Nodes):
     """Identifies nodes by their partition, and counts their duels by iteration.
 
-    A node that contributed to an exchange keeps its partition for the rest of the run.
-
-    Parameters
-    ----------
-    settings : Settings
-        Settings of the run.
-    history : Counts
-        Counts of the run, for the last iteration played.
+    A node that contributed to an exchange keeps its partition for the rest of the run. The history
+    has the last iteration played.
     """
 
     def __init__(self, settings: Settings, history: Counts) -> None:

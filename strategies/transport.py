@@ -35,12 +35,7 @@ def poll_seconds(grid: Grid) -> float:
 class Patience:
     """Limits how long nodes without a usable reply are asked again.
 
-    Parameters
-    ----------
-    grid : Grid
-        Carries the messages. If it does not wait for replies, the tries are limited as well.
-    seconds : float
-        Time limit.
+    If the grid does not wait for replies, the number of tries is limited as well.
     """
 
     def __init__(self, grid: Grid, seconds: float) -> None:
@@ -61,8 +56,8 @@ def send_and_receive(
     grid: Grid,
     messages: Sequence[Message],
     timeout: float,
-    earlier: Mapping[str, int] | None = None,
-    watch: Watch = ignore,
+    earlier: Mapping[str, int],
+    watch: Watch,
 ) -> list[Message]:
     """Send messages and return the replies that arrive within ``timeout`` seconds.
 
@@ -71,7 +66,7 @@ def send_and_receive(
     replies would never be seen.
     """
     if poll_seconds(grid) >= NETWORK_POLL_SECONDS:
-        return _poll(grid, messages, timeout, earlier or {}, watch)
+        return _poll(grid, messages, timeout, earlier, watch)
     watch(len(messages), timeout)
     if hasattr(grid, "pull_interval"):
         grid.pull_interval = IN_MEMORY_POLL_SECONDS

@@ -9,14 +9,13 @@ from conftest import nested
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from test_devices import Federation
 
-from fldb_flower.federation.agents import agents_of_node
+from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
 from fldb_flower.wire.records import content_bytes, pack_vector
 from simulations.engines import vectorized
-from simulations.engines.faults import FaultyGrid
-from simulations.engines.grid import InProcessGrid
+from simulations.engines.grid import InProcessGrid, LossyGrid
 from simulations.run import run
 from strategies import make_strategy
 from strategies.simulated_nodes import SimulatedNodes
@@ -141,7 +140,7 @@ class MeasuredGrid(Measured, InProcessGrid):
     up = down = asked = arrived = 0
 
 
-class MeasuredFaultyGrid(Measured, FaultyGrid):
+class MeasuredLossyGrid(Measured, LossyGrid):
     up = down = asked = arrived = 0
 
 
@@ -152,7 +151,7 @@ class MeasuredFaultyGrid(Measured, FaultyGrid):
 def test_sent_and_received_bytes_are_counted(algorithm, values):
     chosen = settings(algorithm=algorithm, **values)
     grid = (
-        MeasuredFaultyGrid(chosen, to_flat(chosen))
+        MeasuredLossyGrid(chosen, to_flat(chosen))
         if chosen.dropout
         else MeasuredGrid(3, to_flat(chosen))
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import http.client
 import json
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from local_processes import end_processes_of, logs_on_failure, processes_of, wait_until
 from test_devices import Federation
@@ -277,11 +279,27 @@ def kill_service(user: Person | Script) -> None:
     wait_until(lambda: len(user.confirmed) > before + 1, 60, "answers again")
 
 
+def server_apps(federation: LocalFederation) -> list[int]:
+    """Return the ids of the processes of the ServerApp, which the SuperLink starts."""
+    found = []
+    for pid in federation.superlink.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(word.endswith("flwr-serverapp") for word in psutil.Process(pid).cmdline()):
+                found.append(pid)
+    return found
+
+
+def uploads_of(federation: LocalFederation) -> list[dict[str, str]]:
+    """Return the rows of uploads.csv: the answers of each device that a round counted."""
+    path = federation.results / "uploads.csv"
+    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+
+
 def kill_server(federation: LocalFederation) -> int:
     """Kill and restart the server; return the number of rounds completed before."""
-    (server,) = federation.server_apps()
+    (server,) = server_apps(federation)
     os.kill(server, signal.SIGKILL)
-    wait_until(lambda: not federation.server_apps(), 30, "the server is gone")
+    wait_until(lambda: not server_apps(federation), 30, "the server is gone")
     federation.runs[-1].stop()
     assert not (federation.results / "summary.json").exists()
     completed = round_of(federation)
@@ -290,7 +308,7 @@ def kill_server(federation: LocalFederation) -> int:
 
 
 def last_round_of(federation: LocalFederation, name: str) -> int:
-    rounds = [int(row["round"]) for row in federation.uploads() if row["device"] == name]
+    rounds = [int(row["round"]) for row in uploads_of(federation) if row["device"] == name]
     return max(rounds, default=0)
 
 
@@ -323,7 +341,7 @@ def check_central(federation: LocalFederation, last: int) -> None:
         tables[short_name(device_id)] = table
     rounds: dict[int, list[np.ndarray]] = {}
     covered = dict.fromkeys(tables, 0)
-    for row in federation.uploads():
+    for row in uploads_of(federation):
         start, end = int(row["start"]), int(row["end"])
         assert start == covered[row["device"]] < end <= len(tables[row["device"]])
         assert end - start >= 2  # min-duels-per-upload

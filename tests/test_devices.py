@@ -31,7 +31,7 @@ from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.forms import form_of, make_form
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.wire.codec import decode_statistics, encode_broadcast
-from simulations.engines.inprocess import InProcessGrid
+from simulations.engines.grid import InProcessGrid
 from strategies import device_rounds, make_strategy, transport
 from strategies.device_directory import DeviceDirectory
 from strategies.device_nodes import DeviceNodes, short_name

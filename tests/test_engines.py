@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from fldb_flower.errors import FederationError, OutputError, SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
-from simulations.engines import inprocess, vectorized
+from simulations.engines import vectorized
 from simulations.engines.grid import InProcessGrid
 from simulations.run import run
 from strategies import FLDBGDStrategy, FLDBOGDStrategy, FLDBONSStrategy, make_strategy
@@ -126,7 +126,7 @@ def test_vectorized_engine_does_not_import_flower():
     assert done.stdout.strip() == "False"
 
 
-class FaultyGrid(inprocess.InProcessGrid):
+class FaultyGrid(InProcessGrid):
     """Replies to the n-th message are changed by ``faults[n]``; None loses the reply."""
 
     def __init__(self, num_nodes, run_config, faults):
@@ -232,7 +232,7 @@ def test_a_missed_quorum_ends_the_run_with_the_reasons():
 
 def test_an_error_names_the_missing_partition_id():
     chosen = settings(engine__name="inprocess", engine__num_nodes=2)
-    grid = inprocess.InProcessGrid(2, to_flat(chosen))
+    grid = InProcessGrid(2, to_flat(chosen))
     grid.contexts[1002].node_config.clear()
     with pytest.raises(SettingsError, match="--node-config 'partition-id=0 num-partitions=2'"):
         make_strategy(chosen, History(chosen.horizon)).start(grid)
@@ -240,14 +240,14 @@ def test_an_error_names_the_missing_partition_id():
 
 def test_more_nodes_than_agents_is_refused():
     chosen = settings(num_agents=2)
-    grid = inprocess.InProcessGrid(3, to_flat(chosen))
+    grid = InProcessGrid(3, to_flat(chosen))
     with pytest.raises(FederationError, match="3 nodes for num-agents=2"):
         make_strategy(chosen, History(chosen.horizon)).start(grid)
 
 
 def test_the_wait_for_nodes_is_limited():
     chosen = settings(node_wait=0.05)
-    grid = inprocess.InProcessGrid(0, to_flat(chosen))
+    grid = InProcessGrid(0, to_flat(chosen))
     with pytest.raises(FederationError, match=r"0 nodes connected within node-wait=0\.05 s"):
         make_strategy(chosen, History(chosen.horizon)).start(grid)
 

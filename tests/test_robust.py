@@ -20,7 +20,8 @@ from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible
 from fldb_flower.settings import from_nested, to_flat
 from simulations.benchmark.robust import Case, LyingAgents, regret
-from simulations.engines import inprocess, vectorized
+from simulations.engines import vectorized
+from simulations.engines.grid import InProcessGrid
 from strategies import make_strategy
 
 property_test = settings(deadline=None, derandomize=True, max_examples=100)
@@ -129,7 +130,7 @@ def chosen(**values):
     return from_nested(nested(**{**small, **values}), "a test")
 
 
-class LyingGrid(inprocess.InProcessGrid):
+class LyingGrid(InProcessGrid):
     """The first nodes apply `lie` to their vectors."""
 
     def __init__(self, num_nodes, run_config, liars, lie):

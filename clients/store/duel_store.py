@@ -32,7 +32,7 @@ from clients.store.records import (
     UnknownDuelError,
 )
 from fldb_flower.errors import DataError, FldbError
-from fldb_flower.linalg.forms import Vector
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import current_names
 
 
@@ -92,7 +92,7 @@ class DuelStore:
 
     def propose(
         self,
-        difference: Vector,
+        difference: FloatArray,
         predicted: float,
         *,
         keys: tuple[str | None, str | None] = (None, None),
@@ -231,7 +231,7 @@ class DuelStore:
         with self._database.writing():
             return uploads.cut(self._database, start, at_least, at_most)
 
-    def admit(self, start: int, end: int, theta: Vector, at_most: int) -> None:
+    def admit(self, start: int, end: int, theta: FloatArray, at_most: int) -> None:
         """Count a question: a request for gradients at ``theta`` of the answers between two cuts.
 
         Each ``theta`` gives the server another equation about the same answers. Repeated requests

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fldb_flower.errors import FldbError
-from fldb_flower.linalg.forms import Vector
+from fldb_flower.linalg.arrays import FloatArray
 
 SELECTION_SETTINGS = (
     "selection", "kappa_mu", "delta", "beta_scale", "lambda_", "matrix_form", "sketch_rank",
@@ -66,8 +63,8 @@ class Synchronization:
     round: int
     counted: int
     duels: int
-    theta: Vector
-    information: Vector
+    theta: FloatArray
+    information: FloatArray
     parameters: dict[str, Any]
 
 
@@ -107,6 +104,6 @@ class Evidence(NamedTuple):
         P(first preferred) when the duel was proposed, (n,); NaN before the first broadcast.
     """
 
-    differences: NDArray[np.float64]
-    preferences: NDArray[np.float64]
-    predicted: NDArray[np.float64]
+    differences: FloatArray
+    preferences: FloatArray
+    predicted: FloatArray

@@ -14,7 +14,7 @@ import numpy as np
 from clients.store.database import Database
 from clients.store.records import Evidence, Forgotten
 from fldb_flower.errors import DataError
-from fldb_flower.linalg.forms import Vector
+from fldb_flower.linalg.arrays import FloatArray
 
 MAX_ANSWERS = 2**53
 EXTRA = 2
@@ -74,7 +74,7 @@ def _skip_to(database: Database, counted: int) -> None:
     database.execute("INSERT INTO cuts (position) VALUES (?)", (counted,))
 
 
-def admit(database: Database, start: int, end: int, theta: Vector, at_most: int) -> None:
+def admit(database: Database, start: int, end: int, theta: FloatArray, at_most: int) -> None:
     """Count a question about the answers between two cuts."""
     database.execute(
         "INSERT OR IGNORE INTO questions SELECT position, ? FROM cuts"

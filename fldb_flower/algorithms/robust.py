@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fldb_flower.federation.exchange import Upload, total
-
-Numbers = NDArray[np.float64]
+from fldb_flower.linalg.arrays import FloatArray
 
 _CUT = 0.1  # of the weight, at each end
 
@@ -44,7 +42,7 @@ def combine(uploads: Sequence[Upload], how: str) -> Upload:
     return whole._replace(gradient=weights.sum() * trimmed_mean(gradients, weights, _CUT))
 
 
-def trimmed_mean(values: Numbers, weights: Numbers, cut: float) -> Numbers:
+def trimmed_mean(values: FloatArray, weights: FloatArray, cut: float) -> FloatArray:
     """Return the weighted mean of each column with a share of the weight removed at each end.
 
     A value at a boundary counts with the part of its weight inside.
@@ -63,5 +61,5 @@ def trimmed_mean(values: Numbers, weights: Numbers, cut: float) -> Numbers:
     begins = np.vstack([np.zeros_like(ends[:1]), ends[:-1]])
     lowest, highest = cut * ends[-1], (1.0 - cut) * ends[-1]
     kept = np.clip(ends, lowest, highest) - np.clip(begins, lowest, highest)
-    middle: Numbers = (kept * np.take_along_axis(values, order, axis=0)).sum(0) / kept.sum(0)
+    middle: FloatArray = (kept * np.take_along_axis(values, order, axis=0)).sum(0) / kept.sum(0)
     return middle

@@ -44,11 +44,8 @@ class DuelLog:
     def append(self, iterations: int) -> tuple[Array, Array, Array]:
         """Add iterations and return views of their values, for the caller to set.
 
-        Returns
-        -------
-        tuple of Array
-            Differences (iterations * agents, d), preferences (iterations * agents,), both agent
-            by agent in each iteration; regret of each iteration, summed over agents (iterations,).
+        These are differences (iterations * agents, d) and preferences (iterations * agents,), agent
+        by agent in each iteration, and the regret of each iteration, summed over agents.
         """
         while self._kept + iterations > self._regrets.size:
             self._differences = _doubled(self._differences)
@@ -57,11 +54,8 @@ class DuelLog:
         first, self._kept = self._kept, self._kept + iterations
         self._regrets[first : self._kept] = 0.0
         place = self._span(first, self._kept)
-        return (
-            self._differences[:, place].T,
-            self._preferences[place],
-            self._regrets[first : self._kept],
-        )
+        regrets = self._regrets[first : self._kept]
+        return self._differences[:, place].T, self._preferences[place], regrets
 
     def acknowledge(self, counted: int) -> None:
         """Record that the server has counted all duels up to iteration ``counted``."""
@@ -81,17 +75,17 @@ class DuelLog:
 
     def fresh(self) -> tuple[Array, Array]:
         """Return differences (n, d) and preferences (n,) of the duels not yet counted."""
-        return self._duels(self.counted - self._start)
+        return self._from(self.counted - self._start)
 
     def all(self) -> tuple[Array, Array]:
         """Return differences (n, d) and preferences (n,) of all stored duels."""
-        return self._duels(0)
+        return self._from(0)
 
     def fresh_regrets(self) -> Array:
         """Return the regret of each iteration not yet counted, summed over agents."""
         return self._regrets[self.counted - self._start : self._kept].copy()
 
-    def _duels(self, first: int) -> tuple[Array, Array]:
+    def _from(self, first: int) -> tuple[Array, Array]:
         span = self._span(first, self._kept)
         return self._differences[:, span].T, self._preferences[span]
 

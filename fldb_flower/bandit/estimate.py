@@ -15,15 +15,10 @@ from fldb_flower.linalg.whiteners import Whitener
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """An estimate of theta and the information behind it.
+    """An estimate of theta, (d,), and the information matrix W_sync behind it.
 
-    Attributes
-    ----------
-    theta_sync : Array
-        Estimate of theta, (d,).
-    information : Array
-        Information matrix W_sync, symmetric positive definite: (d, d), or another form of
-        :mod:`fldb_flower.linalg.forms`.
+    W_sync is symmetric positive definite: (d, d), or another form of
+    :mod:`fldb_flower.linalg.forms`.
     """
 
     theta_sync: Array

@@ -21,24 +21,12 @@ _NEW_DIRECTION = 1e-13  # of a duel's length: a shorter remainder is a rounding 
 
 
 class _Batch(NamedTuple):
-    """Agents whose minimiser is not yet found.
+    """Agents whose minimiser is not yet found."""
 
-    Attributes
-    ----------
-    point : Array
-        Current points, (agents, m).
-    warm : Array
-        Whether an agent may restart at 0, (agents,) of bool.
-    duels : Array
-        Matrices that map points to logits, (agents, m, duels).
-    answers : Array
-        Preferences, (agents, duels).
-    """
-
-    point: Array
-    warm: Array
-    duels: Array
-    answers: Array
+    point: Array  # current points, (agents, m)
+    warm: Array  # whether an agent may restart at 0, (agents,) of bool
+    duels: Array  # matrices that map points to logits, (agents, m, duels)
+    answers: Array  # preferences, (agents, duels)
 
     def only(self, agents: Array) -> _Batch:
         """Return some agents of the batch."""
@@ -112,13 +100,10 @@ class LocalEstimates:
         self.theta = (self._basis @ found[..., None])[..., 0]
 
     def _coordinates(self, differences: Array) -> Array:
-        """Return a duel's coordinates, (agents, m); the last one is along a new basis vector.
-
-        Gram-Schmidt orthogonalization, repeated once to remove rounding errors.
-        """
+        """Return a duel's coordinates, (agents, m); the last one is along a new basis vector."""
         xp = self._arrays.xp
         coordinates, rest = 0.0, differences
-        for _ in range(2):
+        for _ in range(2):  # Gram-Schmidt orthogonalization, twice because of rounding errors
             seen = (rest[:, None, :] @ self._basis)[:, 0]
             coordinates = coordinates + seen
             rest = rest - (self._basis @ seen[..., None])[..., 0]

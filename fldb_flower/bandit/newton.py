@@ -16,13 +16,7 @@ _SMALLEST_CUT = 0.1
 
 
 def is_too_long(slope: Array, end_slope: Array) -> Array:
-    """Whether steps end uphill, with more than half of the slope at their start.
-
-    Parameters
-    ----------
-    slope, end_slope : Array
-        Slope along the step at its start, below 0, and at its end.
-    """
+    """Return whether steps end uphill, with more than half of the (negative) slope at the start."""
     return ~(end_slope <= _LARGEST_SLOPE * abs(slope))  # True for NaN
 
 

@@ -24,15 +24,10 @@ from fldb_flower.settings import Settings
 
 
 class Policy:
-    """Selects pairs for a block of agents.
-
-    Attributes
-    ----------
-    learns : bool
-        Whether it learns from each duel. If not, several iterations can be selected at once.
-    """
+    """Selects pairs for a block of agents."""
 
     learns = False
+    """Whether it learns from each duel. If not, several iterations can be selected at once."""
 
     def receive(self, estimate: Estimate) -> None:
         """Use the server's estimate from now on; by default it is ignored."""
@@ -68,23 +63,19 @@ class CommonEstimatePolicy(Policy):
         self.receive(Estimate(np.zeros(settings.dimension), identity))
 
     def receive(self, estimate: Estimate) -> None:
-        """Use the server's estimate from now on."""
         self._estimate = estimate
         self._prepared: tuple[Array, Whitener] | None = None  # on the backend, when first needed
 
     def select(self, iterations: range, features: Array) -> Pair:
-        """Apply the selection rule."""
         if self._prepared is None:
             theta, whitener = self._estimate.theta_sync, self._estimate.whitener
             self._prepared = self._arrays.make(theta), on_backend(whitener, self._arrays)
         return self._selector.select(iterations, features, *self._prepared, self._num_agents)
 
     def state(self) -> dict[str, Array]:
-        """Return the estimate, which is used until the next one is received."""
         return {"theta_sync": self._estimate.theta_sync, "information": self._estimate.information}
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Restore the estimate."""
         self.receive(Estimate(state["theta_sync"], state["information"]))
 
 
@@ -105,21 +96,17 @@ class LocalEstimatesPolicy(Policy):
         self._whiteners = arrays.zeros(agents, d, d) + identity  # W_i^-1/2
 
     def select(self, iterations: range, features: Array) -> Pair:
-        """Apply the selection rule with each agent's estimate."""
         theta, whiteners = self._estimates.theta, self._whiteners
         return self._selector.select(iterations, features, theta, whiteners, num_agents=1)
 
     def learn(self, differences: Array, preferences: Array) -> None:
-        """Update each agent's estimate and whitener with its duel."""
         self._estimates.add(differences, preferences)
         add_to_whiteners(self._whiteners, differences)
 
     def state(self) -> dict[str, Array]:
-        """Return the estimates with their duels, and the whiteners."""
         return {"whiteners": to_numpy(copy(self._whiteners)), **self._estimates.state()}
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Restore what :meth:`state` returned."""
         self._estimates.restore(state)
         self._whiteners = self._arrays.make(np.array(state["whiteners"]))
 
@@ -133,7 +120,6 @@ class UniformPolicy(Policy):
         self._num_arms = settings.num_arms
 
     def select(self, iterations: range, features: Array) -> Pair:
-        """Draw pairs."""
         pairs = self._streams.permutations("pairs", len(iterations), self._num_arms, 2)
         pairs = self._arrays.make(pairs.swapaxes(0, 1).reshape(-1, 2))
         return pairs[:, 0], pairs[:, 1]

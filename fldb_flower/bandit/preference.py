@@ -24,10 +24,7 @@ def logistic(logits: Array) -> Array:
 def loss(theta: Array, differences: Array, preferences: Array) -> Array:
     r"""Return the binary cross-entropy, summed over the duels (paper, Eq. 2 and 5).
 
-    Returns
-    -------
-    Array
-        Shape (): ``sum_i log(1 + exp(z_i)) - y_i z_i`` with ``z = differences @ theta``.
+    ``sum_i log(1 + exp(z_i)) - y_i z_i`` with ``z = differences @ theta``, shape ().
     """
     xp = namespace(differences)
     logits = differences @ theta
@@ -61,7 +58,6 @@ def derivatives(
 def gram(differences: Array, form: Form | None = None) -> Array:
     """Return the information of duels, ``W_new = sum_i difference_i difference_i^T``, (d, d).
 
-    Algorithm 1, line 9 of the paper. Its shape is that of ``form``,
-    :class:`~fldb_flower.linalg.forms.Full` by default.
+    Algorithm 1, line 9 of the paper. ``form`` is as in :func:`derivatives`.
     """
     return (form or Full(differences.shape[1])).gram(differences)

@@ -47,13 +47,7 @@ def _checked_seed(seed: Any) -> int:
 
 
 def check_agents(agents: Any, num_agents: int | None = None) -> None:
-    """Check that agents are a non-empty range of consecutive numbers below N.
-
-    Raises
-    ------
-    SettingsError
-        They are not.
-    """
+    """Raise SettingsError unless agents are a non-empty range of consecutive numbers below N."""
     valid = isinstance(agents, range) and agents.step == 1 and 0 <= agents.start < agents.stop
     if not valid or (num_agents is not None and agents.stop > num_agents):
         most = "" if num_agents is None else f" and below num_agents={num_agents}"
@@ -200,11 +194,11 @@ class TorchStreams(AgentStreams):
         return generator.manual_seed(int(words[0] >> np.uint64(1)))
 
     def standard_normal(self, name: str, iterations: int, *shape: int) -> Array:
-        """Draw N(0, 1); shape (agents, iterations, *shape)."""
+        """Draw as :class:`AgentStreams`, with other numbers."""
         return self._draw(self._torch.randn, name, iterations, shape)
 
     def random(self, name: str, iterations: int, *shape: int) -> Array:
-        """Draw uniformly from [0, 1); shape (agents, iterations, *shape)."""
+        """Draw as :class:`AgentStreams`, with other numbers."""
         return self._draw(self._torch.rand, name, iterations, shape)
 
     def _empty(self, *shape: int) -> Array:

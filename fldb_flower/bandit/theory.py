@@ -16,16 +16,8 @@ def beta(t: int, num_agents: int, settings: Settings) -> float:
     r"""Return the exploration width ``beta_t`` of iteration t (paper, Lemma 4.2).
 
     ``beta_t = sqrt(2 log(1/delta) + d log(1 + t N kappa_mu / (d lambda)))``, without the setting
-    ``beta_scale``.
-
-    Parameters
-    ----------
-    t : int
-        Iteration, from 1.
-    num_agents : int
-        Number of agents whose duels are in W: N, or 1 for an independent agent.
-    settings : Settings
-        ``delta``, ``dimension``, ``kappa_mu`` and the ridge are used.
+    ``beta_scale``. ``num_agents`` is the number of agents whose duels are in W: N, or 1 for an
+    independent agent.
     """
     d = settings.dimension
     growth = math.log1p(t * num_agents * settings.kappa_mu / (d * settings.ridge))
@@ -81,18 +73,8 @@ def ogd_regret_bound(iterations: Array, settings: Settings) -> Array:
     ``2 N L + 3 sqrt(2) (beta_t / kappa_mu + E_t) sqrt(2 t L)``. Here
     ``E_t = N sqrt(N + lambda / kappa_mu) sqrt(1 + log t) / alpha`` (Lemma 4.5) bounds the distance
     of online gradient descent from the minimiser. The constants are those of Appendix F, because
-    the theorem omits them. The setting ``tau`` is ignored.
-
-    Parameters
-    ----------
-    iterations, settings
-        As in :func:`gd_regret_bound`; also ``alpha``, which must be the strong convexity of an
-        iteration's loss.
-
-    Returns
-    -------
-    Array
-        Sum over the N agents, same shape as ``iterations``.
+    the theorem omits them. The setting ``tau`` is ignored, and ``alpha`` must be the strong
+    convexity of an iteration's loss. Parameters and result are as in :func:`gd_regret_bound`.
     """
     return _ogd_bound(_floats(iterations), settings.num_agents, settings.alpha, settings)
 
@@ -107,16 +89,7 @@ def periodic_ogd_regret_bound(iterations: Array, settings: Settings) -> Array:
     loss. With ``step_index=round``, alpha' is ``alpha`` and this is the proposition as printed: the
     term ``E_t`` grows with tau. With ``step_index=iteration`` the step is ``1 / (alpha tau t_c)``,
     so alpha' is ``tau alpha``: ``E_t`` does not depend on tau, the first term still grows with it.
-
-    Parameters
-    ----------
-    iterations, settings
-        As in :func:`ogd_regret_bound`; also ``tau`` and ``step_index``.
-
-    Returns
-    -------
-    Array
-        Sum over the N agents, same shape as ``iterations``.
+    Parameters and result are as in :func:`gd_regret_bound`.
     """
     t = _floats(iterations)
     rounds = namespace(t).ceil(t / settings.tau)
@@ -125,15 +98,7 @@ def periodic_ogd_regret_bound(iterations: Array, settings: Settings) -> Array:
 
 
 def average_bound(iterations: Array, settings: Settings) -> Array | None:
-    """Return the bound of a run's average regret over agents, or None if the paper has none.
-
-    Parameters
-    ----------
-    iterations : Array
-        Iterations t, (n,).
-    settings : Settings
-        Settings of the run.
-    """
+    """Return the bound of a run's average regret over agents, or None if the paper has none."""
     if settings.schedule.name != "periodic" or settings.algorithm not in ("fldb_gd", "fldb_ogd"):
         return None
     if settings.algorithm == "fldb_gd":

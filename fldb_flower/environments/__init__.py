@@ -14,13 +14,7 @@ from fldb_flower.settings import AUTO, Settings
 
 
 def make_environment(settings: Settings, agents: range) -> Environment:
-    """Return the settings' environment for a block of agents.
-
-    Raises
-    ------
-    SettingsError
-        ``agents`` is not a range within the settings' agents.
-    """
+    """Return the settings' environment for a block of agents."""
     check_agents(agents, settings.num_agents)
     environment: Environment = ENVIRONMENTS.load(settings.environment.name)(settings, agents)
     return environment

@@ -32,12 +32,7 @@ def embed(sentences: tuple[str, ...]) -> FloatArray:
     """Return the embeddings of sentences, computed or from the cache.
 
     Concurrent processes compute them once. A damaged file in the cache is replaced. Without write
-    access to the cache, each process computes them.
-
-    Parameters
-    ----------
-    sentences : tuple of str
-        Sentences; the model ignores text beyond about 200 words.
+    access to the cache, each process computes them. The model ignores text beyond about 200 words.
 
     Returns
     -------
@@ -56,8 +51,10 @@ def embed(sentences: tuple[str, ...]) -> FloatArray:
             rows = _cached(file, len(sentences))  # another process may have written it
             if rows is None:
                 rows = encode(sentences)
+                buffer = io.BytesIO()
+                np.save(buffer, rows, allow_pickle=False)
                 with contextlib.suppress(OSError):
-                    replace_file(file, _as_npy(rows))
+                    replace_file(file, buffer.getvalue())
     embeddings = rows.astype(np.float64)
     embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
     embeddings.flags.writeable = False
@@ -110,12 +107,6 @@ def encode(sentences: tuple[str, ...]) -> NDArray[np.float32]:
         raise extra_missing("environment=sentences", "text", reason=error) from error
     rows = model.encode(list(sentences), normalize_embeddings=True, show_progress_bar=False)
     return np.asarray(rows, dtype=np.float32)
-
-
-def _as_npy(rows: NDArray[np.float32]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, rows, allow_pickle=False)
-    return buffer.getvalue()
 
 
 @contextlib.contextmanager

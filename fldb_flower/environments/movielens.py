@@ -41,13 +41,6 @@ class MovieLens:
     agents : range
         Numbers of this block's agents; not used.
 
-    Attributes
-    ----------
-    features : ndarray
-        ``phi(x)`` of every item, (200, d), float64; read-only, because it is shared.
-    feedback : ndarray
-        ``F``, (180, 200), float64; read-only.
-
     Raises
     ------
     DataError
@@ -67,7 +60,7 @@ class MovieLens:
             version = (status.st_mtime_ns, status.st_size)
             features, feedback = _processed(file, version, settings.dimension)
         arrays = stream_arrays(settings)
-        self.features, self.feedback = arrays.make(features), arrays.make(feedback)
+        self.features, self.feedback = arrays.make(features), arrays.make(feedback)  # phi(x), F
         self._num_arms = settings.num_arms
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
@@ -94,10 +87,8 @@ def like_matrix(
 
     Parameters
     ----------
-    users, items : ndarray
-        Ids for each rating, (ratings,), at least 0 and below 10**9.
-    liked : ndarray
-        Whether the rating is above 3, (ratings,).
+    users, items, liked : ndarray
+        For each rating, the ids, from 0 to 10**9 - 1, and whether it is above 3.
     size : int
         Number of users, and of items, to select.
 
@@ -135,19 +126,8 @@ def item_features(likes: FloatArray, dimension: int) -> FloatArray:
     does not learn.
 
     The sign of a singular vector is arbitrary. The entry with the largest magnitude is made
-    positive, so that platforms agree.
-
-    Parameters
-    ----------
-    likes : ndarray
-        0 or 1, (users, items).
-    dimension : int
-        d, at most the number of users and of items.
-
-    Returns
-    -------
-    ndarray
-        (items, d), rows of norm 1 or 0.
+    positive, so that platforms agree. The likes, (users, items), are 0 or 1; the features (items,
+    d) have norm 1 or 0.
     """
     _, singular, right = np.linalg.svd(likes, full_matrices=False)
     # Columns of V with a singular value of 0 are arbitrary.

@@ -151,12 +151,7 @@ def _parse(text: TextIO, layout: _Layout) -> Columns:
     """Read the columns with pandas, which is fast but does not always report the line of an error.
 
     pandas is fast only with separators of one character. ``::`` is read as ``:``, with an empty
-    column after each column.
-
-    Raises
-    ------
-    ValueError, OverflowError, TypeError
-        A line is not valid.
+    column after each column. An invalid line raises ValueError, OverflowError or TypeError.
     """
     import pandas as pd  # noqa: PLC0415 - slow to import, and used only here
 

@@ -50,17 +50,6 @@ class Sentences:
     agents : range
         Numbers of this block's agents.
 
-    Attributes
-    ----------
-    sentences : tuple of str
-        The corpus.
-    features : ndarray
-        ``phi(x)`` of every sentence, (sentences, d), float64; read-only, because it is shared.
-    theta : ndarray
-        The common theta, (384,).
-    rewards : ndarray
-        ``f(x)`` of every sentence, (sentences,); with sigma above 0, (agents, sentences).
-
     Raises
     ------
     DataError
@@ -73,6 +62,7 @@ class Sentences:
         self.sentences = _corpus(settings)
         world = shared_world(self.sentences, settings.dimension)
         self.features, self.theta = world.features, world.theta
+        # (sentences,), or with sigma above 0 (agents, sentences)
         self.rewards = world.embeddings @ world.theta
         sigma = settings.environment.sigma
         if sigma > 0:
@@ -103,19 +93,8 @@ class Sentences:
 def principal_scores(embeddings: FloatArray, dimension: int) -> FloatArray:
     """Return the centred rows' coordinates along their leading principal components.
 
-    The sign of a component is arbitrary: the entry with the largest magnitude is made positive.
-
-    Parameters
-    ----------
-    embeddings : ndarray
-        (sentences, 384).
-    dimension : int
-        d, at most 384. If the sentences span fewer dimensions, the other features are 0.
-
-    Returns
-    -------
-    ndarray
-        (sentences, d).
+    The sign of a component is arbitrary: the entry with the largest magnitude is made positive. If
+    the sentences span fewer than d dimensions, the other features are 0.
     """
     centred = embeddings - embeddings.mean(axis=0)
     _, vectors = np.linalg.eigh(centred.T @ centred)  # ascending

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -37,13 +38,6 @@ class AgentGroup:
     Agents are played in blocks whose arms fit in the cache, so the arms of only one block are in
     memory at once. An agent's results do not depend on its group.
 
-    Parameters
-    ----------
-    settings : Settings
-        Settings of the run.
-    agents : range
-        Numbers of the agents in this group.
-
     Raises
     ------
     SettingsError
@@ -59,12 +53,8 @@ class AgentGroup:
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
         """Play the requested iterations and return the requested statistics.
 
-        Parameters
-        ----------
-        broadcast : Broadcast
-            Request of the server. Iterations already played are not played again.
-        counted : int
-            Acknowledgement: the last iteration whose duels the server has counted.
+        Iterations already played are not played again. ``counted`` is the last iteration whose
+        duels the server has counted.
         """
         return total_of_blocks([block.answer(broadcast, counted) for block in self.blocks])
 
@@ -105,6 +95,9 @@ class AgentBlock:
         self._environment = make_environment(settings, agents)
         self._streams = make_streams(settings, agents)
         self._policy = make_policy(settings, self._streams, self._arrays)
+        self._parts: dict[str, Any] = {
+            "log": self.log, "policy": self._policy, "streams": self._streams
+        }  # fmt: skip
         # A small block selects for several iterations at once, with fewer calls of NumPy.
         together = 1 if self._policy.learns else rows_in_block(settings) // len(agents)
         self._together = max(1, together)
@@ -137,13 +130,8 @@ class AgentBlock:
     def play_iterations(self, iterations: range, noise: Array) -> None:
         """Play one duel per agent and iteration (Algorithm 1, lines 3 to 6).
 
-        Parameters
-        ----------
-        iterations : range
-            Iterations from 1, each once and in order, all with the same estimate.
-        noise : Array
-            Standard logistic noise, (iterations, agents). The first arm wins if the difference of
-            the rewards exceeds it.
+        Iterations are played once and in order. The noise is standard logistic, (iterations,
+        agents); the first arm wins if the difference of the rewards exceeds it.
 
         Raises
         ------
@@ -186,11 +174,10 @@ class AgentBlock:
         if broadcast.theta_hat is not None:
             broadcast = broadcast._replace(theta_hat=self._arrays.make(broadcast.theta_hat))
         upload = statistics(broadcast, differences, preferences, fresh, self._form)
-        hessian = upload.hessian
         return upload._replace(
             gradient=to_numpy(upload.gradient),
             information=to_numpy(upload.information),
-            hessian=None if hessian is None else to_numpy(hessian),
+            hessian=None if upload.hessian is None else to_numpy(upload.hessian),
             regrets=regrets,
         )
 
@@ -229,18 +216,12 @@ class AgentBlock:
 
     def state(self) -> dict[str, Array]:
         """Return a copy of the state, for :meth:`restore`."""
-        parts = {
-            "log": self.log.state(),
-            "policy": self._policy.state(),
-            "streams": self._streams.state(),
-        }
-        return join_parts(parts)
+        return join_parts({name: part.state() for name, part in self._parts.items()})
 
     def restore(self, state: dict[str, Array]) -> None:
         """Restore what :meth:`state` returned; later results are identical."""
-        self.log.restore(part_of(state, "log"))
-        self._policy.restore(part_of(state, "policy"))
-        self._streams.restore(part_of(state, "streams"))
+        for name, part in self._parts.items():
+            part.restore(part_of(state, name))
 
 
 def _chunks(iterations: range, size: int) -> Iterator[range]:

@@ -64,13 +64,6 @@ def require_agents(settings: Settings, agents: int) -> None:
     agents. For one block, it has the arms of an iteration and their differences from the first
     arm, or the norms of all pairs.
 
-    Parameters
-    ----------
-    settings : Settings
-        Settings of the run.
-    agents : int
-        Number of agents.
-
     Raises
     ------
     SettingsError

@@ -25,14 +25,9 @@ Scope = Literal["fresh", "all"]
 
 
 class PlayRequest(NamedTuple):
-    """The iterations to play before the upload, and the estimate to play with.
+    """The iterations first..last to play before the upload, and the estimate that selects arms.
 
-    Attributes
-    ----------
-    first, last : int
-        Iterations first..last, from 1, both included.
-    estimate : Estimate or None
-        Estimate that selects arms. None if agents use local estimates or none.
+    Iterations count from 1. The estimate is None if agents use local estimates or none.
     """
 
     first: int
@@ -70,14 +65,8 @@ class Broadcast(NamedTuple):
 class Regrets(NamedTuple):
     """Regret of consecutive iterations, summed over a block of agents (simulation only).
 
-    Attributes
-    ----------
-    first : int
-        Iteration of the first number.
-    agents : int
-        Number of agents summed over.
-    sums : Array
-        Instantaneous regret of each iteration, (iterations,).
+    ``sums`` is the instantaneous regret of each iteration from ``first`` on, (iterations,), summed
+    over ``agents`` agents.
     """
 
     first: int
@@ -160,13 +149,7 @@ def total(uploads: Sequence[Upload]) -> Upload:
 
 
 class Federation(ABC):
-    """Agents that are reached by exchanges.
-
-    Parameters
-    ----------
-    history : Counts
-        Records exchanges, bytes and regret.
-    """
+    """Agents that are reached by exchanges. The history records exchanges, bytes and regret."""
 
     def __init__(self, history: Counts) -> None:
         self.history = history

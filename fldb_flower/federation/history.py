@@ -10,10 +10,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fldb_flower.errors import DataError
+from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.settings import check_value
 from fldb_flower.system.memory import require_memory
 
 _BYTES = 3 * 8  # per iteration
+_STORED = (
+    "exchanges", "uploaded_bytes", "downloaded_bytes",
+    "node_uploaded_bytes", "node_downloaded_bytes",
+)  # fmt: skip
 _BATCH = 256  # reported regrets that are added together: one by one takes ten times as long
 
 
@@ -97,21 +102,12 @@ class Counts:
 
     def counts(self) -> dict[str, int]:
         """Return the exchanges and bytes so far."""
-        return {
-            "exchanges": self.exchanges,
-            "uploaded_bytes": self.uploaded_bytes,
-            "downloaded_bytes": self.downloaded_bytes,
-            "node_uploaded_bytes": self.node_uploaded_bytes,
-            "node_downloaded_bytes": self.node_downloaded_bytes,
-        }
+        return {name: getattr(self, name) for name in _STORED}
 
     def restore_counts(self, counts: dict[str, int]) -> None:
         """Restore what :meth:`counts` returned; the bytes of nodes may be missing."""
-        self.exchanges = counts["exchanges"]
-        self.uploaded_bytes = counts["uploaded_bytes"]
-        self.downloaded_bytes = counts["downloaded_bytes"]
-        self.node_uploaded_bytes = counts.get("node_uploaded_bytes", 0)
-        self.node_downloaded_bytes = counts.get("node_downloaded_bytes", 0)
+        for name in _STORED:
+            setattr(self, name, counts.get(name, 0))
 
 
 @dataclass
@@ -146,7 +142,7 @@ class History(Counts):
         self._pending: list[tuple[int, int, NDArray[Any]]] = []  # regrets not in those yet
 
     def count_exchange(self, play: tuple[int, int] | None, *, learns: bool) -> None:
-        """Count one exchange; ``play`` is the first and last iteration it played, if any."""
+        """Count one exchange; see :class:`Counts`."""
         super().count_exchange(play, learns=learns)
         self._exchanges[self.iteration] = self.exchanges
 
@@ -162,9 +158,8 @@ class History(Counts):
             return
         firsts, agents, sums = zip(*self._pending, strict=True)
         lengths = [len(rows) for rows in sums]
-        places = np.concatenate(
-            [np.arange(first - 1, first - 1 + n) for first, n in zip(firsts, lengths, strict=True)]
-        )
+        ranges = [np.arange(n) + first - 1 for first, n in zip(firsts, lengths, strict=True)]
+        places = np.concatenate(ranges)
         np.add.at(self._regret, places, np.concatenate(sums))
         np.add.at(self._agents, places, np.repeat(agents, lengths))
         self._pending.clear()
@@ -199,13 +194,13 @@ class History(Counts):
             self.on_progress(self)
 
     @property
-    def exchanges_by_iteration(self) -> NDArray[np.int64]:
+    def exchanges_by_iteration(self) -> IntArray:
         """Exchanges completed by the end of each iteration, (horizon,)."""
-        by_then: NDArray[np.int64] = np.maximum.accumulate(self._exchanges)[1:]
+        by_then: IntArray = np.maximum.accumulate(self._exchanges)[1:]
         return by_then
 
     @property
-    def cumulative_regret(self) -> NDArray[np.float64]:
+    def cumulative_regret(self) -> FloatArray:
         """Cumulative regret after each iteration, averaged over the agents that reported it.
 
         Raises

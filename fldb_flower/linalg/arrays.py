@@ -44,12 +44,8 @@ def namespace(array: Array) -> ModuleType:
 class Arrays:
     """A backend: creates NumPy arrays, or torch tensors on one device.
 
-    Attributes
-    ----------
-    xp : module
-        The array API's functions.
-    options : dict
-        ``dtype`` (float64) and, for torch, ``device`` of new arrays.
+    ``xp`` has the array API's functions. ``options`` are the ``dtype`` (float64) and, for torch,
+    the ``device`` of new arrays.
     """
 
     xp: ModuleType = np
@@ -114,18 +110,7 @@ def arrays_on(backend: str) -> Arrays:
 
 
 def import_torch(what: str, instead: str) -> Any:
-    """Return the module torch.
-
-    Parameters
-    ----------
-    what, instead : str
-        For the error message: what needs PyTorch, and an alternative.
-
-    Raises
-    ------
-    SettingsError
-        PyTorch is not installed.
-    """
+    """Return the module torch; a SettingsError names what needs it, and an alternative."""
     try:
         return importlib.import_module("torch")
     except ImportError:

@@ -35,20 +35,14 @@ class Form(ABC):
     ----------
     dimension : int
         d, the number of features.
-
-    Attributes
-    ----------
     shape : tuple of int
         Shape of the array that represents a matrix.
     size : int
         Number of values in a message.
     """
 
-    shape: tuple[int, ...]
-    size: int
-
-    def __init__(self, dimension: int) -> None:
-        self.dimension = dimension
+    def __init__(self, dimension: int, shape: tuple[int, ...], size: int) -> None:
+        self.dimension, self.shape, self.size = dimension, shape, size
 
     def zeros(self) -> FloatArray:
         """Return the zero matrix."""
@@ -75,13 +69,7 @@ class Form(ABC):
         """Undo :meth:`pack`."""
 
     def cover(self, matrix: FloatArray, unit: float) -> FloatArray:
-        """Return a matrix that is at least as large as the one before rounding.
-
-        Parameters
-        ----------
-        matrix : ndarray
-            Values with a relative rounding error of at most ``unit``.
-        """
+        """Return a matrix at least as large as before rounding with relative error ``unit``."""
         return matrix
 
     def rotated(self, matrix: FloatArray) -> FloatArray:
@@ -111,50 +99,38 @@ class Full(Form):
     """All entries: exact. A message holds the upper triangle, d (d + 1) / 2 values."""
 
     def __init__(self, dimension: int) -> None:
-        super().__init__(dimension)
-        self.shape = (dimension, dimension)
-        self.size = dimension * (dimension + 1) // 2
+        super().__init__(dimension, (dimension, dimension), dimension * (dimension + 1) // 2)
 
     def identity(self, factor: float) -> FloatArray:
-        """See :class:`Form`."""
         return np.eye(self.dimension) * factor
 
     def gram(self, rows: Array, weights: Array | None = None) -> Array:
-        """See :class:`Form`."""
         return rows.T @ (rows if weights is None else rows * weights[:, None])
 
     def pack(self, matrix: Array) -> Array:
-        """See :class:`Form`."""
         return pack_symmetric(matrix)
 
     def unpack(self, packed: FloatArray) -> FloatArray:
-        """See :class:`Form`."""
         return unpack_symmetric(packed, self.dimension)
 
     def cover(self, matrix: FloatArray, unit: float) -> FloatArray:
-        """See :class:`Form`.
-
-        The sum of a row's rounding errors, scaled to a diagonal of 1, is added to its diagonal
-        entry. Errors and additions together are diagonally dominant.
-        """
+        # The sum of a row's rounding errors, scaled to a diagonal of 1, is added to its diagonal
+        # entry. Errors and additions together are diagonally dominant.
         units = units_of(matrix)
         errors = unit * (np.abs(matrix) @ (1.0 / units))
         return matrix + np.diag(units * errors)
 
     def solve(self, matrix: Array, vector: Array, ridge: float = 0.0) -> Array:
-        """See :class:`Form`."""
         xp = namespace(matrix)
         return linear.solve(matrix + ridge * xp.eye(self.dimension, dtype=matrix.dtype), vector)
 
     def whiten(self, matrix: Array) -> Whitener:
-        """See :class:`Form`."""
         try:
             return whiten(matrix)
         except np.linalg.LinAlgError:
             return linear.whiten_singular(matrix)
 
     def trace(self, matrix: Array) -> float:
-        """See :class:`Form`."""
         return float(np.trace(matrix))
 
 
@@ -162,40 +138,30 @@ class Diagonal(Form):
     """The diagonal: d values. Exact if the matrix is diagonal."""
 
     def __init__(self, dimension: int) -> None:
-        super().__init__(dimension)
-        self.shape = (dimension,)
-        self.size = dimension
+        super().__init__(dimension, (dimension,), dimension)
 
     def identity(self, factor: float) -> FloatArray:
-        """See :class:`Form`."""
         return np.full(self.dimension, factor)
 
     def gram(self, rows: Array, weights: Array | None = None) -> Array:
-        """See :class:`Form`."""
-        xp = namespace(rows)
         squares = rows * rows
-        return xp.sum(squares, axis=0) if weights is None else weights @ squares
+        return squares.sum(axis=0) if weights is None else weights @ squares
 
     def pack(self, matrix: Array) -> Array:
-        """See :class:`Form`."""
         return matrix
 
     def unpack(self, packed: FloatArray) -> FloatArray:
-        """See :class:`Form`."""
         return packed
 
     def solve(self, matrix: Array, vector: Array, ridge: float = 0.0) -> Array:
-        """See :class:`Form`."""
         return vector / (matrix + ridge)
 
     def whiten(self, matrix: Array) -> Whitener:
-        """See :class:`Form`."""
         if not matrix.min() > 0.0:
             raise np.linalg.LinAlgError("a diagonal entry is not above 0")
         return matrix**-0.5
 
     def trace(self, matrix: Array) -> float:
-        """See :class:`Form`."""
         return float(matrix.sum())
 
 
@@ -208,41 +174,29 @@ class Sketch(Form):
     Newton steps do not overshoot; FLDB-ONS diverged without c. A matrix of rank at most m is exact.
 
     Rows of B are singular vectors, which can be single duels (if these are orthogonal). Devices
-    therefore send them after :meth:`rotated`.
+    therefore send them after :meth:`rotated`. ``rank`` is m, from 1 to d - 2.
 
     References
     ----------
     Ghashami, Liberty, Phillips and Woodruff, "Frequent Directions: Simple and Deterministic
     Matrix Sketching", SIAM J. Comput. 2016. The term c I: Luo, Chen, Zhang, Li and Zhang,
     "Robust Frequent Directions with Application in Online Learning", JMLR 2019.
-
-    Parameters
-    ----------
-    dimension : int
-        d, at least 3.
-    rank : int
-        m, from 1 to d - 2.
     """
 
     def __init__(self, dimension: int, rank: int) -> None:
-        super().__init__(dimension)
+        super().__init__(dimension, (rank + 1, dimension), 1 + rank * dimension)
         self.rank = rank
-        self.shape = (rank + 1, dimension)
-        self.size = 1 + rank * dimension
 
     def identity(self, factor: float) -> FloatArray:
-        """See :class:`Form`."""
         matrix = self.zeros()
         matrix[-1] = factor
         return matrix
 
     def gram(self, rows: Array, weights: Array | None = None) -> Array:
-        """See :class:`Form`."""
         xp = namespace(rows)
         return self._reduced(rows if weights is None else rows * xp.sqrt(weights)[:, None], 0.0)
 
     def total(self, matrices: Sequence[Array]) -> Array:
-        """See :class:`Form`; all rows together are reduced once."""
         if len(matrices) == 1:
             return matrices[0]
         xp = namespace(matrices[0])
@@ -268,39 +222,32 @@ class Sketch(Form):
         return matrix
 
     def rotated(self, matrix: FloatArray) -> FloatArray:
-        """See :class:`Form`.
-
-        B is multiplied from the left by a uniformly random orthogonal matrix. The distribution of
-        the product depends on ``B^T B`` only.
-        """
+        # B is multiplied from the left by a uniformly random orthogonal matrix. The distribution
+        # of the product depends on B^T B only.
         normal = np.random.default_rng().standard_normal((self.rank, self.rank))
         orthogonal, upper = np.linalg.qr(normal)
         orthogonal *= np.sign(np.diagonal(upper))  # makes it uniform (Mezzadri 2007)
         return np.vstack([orthogonal @ matrix[:-1], matrix[-1:]])
 
     def pack(self, matrix: Array) -> Array:
-        """See :class:`Form`."""
         return np.concatenate([matrix[-1, :1], matrix[:-1].ravel()])
 
     def unpack(self, packed: FloatArray) -> FloatArray:
-        """See :class:`Form`."""
         matrix = np.empty(self.shape)
         matrix[:-1] = packed[1:].reshape(self.rank, self.dimension)
         matrix[-1] = packed[0]
         return matrix
 
     def solve(self, matrix: Array, vector: Array, ridge: float = 0.0) -> Array:
-        """See :class:`Form`."""
         return whitened(vector[None], _power(matrix, -1.0, ridge))[0]
 
     def whiten(self, matrix: Array) -> Whitener:
-        """See :class:`Form`."""
         if not matrix[-1, 0] > 0.0:
             raise np.linalg.LinAlgError("c is not above 0")
         return _power(matrix, -0.5)
 
     def trace(self, matrix: Array) -> float:
-        """See :class:`Form`; an upper bound of the trace of the sketched matrix."""
+        # An upper bound of the trace of the sketched matrix.
         return float(np.sum(matrix[:-1] ** 2)) + float(np.sum(matrix[-1]))
 
 
@@ -356,6 +303,3 @@ def unpack_symmetric(packed: FloatArray, d: int) -> FloatArray:
     matrix[..., rows, columns] = packed
     matrix[..., columns, rows] = packed
     return matrix
-
-
-Vector = FloatArray  # the former name

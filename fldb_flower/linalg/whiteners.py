@@ -11,21 +11,11 @@ _SMALL = 16  # size from which an inverse is computed by halves
 
 
 class LowRank(NamedTuple):
-    """The symmetric matrix ``scale (I + V diag(weights) V^T)``.
+    """The symmetric matrix ``scale (I + V diag(weights) V^T)``."""
 
-    Attributes
-    ----------
-    scale : float
-        Above 0.
-    basis : Array
-        V, (d, m), with orthonormal columns.
-    weights : Array
-        (m,).
-    """
-
-    scale: float
-    basis: Array
-    weights: Array
+    scale: float  # above 0
+    basis: Array  # V, (d, m), with orthonormal columns
+    weights: Array  # (m,)
 
 
 Whitener: TypeAlias = Array | LowRank
@@ -37,12 +27,7 @@ def whiten(information: Array) -> Array:
 
     Because the factor is inverted and not W, the relative error is that of a Cholesky solve. The
     norms of all agents' arms then take one matrix product. Since ``W^-1 = C C^T``, ``C n`` has
-    covariance ``W^-1`` if n is standard normal.
-
-    Parameters
-    ----------
-    information : Array
-        W, symmetric positive definite, (..., d, d).
+    covariance ``W^-1`` if n is standard normal. W is positive definite, (..., d, d).
     """
     return _inverse(namespace(information).linalg.cholesky(information, upper=True))
 
@@ -64,14 +49,7 @@ def add_to_whiteners(whiteners: Array, differences: Array) -> None:
 
     ``C <- C (I - v v^T / (s (1 + s)))`` with ``v = C^T u`` and ``s = sqrt(1 + |v|^2)``, in
     O(d^2). After 10^5 updates, norms are accurate to 1e-9 or to rounding errors of ``x C``, even
-    if the sum W is not positive definite in floating point.
-
-    Parameters
-    ----------
-    whiteners : Array
-        C, (agents, d, d), not triangular in general.
-    differences : Array
-        u, (agents, d).
+    if the sum W is not positive definite in floating point. C is (agents, d, d), u (agents, d).
 
     References
     ----------

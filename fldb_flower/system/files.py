@@ -72,17 +72,10 @@ def lock_folder(path: Path, *, wait: bool = False) -> int:
 
     On a file system without locks, the folder is opened without a lock.
 
-    Parameters
-    ----------
-    path : Path
-        The folder.
-    wait : bool
-        Wait until another process releases its lock, instead of raising.
-
     Raises
     ------
     BlockingIOError
-        Another process holds the lock.
+        Another process holds the lock, and ``wait`` is false.
     OSError
         The folder cannot be opened.
     """

@@ -12,19 +12,10 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def require_memory(count: int, what: str) -> None:
-    """Check that an array fits in the memory of this machine, used or free.
+    """Raise SettingsError unless ``count`` bytes fit in the memory of this machine, used or free.
 
-    Parameters
-    ----------
-    count : int
-        Number of bytes; use a lower bound, so that nothing that fits is refused.
-    what : str
-        The settings that determine it, and its content: ``"horizon=5: its regret"``.
-
-    Raises
-    ------
-    SettingsError
-        It does not fit.
+    Use a lower bound, so that nothing that fits is refused. ``what`` names the settings that
+    determine it, and its content: ``"horizon=5: its regret"``.
     """
     available = machine_memory()
     if count > available:

@@ -48,15 +48,7 @@ def handling_signals(handler: Handler) -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaving_if_dropped(received: list[int], line: Callable[[], str]) -> Iterator[None]:
-    """End the process if Python drops the exception of a handler, as in a destructor.
-
-    Parameters
-    ----------
-    received : list of int
-        The signals that arrived.
-    line : callable
-        Returns the line to print.
-    """
+    """End the process if Python drops the exception of a handler, as in a destructor."""
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if isinstance(unraisable.exc_value, Interrupted):
@@ -79,12 +71,7 @@ def interruptible(
     The signal raises KeyboardInterrupt, so that files and processes are closed. The exit status
     is the same if other code catches or replaces that exception.
 
-    Parameters
-    ----------
-    line : callable
-        Returns the line.
-    insist : bool
-        Whether a second signal ends the process at once. Otherwise, it is ignored.
+    With ``insist``, a second signal ends the process at once. Otherwise, it is ignored.
 
     Raises
     ------

@@ -27,8 +27,8 @@ import numpy as np
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Regrets, Upload
-from fldb_flower.linalg.arrays import Array
-from fldb_flower.linalg.forms import Form, Vector, form_of
+from fldb_flower.linalg.arrays import Array, FloatArray
+from fldb_flower.linalg.forms import Form, form_of
 from fldb_flower.settings import WIRES
 
 _SINGLE = float(np.finfo(np.float32).eps) / 2.0  # relative error of rounding to float32
@@ -78,13 +78,7 @@ class UploadHeader(NamedTuple):
 
     @classmethod
     def from_counts(cls, numbers: Any) -> UploadHeader:
-        """Check the numbers of a reply.
-
-        Raises
-        ------
-        TypeError, ValueError
-            See :func:`check_counts`.
-        """
+        """Check the numbers of a reply; see :func:`check_counts`."""
         return cls._make(check_counts(numbers, len(cls._fields)))
 
 
@@ -112,13 +106,11 @@ class UploadError(Exception):
 
 def broadcast_size(broadcast: Broadcast, form: Form) -> int:
     """Return how many numbers the broadcast's vector holds."""
-    play = broadcast.play
-    has_estimate = play is not None and play.estimate is not None
-    return _broadcast_size(form, broadcast.theta_hat is not None, has_estimate)
+    return _broadcast_size(form, _header(broadcast))
 
 
-def _broadcast_size(form: Form, has_point: bool, has_estimate: bool) -> int:
-    return form.dimension * has_point + (form.dimension + form.size) * has_estimate
+def _broadcast_size(form: Form, header: BroadcastHeader) -> int:
+    return form.dimension * header.statistics + (form.dimension + form.size) * header.estimate
 
 
 def upload_size(broadcast: Broadcast, form: Form) -> int:
@@ -139,14 +131,10 @@ def traffic(
     return upload_size(broadcast, form) * each, broadcast_size(broadcast, form) * each
 
 
-def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vector, BroadcastHeader]:
-    """Return a broadcast as a vector and its header.
-
-    Parameters
-    ----------
-    broadcast : Broadcast
-    wire : {"float64", "float32"}
-        Precision of the vector, and of the uploads.
+def encode_broadcast(
+    broadcast: Broadcast, wire: str = "float64"
+) -> tuple[FloatArray, BroadcastHeader]:
+    """Return a broadcast as a vector, in the precision ``wire``, and its header.
 
     Raises
     ------
@@ -159,7 +147,17 @@ def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vecto
     if play is not None and play.estimate is not None:
         information = play.estimate.information
         parts += [play.estimate.theta_sync, form_of(information).pack(information)]
-    header = BroadcastHeader(
+    vector = _vector(parts, wire)
+    if wire == "float32" and not np.isfinite(vector).all():
+        raise FederationError(
+            "theta or W_sync exceeds 3e38, the largest number of wire=float32: use wire=float64"
+        )
+    return vector, _header(broadcast)
+
+
+def _header(broadcast: Broadcast) -> BroadcastHeader:
+    play = broadcast.play
+    return BroadcastHeader(
         first=0 if play is None else play.first,
         last=0 if play is None else play.last,
         estimate=int(play is not None and play.estimate is not None),
@@ -168,26 +166,20 @@ def encode_broadcast(broadcast: Broadcast, wire: str = "float64") -> tuple[Vecto
         hessian=int(broadcast.hessian),
         loss=int(broadcast.loss),
     )
-    vector = _vector(parts, wire)
-    if wire == "float32" and not np.isfinite(vector).all():
-        raise FederationError(
-            "theta or W_sync exceeds 3e38, the largest number of wire=float32: use wire=float64"
-        )
-    return vector, header
 
 
-def _vector(parts: Sequence[Array], wire: str) -> Vector:
-    vector: Vector = np.concatenate(parts) if parts else np.empty(0)
+def _vector(parts: Sequence[Array], wire: str) -> FloatArray:
+    vector: FloatArray = np.concatenate(parts) if parts else np.empty(0)
     with np.errstate(over="ignore"):  # to infinity, which the receiver refuses
         return vector.astype(wire, copy=False)
 
 
-def _matrix(packed: Vector, form: Form) -> Vector:
+def _matrix(packed: FloatArray, form: Form) -> FloatArray:
     matrix = form.unpack(packed.astype(np.float64, copy=False))
     return form.cover(matrix, _SINGLE) if packed.dtype == np.float32 else matrix
 
 
-def decode_broadcast(vector: Vector, header: BroadcastHeader, form: Form) -> Broadcast:
+def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) -> Broadcast:
     """Invert :func:`encode_broadcast`; the dtype of the vector is the precision.
 
     Raises
@@ -197,22 +189,19 @@ def decode_broadcast(vector: Vector, header: BroadcastHeader, form: Form) -> Bro
     """
     if vector.dtype not in {np.dtype(wire) for wire in WIRES}:
         raise ValueError(f"a broadcast of {vector.dtype} instead of {' or '.join(WIRES)}")
-    has_point, has_estimate = bool(header.statistics), bool(header.estimate)
-    d, size = form.dimension, _broadcast_size(form, has_point, has_estimate)
+    d, size = form.dimension, _broadcast_size(form, header)
     if vector.shape != (size,):
         raise ValueError(f"a broadcast of shape {vector.shape}; dimension={d} implies {(size,)}")
     if not np.isfinite(vector).all():
         raise ValueError("a broadcast with a number that is not finite")
-    theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * has_point])
-    play = None
-    if has_estimate:
+    theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * header.statistics])
+    estimate = None
+    if header.estimate:
         estimate = Estimate(rest[:d], _matrix(vector[-form.size :], form))
-        play = PlayRequest(header.first, header.last, estimate)
-    elif header.last:
-        play = PlayRequest(header.first, header.last)
+    plays = header.estimate or header.last
     return Broadcast(
-        play=play,
-        theta_hat=theta_hat if has_point else None,
+        play=PlayRequest(header.first, header.last, estimate) if plays else None,
+        theta_hat=theta_hat if header.statistics else None,
         scope="all" if header.everything else "fresh",
         hessian=bool(header.hessian),
         loss=bool(header.loss),
@@ -225,7 +214,7 @@ def encode_upload(
     partition_id: int,
     num_partitions: int,
     wire: str = "float64",
-) -> tuple[Vector, UploadHeader]:
+) -> tuple[FloatArray, UploadHeader]:
     """Return the upload of one block of agents as a vector and its header.
 
     The regret of each iteration travels beside them.
@@ -238,7 +227,7 @@ def encode_upload(
 
 
 def decode_upload(
-    vector: Vector,
+    vector: FloatArray,
     header: UploadHeader,
     regret: Sequence[float],
     broadcast: Broadcast,
@@ -262,7 +251,7 @@ def decode_upload(
     return upload._replace(regrets=(regrets,))
 
 
-def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64") -> Vector:
+def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64") -> FloatArray:
     """Return the statistics of an upload as one vector."""
     if broadcast.theta_hat is None:
         return _vector([], wire)
@@ -276,7 +265,7 @@ def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64
 
 
 def decode_statistics(
-    vector: Vector, num_duels: int, broadcast: Broadcast, form: Form, wire: str = "float64"
+    vector: FloatArray, num_duels: int, broadcast: Broadcast, form: Form, wire: str = "float64"
 ) -> Upload:
     """Invert :func:`encode_statistics`.
 

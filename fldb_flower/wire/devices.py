@@ -41,11 +41,5 @@ class DeviceUploadHeader(NamedTuple):
 
     @classmethod
     def from_counts(cls, numbers: Any) -> DeviceUploadHeader:
-        """Check the numbers of a reply.
-
-        Raises
-        ------
-        TypeError, ValueError
-            See :func:`~fldb_flower.wire.codec.check_counts`.
-        """
+        """Check the numbers of a reply; see :func:`~fldb_flower.wire.codec.check_counts`."""
         return cls._make(check_counts(numbers, len(cls._fields)))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from fldb_flower.linalg.forms import Vector
+from fldb_flower.linalg.arrays import FloatArray
 
 _STYPE = "numpy.ndarray"
 _MIB = 2**20
@@ -39,7 +39,7 @@ def _header(size: int, descr: str = "<f8") -> bytes:
     return buffer.getvalue()
 
 
-def pack_vector(vector: Vector) -> ArrayRecord:
+def pack_vector(vector: FloatArray) -> ArrayRecord:
     """Return a record of one array."""
     data = _header(vector.size, vector.dtype.str) + vector.tobytes()
     return ArrayRecord({"0": Array(vector.dtype.name, vector.shape, _STYPE, data)})
@@ -59,20 +59,13 @@ def content_bytes(content: RecordDict) -> int:
     return total
 
 
-def unpack_vector(record: Any, max_mb: float = math.inf) -> Vector:
-    """Return the record's only array, of any shape and numeric dtype; read-only.
-
-    Parameters
-    ----------
-    record : Any
-        Content of a message, of any type.
-    max_mb : float
-        The setting ``max_message_mb``: a larger array is refused.
+def unpack_vector(record: Any, max_mb: float = math.inf) -> FloatArray:
+    """Return the only array of a message's record, of any shape and numeric dtype; read-only.
 
     Raises
     ------
     ValueError
-        The record does not hold exactly one such array, or the array is too large.
+        The record does not hold exactly one such array, or one of more than ``max_mb`` MiB.
     """
     arrays = list(record.values()) if isinstance(record, ArrayRecord) else []
     if len(arrays) != 1:
@@ -86,7 +79,7 @@ def unpack_vector(record: Any, max_mb: float = math.inf) -> Vector:
     return _read_array(data)
 
 
-def _read_array(data: bytes) -> Vector:
+def _read_array(data: bytes) -> FloatArray:
     header = _HEADER.match(data)
     if header is None or header.end() != 10 + int.from_bytes(data[8:10], "little"):
         raise ValueError("not a .npy array of numbers in C order")
@@ -98,5 +91,5 @@ def _read_array(data: bytes) -> Vector:
     announced, present = math.prod(shape) * dtype.itemsize, len(data) - header.end()
     if announced != present:
         raise ValueError(f"an array of {shape} of {dtype} in {present} bytes")
-    array: Vector = np.frombuffer(data, dtype, offset=header.end()).reshape(shape)
+    array: FloatArray = np.frombuffer(data, dtype, offset=header.end()).reshape(shape)
     return array

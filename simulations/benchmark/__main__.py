@@ -18,6 +18,7 @@ import argparse
 import datetime
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -58,18 +59,12 @@ def record(table: pd.DataFrame, path: Path) -> None:
 
 def machine() -> str:
     """Return processor, cores and versions."""
-    names = [
-        line.partition(":")[2].strip()
-        for line in _lines(Path("/proc/cpuinfo"))
-        if line.startswith("model name")
-    ]
-    processor = names[0] if names else platform.processor() or platform.machine()
+    path = Path("/proc/cpuinfo")
+    text = path.read_text() if path.exists() else ""
+    found = re.search(r"^model name\s*:\s*(.*?)\s*$", text, re.MULTILINE)
+    processor = found[1] if found else platform.processor() or platform.machine()
     python = platform.python_version()
     return f"{processor}, {os.cpu_count()} cores, Python {python}, NumPy {np.__version__}"
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def _arguments() -> argparse.Namespace:
@@ -87,20 +82,16 @@ def _arguments() -> argparse.Namespace:
     return asked
 
 
-def _run(asked: argparse.Namespace) -> None:
-    print(machine())
-    for section in asked.section or [name for name in SECTIONS if name not in _LONG]:
-        table = SECTIONS[section](asked)
-        print(f"\n{section}\n{table.to_string(index=False)}", flush=True)
-        if asked.output is not None:
-            record(table, asked.output)
-
-
 def main() -> None:
     """Run the command."""
     asked = _arguments()
     with interruptible():
-        _run(asked)
+        print(machine())
+        for section in asked.section or [name for name in SECTIONS if name not in _LONG]:
+            table = SECTIONS[section](asked)
+            print(f"\n{section}\n{table.to_string(index=False)}", flush=True)
+            if asked.output is not None:
+                record(table, asked.output)
 
 
 if __name__ == "__main__":

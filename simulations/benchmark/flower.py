@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import subprocess
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from fldb_flower.deployment.processes import tool
 from simulations.benchmark.algorithms import seconds
 
 _NOOP = {
@@ -47,40 +47,32 @@ def train(message, context):
 }
 
 
-def _quiet(command: list[str]) -> None:
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+def _flwr(project: Path, nodes: int, config: str) -> float:
+    """Return the seconds that `flwr run` takes."""
+    command = [tool("flwr"), "run", str(project), "--stream", "--federation-config"]
+    command += [f"num-supernodes={nodes} client-resources-num-cpus=1", "--run-config", config]
+    return seconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
 
 
 def flower(repetitions: int, nodes: int = 2) -> pd.DataFrame:
     """Time `flwr run` of FLDB-OGD (tau=5) and of an app that does nothing, including the start."""
-    root = Path(__file__).parents[2]
-    command = shutil.which("flwr")
-    assert command is not None, "flwr is not on the PATH: activate the environment first"
     ours, nothing = [], []
     with tempfile.TemporaryDirectory() as folder:
+        noop = Path(folder) / "noop"
+        (noop / "noop").mkdir(parents=True)
         for name, text in _NOOP.items():
-            path = Path(folder) / "noop" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        options = ["--stream", "--federation-config"]
-        options.append(f"num-supernodes={nodes} client-resources-num-cpus=1")
+            (noop / name).write_text(text)
         for number in range(repetitions + 1):  # the first is not counted
             out = Path(folder) / f"run{number}"
-            config = f"tau=5 output-dir='{out}'"
-            run = [command, "run", str(root), *options, "--run-config", config]
-            ours.append(seconds(_quiet, run))
+            ours.append(_flwr(Path(__file__).parents[2], nodes, f"tau=5 output-dir='{out}'"))
             rounds = json.loads((out / "summary.json").read_text())["exchanges"]
-            run = [command, "run", f"{folder}/noop", *options, "--run-config", f"rounds={rounds}"]
-            nothing.append(seconds(_quiet, run))
+            nothing.append(_flwr(noop, nodes, f"rounds={rounds}"))
     ratios = [a / b for a, b in zip(ours[1:], nothing[1:], strict=True)]
-    return pd.DataFrame(
-        [
-            {
-                "nodes": nodes,
-                "rounds": rounds,
-                "seconds": round(statistics.median(ours[1:]), 1),
-                "seconds, no-op": round(statistics.median(nothing[1:]), 1),
-                "ratio": round(statistics.median(ratios), 3),
-            }
-        ]
-    )
+    row = {
+        "nodes": nodes,
+        "rounds": rounds,
+        "seconds": round(statistics.median(ours[1:]), 1),
+        "seconds, no-op": round(statistics.median(nothing[1:]), 1),
+        "ratio": round(statistics.median(ratios), 3),
+    }
+    return pd.DataFrame([row])

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.algorithms.robust import combine
@@ -16,6 +15,7 @@ from fldb_flower.environments import max_difference
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import History
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import Settings, from_nested
 from simulations.engines.vectorized import DirectFederation
 from simulations.pools import map_in_processes
@@ -24,8 +24,6 @@ COMMON = {"num_agents": 100, "num_arms": 10, "dimension": 5, "horizon": 300}
 ALGORITHMS = (("fldb_ons", 1), ("fldb_ons", 10), ("fldb_ogd", 1))  # each with a tau
 LIARS = ((0, "turned"), (1, "turned"), (10, "turned"), (1, "loud"), (10, "loud"))
 COMBINATIONS = ("none", "trimmed")
-
-Numbers = NDArray[np.float64]
 
 
 class Case(NamedTuple):
@@ -81,7 +79,7 @@ class LyingAgents(DirectFederation):
             uploads.append(Upload(len(x), gradient, preference.gram(x), hessian, None, ()))
         return uploads
 
-    def _reported(self) -> tuple[Numbers, Numbers]:
+    def _reported(self) -> tuple[FloatArray, FloatArray]:
         """Return the fresh duels as reported: (iterations, agents, d), (iterations, agents)."""
         (block,) = (block for group in self._agents.groups for block in group.blocks)
         agents = self._settings.num_agents
@@ -106,23 +104,14 @@ def regret(case: Case, seed: int, **values: Any) -> float:
 
 
 def robust(seeds: int = 10) -> pd.DataFrame:
-    """Run each algorithm with each kind of lie and each combination; return regret by seed.
-
-    Parameters
-    ----------
-    seeds : int
-        Number of runs of each kind.
-    """
+    """Run each algorithm with each kind of lie and each combination; return regret by seed."""
     cases = [
         Case(*algorithm, *liars, combination)
         for algorithm, liars, combination in itertools.product(ALGORITHMS, LIARS, COMBINATIONS)
     ]
-    jobs = [(case, seed) for case in cases for seed in range(seeds)]
-    regrets = map_in_processes(_regret_of, jobs)
-    rows = [
-        {**case._asdict(), "regret": regrets[place * seeds : (place + 1) * seeds]}
-        for place, case in enumerate(cases)
-    ]
+    regrets = map_in_processes(_regret_of, itertools.product(cases, range(seeds)))
+    by_case = np.reshape(regrets, (len(cases), seeds)).tolist()
+    rows = [{**case._asdict(), "regret": own} for case, own in zip(cases, by_case, strict=True)]
     return pd.DataFrame(rows)
 
 

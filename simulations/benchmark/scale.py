@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import multiprocessing
 import os
 import resource
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import arrays_on
 from fldb_flower.runs.plots import save_figure
 from fldb_flower.settings import Settings, from_nested
+from simulations.benchmark.algorithms import seconds
 from simulations.engines import vectorized
 from simulations.pools import map_in_processes
 
 BASE = {"algorithm": "fldb_ons", "num_agents": 1000, "num_arms": 10, "dimension": 5, "horizon": 100}
+_SOURCE = "the benchmark"  # of settings, in messages
 VARIED: dict[str, tuple[dict[str, int], list[int]]] = {
     "num_agents": ({}, [100, 1_000, 10_000, 100_000, 1_000_000]),
     "horizon": ({"num_agents": 10_000}, [50, 100, 200, 400, 800]),
@@ -32,42 +35,33 @@ _NAMES = {"num_agents": "agents N", "horizon": "iterations T", "num_arms": "arms
 
 
 def scale(picture: Path | None = None) -> pd.DataFrame:
-    """Run FLDB-ONS (tau=5) with one size varied at a time, each run in a new process.
+    """Run FLDB-ONS (tau=5) with one size varied at a time, and plot the table to a PNG file.
 
-    Parameters
-    ----------
-    picture : Path, optional
-        PNG file for the plot.
+    Each run is in a new process.
     """
     rows = []
-    for backend in ("numpy", *_gpus()):
-        for name, (others, sizes) in VARIED.items():
-            for size in sizes:
-                values = {**BASE, **others, name: size, "backend": backend}
-                rows.append({"backend": backend, "varied": name, "size": size, **_run(values)})
-                print(rows[-1], file=sys.stderr, flush=True)
+    backends = ["numpy"]
+    with contextlib.suppress(SettingsError):
+        arrays_on("cuda")
+        backends.append("cuda")
+    for backend, (name, (others, sizes)) in itertools.product(backends, VARIED.items()):
+        for size in sizes:
+            chosen = from_nested({**BASE, **others, name: size, "backend": backend}, _SOURCE)
+            rows.append({"backend": backend, "varied": name, "size": size, **_run(chosen)})
+            print(rows[-1], file=sys.stderr, flush=True)
     table = pd.DataFrame(rows)
     if picture is not None:
         _draw(table, picture)
     return table
 
 
-def _gpus() -> list[str]:
-    try:
-        arrays_on("cuda")
-    except SettingsError:
-        return []
-    return ["cuda"]
-
-
-def _run(values: dict[str, Any]) -> dict[str, float]:
-    chosen = from_nested(values, "the benchmark")
+def _run(chosen: Settings) -> dict[str, float]:
     # Processes of a Pool may not start processes.
     spawn = multiprocessing.get_context("spawn")
-    ((seconds, megabytes),) = map_in_processes(_measure, [chosen], 1, spawn)
-    each = seconds / chosen.num_agents / chosen.horizon
+    ((duration, megabytes),) = map_in_processes(_measure, [chosen], 1, spawn)
+    each = duration / chosen.num_agents / chosen.horizon
     return {
-        "seconds": round(seconds, 2),
+        "seconds": round(duration, 2),
         "us an agent and iteration": round(1e6 * each, 3),
         "peak MB": round(megabytes),
     }
@@ -75,17 +69,12 @@ def _run(values: dict[str, Any]) -> dict[str, float]:
 
 def _measure(chosen: Settings) -> tuple[float, float]:
     """Return the seconds of a run and an upper bound on the MB of its processes."""
-    vectorized.run(
-        from_nested({**BASE, "horizon": 3}, "the benchmark"), History(3)
-    )  # imports and caches
-    begin = time.perf_counter()
-    vectorized.run(chosen, History(chosen.horizon))
-    seconds = time.perf_counter() - begin
-    own, child = (
-        resource.getrusage(who).ru_maxrss / 1024
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    return seconds, own + child * len(os.sched_getaffinity(0))  # each child is at most as large
+    short = from_nested({**BASE, "horizon": 3}, _SOURCE)
+    vectorized.run(short, History(short.horizon))  # imports and caches
+    duration = seconds(vectorized.run, chosen, History(chosen.horizon))
+    usage = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own, child = (each.ru_maxrss / 1024 for each in usage)
+    return duration, own + child * len(os.sched_getaffinity(0))  # each child is at most as large
 
 
 def _draw(table: pd.DataFrame, picture: Path) -> None:

@@ -12,18 +12,24 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fldb_flower import client_app
+from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.errors import FldbError
+from fldb_flower.settings import Settings
 from fldb_flower.system.process import identify_task
 
 SERVER_NODE = 1
 _FIRST_NODE = 1001
 _APP_RAISED = 2  # Flower's code for a ClientApp that raised
 _RUN_IDS = itertools.count(1)
+_DRAWS = 13  # per message; the first is used, and the others keep the results of earlier versions
+UNHEARD, LOST = "unheard", "lost"
+"""The two ways to lose a message: the broadcast is lost, or the reply to it."""
 
 
 class InProcessGrid(Grid):
@@ -121,6 +127,47 @@ class InProcessGrid(Grid):
         except Exception as error:  # Flower replies with the error
             context.state = RecordDict(before)
             return failure(message, f"{type(error).__name__}: {error}")
+
+
+class LossyGrid(InProcessGrid):
+    """An :class:`InProcessGrid` that loses each message, or the reply to it, with probability p.
+
+    The grid does not wait for lost replies. Losses are drawn from streams keyed by (seed,
+    "faults", partition, exchange), on which the agents' draws do not depend.
+
+    Parameters
+    ----------
+    settings : Settings
+        ``dropout`` (p), ``engine.num_nodes`` and ``seed``.
+    run_config : dict
+        Flower's run config, the same for every node.
+    """
+
+    def __init__(self, settings: Settings, run_config: dict[str, Any]) -> None:
+        super().__init__(settings.engine.num_nodes, run_config)
+        self._seed, self._dropout = settings.seed, settings.dropout
+        self._exchange = ""
+        self._streams: dict[int | str, np.random.Generator] = {}  # of this exchange
+
+    def stream(self, name: int | str, exchange: str) -> np.random.Generator:
+        """Return the stream of a partition in an exchange."""
+        if exchange != self._exchange:
+            self._exchange, self._streams = exchange, {}
+        if name not in self._streams:
+            self._streams[name] = keyed_generator(self._seed, "faults", name, exchange)
+        return self._streams[name]
+
+    def loss(self, message: Message) -> str:
+        """Draw whether a message is lost: UNHEARD, LOST or an empty string."""
+        partition = message.metadata.dst_node_id - _FIRST_NODE
+        luck = self.stream(partition, message.metadata.group_id).random(_DRAWS)[0]
+        return UNHEARD if luck < self._dropout / 2 else LOST if luck < self._dropout else ""
+
+    def replies(self, message: Message) -> list[Message]:
+        """Return the replies that arrive."""
+        loss = self.loss(message)
+        replies = [] if loss == UNHEARD else super().replies(message)
+        return [] if loss == LOST else replies
 
 
 def failure(message: Message, reason: str) -> Message:

@@ -11,23 +11,11 @@ from flwr.common.logger import update_console_handler
 from fldb_flower.federation.blocks import require_agents
 from fldb_flower.server_app import run_experiment
 from fldb_flower.settings import Settings, to_flat
-from simulations.engines.faults import Faults, FaultyGrid
-from simulations.engines.grid import InProcessGrid
-
-__all__ = ["InProcessGrid", "run"]
+from simulations.engines.grid import InProcessGrid, LossyGrid
 
 
-def run(settings: Settings, output_dir: str, faults: Faults | None = None) -> None:
+def run(settings: Settings, output_dir: str) -> None:
     """Run one experiment over nodes in this process and write its results.
-
-    Parameters
-    ----------
-    settings : Settings
-        Settings of the run.
-    output_dir : str
-        Directory of the results.
-    faults : Faults, optional
-        Faults of messages besides ``dropout``, for tests.
 
     Raises
     ------
@@ -37,8 +25,8 @@ def run(settings: Settings, output_dir: str, faults: Faults | None = None) -> No
     require_agents(settings, settings.num_agents)  # all in this process
     run_config = to_flat(settings)
     grid = (
-        FaultyGrid(settings, run_config, faults)
-        if settings.dropout or faults
+        LossyGrid(settings, run_config)
+        if settings.dropout
         else InProcessGrid(settings.engine.num_nodes, run_config)
     )
     logging.getLogger("flwr").propagate = False  # Flower's logger has its own handler

@@ -40,15 +40,6 @@ class Shards:
         Settings of the run.
     processes : int, optional
         Maximum number of processes.
-
-    Attributes
-    ----------
-    shards : list of range
-        The agents of each shard.
-    groups : list of AgentGroup
-        The agents in this process; empty with several processes.
-    workers : list of Worker
-        The other processes.
     """
 
     def __init__(self, settings: Settings, processes: int | None = None) -> None:
@@ -57,7 +48,7 @@ class Shards:
         self.shards = list(_shards(settings))
         available = _processors(settings.backend) if processes is None else processes
         count = min(available, len(self.shards))
-        self.groups: list[AgentGroup] = []
+        self.groups: list[AgentGroup] = []  # in this process; empty with several processes
         self.workers: list[Worker] = []
         if count < 2:
             self.groups = self._make(self.shards)
@@ -91,7 +82,10 @@ class Shards:
             worker.send(method, list(itertools.islice(rest, worker.shards)))
         # Receive all replies, even if one is an error, so that the next call gets its own.
         replies = [worker.receive() for worker in self.workers]
-        return [each for reply in replies for each in _unless_error(reply)]
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return list(itertools.chain.from_iterable(replies))
 
     def close(self) -> None:
         """End the processes."""
@@ -158,13 +152,6 @@ def _work(pipe: Connection, inherited: list[Connection], make: Any, shards: list
 
 def _called(groups: list[AgentGroup], method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
     return [getattr(each, method)(*mine) for each, mine in zip(groups, arguments, strict=True)]
-
-
-def _unless_error(reply: Any) -> list[Any]:
-    if isinstance(reply, Exception):
-        raise reply
-    answers: list[Any] = reply
-    return answers
 
 
 def _processors(backend: str) -> int:

@@ -13,15 +13,14 @@ if __name__ == "__main__":  # before what takes long to import
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fldb_flower.errors import DataError, FldbError, one_line
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import interruptible
 from simulations.report.page import build, write
-from simulations.saved_runs import Run, Unfinished, find_runs
+from simulations.saved_runs import Unfinished, find_runs
 
 REPORT = "report.html"
 
@@ -38,23 +37,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _require_finished(
-    runs: Sequence[Run], unfinished: Sequence[Unfinished], folders: Sequence[Path]
-) -> None:
-    if runs:
-        return
-    where = ", ".join(str(folder) for folder in folders)
-    if not unfinished:
-        raise DataError(f"there are no runs below {where}")
-    first = unfinished[0]
-    raise DataError(
-        f"none of the {len(unfinished)} runs below {where} is finished;"
-        f" the first is {first.path}: {first.reason}"
-    )
-
-
-def report(folders: Sequence[Path], output: Path | None = None) -> Mapping[str, Any]:
-    """Write the page about the runs below folders; return its path and the counts.
+def report(
+    folders: Sequence[Path], output: Path | None = None
+) -> tuple[Path, int, list[Unfinished]]:
+    """Write the page about the runs below folders; return its path, their number, and the others.
 
     Raises
     ------
@@ -64,10 +50,18 @@ def report(folders: Sequence[Path], output: Path | None = None) -> Mapping[str, 
         The page cannot be written.
     """
     runs, unfinished = find_runs(folders)
-    _require_finished(runs, unfinished, folders)
+    if not runs:
+        where = ", ".join(map(str, folders))
+        if not unfinished:
+            raise DataError(f"there are no runs below {where}")
+        first = unfinished[0]
+        raise DataError(
+            f"none of the {len(unfinished)} runs below {where} is finished;"
+            f" the first is {first.path}: {first.reason}"
+        )
     path = folders[0] / REPORT if output is None else output
     write(path, build(runs, unfinished, path.parent))
-    return {"path": path, "runs": len(runs), "unfinished": unfinished}
+    return path, len(runs), unfinished
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -75,12 +69,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _arguments(argv)
     with interruptible():
         try:
-            result = report(arguments.folders, arguments.output)
+            path, count, unfinished = report(arguments.folders, arguments.output)
         except FldbError as error:
             sys.exit(f"error: {one_line(error)}")
-        for item in result["unfinished"]:
+        for item in unfinished:
             print(one_line(f"skipped {item.path}: {item.reason}"), file=sys.stderr)
-        print(one_line(f"report: {result['path']} ({result['runs']} runs)"))
+        print(one_line(f"report: {path} ({count} runs)"))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,28 +15,29 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from simulations.saved_runs import Run, Unfinished, group_by_seed, natural_order, relevant, varying
+from simulations.saved_runs import (
+    NUMBERS,
+    Run,
+    Unfinished,
+    group_by_seed,
+    natural_order,
+    relevant,
+    varying,
+)
 
 MAX_POINTS = 200
 """Maximum number of points of a curve; the page notes if there were more."""
-_WITHOUT_NAME = (
-    "algorithm",
-    "environment.name",
-    "schedule.name",
-    "engine.name",
-    "selection",
-)
+_WITHOUT_NAME = ("algorithm", "environment.name", "schedule.name", "engine.name", "selection")
 """Settings whose values are shown without their name."""
 
 
 def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path) -> dict[str, Any]:
     """Return the data of the page as JSON values; see :func:`simulations.report.page.build`."""
     differing = varying(runs)
+    labels = [key for key in differing if key != "seed"]
     groups = sorted(
-        group_by_seed(runs), key=lambda group: _setting_order(group[0], _without_seed(differing))
+        group_by_seed(runs), key=lambda group: [_order(group[0], key) for key in labels]
     )
-    ordered = [run for group in groups for run in sorted(group, key=_seed_order)]
-    number = {id(run): index for index, group in enumerate(groups) for run in group}
     horizons = sorted({len(run.curve) for run in runs})
     return {
         "created": datetime.datetime.now().astimezone().isoformat(timespec="minutes"),
@@ -44,12 +46,16 @@ def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path)
         "common": _common(runs, differing),
         "grids": [kept_iterations(horizon).tolist() for horizon in horizons],
         "thinned": horizons[-1] > MAX_POINTS,
-        "groups": [
-            _group(group, differing, horizons.index(len(group[0].curve))) for group in groups
-        ],
+        "groups": [_group(group, labels, horizons.index(len(group[0].curve))) for group in groups],
         "runs": [
-            _run(run, differing, folder, group=number[id(run)], alone=len(groups[number[id(run)]]))
-            for run in ordered
+            {
+                **_run(run, differing, folder),
+                "group": number,
+                # The only run of a group has the curve of the group.
+                "curve": None if len(group) == 1 else _rounded(_regrets(run)),
+            }
+            for number, group in enumerate(groups)
+            for run in sorted(group, key=partial(_order, key="seed"))
         ],
         "unfinished": [
             {"path": _relative(item.path, folder), "reason": item.reason} for item in unfinished
@@ -71,16 +77,8 @@ def kept_iterations(horizon: int) -> npt.NDArray[np.int64]:
     return np.unique(np.rint(np.concatenate([even, ratio])).astype(np.int64))
 
 
-def _without_seed(keys: Sequence[str]) -> list[str]:
-    return [key for key in keys if key != "seed"]
-
-
-def _seed_order(run: Run) -> tuple[Any, ...]:
-    return natural_order(run.settings.get("seed"))
-
-
-def _setting_order(run: Run, keys: Sequence[str]) -> list[tuple[Any, ...]]:
-    return [natural_order(run.settings.get(key)) for key in keys]
+def _order(run: Run, key: str) -> tuple[Any, ...]:
+    return natural_order(run.settings.get(key))
 
 
 def _shown_name(key: str) -> str:
@@ -100,36 +98,29 @@ def _shown(run: Run, key: str) -> str:
     return f"{value:g}" if isinstance(value, float) and value == float(f"{value:g}") else f"{value}"
 
 
+def _values(runs: Sequence[Run], key: str) -> list[str]:
+    by_order = sorted(runs, key=partial(_order, key=key))
+    return list(dict.fromkeys(_shown(run, key) for run in by_order))
+
+
 def _label(run: Run, key: str) -> str:
     shown = _shown(run, key)
     return shown if key in _WITHOUT_NAME and shown else f"{_shown_name(key)}={shown}"
 
 
-def _values(runs: Sequence[Run], key: str) -> list[str]:
-    by_order = sorted(runs, key=lambda run: natural_order(run.settings.get(key)))
-    return list(dict.fromkeys(_shown(run, key) for run in by_order))
-
-
 def _common(runs: Sequence[Run], differing: Sequence[str]) -> list[list[str]]:
     """Return names and values of the settings that all runs share and use."""
-    used = [(run, relevant(run.settings)) for run in runs]
-    keys = dict.fromkeys(key for _, settings in used for key in settings)
-    holders = {
-        key: next(run for run, settings in used if key in settings)
-        for key in keys
-        if key not in differing
-    }
-    return [[_shown_name(key), _shown(run, key)] for key, run in holders.items()]
+    shown: dict[str, str] = {}
+    for run in runs:
+        for key in relevant(run.settings):
+            if key not in differing and key not in shown:
+                shown[key] = _shown(run, key)
+    return [[_shown_name(key), value] for key, value in shown.items()]
 
 
 def _rounded(values: npt.ArrayLike) -> list[float]:
     """Return numbers rounded to eight significant digits, which halves the size of the page."""
     return [float(f"{value:.8g}") for value in np.asarray(values, dtype=float)]
-
-
-def _one_per_seed(group: Sequence[Run]) -> list[Run]:
-    """Drop repetitions of a seed, which are not independent runs in a standard error."""
-    return list({run.settings.get("seed"): run for run in reversed(group)}.values())[::-1]
 
 
 def _mean(values: npt.NDArray[np.float64]) -> tuple[list[float], list[float] | None]:
@@ -146,25 +137,19 @@ def _regrets(run: Run) -> npt.NDArray[np.float64]:
 
 
 def _figures(run: Run) -> dict[str, float]:
-    summary = run.summary
-    return {
-        "regret": float(summary["final_regret"]),
-        "exchanges": float(summary["exchanges"]),
-        "up": float(summary["uploaded_bytes"]),
-        "down": float(summary["downloaded_bytes"]),
-        "seconds": float(summary["runtime_seconds"]),
-    }
+    names = ("regret", "exchanges", "up", "down", "seconds")
+    return {name: float(run.summary[key]) for name, key in zip(names, NUMBERS, strict=True)}
 
 
-def _group(group: Sequence[Run], differing: Sequence[str], grid: int) -> dict[str, Any]:
-    runs = _one_per_seed(group)
+def _group(group: Sequence[Run], labels: Sequence[str], grid: int) -> dict[str, Any]:
+    # Repetitions of a seed are not independent runs in a standard error.
+    runs = list({run.settings.get("seed"): run for run in reversed(group)}.values())[::-1]
     mean, error = _mean(np.stack([_regrets(run) for run in runs]))
     figures = [_figures(run) for run in runs]
-    table = np.array([list(row.values()) for row in figures])  # (seeds, figures)
-    centre, spread = _mean(table)
+    centre, spread = _mean(np.array([list(row.values()) for row in figures]))
     used = relevant(group[0].settings)
     return {
-        "label": [_label(group[0], key) for key in _without_seed(differing) if key in used],
+        "label": [_label(group[0], key) for key in labels if key in used],
         "seeds": len(runs),
         "grid": grid,
         "mean": mean,
@@ -174,18 +159,13 @@ def _group(group: Sequence[Run], differing: Sequence[str], grid: int) -> dict[st
     }
 
 
-def _run(
-    run: Run, differing: Sequence[str], folder: Path, *, group: int, alone: int
-) -> dict[str, Any]:
-    """Return the row of a run; without a curve if it is the only run of its group."""
+def _run(run: Run, differing: Sequence[str], folder: Path) -> dict[str, Any]:
     path = _relative(run.path, folder)
     return {
         "path": path,
         "href": "./" + quote(os.fsencode(path + "/")),  # "./": a name must not be read as a scheme
         "settings": [_shown(run, key) for key in differing],
         "seed": _shown(run, "seed"),
-        "group": group,
-        "curve": None if alone == 1 else _rounded(_regrets(run)),
         **_figures(run),
     }
 

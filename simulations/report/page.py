@@ -19,16 +19,9 @@ _SCRIPTS = ("basics.js", "chart.js", "page.js")  # in this order, one script
 
 
 def build(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path) -> str:
-    """Return the page.
+    """Return the page; its links to the runs are relative to its folder.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        At least one.
-    unfinished : sequence of Unfinished
-        Listed on the page with their reasons.
-    folder : Path
-        Folder of the page; links to the runs are relative to it.
+    ``runs`` has at least one run. The page lists the unfinished ones with their reasons.
     """
     style, script = _read("page.css"), "\n".join(map(_read, _SCRIPTS))
     parts = {

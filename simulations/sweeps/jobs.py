@@ -52,21 +52,13 @@ def settings_of(config: DictConfig) -> Settings:
 
 
 def attempt(work: Callable[[], None], directory: Path, sweep: Path) -> float | None:
-    """Run one job of a sweep without output, and write ``error.txt`` if it fails.
-
-    Parameters
-    ----------
-    work : callable
-        Runs the job and writes its results to the directory.
-    directory : Path
-        Folder of the job.
-    sweep : Path
-        Folder of the sweep. The job does not start if it holds a file ``stop``.
+    """Run one job of a sweep without output, and write ``error.txt`` to its folder if it fails.
 
     Returns
     -------
     float or None
-        The final regret, for sweepers that optimise settings; None without a result.
+        The final regret, for sweepers that optimise settings; None without a result, or if the
+        folder of the sweep holds a file ``stop``.
     """
     if (sweep / STOP).exists():
         return None

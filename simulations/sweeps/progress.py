@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -16,63 +16,49 @@ from simulations.sweeps.jobs import ERROR
 _POLL_SECONDS = 0.5
 
 
-class Progress:
-    """A progress bar over the jobs of a sweep.
-
-    Jobs may run in any process: their progress is read from their folders.
+@contextlib.contextmanager
+def progress(todo: Sequence[Path], total: int, sweep: Path) -> Iterator[None]:
+    """Show the progress of the jobs of a sweep, which may run in any process.
 
     Parameters
     ----------
     todo : sequence of Path
-        Folders of the jobs to be launched.
+        Folders of the jobs to be launched; their files show which of them ended.
     total : int
         Number of all jobs, with those that are already finished.
     sweep : Path
         Folder of the sweep.
     """
+    is_terminal, earlier = sys.stderr.isatty(), total - len(todo)
+    if not is_terminal:
+        before = f", {earlier} of them finished before" if earlier else ""
+        print(f"{total} jobs in {sweep}{before}", flush=True)
+    ended = threading.Event()
+    with tqdm(
+        total=total, initial=earlier, unit="job", file=sys.stderr, disable=not is_terminal
+    ) as bar:
+        # Without a terminal too: this thread receives SIGINT while the main thread blocks it.
+        watcher = threading.Thread(target=_watch, args=(bar, set(todo), ended), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
 
-    def __init__(self, todo: Sequence[Path], total: int, sweep: Path) -> None:
-        self._waiting, self._before, self._failed = set(todo), total - len(todo), 0
-        before = f", {self._before} of them finished before" if self._before else ""
-        if not sys.stderr.isatty():
-            print(f"{total} jobs in {sweep}{before}", flush=True)
-        self._tqdm = tqdm(
-            total=total,
-            initial=self._before,
-            unit="job",
-            file=sys.stderr,
-            disable=not sys.stderr.isatty(),
-        )
-        self._ended = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> None:
-        self._watcher.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Show the final count and close the bar."""
-        self._ended.set()
-        self._watcher.join()
-        self._update()
-        self._tqdm.close()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(_POLL_SECONDS):
-            self._update()
-
-    def _update(self) -> None:
-        if self._tqdm.disable:
-            return
-        ended = {path for path in self._waiting if (path / SUMMARY).exists()}
-        failed = {path for path in self._waiting - ended if (path / ERROR).exists()}
-        self._failed += len(failed)
-        self._waiting -= ended | failed
-        if self._failed:
-            self._tqdm.set_postfix(failed=self._failed, refresh=False)
-        self._tqdm.update(len(ended) + len(failed))
-        self._tqdm.refresh()
+def _watch(bar: tqdm[None], waiting: set[Path], ended: threading.Event) -> None:
+    """Update a bar until the sweep ended, and once more."""
+    failures, is_last = 0, False
+    while not is_last:
+        is_last = ended.wait(_POLL_SECONDS)
+        if bar.disable:
+            continue
+        finished = {path for path in waiting if (path / SUMMARY).exists()}
+        failed = {path for path in waiting - finished if (path / ERROR).exists()}
+        waiting -= finished | failed
+        failures += len(failed)
+        if failures:
+            bar.set_postfix(failed=failures, refresh=False)
+        bar.update(len(finished) + len(failed))
+        bar.refresh()

@@ -22,7 +22,7 @@ from typing import cast
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
@@ -39,7 +39,7 @@ from fldb_flower.system.startup import SIGNALLED
 from simulations.saved_runs import Run, find_finished, identity_of, read_run
 from simulations.sweeps.jobs import ERROR, describe_exception, failure, settings_of
 from simulations.sweeps.loader import CachingLoader
-from simulations.sweeps.progress import Progress
+from simulations.sweeps.progress import progress
 from simulations.sweeps.tables import report
 
 _NUMBERED = "${hydra.job.num}"  # Hydra's default name of the folder of a job
@@ -49,26 +49,12 @@ _LONGEST_NAME = 80
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a sweep.
+    """One job of a sweep."""
 
-    Attributes
-    ----------
-    name : str
-        Its swept overrides.
-    overrides : tuple of str
-        The overrides that its launcher composes.
-    settings : Settings
-        Its settings.
-    identity : str
-        The settings that determine its results; see :func:`fldb_flower.runs.results.identity`.
-    folder : Path
-        The folder of its results.
-    """
-
-    name: str
-    overrides: tuple[str, ...]
+    name: str  # its swept overrides
+    overrides: tuple[str, ...]  # that its launcher composes
     settings: Settings
-    identity: str
+    identity: str  # see fldb_flower.runs.results.identity
     folder: Path
 
 
@@ -119,7 +105,7 @@ class GridSweeper(Sweeper):
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
         try:
-            with Progress([job.folder for job in todo], len(jobs), folder), self._stoppable(todo):
+            with progress([job.folder for job in todo], len(jobs), folder), self._stoppable(todo):
                 trouble = self._launch(todo)
         except SystemExit:
             _say_stopped(jobs, finished, folder)
@@ -260,10 +246,9 @@ def _require_distinct_folders(jobs: Iterable[Job]) -> None:
 
 @contextlib.contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Block SIGINT in this thread and in the processes that it starts.
+    """Block SIGINT, which a terminal sends to all processes, in this thread and its children.
 
-    A terminal sends SIGINT to all processes in the foreground, which would end the workers. The
-    thread that shows the progress receives it instead.
+    The thread that shows the progress receives it instead.
     """
     resource_tracker.ensure_running()  # starting it would unblock SIGINT
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -289,8 +274,7 @@ def _folder(config: DictConfig, number: int, overrides: Sequence[str], key: str)
 
 def quoted(text: str) -> str:
     """Return text as a quoted value of Hydra's grammar for overrides."""
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
-    return f"'{escaped}'"
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def _reusable(jobs: Sequence[Job], folder: Path) -> dict[str, Run]:
@@ -324,10 +308,6 @@ def _reason(folder: Path, unusable: str, trouble: str) -> str:
 
 def _say_stopped(jobs: Sequence[Job], finished: dict[str, Run], folder: Path) -> None:
     done = sum(job.identity in finished or (job.folder / SUMMARY).exists() for job in jobs)
-    kept, rest = (
-        (f"{done} of {len(jobs)} jobs are finished", "the rest")
-        if done
-        else ("no job is finished", "the jobs")
-    )
+    kept = f"{done} of {len(jobs)} jobs are finished" if done else "no job is finished"
     command = f"the same command with resume=true hydra.sweep.dir={folder}"
-    print(f"stopped: {kept}; {command} runs {rest}", file=sys.stderr)
+    print(f"stopped: {kept}; {command} runs the {'rest' if done else 'jobs'}", file=sys.stderr)

@@ -29,20 +29,15 @@ def report(
     for name in (TABLE, CURVES, PICTURE):
         (folder / name).unlink(missing_ok=True)
     if runs:
-        summarise(runs, folder, swept)
+        keys = _columns(runs, swept)
+        table(runs, keys, folder).to_csv(folder / TABLE, index=False, lineterminator="\n")
+        curves(runs, keys).to_csv(folder / CURVES, index=False, lineterminator="\n")
+        picture(runs, keys, folder / PICTURE)
         print(statistics_text(runs, swept))
         files = [name for name in (TABLE, CURVES, PICTURE) if (folder / name).exists()]
         print(f"results of {len(runs)} jobs: {', '.join(files)} in {folder}")
     for line in failed:
         print(f"error: job {line}", file=sys.stderr)
-
-
-def summarise(runs: Sequence[Run], folder: Path, swept: Collection[str] = ()) -> None:
-    """Write ``sweep.csv``, ``curves.csv`` and ``sweep.png`` of runs to a folder."""
-    keys = _columns(runs, swept)
-    table(runs, keys, folder).to_csv(folder / TABLE, index=False, lineterminator="\n")
-    curves(runs, keys).to_csv(folder / CURVES, index=False, lineterminator="\n")
-    picture(runs, keys, folder / PICTURE)
 
 
 def _columns(runs: Sequence[Run], swept: Collection[str]) -> list[str]:
@@ -91,13 +86,9 @@ def statistics_text(runs: Sequence[Run], swept: Collection[str] = ()) -> str:
 
 def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
     """Return one row per iteration of each job: swept settings and cumulative regret."""
-    parts = []
-    for run in runs:
-        part = run.curve[["iteration", "cumulative_regret"]].copy()
-        for place, key in enumerate(keys):
-            part.insert(place, key, run.settings.get(key))
-        parts.append(part)
-    return pd.concat(parts, ignore_index=True)
+    parts = [run.curve.assign(**{key: run.settings.get(key) for key in keys}) for run in runs]
+    columns = [*keys, "iteration", "cumulative_regret"]
+    return pd.concat(parts, ignore_index=True)[columns]
 
 
 def picture(runs: Sequence[Run], keys: Sequence[str], path: Path) -> None:

@@ -44,11 +44,6 @@ def ucb(
 
     ``first = argmax theta . phi(x)``; ``second = argmax theta . (phi(x) - phi(first))
     + width ||phi(x) - phi(first)||_{W^-1}``.
-
-    See Also
-    --------
-    colstim : The same second arm against a perturbed first one.
-    maxpairucb : Both arms optimistic.
     """
     xp = namespace(features)
     ties = tie_breaks(features, theta, whitener, width)
@@ -77,14 +72,8 @@ def colstim(features: Array, theta: Array, whitener: Whitener, width: Width, noi
     r"""Return CoLSTIM's pair: a randomly perturbed leader and its challenger.
 
     ``first = argmax theta . phi(x) + eps_x ||phi(x)||_{W^-1}`` with ``eps_x`` the noise clipped
-    to ``[-width, width]``; ``second`` as in :func:`ucb`.
-
-    Parameters
-    ----------
-    features, theta, whitener, width
-        See the module.
-    noise : Array
-        Standard Gumbel, (agents, arms).
+    to ``[-width, width]``; ``second`` as in :func:`ucb`. The noise is standard Gumbel,
+    (agents, arms).
 
     References
     ----------
@@ -104,16 +93,8 @@ def thompson(features: Array, theta: Array, whitener: Whitener, width: Width, no
     r"""Return the best arms of two independent draws from a Gaussian posterior.
 
     ``first = argmax theta_1 . phi(x)`` and ``second = argmax theta_2 . phi(x)`` with
-    ``theta_j = theta + width C n_j``, that is ``theta_j ~ N(theta, width^2 W^-1)``.
-
-    Parameters
-    ----------
-    features, theta, whitener
-        See the module.
-    width : float
-        Scale of the draws' standard deviation; 0 never explores.
-    noise : Array
-        Standard normal, (agents, 2, d).
+    ``theta_j = theta + width C n_j``, that is ``theta_j ~ N(theta, width^2 W^-1)``. The noise n is
+    standard normal, (agents, 2, d). With width 0, the rule never explores.
 
     References
     ----------
@@ -203,15 +184,7 @@ def _pair_norms(features: Array, whitener: Whitener) -> list[Array]:
 
 
 def _best_pair(scores: list[Array], step: float) -> Pair:
-    """Return the pair with the largest score.
-
-    Parameters
-    ----------
-    scores : list of Array
-        For each first arm, the scores with all second arms >= first, (agents, arms - first).
-    step : float
-        Largest difference of scores in a tie.
-    """
+    """Return the pair with the largest score, in the layout of :func:`_pair_norms`."""
     xp = namespace(scores[0])
     agents, num_arms = scores[0].shape
     places = {"dtype": scores[0].dtype, "device": scores[0].device}

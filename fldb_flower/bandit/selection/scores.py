@@ -57,12 +57,7 @@ def tie_breaks(features: Array, theta: Array, whitener: Whitener, width: Width) 
     """Return penalties of the arms, (arms,), that break ties in favour of the lowest number.
 
     Scores that differ by rounding errors only are ties, so that results do not depend on the order
-    of summation.
-
-    Raises
-    ------
-    FloatingPointError
-        A feature, theta or W is NaN or infinite.
+    of summation. Raises as :func:`tie_step`.
     """
     xp = namespace(features)
     step = tie_step(features, theta, whitener, width)
@@ -81,14 +76,10 @@ def tie_step(features: Array, theta: Array, whitener: Whitener, width: Width) ->
         A feature, theta or W is NaN or infinite, or the scores overflow.
     """
     width = width if isinstance(width, float) else float(namespace(width).max(width))
-    length, reach = _norm(features), largest_norm(whitener)
+    flat = features.reshape((-1,))
+    length, reach = math.sqrt(float(flat @ flat)), largest_norm(whitener)
     bound = length * (largest_frobenius(theta, 1) + width * reach)
     # Differences, whose norms are squared, are up to twice as long as features.
     if not math.isfinite(bound + (2.0 * length * reach) * (2.0 * length * reach)):
         raise FloatingPointError("a feature, theta or W is not a finite number, or too large")
     return TIE * bound
-
-
-def _norm(array: Array) -> float:
-    flat = array.reshape((-1,))
-    return math.sqrt(float(flat @ flat))

@@ -35,14 +35,9 @@ def normal_per_draw(streams: AgentStreams, iterations: int, shape: tuple[int, in
 class Rule:
     """A selection rule with its source of noise.
 
-    Attributes
-    ----------
-    select : callable
-        ``select(features, theta, whitener, width, noise)``, see
-        :mod:`~fldb_flower.bandit.selection.rules`.
-    noise : callable or None
-        Function of (streams, iterations, (arms, d)) that draws noise, (agents, iterations, ...).
-        None if the rule is deterministic.
+    ``select(features, theta, whitener, width, noise)`` is a function of
+    :mod:`~fldb_flower.bandit.selection.rules`. ``noise(streams, iterations, (arms, d))`` draws its
+    noise, (agents, iterations, ...); it is None if the rule is deterministic.
     """
 
     select: Callable[[Array, Array, Whitener, Width, Array | None], Pair]
@@ -58,14 +53,8 @@ def find_rule(name: str) -> Rule:
 class Selector:
     """Selects the pairs of a block of agents, iteration by iteration.
 
-    Parameters
-    ----------
-    settings : Settings
-        ``selection`` is the rule's name.
-    streams : AgentStreams
-        Streams of the block; noise is drawn from the stream "selection".
-    arrays : Arrays, optional
-        Backend of features and estimates; NumPy by default.
+    The rule is that of the setting ``selection``. Noise is drawn from the block's stream
+    "selection", and made an array of the backend of features and estimates, NumPy by default.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A Grid that loses messages at random (``dropout``) and, in tests, delays or damages them."""
+"""A Grid that also delays, repeats, reorders or damages messages."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
-from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadHeader
 from fldb_flower.wire.records import unpack_vector
-from simulations.engines.grid import InProcessGrid, failure
-
-UNHEARD, LOST = "unheard", "lost"
-"""The two ways to lose a message: the broadcast is lost, or the reply to it."""
+from simulations.engines.grid import LOST, UNHEARD, LossyGrid, failure
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Probabilities of the faults of a message, besides ``dropout``. For tests.
+    """Probabilities of the faults of a message, besides ``dropout``.
 
     Attributes
     ----------
@@ -56,23 +52,10 @@ class Faults:
     future: float = 0.0
 
 
-class FaultyGrid(InProcessGrid):
-    """An :class:`InProcessGrid` whose messages are lost, late, repeated, reordered or wrong.
+class FaultyGrid(LossyGrid):
+    """A :class:`LossyGrid` whose messages are also late, repeated, reordered or wrong.
 
-    The grid does not wait. Lost and late replies are missing, and a late reply arrives together
-    with the replies to a later message.
-
-    The faults of a node are drawn from a stream keyed by (seed, "faults", partition, exchange),
-    on which neither the agents' draws nor the faults of other nodes depend.
-
-    Parameters
-    ----------
-    settings : Settings
-        ``dropout``, ``engine.num_nodes`` and ``seed``.
-    run_config : dict
-        Flower's run config, the same for every node.
-    faults : Faults, optional
-        Other faults; none by default.
+    A late reply is missing, and arrives together with the replies to a later message.
 
     Attributes
     ----------
@@ -85,15 +68,12 @@ class FaultyGrid(InProcessGrid):
     def __init__(
         self, settings: Settings, run_config: dict[str, Any], faults: Faults | None = None
     ) -> None:
-        super().__init__(settings.engine.num_nodes, run_config)
-        self._seed, self._dimension = settings.seed, settings.dimension
-        chances = dataclasses.asdict(faults or Faults())
-        faulty = chances.pop("nodes") or len(self.contexts)
-        self._reorder = chances.pop("reorder")
-        self._chances = {LOST: settings.dropout, **chances}
+        super().__init__(settings, run_config)
+        self._dimension = settings.dimension
+        self._chances = dataclasses.asdict(faults or Faults())
+        faulty = self._chances.pop("nodes") or len(self.contexts)
+        self._reorder = self._chances.pop("reorder")
         self.faulty = dict(zip(self.contexts, range(faulty), strict=False))  # node -> partition
-        self._streams: dict[int | str, np.random.Generator] = {}  # of this exchange
-        self._exchange = ""
         self.late: list[Message] = []
         self._previous: dict[int, RecordDict] = {}  # node -> its last upload
 
@@ -102,15 +82,14 @@ class FaultyGrid(InProcessGrid):
         partition = self.faulty.get(message.metadata.dst_node_id)
         if partition is None:
             return set()
-        luck = self.stream(partition).random(len(self._chances))
+        loss = self.loss(message)
+        luck = self.stream(partition, message.metadata.group_id).random(len(self._chances))
         faults = {
             name
             for number, (name, chance) in zip(luck, self._chances.items(), strict=True)
             if number < chance
         }
-        if LOST in faults and luck[0] < self._chances[LOST] / 2:
-            return {UNHEARD}
-        return faults
+        return {loss} if loss == UNHEARD else faults | ({loss} if loss else set())
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -118,21 +97,14 @@ class FaultyGrid(InProcessGrid):
         """Deliver the messages; return the replies that arrive, to these or earlier ones."""
         waiting, self.late = self.late, []
         messages = list(messages)
-        if messages and messages[0].metadata.group_id != self._exchange:
-            self._exchange, self._streams = messages[0].metadata.group_id, {}
-        replies, stream = list(super().send_and_receive(messages)), self.stream("order")
+        exchange = messages[0].metadata.group_id if messages else ""
+        replies, stream = list(super().send_and_receive(messages)), self.stream("order", exchange)
         for reply in waiting:
             arrives = stream.random() < 0.5
             (replies if arrives else self.late).append(reply)
         if stream.random() < self._reorder:
             replies = [replies[place] for place in stream.permutation(len(replies))]
         return replies
-
-    def stream(self, name: int | str) -> np.random.Generator:
-        """Return the stream of a partition, or of ``"order"``, in this exchange."""
-        if name not in self._streams:
-            self._streams[name] = keyed_generator(self._seed, "faults", name, self._exchange)
-        return self._streams[name]
 
     def replies(self, message: Message) -> list[Message]:
         """Return the replies that arrive in time."""
