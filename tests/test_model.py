@@ -84,13 +84,12 @@ def test_the_model_is_equal_across_engines_and_describes_itself(tmp_path, algori
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize("checkpoint", [2, 5])  # in the middle, and after the last round
-def test_a_resumed_run_writes_the_same_model(tmp_path, engine, checkpoint):
-    run(settings(engine__name=engine), tmp_path / "whole")
-    assert kill_at(tmp_path / "cut", settings(engine__name=engine), checkpoint)
+def test_a_resumed_run_writes_the_same_model(tmp_path, checkpoint):
+    run(settings(), tmp_path / "whole")
+    assert kill_at(tmp_path / "cut", settings(), checkpoint)
     assert not (tmp_path / "cut" / "model.json").exists()
-    run(settings(engine__name=engine, resume=True), tmp_path / "cut")
+    run(settings(resume=True), tmp_path / "cut")
     assert model(tmp_path / "cut") == model(tmp_path / "whole")
 
 
@@ -108,6 +107,6 @@ def test_an_estimate_that_is_not_finite_is_refused(tmp_path, number):
     history = History(12)
     history.count_exchange((1, 12), learns=True)
     with pytest.raises(FederationError, match=r"fldb_ogd: the estimate is not finite after .* 12"):
-        directory.finish(history, np.array([0.0, number, 0.0]), engine="e", runtime_seconds=0.0)
+        directory.finish(history, np.array([0.0, number, 0.0]), runtime_seconds=0.0)
     directory.close()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["config.yaml"]
