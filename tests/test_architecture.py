@@ -48,7 +48,7 @@ def is_private(name: str) -> bool:
 def test_layers_import_only_downwards():
     """The contracts of [tool.importlinter] in pyproject.toml."""
     pytest.importorskip("importlinter", reason="needs import-linter (the dev extra)")
-    command = [tool("lint-imports"), "--config", "pyproject.toml", "--no-cache"]
+    command = [tool("lint-imports"), "--no-cache", "pyproject.toml"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
