@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clients.service.errors import problem
-from clients.service.page import NOTHING
+from clients.service.files import NOTHING
 from fldb_flower.errors import one_line
 
 MAX_BODY = 32 * 2**20

@@ -16,8 +16,8 @@ from fastapi.security import HTTPBearer
 from pydantic import Field, ValidationError
 
 from clients.preference_agent import PreferenceAgent
-from clients.service.arms import Arm
 from clients.service.errors import status_of
+from clients.service.files import Arm
 from clients.service.models import (
     MAX_ANSWERS,
     Arms,
