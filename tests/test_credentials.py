@@ -88,7 +88,7 @@ def test_the_certificate_of_the_server_is_valid_for_its_hosts_and_can_be_renewed
 
 def test_nothing_is_overwritten_and_devices_can_be_added(keys):
     before = {path: path.read_bytes() for path in keys.rglob("*") if path.is_file()}
-    with pytest.raises(SystemExit, match=r"error: .*ca\.crt exists, and nothing is overwritten"):
+    with pytest.raises(SystemExit, match=r"error: .*ca\.crt already exists: use another folder"):
         deployment.main(["credentials", str(keys), "--host", HOST])
     deployment.main(["add-devices", str(keys), "--devices", "2"])
     assert {path.name for path in (keys / "devices").iterdir()} == {
@@ -106,11 +106,14 @@ def test_nothing_is_overwritten_and_devices_can_be_added(keys):
             "host 'not a name': must be a name like",
         ),
         (["credentials", "{new}", "--host", "300.1.2.3"], "host '300.1.2.3': must be"),
-        (["credentials", "{file}/x", "--host", "a"], "cannot make the folder .*: Not a directory"),
+        (
+            ["credentials", "{file}/x", "--host", "a"],
+            "cannot create the folder .*: Not a directory",
+        ),
         (["add-devices", "{new}", "--devices", "0"], "0 devices: must be at least 1"),
         (["renew", "{new}"], r"cannot read .*ca\.crt: No such file or directory"),
         (["renew", "{keys}", "--host", "-"], "host '-'"),
-        (["renew", "{damaged}"], r"server\.pem is no certificate"),
+        (["renew", "{damaged}"], r"server\.pem is not a certificate"),
     ],
 )
 def test_an_invalid_argument_gives_a_one_line_error(arguments, words, keys, tmp_path):

@@ -84,13 +84,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Run the service until a signal stops it.
-
-    Raises
-    ------
-    FldbError
-        The service cannot start.
-    """
+    """Run the service until a signal stops it; raise FldbError if it cannot start."""
     host, store = arguments.host, arguments.store.expanduser()
     remote = not _is_loopback(host)
     if remote and not arguments.allow_remote:

@@ -58,13 +58,7 @@ class Arm(Model):
 
 
 def read_arms(path: Path) -> list[Arm]:
-    """Return the arms in a JSON file: a list of ``{key, features, text?, image?}``.
-
-    Raises
-    ------
-    DataError
-        The file cannot be read or is invalid.
-    """
+    """Return the arms in a JSON file: a list of ``{key, features, text?, image?}``."""
     try:
         arms = TypeAdapter(list[Arm]).validate_json(path.read_bytes())
     except OSError as error:
@@ -87,15 +81,7 @@ def read_arms(path: Path) -> list[Arm]:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file; create the file if it does not exist.
-
-    Raises
-    ------
-    DataError
-        The file does not contain a token.
-    OutputError
-        The file cannot be read or written.
-    """
+    """Return the token in a file; create the file if it does not exist."""
     try:
         if not path.exists():
             with contextlib.suppress(FileExistsError):  # another process has just created it

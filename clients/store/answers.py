@@ -29,6 +29,8 @@ class AnswerLog:
         self._clock = clock
         self._database = Database(path)
         self._dimension: int | None = None
+        with self._database.reading():
+            self.device_id = str(self._database.row("SELECT id FROM device")[0])
 
     @property
     def dimension(self) -> int | None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +53,6 @@ class DuelStore(AnswerLog):
     OutputError
         The file cannot be written.
     """
-
-    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(path, clock=clock)
-        with self._database.reading():
-            self.device_id = str(self._database.row("SELECT id FROM device")[0])
 
     @property
     def path(self) -> Path:
