@@ -21,7 +21,7 @@ def run(monkeypatch, *arguments):
     benchmark.main()
 
 
-def test_a_result_file_contains_the_environment(monkeypatch, tmp_path, table, capsys):
+def test_a_result_file_contains_command_date_and_machine(monkeypatch, tmp_path, table, capsys):
     path = tmp_path / "new folder" / "scale.json"
     run(monkeypatch, "scale", "--output", path)
     content = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Bytes of a run: of N agents with a message each on every engine, and of nodes' messages."""
+"""Bytes of a run: N agents with one message each on every engine, and messages of nodes."""
 
 import json
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ FRAME = 128  # bytes of a vector's .npy header
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    """A picture takes longer than the run it shows."""
+    """Skip the plots, which take longer than the run."""
     monkeypatch.setattr("fldb_flower.runs.plots.plot_regret", lambda path, *_: path.touch())
 
 
@@ -71,8 +71,8 @@ def test_bytes_do_not_depend_on_engine_or_nodes(values):
         assert history.downloaded_bytes == direct.downloaded_bytes
 
 
-def test_with_lbfgs_bytes_depend_on_the_number_of_exchanges_alone():
-    """PyTorch's line search amplifies rounding, so that the number of exchanges may differ."""
+def test_with_lbfgs_bytes_depend_only_on_the_number_of_exchanges():
+    """PyTorch's line search amplifies rounding errors, so the number of exchanges may differ."""
     pytest.importorskip("torch")
     values = {"algorithm": "fldb_gd", "solver": "lbfgs", "matrix_form": "diagonal"}
     direct = History(SMALL["horizon"])
@@ -83,7 +83,7 @@ def test_with_lbfgs_bytes_depend_on_the_number_of_exchanges_alone():
         assert history.downloaded_bytes == 7 * 8 * (exchanges * 4 + 10 * (4 + 4))
 
 
-def test_summaries_name_the_bytes_of_nodes_apart(tmp_path):
+def test_summaries_contain_the_bytes_of_nodes_separately(tmp_path):
     summaries = {}
     for engine in ("vectorized", "inprocess"):
         run(settings(engine__name=engine), tmp_path / engine)
@@ -95,7 +95,7 @@ def test_summaries_name_the_bytes_of_nodes_apart(tmp_path):
 
 
 def test_messages_of_nodes_by_hand():
-    """Pairs at random, d = 4: nothing but the regret travels, and what was asked for."""
+    """Random pairs, d = 4: only regret and headers are sent."""
     history = in_process(settings(3, algorithm="random"))
     # 10 exchanges of one iteration. Down: a header of 7 integers, the acknowledged iteration and
     # the exchange's number; up: a header of 5, the regret and the number. Vectors are empty.
@@ -114,8 +114,8 @@ def test_single_precision_counts_half(tmp_path):
     assert single.downloaded_bytes == 7 * 4 * (4 * 18 + (solve - 1) * 4)
 
 
-class Weighed:
-    """A mixin for grids that counts agents' bytes itself, from what is sent and what arrives."""
+class Measured:
+    """A grid mixin that counts the bytes of the agents independently."""
 
     agents = (3, 2, 2)  # of 7 on three nodes
 
@@ -136,11 +136,11 @@ class Weighed:
         return replies
 
 
-class WeighedGrid(Weighed, InProcessGrid):
+class MeasuredGrid(Measured, InProcessGrid):
     up = down = asked = arrived = 0
 
 
-class WeighedLossyGrid(Weighed, LossyGrid):
+class MeasuredLossyGrid(Measured, LossyGrid):
     up = down = asked = arrived = 0
 
 
@@ -148,14 +148,14 @@ class WeighedLossyGrid(Weighed, LossyGrid):
 @pytest.mark.parametrize(
     "values", [{"dropout": 0.3, "quorum": 1.0}, {"dropout": 0.3}, {"fraction_train": 0.5}], ids=str
 )
-def test_what_was_sent_and_what_arrived_is_counted(algorithm, values):
+def test_sent_and_received_bytes_are_counted(algorithm, values):
     chosen = settings(algorithm=algorithm, **values)
     grid = (
-        WeighedLossyGrid(chosen, to_flat(chosen))
+        MeasuredLossyGrid(chosen, to_flat(chosen))
         if chosen.dropout
-        else WeighedGrid(3, to_flat(chosen))
+        else MeasuredGrid(3, to_flat(chosen))
     )
-    # The partitions are known: agents of nodes that never replied can only be estimated.
+    # The agents of nodes that never replied can only be estimated, so all partitions are known.
     history = History(chosen.horizon)
     strategy = make_strategy(chosen, history)
     introduce(strategy.nodes, chosen, {1001: 0, 1002: 1, 1003: 2})
@@ -166,7 +166,7 @@ def test_what_was_sent_and_what_arrived_is_counted(algorithm, values):
 
 
 def introduce(nodes, chosen, partitions):
-    """Let nodes (node -> partition) of three reply to exchange 0, which plays nothing."""
+    """Let nodes (node -> partition) of three reply to exchange 0, which plays no duels."""
     nothing = Broadcast(PlayRequest(1, 0), None)
     for node, partition in partitions.items():
         agents = len(agents_of_node(partition, 3, chosen.num_agents))
@@ -176,7 +176,7 @@ def introduce(nodes, chosen, partitions):
     nodes.disputes([1001, 1002, 1003])
 
 
-def test_nodes_of_unknown_partitions_share_the_agents_that_are_left():
+def test_nodes_of_unknown_partitions_share_the_remaining_agents():
     chosen = settings(3, num_agents=8)
     nodes, ids = SimulatedNodes(chosen, History(chosen.horizon)), [1001, 1002, 1003]
     assert nodes.count_agents(ids, ids) == 8

@@ -78,7 +78,7 @@ def test_refusals_do_not_depend_on_the_order_of_arrival(claims, silent, random):
 
 @pytest.mark.parametrize("honest", [3, 4, 5])
 @pytest.mark.parametrize("place", [0, -1])
-def test_one_wrong_number_of_partitions_among_three_or_more_refuses_no_other(honest, place):
+def test_one_wrong_number_of_partitions_refuses_only_its_node(honest, place):
     """The wrong node has the lowest or the highest id; replies arrive in every order."""
     nodes = list(range(FIRST, FIRST + honest + 1))
     lying_node = nodes[place]
@@ -301,7 +301,7 @@ def test_which_devices_are_refused_does_not_depend_on_the_order(known, claims, g
     assert {str(node): device for node, device in accepted.items()}.items() <= places.items()
 
 
-def test_devices_that_swapped_nodes_are_both_recognized():
+def test_devices_that_swapped_nodes_are_both_recognised():
     known, claims = {1: IDS[0], 2: IDS[1]}, {1: IDS[1], 2: IDS[0]}
     for order in itertools.permutations(claims):
         assert meet(known, claims, order, [1, 2]) == ({}, {"1": IDS[1], "2": IDS[0]})
@@ -316,7 +316,7 @@ def test_two_unknown_nodes_with_one_store_are_both_refused():
         assert all("is claimed by nodes 1, 3" in reason for reason in refused.values())
 
 
-def test_a_known_device_keeps_its_place_against_a_copy_that_answers_first():
+def test_a_known_device_is_kept_if_a_copy_replies_first():
     for order in itertools.permutations((1, 2)):
         refused, places = meet({2: IDS[0]}, {1: IDS[0], 2: IDS[0]}, order, [1, 2])
         assert refused.keys() == {1}

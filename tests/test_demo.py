@@ -55,7 +55,7 @@ def test_the_demonstration_runs_and_cleans_up(demo):
         "device3 is yours: http://127.0.0.1:PORT/#token=TOKEN",
         "starting the rounds; the first one takes several exchanges",
     ]
-    # The first round needs one exchange to count the answers, and more for the minimization.
+    # The first round needs one exchange to count the answers, and more for the minimisation.
     for number, exchange in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
         line = f"round {number}, exchange {exchange}: 0 of 3 devices have replied, waiting up to "
         assert any(each.startswith(line) for each in lines), output

@@ -43,7 +43,7 @@ ROOT = Path(__file__).parent.parent
 DOC = (ROOT / "docs" / "deployment.md").read_text()
 D = 3
 THETA = np.array([1.5, -2.0, 0.5])
-ROUNDS_AFTER = 3  # the last kill
+ROUNDS_AFTER = 3  # after the last kill
 MANY = 20  # answers of each person
 RIDGE = 1.0
 
@@ -59,7 +59,7 @@ def federation(tmp_path_factory):
 
 
 def supernode(federation: LocalFederation, name: str, *options: str) -> LocalProcess:
-    """Start a SuperNode that gives up after one retry."""
+    """Start a SuperNode that exits after one retry."""
     command = [tool("flower-supernode"), "--superlink", federation.address, "--max-retries", "1"]
     ports = ["--host", HOST, "--port", str(free_port())]
     part = LocalProcess(name, federation.folder, [*command, *ports, *options])
@@ -68,8 +68,8 @@ def supernode(federation: LocalFederation, name: str, *options: str) -> LocalPro
 
 
 @shares_a_federation
-def test_strangers_stay_outside(federation, tmp_path):
-    """An unregistered key, no key, no TLS, and a CA that did not sign the server's certificate."""
+def test_unauthenticated_nodes_are_refused(federation, tmp_path):
+    """No connection without a registered key, without TLS or with an unknown CA."""
     folder = federation.folder
     credentials.create(tmp_path / "others", [HOST], 1)
     ca, own = str(folder / "keys" / "ca.crt"), federation.devices[0].key
@@ -98,7 +98,7 @@ def test_strangers_stay_outside(federation, tmp_path):
 
 
 @shares_a_federation
-def test_the_superlink_says_nothing_without_tls(federation):
+def test_the_superlink_does_not_answer_without_tls(federation):
     with socket.create_connection((HOST, federation.port), timeout=30) as plain:
         plain.sendall(b"GET /health HTTP/1.0\r\n\r\n")
         assert plain.recv(1000) == b""
@@ -117,7 +117,7 @@ def health(federation: LocalFederation, context: ssl.SSLContext) -> int:
 
 @shares_a_federation
 @pytest.mark.parametrize("token", [None, "", "Bearer", "Bearer wrong-token-wrong-token"])
-def test_a_service_wants_its_token(federation, token):
+def test_a_service_requires_its_token(federation, token):
     device = federation.devices[0]
     connection = http.client.HTTPConnection(HOST, device.port, timeout=30)
     with contextlib.closing(connection):
@@ -132,43 +132,43 @@ def test_a_service_wants_its_token(federation, token):
 
 
 class Person(threading.Thread):
-    """Answers duels on one device until stopped; repeats each request until it is confirmed."""
+    """Answers duels on one device until stopped; repeats requests until they are confirmed."""
 
     def __init__(self, device: Device, seed: int) -> None:
         super().__init__(daemon=True)
         self.device = device
         self.rng = np.random.default_rng(seed)
         self.confirmed: dict[str, tuple[int, float | None]] = {}  # id -> number, preference
-        self.leaves = threading.Event()
+        self.stopping = threading.Event()
 
     def run(self) -> None:
-        while not self.leaves.wait(0.8):
+        while not self.stopping.wait(0.8):
             self.answer()
 
     def answer(self) -> None:
         arms = self.rng.standard_normal((4, D))
         offered = {"features": arms.tolist(), "keys": [f"secret-{i}" for i in range(4)]}
-        duel = self.insist("/duels", offered)
+        duel = self.request_until_confirmed("/duels", offered)
         gap = THETA @ (arms[duel["first"]] - arms[duel["second"]])
         first = self.rng.random() < 1 / (1 + np.exp(-gap))
         preferred = {"preferred": "first" if first else "second"}
-        reply = self.insist(f"/duels/{duel['id']}/answer", preferred)
+        reply = self.request_until_confirmed(f"/duels/{duel['id']}/answer", preferred)
         self.confirmed[duel["id"]] = (reply["number"], float(first))
 
-    def insist(self, path: str, body: dict[str, Any]) -> Any:
+    def request_until_confirmed(self, path: str, body: dict[str, Any]) -> Any:
         while True:
             try:
                 return self.device.ask(path, body)
             except UnreachableError:
-                assert not self.leaves.wait(0.2), "the service did not come back"
+                assert not self.stopping.wait(0.2), "the service did not come back"
 
-    def leave(self) -> None:
-        self.leaves.set()
+    def finish(self) -> None:
+        self.stopping.set()
         self.join(timeout=60)
 
 
 class Script:
-    """Answers duels with curl: docs/deployment/answer.sh, and a command that chooses an arm."""
+    """Answers duels with curl: docs/deployment/answer.sh and a command that chooses an arm."""
 
     def __init__(self, device: Device, folder: Path) -> None:
         self.device = device
@@ -206,15 +206,15 @@ class Script:
         assert all(re.fullmatch(r"\d+ \S+", line) for line in lines), lines
         return {line.split()[1]: (int(line.split()[0]), None) for line in lines}
 
-    def leave(self) -> None:
+    def finish(self) -> None:
         self.process.terminate()
         self.process.wait(30)
 
 
 @shares_a_federation
 @pytest.mark.timeout(900)
-def test_after_everything_was_killed_once_each_answer_counts_once(federation, tmp_path):
-    """After SIGKILL of a SuperNode, a service and the server, theta is the central estimate."""
+def test_each_answer_is_counted_once_after_every_process_was_killed(federation, tmp_path):
+    """After SIGKILL of a SuperNode, a service and the server, theta equals the central estimate."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed of the times of the kills: {seed}")
     with logs_on_failure(federation.folder):
@@ -238,14 +238,14 @@ def test_after_everything_was_killed_once_each_answer_counts_once(federation, tm
             wait_for_round(federation, last)
             wait_until(lambda: not federation.runs[-1].is_running, 120, "the run ends")
         finally:
-            for someone in crowd:
-                someone.leave()
+            for user in crowd:
+                user.finish()
         summary = json.loads((federation.results / "summary.json").read_text())
         assert (summary["rounds"], summary["complete"]) == (last, True)
-        expect_central(federation, last)
-        for someone in crowd:
-            expect_recorded(someone)
-        expect_nothing_private(federation)
+        check_central(federation, last)
+        for user in crowd:
+            check_recorded(user)
+        check_no_private_data(federation)
 
 
 def begin_run(federation: LocalFederation, rounds: int) -> None:
@@ -264,19 +264,19 @@ def wait_for_round(federation: LocalFederation, number: int) -> None:
 
 
 def kill_supernode(device: Device) -> None:
-    """Kill a SuperNode and start it again; the SuperLink refuses it until a heartbeat is missed."""
+    """Kill and restart a SuperNode; the SuperLink accepts it after a missed heartbeat."""
     device.kill()
     assert not device.processes()
     device.start()
 
 
-def kill_service(someone: Person | Script) -> None:
-    before = len(someone.confirmed)
-    someone.device.service.kill()
+def kill_service(user: Person | Script) -> None:
+    before = len(user.confirmed)
+    user.device.service.kill()
     time.sleep(1)
-    someone.device.service.start()
-    someone.device.wait_for_service()
-    wait_until(lambda: len(someone.confirmed) > before + 1, 60, "answers again")
+    user.device.service.start()
+    user.device.wait_for_service()
+    wait_until(lambda: len(user.confirmed) > before + 1, 60, "answers again")
 
 
 def server_apps(federation: LocalFederation) -> list[int]:
@@ -296,7 +296,7 @@ def uploads_of(federation: LocalFederation) -> list[dict[str, str]]:
 
 
 def kill_server(federation: LocalFederation) -> int:
-    """Kill the server and start it again; return the rounds that it had completed."""
+    """Kill and restart the server; return the number of rounds completed before."""
     (server,) = server_apps(federation)
     os.kill(server, signal.SIGKILL)
     wait_until(lambda: not server_apps(federation), 30, "the server is gone")
@@ -313,7 +313,7 @@ def last_round_of(federation: LocalFederation, name: str) -> int:
 
 
 def stored(device: Device) -> tuple[str, dict[str, tuple[int, float]], np.ndarray]:
-    """Read a store with SQL alone: its id, the answers by duel, and the table of evidence."""
+    """Read a store with SQL: its identifier, the answers by duel, and the evidence table."""
     with contextlib.closing(sqlite3.connect(device.store)) as rows:
         assert rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         ((device_id,),) = rows.execute("SELECT id FROM device")
@@ -324,17 +324,17 @@ def stored(device: Device) -> tuple[str, dict[str, tuple[int, float]], np.ndarra
     return device_id, {duel: (number, row[D]) for duel, number, row in answers}, table
 
 
-def expect_recorded(someone: Person | Script) -> None:
-    """Every answer that was confirmed by HTTP 200 is in the store, unchanged."""
-    _, answers, _ = stored(someone.device)
-    assert len(someone.confirmed) > MANY
-    for duel, (number, preference) in someone.confirmed.items():
+def check_recorded(user: Person | Script) -> None:
+    """Check that every answer confirmed by HTTP 200 is in the store, unchanged."""
+    _, answers, _ = stored(user.device)
+    assert len(user.confirmed) > MANY
+    for duel, (number, preference) in user.confirmed.items():
         assert answers[duel][0] == number
         assert preference in {None, answers[duel][1]}
 
 
-def expect_central(federation: LocalFederation, last: int) -> None:
-    """The model is FLDB-ONS on the three stores, computed here with independent formulas."""
+def check_central(federation: LocalFederation, last: int) -> None:
+    """Check the model against FLDB-ONS on the three stores, with independent formulas."""
     tables = {}
     for device in federation.devices:
         device_id, _, table = stored(device)
@@ -384,8 +384,8 @@ def minimiser(table: np.ndarray) -> np.ndarray:
     return theta
 
 
-def expect_nothing_private(federation: LocalFederation) -> None:
-    """The server's disk has no number, key or id of a duel."""
+def check_no_private_data(federation: LocalFederation) -> None:
+    """Check that the files of the server contain no number, key or identifier of a duel."""
     private = [b"secret-"]
     for device in federation.devices:
         _, answers, table = stored(device)
@@ -395,7 +395,7 @@ def expect_nothing_private(federation: LocalFederation) -> None:
     server += [federation.superlink.log, *(run.log for run in federation.runs)]
     text = b"".join(path.read_bytes() for path in server)
     assert not [word for word in private if word in text]
-    # The search covers the right files: it finds what the server does store.
+    # The search finds data that the server does store.
     assert federation.rounds()[-1]["time"].encode() in text
 
 
@@ -437,8 +437,8 @@ print(imported + answered, *sorted(set(sys.modules) - before))
 """
 
 
-def test_a_message_costs_a_device_less_than_half_a_second_beside_flower(tmp_path):
-    """Each message starts a process: its CPU time to the reply, without the import of Flower."""
+def test_a_message_takes_a_device_less_than_half_a_second(tmp_path):
+    """Each message starts a process; Flower's import is subtracted from its CPU time."""
     federation = Federation(tmp_path, devices=1)
     federation.answer(0, 8)
     device = federation.agents[0].store.device_id
@@ -465,8 +465,8 @@ def test_a_message_costs_a_device_less_than_half_a_second_beside_flower(tmp_path
 
 
 @pytest.mark.timeout(900)
-def test_the_documented_commands_work_when_they_are_pasted(tmp_path):
-    """All shell blocks run in one shell without a pause; only ports and the home are changed."""
+def test_the_documented_commands_work(tmp_path):
+    """All shell blocks run in one shell; only the ports and the home folder are replaced."""
     blocks = re.findall(r"```bash\n(.*?)```", DOC, re.DOTALL)
     text = "".join(with_free_ports(blocks))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -474,7 +474,7 @@ def test_the_documented_commands_work_when_they_are_pasted(tmp_path):
     with logs_on_failure(tmp_path / "fldb", "*.log"):
         try:
             done = subprocess.run(
-                ["bash"],  # reads commands from its input, as from a terminal
+                ["bash"],  # reads commands from stdin, like a terminal
                 input=text, cwd=ROOT, env=environ, text=True, capture_output=True,
                 check=False, timeout=800,
             )  # fmt: skip
@@ -507,7 +507,7 @@ def with_free_ports(blocks: list[str]) -> Iterator[str]:
         yield re.sub("|".join(map(re.escape, ports)), lambda found: ports[found[0]], block)
 
 
-def test_every_file_that_the_documentation_names_is_there():
+def test_every_documented_file_exists():
     folder = ROOT / "docs" / "deployment"
     named = set(re.findall(r"\(deployment/([\w.-]+)\)", DOC))
     assert named == {path.name for path in folder.iterdir()}

@@ -436,7 +436,7 @@ def test_fewer_answers_than_an_upload_must_cover_are_held_back(tmp_path):
     federation.check_central(server)
 
 
-def test_a_device_is_recognized_when_its_node_changes(tmp_path):
+def test_a_device_is_recognised_when_its_node_changes(tmp_path):
     """The node's number is new: it has another key, or the SuperLink lost its database."""
     federation = Federation(tmp_path)
     for device in range(3):

@@ -13,7 +13,7 @@ property_test = settings(deadline=None, derandomize=True, max_examples=100)
 
 
 def numbers_of(t):
-    """Return recognizable contents of iteration t: differences, preferences, regret."""
+    """Return recognisable contents of iteration t: differences, preferences, regret."""
     differences = np.arange(AGENTS * D).reshape(AGENTS, D) + 100.0 * t
     return differences, (np.arange(AGENTS) + t) % 2.0, 10.0 * t
 

@@ -213,14 +213,14 @@ def test_an_invalid_reply_is_requested_again_and_counted_once(name):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_with_a_quorum_a_bad_reply_counts_in_a_later_round(name):
-    """The duels of an absent node wait: in the end W and the regret are complete."""
+    """The duels of an absent node are uploaded later: finally W and the regret are complete."""
     clean, _ = over({})
     # The first solve sends several messages to 4 nodes; the fault is in a reply well after it.
     history, _ = over({4 * clean.exchanges - 6: FAULTS[name]}, quorum=0.75)
     missed = [row for row in history.participation if row.replied < row.asked]
     assert len(missed) == 1
     assert len(missed[0].rejected) == (0 if name == "lost" else 1)
-    # Every agent's regret of every iteration arrived in the end, once.
+    # Finally, every agent's regret of every iteration was received once.
     np.testing.assert_array_equal(history.state()["agents"], SMALL["num_agents"])
 
 

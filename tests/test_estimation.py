@@ -1,4 +1,4 @@
-"""Tests of the minimizers against scikit-learn and the bound from strong convexity."""
+"""Tests of the minimisers against scikit-learn and the bound from strong convexity."""
 
 import sys
 
@@ -156,7 +156,7 @@ def test_newton_converges_from_anywhere(seed, kind, scale, away, ridge, n):  # n
     # Strong convexity: ||theta - minimum|| <= ||slope(theta)|| / ridge for every theta.
     assert np.linalg.norm(oracle.slope(found.theta, ridge)) <= 1e-7 * n * max(scale, 1)
     assert len(oracle.points) <= 50  # stricter than the limit of 200
-    # The returned upload was computed at the minimizer.
+    # The returned upload was computed at the minimiser.
     np.testing.assert_array_equal(found.upload.gradient, oracle.at(found.theta).gradient)
 
 

@@ -120,7 +120,7 @@ def test_a_sketch_of_low_rank_is_exact(seed, n, rank):
 
 
 def test_a_sketch_by_hand():
-    # Squares 9, 4 and 1 along three axes; m = 2: 1 is cut off everywhere, and is c.
+    # Squares 9, 4 and 1 along three axes; m = 2: c = 1 is subtracted from every square.
     sketch = Sketch(4, 2).gram(np.diag([2.0, 1.0, 3.0, 0.0])[:3])
     np.testing.assert_allclose(dense(sketch), np.diag([4.0, 1.0, 9.0, 1.0]), atol=1e-14)
     assert sketch[-1].tolist() == pytest.approx([1.0] * 4)
@@ -219,7 +219,7 @@ def test_rules_select_as_with_the_dense_matrix(name, rule):
     form, rng = FORMS[name], np.random.default_rng(3)
     matrix = form.total([form.identity(0.5), form.gram(some_rows(1, 30, decay=0.5))])
     arms, theta = rng.standard_normal((50, 7, 6)), rng.standard_normal(6)
-    # Thompson sampling turns its draws by C, and C is not unique: that it is a root is tested.
+    # Thompson sampling multiplies its draws by C, which is not unique; C C^T is tested elsewhere.
     noise = rng.standard_normal((50, 7)) if rule == "colstim" else np.zeros((50, 2, 6))
     got = find_rule(rule).select(arms, theta, form.whiten(matrix), 0.7, noise)
     expected = find_rule(rule).select(arms, theta, Full(6).whiten(dense(matrix)), 0.7, noise)
@@ -293,7 +293,7 @@ def test_messages_round_trip_in_every_form_and_precision(name, wire):
     vector, ask = encode_broadcast(sent, wire)
     assert vector.dtype == wire
     assert vector.size == 6 + 6 + form.size
-    vector = unpack_vector(pack_vector(vector))  # as Flower carries it
+    vector = unpack_vector(pack_vector(vector))  # as in a Flower message
     got = decode_broadcast(vector, ask, form)
     error = 1e-15 if wire == "float64" else 6e-7
     np.testing.assert_allclose(got.theta_hat, theta, rtol=error)
@@ -394,7 +394,7 @@ def test_false_uploads_are_refused_in_every_form(name, lie):
     if name == "sketch" and lie in {
         "information negative",
         "Hessian negative",
-    }:  # B and -B stand for the same matrix
+    }:  # B and -B represent the same matrix
         part = "information" if "information" in lie else "hessian"
         below = np.vstack([getattr(upload, part)[:-1], -np.ones((1, 6))])
         lie = upload._replace(**{part: below})
@@ -407,9 +407,9 @@ def test_false_uploads_are_refused_in_every_form(name, lie):
 
 @every_form
 def test_the_hessian_of_undecided_duels_is_known(name):
-    """At theta = 0, mu' is 1/4 for every duel: H = W_new / 4, and neither more nor less."""
+    """At theta = 0, mu' is 1/4 for every duel, so H = W_new / 4 exactly."""
     upload, broadcast = exact_upload(FORMS[name], np.zeros(6), some_rows(2, 2), np.ones(2))
-    if name == "sketch":  # where a matrix is B^T B, a number times B is its square times the matrix
+    if name == "sketch":  # the matrix is B^T B: scaling B scales the matrix by the square
         np.testing.assert_allclose(dense(upload.hessian), dense(upload.information) / 4, atol=1e-12)
     else:
         np.testing.assert_allclose(upload.hessian, upload.information / 4, atol=1e-12)
@@ -420,7 +420,7 @@ def test_the_hessian_of_undecided_duels_is_known(name):
         assert bool(implausible([lie], broadcast)[0]) == bool(reason)
 
 
-def test_a_sketch_of_few_duels_is_exact():
+def test_a_sketch_of_few_duels_must_be_exact():
     """An upload of two duels with a sketch of rank 2 cannot have more than two directions."""
     form = FORMS["sketch"]
     upload, broadcast = exact_upload(form, np.zeros(6), some_rows(2, 2), np.ones(2))
@@ -503,7 +503,7 @@ def regrets(**values):
 
 
 class AlongOneAxis:
-    """An agent's arms differ in one feature only, each time another one: W is diagonal."""
+    """The arms of an agent differ in only one feature at a time, so W is diagonal."""
 
     def __init__(self, settings, agents):
         self.settings, self.agents = settings, agents
@@ -550,7 +550,7 @@ def test_with_an_exact_form_a_run_equals_that_with_the_full_matrix(
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
 @pytest.mark.parametrize("name", ["diagonal", "sketch"])
 def test_reduced_forms_still_learn(algorithm, name):
-    """Mean over ten seeds, d = 12: far below random pairs, and FLDB-ONS within a third of full."""
+    """Mean over ten seeds, d = 12: far below random pairs; FLDB-ONS within a third of full."""
     values = {"num_agents": 30, "horizon": 100, "dimension": 12, "algorithm": algorithm}
 
     def final(**more):
@@ -627,7 +627,7 @@ def test_single_precision_halves_the_bytes_and_hardly_changes_results(tmp_path, 
     assert each["float32"] == pytest.approx(each["float64"] / 2, rel=0.1 if not solver else 0.3)
 
 
-# --- bad settings --------------------------------------------------------------------------------
+# --- invalid settings ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

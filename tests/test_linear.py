@@ -78,6 +78,6 @@ def test_norms_where_the_ridge_is_lost(scale):
     ],
     ids=["indefinite", "negative", "zero", "NaN", "infinite"],
 )
-def test_matrices_that_are_not_positive_semidefinite_are_refused(matrix):
+def test_invalid_matrices_are_refused(matrix):
     with pytest.raises(np.linalg.LinAlgError):
         whiten_singular(matrix)

@@ -602,7 +602,7 @@ BAD_LINES = {
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("case", BAD_LINES)
 @pytest.mark.parametrize("index", [0, 137, -1])
-def test_bad_line_is_named(tmp_path, name, case, index):
+def test_an_invalid_line_is_reported(tmp_path, name, case, index):
     fields, needle = BAD_LINES[case]
     lines = text_of(SMALL, name).splitlines()
     header = int(name == "ratings.csv")
@@ -661,7 +661,7 @@ def packings():
         max_size=4,
     ),
 )
-def test_damage_gives_data_or_one_line(tmp_path, content, damage):
+def test_damaged_data_are_read_or_give_a_one_line_error(tmp_path, content, damage):
     for place, removed, inserted in damage:
         position = int(place * len(content))
         content = content[:position] + inserted + content[position + removed :]
@@ -691,7 +691,7 @@ FIELDS = ["1", "200", "3.5", " 4 ", '"5"', "1e2", "0x1", "-1", "", "nan", "6", "
     st.sampled_from(sorted(LAYOUTS.values())),
     st.lists(st.lists(st.sampled_from(FIELDS), min_size=3, max_size=4), min_size=1, max_size=6),
 )
-def test_lines_are_parsed_or_the_first_wrong_one_is_named(mark, rows):
+def test_lines_are_parsed_or_the_first_invalid_one_is_reported(mark, rows):
     """Compared with a reader in plain Python."""
 
     def is_right(row):

@@ -192,7 +192,7 @@ def test_a_tie_counts_as_half_a_win_each(seed):
     )
 
 
-def test_the_minimizer_for_ties_only_is_zero():
+def test_the_minimiser_for_ties_only_is_zero():
     _, differences, _ = some_duels(1)
     ties = np.full(N, 0.5)
     np.testing.assert_allclose(preference.gradient(np.zeros(D), differences, ties), 0, atol=1e-16)

@@ -52,7 +52,7 @@ def test_output_of_borders_only_has_no_reason():
     assert last_words("one\n│ two │\n╰────╯\n----\n\n") == "two"
 
 
-def test_a_box_takes_precedence_over_the_log():
+def test_the_log_takes_precedence_over_a_box():
     output = "ERROR: the run failed: tau=0: must be at least 1\n" + shown(Panel("Run failed"))
     assert flower.failure_reason(output, FLOWER) == "tau=0: must be at least 1"
 

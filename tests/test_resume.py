@@ -483,7 +483,7 @@ def test_without_a_checkpoint_a_run_starts_again(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_a_finished_run_is_recognized_by_its_settings_on_every_engine(tmp_path, engine):
+def test_a_finished_run_is_recognised_by_its_settings_on_every_engine(tmp_path, engine):
     run(settings(engine__name=engine), tmp_path)
     (tmp_path / "checkpoint.bin").write_bytes(b"left by a kill between the last two steps")
     before = results_without_checkpoint(tmp_path)

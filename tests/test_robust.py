@@ -1,4 +1,4 @@
-"""Combining uploads robustly: against NumPy and SciPy, over real messages, and what it is worth."""
+"""Robust combination of uploads: against NumPy and SciPy, over messages, and its benefit."""
 
 import json
 
@@ -33,15 +33,15 @@ def upload(gradient, duels=1, hessian=True):
     return Upload(duels, gradient, matrix, matrix / 4 if hessian else None, None, ())
 
 
-# --- the mean of what is left --------------------------------------------------------------
+# --- the trimmed mean ----------------------------------------------------------------------
 
 
 @property_test
 @given(k=st.integers(1, 60), d=st.integers(1, 4), seed=st.integers(0, 10**6))
-def test_with_equal_weights_it_is_scipys_trimmed_mean(k, d, seed):
+def test_with_equal_weights_the_result_is_scipys_trimmed_mean(k, d, seed):
     values = np.random.default_rng(seed).standard_normal((k, d))
     weights = np.full(k, 3.0)
-    if k % 10 == 0:  # SciPy cuts whole values only
+    if k % 10 == 0:  # SciPy trims whole values only
         expected = stats.trim_mean(values, 0.1, axis=0)
         np.testing.assert_allclose(trimmed_mean(values, weights, 0.1), expected, rtol=1e-9)
     np.testing.assert_allclose(trimmed_mean(values, weights, 0.0), values.mean(axis=0), rtol=1e-9)
@@ -54,7 +54,7 @@ def test_with_equal_weights_it_is_scipys_trimmed_mean(k, d, seed):
     seed=st.integers(0, 10**6),
 )
 def test_a_weight_is_that_many_equal_values(weights, cut, seed):
-    """Each value as often as 20 times its weight: then cuts fall between values."""
+    """Each value is repeated 20 times its weight, so that cuts fall between values."""
     values = np.random.default_rng(seed).standard_normal((len(weights), 2))
     repeated = np.sort(np.repeat(values, 20 * np.array(weights), axis=0), axis=0)
     out = round(cut * len(repeated))
@@ -71,7 +71,7 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("how", ["none", "trimmed"])
-def test_all_else_is_summed(how):
+def test_other_statistics_are_summed(how):
     uploads = [upload([1.0, 2.0], 3), upload([0.0, 0.0], 0), upload([-50.0, 2.0], 5)]
     whole, combined = total(uploads), combine(uploads, how)
     assert combined.num_duels == 8
@@ -81,17 +81,19 @@ def test_all_else_is_summed(how):
 
 
 @pytest.mark.parametrize("how", ["none", "trimmed"])
-def test_nodes_without_duels_have_no_say(how):
-    told = [upload([1.0, 4.0], 2), upload([3.0, -2.0], 2), upload([2.0, 0.0], 2)]
+def test_nodes_without_duels_are_ignored(how):
+    answered = [upload([1.0, 4.0], 2), upload([3.0, -2.0], 2), upload([2.0, 0.0], 2)]
     silent = [upload([0.0, 0.0], 0)] * 9
-    np.testing.assert_allclose(combine(told + silent, how).gradient, combine(told, how).gradient)
+    np.testing.assert_allclose(
+        combine(answered + silent, how).gradient, combine(answered, how).gradient
+    )
     np.testing.assert_array_equal(combine(silent, how).gradient, [0.0, 0.0])
 
 
 @pytest.mark.parametrize("claim", [5, 10**3, 10**12])
 @pytest.mark.parametrize("gradient", [-1.0, 1.0])
-def test_claiming_many_duels_buys_nothing(claim, gradient):
-    """One of 21 nodes: it holds at most 2 / 21 of the weight, less than what is cut off."""
+def test_claiming_many_duels_has_no_effect(claim, gradient):
+    """One of 21 nodes has at most 2 / 21 of the weight, less than the trimmed fraction."""
     rng = np.random.default_rng(1)
     honest = [upload(row, 4) for row in 4 * rng.uniform(-1, 1, (20, 3))]
     liar = upload(np.full(3, gradient * claim), claim)
@@ -108,7 +110,7 @@ def test_claiming_many_duels_buys_nothing(claim, gradient):
 
 @property_test
 @given(seed=st.integers(0, 10**6), liars=st.integers(0, 4))
-def test_what_is_combined_lies_among_what_honest_nodes_say(seed, liars):
+def test_the_result_is_in_the_range_of_honest_nodes(seed, liars):
     """Up to 10 % of the nodes cannot move the mean out of the range of the others."""
     rng = np.random.default_rng(seed)
     nodes = 40
@@ -129,7 +131,7 @@ def chosen(**values):
 
 
 class LyingGrid(InProcessGrid):
-    """The first nodes send what ``lie`` makes of their vectors."""
+    """The first nodes apply `lie` to their vectors."""
 
     def __init__(self, num_nodes, run_config, liars, lie):
         super().__init__(num_nodes, run_config)
@@ -157,8 +159,8 @@ def turned(vector):
 
 
 @pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_ogd"])
-def test_over_flower_it_is_the_same_as_by_agent(algorithm):
-    """Against uploads of each agent, made here from the group's duels."""
+def test_over_messages_the_result_is_that_of_each_agents_upload(algorithm):
+    """Compared with uploads of each agent, computed from the group's duels."""
     settings = chosen(algorithm=algorithm, robust="trimmed", engine__name="inprocess")
     theta, history = over(settings)
     by_agent = History(settings.horizon)
@@ -169,15 +171,15 @@ def test_over_flower_it_is_the_same_as_by_agent(algorithm):
     assert not np.allclose(theta, plain)
 
 
-def test_the_first_minimiser_is_of_the_exact_sum(monkeypatch):
-    """Robust exchanges about the same duels need not be of any one loss: Newton could go astray."""
+def test_the_first_minimiser_uses_the_exact_sum(monkeypatch):
+    """Robust exchanges of the same duels may not belong to one loss: Newton could diverge."""
     settings = chosen(algorithm="fldb_ons", robust="trimmed", horizon=1, engine__name="inprocess")
     theta, _ = over(settings)
     plain, _ = over(chosen(algorithm="fldb_ons", horizon=1, engine__name="inprocess"))
     np.testing.assert_array_equal(theta, plain)
 
 
-def test_an_implausible_node_is_left_out_and_named():
+def test_an_implausible_node_is_excluded_and_reported():
     settings = chosen(algorithm="fldb_ons", quorum=0.5, node_wait=0.01, engine__name="inprocess")
     _, history = over(settings, 2, lambda vector: np.append(50 * vector[:3], vector[3:]))
     rejected = [line for row in history.participation for line in row.rejected]
@@ -187,18 +189,18 @@ def test_an_implausible_node_is_left_out_and_named():
 
 
 @pytest.mark.parametrize("values", [{"robust": "trimmed"}, {"fraction_train": 0.5}])
-def test_the_vectorized_engine_says_that_it_has_no_nodes(values):
+def test_the_vectorized_engine_refuses_robust_combination(values):
     settings = chosen(algorithm="fldb_ons", **values)
     with pytest.raises(SettingsError, match="needs engine=inprocess or engine=flower") as refused:
         vectorized.run(settings, History(settings.horizon))
     assert "\n" not in str(refused.value)
 
 
-# --- what it is worth ----------------------------------------------------------------------
+# --- benefit -------------------------------------------------------------------------------
 
 
 class PlausibleLies(LyingAgents):
-    """Agents whose lies the server cannot tell from what n duels would give."""
+    """Agents whose false uploads are within the bounds for n duels."""
 
     def uploads(self, broadcast):
         uploads = super().uploads(broadcast)
@@ -218,28 +220,28 @@ def regrets(seeds=8, liars=0, lie="loud", **values):
     return np.array(found)
 
 
-def surely_below(left, right):
-    """Paired by seed: by more than three standard errors."""
+def is_clearly_below(left, right):
+    """Paired by seed: the difference is more than three standard errors."""
     differences = right - left
     return differences.mean() > 3 * differences.std(ddof=1) / len(differences) ** 0.5
 
 
-def test_one_loud_liar_of_thirty_does_less_harm():
-    """And without liars, a robust combination of ten duels each costs next to nothing."""
-    honest, lied_to = regrets(tau=10), regrets(liars=1, tau=10)
-    robust, robust_lied_to = (regrets(liars=liars, tau=10, robust="trimmed") for liars in (0, 1))
-    assert surely_below(honest, lied_to)
-    assert surely_below(robust_lied_to, lied_to)
-    assert robust_lied_to.mean() < 0.5 * lied_to.mean()
+def test_robust_combination_reduces_the_effect_of_one_liar_of_thirty():
+    """Without liars, the robust combination of ten duels each costs almost nothing."""
+    honest, attacked = regrets(tau=10), regrets(liars=1, tau=10)
+    robust, robust_attacked = (regrets(liars=liars, tau=10, robust="trimmed") for liars in (0, 1))
+    assert is_clearly_below(honest, attacked)
+    assert is_clearly_below(robust_attacked, attacked)
+    assert robust_attacked.mean() < 0.5 * attacked.mean()
     assert robust.mean() < 1.25 * honest.mean()
 
 
-def test_of_single_duels_the_trimmed_mean_costs_little():
-    """The cost reported in docs/security.md, at a smaller size."""
+def test_the_trimmed_mean_of_single_duels_costs_little():
+    """The cost in docs/security.md, for a smaller problem."""
     assert regrets(24, robust="trimmed").mean() < 1.25 * regrets(24).mean()
 
 
-def test_the_table_in_the_documents_is_todays():
+def test_the_documented_table_is_reproducible():
     """A sample of docs/results/robust.json: the cheapest row of each kind of lie."""
     rows = json.loads((ROOT / "docs" / "results" / "robust.json").read_text())["rows"]
     for lie in ("turned", "loud"):

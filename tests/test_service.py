@@ -111,7 +111,7 @@ def problem(reply: httpx.Response, status: int, *parts: str) -> str:
 # ---- Duels and answers
 
 
-def test_a_duel_is_proposed_answered_and_on_the_disk(client, path):
+def test_a_duel_is_proposed_answered_and_stored(client, path):
     duel = propose(client, keys=["tea", "coffee", "cocoa"])
     assert (duel["first"], duel["second"]) == (0, 2)
     assert (duel["first_key"], duel["second_key"]) == ("tea", "cocoa")
@@ -142,7 +142,7 @@ def test_an_unknown_duel_is_not_found(idle):
     problem(answer(idle, "%00%ff%0aA", "first"), 404)
 
 
-def test_an_expired_duel_is_gone(path):
+def test_an_expired_duel_has_status_410(path):
     with running(path, expire_after=0.05) as client:
         duel = propose(client)["id"]
         time.sleep(0.1)

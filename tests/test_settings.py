@@ -317,7 +317,7 @@ def test_unknown_settings_are_refused_with_a_suggestion(build, values, words):
 
 
 @pytest.mark.parametrize(("old", "new"), [("information", "matrix_form"), ("device", "backend")])
-def test_a_former_name_is_refused_with_the_current_one(old, new):
+def test_the_error_for_a_former_name_contains_the_current_name(old, new):
     for build in (from_flat, from_nested):
         with pytest.raises(SettingsError, match=rf"^{old} \(from x\): .* is now called {new}"):
             build({old: "cpu"}, "x")

@@ -177,7 +177,7 @@ def test_a_program_that_does_not_close_its_workers_ends():
 
 
 def is_running(pid):
-    """Return whether a process is_running; a process that has ended has no command line."""
+    """Return whether a process is running; a process that has ended has no command line."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:

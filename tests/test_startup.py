@@ -178,7 +178,7 @@ def test_the_status_does_not_depend_on_who_catches_the_exception(code):
     assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
 
 
-def test_handlers_are_there_before_anything_that_takes_long():
+def test_signal_handlers_are_installed_first():
     code = "import sys, fldb_flower.system.startup; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -254,7 +254,7 @@ def test_a_folder_of_the_same_name_without_modules_does_not_shadow(tmp_path):
     assert call("--help", cwd=tmp_path).returncode == 0
 
 
-def test_ours_are_not_shadowed():
+def test_our_modules_are_not_shadowed():
     assert [startup.shadowed(name) for name in startup.PACKAGES] == [None] * 5
 
 

@@ -190,7 +190,7 @@ def test_permutations_are_uniform(size, count):
 def test_logistic_draws_follow_the_logistic_distribution():
     drawn = AgentStreams(0, range(20)).logistic("preferences", 1000).ravel()
     assert stats.kstest(drawn, stats.logistic.cdf).pvalue > 1e-3
-    # How a preference is drawn: below z with probability mu(z). 4 standard errors of 20000.
+    # A preference is drawn as: below z with probability mu(z). 4 standard errors of 20000 draws.
     for z in (-2.0, 0.0, 0.7):
         mu = 1 / (1 + math.exp(-z))
         assert (drawn < z).mean() == pytest.approx(mu, abs=4 * math.sqrt(mu * (1 - mu) / 20000))

@@ -140,7 +140,7 @@ def figures(*arguments):
 
 
 @pytest.mark.slow
-def test_a_figure_has_its_curves_three_seeds_and_ours_only_when_asked(tmp_path):
+def test_the_curves_of_a_figure(tmp_path):
     assert figures("fig1a", "--output", str(tmp_path)).returncode == 0
     table = pd.read_csv(tmp_path / "fig1a.csv")
     assert set(table.curve) == {"LDB", "FLDB-OGD", "FLDB-GD"}
@@ -201,7 +201,7 @@ def test_the_papers_claims_at_smaller_scale():
 
 
 @pytest.mark.slow
-def test_a_watched_sweep_shows_a_bar(tmp_path):
+def test_a_sweep_in_a_terminal_shows_a_progress_bar(tmp_path):
     """In a terminal, which `script` provides."""
     command = f"{sys.executable} -m simulations.run {' '.join(SWEEP)} hydra.sweep.dir={tmp_path}/s"
     done = subprocess.run(
