@@ -38,37 +38,20 @@ A first round needs about six, and six more each time it is repeated.
 
 
 class Limits(NamedTuple):
-    """Limits on uploads, set by the device's owner.
+    """Limits on uploads, set by the device's owner."""
 
-    Attributes
-    ----------
-    min_duels : int
-        ``min-duels-per-upload``: smallest number of new answers in an upload.
-    max_questions : int
-        ``max-questions``: different estimates at which gradients of one answer are uploaded.
-    """
-
-    min_duels: int
-    max_questions: int = MAX_QUESTIONS
+    min_duels: int  # smallest number of new answers in an upload
+    max_questions: int = MAX_QUESTIONS  # estimates at which gradients of one answer are uploaded
 
 
 class DeviceAgent(NumPyClient):
     """One agent of the federation: a device and its store.
 
-    Parameters
-    ----------
-    store : DuelStore
-        The device's duels.
-    settings : Settings
-        Settings of the run.
-    limits : Limits
-        Limits on uploads, set by the device's owner.
-
     Raises
     ------
     SettingsError
         The run has another dimension than the device's duels, or accepts fewer answers in an upload
-        than ``min_duels``.
+        than ``limits.min_duels``.
     """
 
     def __init__(self, store: DuelStore, settings: Settings, limits: Limits) -> None:
@@ -93,18 +76,8 @@ class DeviceAgent(NumPyClient):
     ) -> tuple[list[FloatArray], int, dict[str, Any]]:
         """Store the estimate, and return statistics of the answers that are not acknowledged.
 
-        Parameters
-        ----------
-        parameters : list of one ndarray
-            The broadcast's vector; see :mod:`fldb_flower.wire.codec`.
-        config : dict
-            The message's ConfigRecord; see :mod:`fldb_flower.wire.devices`.
-
-        Returns
-        -------
-        tuple
-            The upload's vector in a list, the number of duels, and the reply's ConfigRecord as a
-            dict: ``header`` and ``device``.
+        The vectors are those of :mod:`fldb_flower.wire.codec`; the ConfigRecords, as dictionaries,
+        are those of :mod:`fldb_flower.wire.devices`.
         """
         header, counted = BroadcastHeader(*config["header"]), config["counted"]
         broadcast = decode_broadcast(parameters[0], header, self._form)
@@ -141,9 +114,8 @@ class DeviceAgent(NumPyClient):
         )
         decided = np.isfinite(duels.predicted) & (duels.preferences != 0.5)
         agreed = (duels.predicted > 0.5) == (duels.preferences > 0.5)
-        return DeviceUploadHeader(
-            upload.num_duels, start, end, int(decided.sum()), int((decided & agreed).sum())
-        ), upload
+        counts = int(decided.sum()), int((decided & agreed).sum())
+        return DeviceUploadHeader(upload.num_duels, start, end, *counts), upload
 
     def _synchronize(self, play: PlayRequest, counted: int, duels: int) -> None:
         estimate = play.estimate

@@ -37,36 +37,25 @@ MOST_SECONDS = 1e9
 class Duel:
     """Two arms to show.
 
-    Attributes
-    ----------
-    id : str
-        Argument of :meth:`PreferenceAgent.record`.
-    first, second : int
-        Indices of the arms among those proposed, from 0; they differ. The first arm is the
-        favourite: show the two in random order, or a preference for a position is learned as a
-        preference for an arm.
-    first_key, second_key : str or None
-        Their keys, if keys were given.
-    predicted : float or None
-        P(first preferred) by the current estimate; None before the first synchronization.
-    expires : float
-        Expiry time, in seconds since 1970.
+    The first arm is the favourite: show the two in random order, or a preference for a position is
+    learned as a preference for an arm.
     """
 
-    id: str
-    first: int
+    id: str  # argument of PreferenceAgent.record
+    first: int  # indices of the arms among those proposed, from 0; they differ
     second: int
-    first_key: str | None
+    first_key: str | None  # their keys, if keys were given
     second_key: str | None
-    predicted: float | None
-    expires: float
+    predicted: float | None  # P(first preferred); None before the first synchronization
+    expires: float  # in seconds since 1970
 
 
 class PreferenceAgent:
     """An agent of the federation on a device: selects duels and stores answers.
 
     Several agents, in different threads and processes, may use one store. No method needs the
-    network: the device's Flower client writes new estimates into the store.
+    network: the device's Flower client writes new estimates into the store. An agent is also a
+    context manager.
 
     Parameters
     ----------
@@ -108,7 +97,7 @@ class PreferenceAgent:
         self._selector: _Selector | None = None
 
     def close(self) -> None:
-        """Close the store; an agent is also a context manager."""
+        """Close the store."""
         self.store.close()
 
     def __enter__(self) -> PreferenceAgent:
@@ -150,23 +139,20 @@ class PreferenceAgent:
         selector = self._current(arms.shape[1])
         first, second = selector.select(arms)
         difference = arms[first] - arms[second]
-        predicted = float(preference.logistic(selector.theta @ difference))
+        predicted = None
+        if selector.synchronized:
+            predicted = float(preference.logistic(selector.theta @ difference))
+        shown_keys: tuple[str | None, str | None] = (None, None)
+        if names is not None:
+            shown_keys = names[first], names[second]
         proposal = self.store.propose(
             difference,
-            predicted if selector.synchronized else np.nan,
-            keys=(None, None) if names is None else (names[first], names[second]),
+            np.nan if predicted is None else predicted,
+            keys=shown_keys,
             contents=None if shown is None else [shown[first], shown[second]],
             expire_after=self._expire_after,
         )
-        return Duel(
-            proposal.id,
-            first,
-            second,
-            proposal.first_key,
-            proposal.second_key,
-            predicted if selector.synchronized else None,
-            proposal.expires,
-        )
+        return Duel(proposal.id, first, second, *shown_keys, predicted, proposal.expires)
 
     def record(self, duel_id: str, preferred: str) -> int:
         """Record the person's preference durably.
@@ -201,15 +187,8 @@ class PreferenceAgent:
     def record_many(self, answers: Iterable[tuple[str, str]]) -> list[int | FldbError]:
         """Record several answers in one durable write.
 
-        Returns
-        -------
-        list
-            For each answer, the result of :meth:`record` or the error that it would raise.
-
-        Raises
-        ------
-        DataError
-            An answer is invalid; then nothing is recorded.
+        Returns for each answer the result of :meth:`record` or the error that it would raise. If an
+        answer is invalid, :class:`DataError` is raised and nothing is recorded.
         """
         checked = check_answers(answers)
         return self.store.record([(duel, PREFERENCES[preferred]) for duel, preferred in checked])
@@ -220,11 +199,6 @@ class PreferenceAgent:
         The server's sums keep the answers that it has counted: this cannot be undone. Answers that
         were uploaded but not acknowledged may also be counted; they are not uploaded again. No file
         of the store contains texts, keys, features or answers afterwards.
-
-        Returns
-        -------
-        Forgotten
-            The number of each.
         """
         return self.store.forget()
 
@@ -239,13 +213,12 @@ class PreferenceAgent:
             ``received`` (seconds since 1970) of the last broadcast, or None.
         """
         last = self.store.synchronized()
+        names = ("round", "duels", "received")
         return {
             **self.store.counts(),
             "dimension": self.store.dimension,
             "theta": None if last is None else last.theta.tolist(),
-            "round": None if last is None else last.round,
-            "duels": None if last is None else last.duels,
-            "received": None if last is None else last.received,
+            **{name: None if last is None else getattr(last, name) for name in names},
         }
 
     def _current(self, dimension: int) -> _Selector:

@@ -9,9 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 
 from fldb_flower.errors import FldbError, SettingsError
-from fldb_flower.federation.agents import (
-    AgentGroup,
-)
+from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.arrays import FloatArray
@@ -19,11 +17,7 @@ from fldb_flower.linalg.forms import Form, make_form
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import keep_freed_memory, one_blas_thread
-from fldb_flower.wire.codec import (
-    BroadcastHeader,
-    decode_broadcast,
-    encode_upload,
-)
+from fldb_flower.wire.codec import BroadcastHeader, decode_broadcast, encode_upload
 from fldb_flower.wire.records import pack_vector, unpack_vector
 
 _STATE = "agents"
@@ -56,20 +50,9 @@ class SimulatedAgents(NumPyClient):
     ) -> tuple[list[FloatArray], int, dict[str, Any]]:
         """Play the iterations of a broadcast and return statistics (Algorithm 1, lines 3 to 11).
 
-        Parameters
-        ----------
-        parameters : list of one ndarray
-            The broadcast's vector; see :mod:`fldb_flower.wire.codec`.
-        config : dict
-            ``header``: a :class:`~fldb_flower.wire.codec.BroadcastHeader`; ``counted``: the last
-            iteration whose duels the server has counted; ``exchange``: the number of the exchange.
-
-        Returns
-        -------
-        tuple
-            The upload's vector in a list, the number of duels, and the reply's ConfigRecord as a
-            dict: ``header``, an :class:`~fldb_flower.wire.codec.UploadHeader`; ``regret`` of each
-            iteration that is not counted; ``exchange``.
+        The vectors and the ``header`` are those of :mod:`fldb_flower.wire.codec`. In ``config``,
+        ``counted`` is the last iteration whose duels the server has counted. The reply has the
+        ``regret`` of each later iteration. ``exchange``, a number, is returned unchanged.
         """
         broadcast = _decode(parameters[0], BroadcastHeader(*config["header"]), self._form)
         upload = self.group.answer(broadcast, config["counted"])
@@ -166,10 +149,8 @@ def _new_client(context: Context) -> SimulatedAgents:
 def _partition(context: Context) -> tuple[int, int]:
     """Return the index of the node's block of agents, and the number of blocks."""
     try:
-        return (
-            int(context.node_config["partition-id"]),
-            int(context.node_config["num-partitions"]),
-        )
+        node = context.node_config
+        return int(node["partition-id"]), int(node["num-partitions"])
     except KeyError as missing:
         raise SettingsError(
             f"node {context.node_id} has no {missing.args[0]}: start its flower-supernode with"

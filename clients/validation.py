@@ -1,7 +1,7 @@
 """Validation of what applications send, to :class:`PreferenceAgent` or to the service.
 
 Both report the first error with :func:`first_error`, so that an invalid value gives the same
-message in both.
+message in both. The ``check`` functions raise :class:`DataError`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import reprlib
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,6 +26,8 @@ from pydantic import (
 from fldb_flower.errors import DataError, one_line
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import MAX_DIMENSION
+
+_T = TypeVar("_T")
 
 LONGEST = 1e100
 """Largest absolute value of a feature, so that sums of squares are finite."""
@@ -130,6 +132,7 @@ class NamedAnswer(Answer):
     id: str = Field(description="The duel's id.", max_length=MAX_KEY, strict=True)
 
 
+_ARMS, _ANSWER = TypeAdapter(Arms), TypeAdapter(NamedAnswer)
 _ANSWERS = TypeAdapter(list[NamedAnswer])
 _SIZES = {"missing", "too_short", "too_long", "string_too_long", "value_error"}
 
@@ -165,13 +168,7 @@ def shortened(value: object) -> str:
 def check_arms(
     features: ArrayLike, keys: object, contents: object
 ) -> tuple[FloatArray, list[str] | None, list[dict[str, Any]] | None]:
-    """Return features (K, d), keys and contents as the store keeps them.
-
-    Raises
-    ------
-    DataError
-        They are not what :class:`Arms` describes.
-    """
+    """Return features (K, d), keys and contents as the store keeps them; :class:`Arms`."""
     array = _valid_array(features)
     if array is None:
         rows = _plain(features)
@@ -180,10 +177,7 @@ def check_arms(
     else:
         rows = [[0.0]] * len(array)  # the number of arms; validating each number is slow
     given = {"features": rows, "keys": _plain(keys), "contents": _plain(contents)}
-    try:
-        arms = Arms.model_validate(given)
-    except ValidationError as error:
-        raise _refusal(error) from None
+    arms = _validated(_ARMS, given)
     if array is None:
         array = np.array(arms.features, dtype=np.float64)
     shown = arms.contents
@@ -192,40 +186,24 @@ def check_arms(
 
 
 def check_answer(duel_id: object, preferred: object) -> None:
-    """Check one answer.
-
-    Raises
-    ------
-    DataError
-        It is not what :class:`NamedAnswer` describes.
-    """
-    try:
-        NamedAnswer.model_validate({"id": duel_id, "preferred": preferred})
-    except ValidationError as error:
-        raise _refusal(error) from None
+    """Check one :class:`NamedAnswer`."""
+    _validated(_ANSWER, {"id": duel_id, "preferred": preferred})
 
 
 def check_answers(answers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return answers as pairs of a duel's id and the preference.
-
-    Raises
-    ------
-    DataError
-        They are not what :class:`NamedAnswer` describes.
-    """
+    """Return answers as pairs of a duel's id and the preference; :class:`NamedAnswer`."""
     try:
         given = [dict(zip(("id", "preferred"), each, strict=True)) for each in answers]
     except (TypeError, ValueError):
         raise DataError("answers must be pairs of a duel's id and a preference") from None
+    return [(answer.id, answer.preferred) for answer in _validated(_ANSWERS, given)]
+
+
+def _validated(kind: TypeAdapter[_T], value: object) -> _T:
     try:
-        checked = _ANSWERS.validate_python(given)
+        return kind.validate_python(value)
     except ValidationError as error:
-        raise _refusal(error) from None
-    return [(answer.id, answer.preferred) for answer in checked]
-
-
-def _refusal(error: ValidationError) -> DataError:
-    return DataError(first_error(error.errors(include_url=False)))
+        raise DataError(first_error(error.errors(include_url=False))) from None
 
 
 def _valid_array(features: Any) -> FloatArray | None:

@@ -32,9 +32,8 @@ from starlette.testclient import TestClient
 from clients.preference_agent import PreferenceAgent
 from clients.service.__main__ import main
 from clients.service.app import create_app
-from clients.service.arms import read_arms
+from clients.service.files import read_arms, read_token
 from clients.service.models import Arms
-from clients.service.token import read_token
 from clients.store import DuelStore, Synchronization
 from fldb_flower.errors import FldbError
 

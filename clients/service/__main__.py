@@ -25,10 +25,9 @@ import uvicorn
 from clients.preference_agent import EXPIRE_AFTER, MOST_SECONDS, PreferenceAgent
 from clients.service import connections
 from clients.service.app import create_app
-from clients.service.arms import read_arms
 from clients.service.connections import LIMITS, Limits
+from clients.service.files import read_arms, read_token
 from clients.service.models import MAX_ARMS
-from clients.service.token import read_token
 from fldb_flower.errors import FldbError, OutputError, SettingsError, one_line
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
@@ -85,13 +84,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Run the service until a signal stops it.
-
-    Raises
-    ------
-    FldbError
-        The service cannot start.
-    """
+    """Run the service until a signal stops it; raise FldbError if it cannot start."""
     host, store = arguments.host, arguments.store.expanduser()
     remote = not _is_loopback(host)
     if remote and not arguments.allow_remote:

@@ -10,11 +10,10 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from clients.preference_agent import EXPIRE_AFTER
-from clients.service.arms import Arm
 from clients.service.connections import LIMITS
 from clients.service.errors import add_handlers
+from clients.service.files import DOCS, Arm, load_page
 from clients.service.guard import Guard
-from clients.service.page import DOCS, load_page
 from clients.service.routes import Device, Worker, guarded, public
 from fldb_flower.errors import DataError, FldbError
 

@@ -21,18 +21,12 @@ _LOG_SECONDS = 60.0  # between two warnings about too many connections
 class Limits(NamedTuple):
     """Limits that keep one client from blocking the others.
 
-    Attributes
-    ----------
-    connections : int
-        Open connections. If there are more, the one that has been idle between two requests for
-        the longest time is closed; if none is idle, the new request is refused with status 503.
-    seconds : float
-        Time limit for the head of a request, from the connection or the previous response, and for
-        its body.
+    If there are more connections, the one that has been idle between two requests for the longest
+    time is closed; if none is idle, the new request is refused with status 503.
     """
 
     connections: int = 100
-    seconds: float = 20.0
+    seconds: float = 20.0  # for a request's head, from the previous response, and for its body
 
 
 LIMITS = Limits()

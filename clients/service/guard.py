@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clients.service.errors import problem
-from clients.service.page import NOTHING
+from clients.service.files import NOTHING
 from fldb_flower.errors import one_line
 
 MAX_BODY = 32 * 2**20
@@ -29,18 +29,8 @@ _LOG = logging.getLogger("uvicorn.error")
 class Guard:
     """Refuse other host names, wrong tokens, and bodies that are too large or too slow.
 
-    Parameters
-    ----------
-    app : ASGI application
-        The guarded application.
-    token : str
-        Token of ``Authorization: Bearer``.
-    any_host : bool
-        Accept host names of other machines.
-    body_seconds : float
-        Time limit for the body of a request.
-    policies : mapping
-        Content-Security-Policy by path.
+    The parameters are those of :func:`~clients.service.app.create_app`; ``policies`` are values of
+    Content-Security-Policy by path.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ from fastapi.security import HTTPBearer
 from pydantic import Field, ValidationError
 
 from clients.preference_agent import PreferenceAgent
-from clients.service.arms import Arm
 from clients.service.errors import status_of
+from clients.service.files import Arm
 from clients.service.models import (
     MAX_ANSWERS,
     Arms,
@@ -128,7 +128,9 @@ async def show_next(device: OfDevice) -> ShownDuel:
         shown = await device.reader.run(_open_proposals)
     if not shown:
         raise HTTPException(404, "no open duel has contents: propose one with contents")
-    return _shown(shown[0])
+    duel = shown[0]
+    first, second = map(_shown_arm, (duel.first_key, duel.second_key), duel.contents)
+    return ShownDuel(id=duel.id, expires=duel.expires, first=first, second=second)
 
 
 def _open_proposals(agent: PreferenceAgent) -> list[Proposal]:
@@ -152,26 +154,18 @@ async def record_many(
 ) -> list[Result]:
     """Record several answers in one durable write; each has its own result."""
     pairs = [(answer.id, answer.preferred) for answer in answers]
-    return [_result(each) for each in await device.writer.run(PreferenceAgent.record_many, pairs)]
+    return [
+        Result(status=status_of(each), detail=one_line(each))
+        if isinstance(each, FldbError)
+        else Result(number=each)
+        for each in await device.writer.run(PreferenceAgent.record_many, pairs)
+    ]
 
 
 @guarded.delete("/answers", tags=["duels"])
 async def forget(device: OfDevice) -> ForgottenAnswers:
     """Remove all open duels and answers from this device; report what cannot be undone."""
     return ForgottenAnswers(**vars(await device.writer.run(PreferenceAgent.forget)))
-
-
-def _result(result: int | FldbError) -> Result:
-    if isinstance(result, FldbError):
-        return Result(status=status_of(result), detail=one_line(result))
-    return Result(number=result)
-
-
-def _shown(proposal: Proposal) -> ShownDuel:
-    """Return a stored duel as a page shows it."""
-    keys = (proposal.first_key, proposal.second_key)
-    first, second = map(_shown_arm, keys, proposal.contents)
-    return ShownDuel(id=proposal.id, expires=proposal.expires, first=first, second=second)
 
 
 def _shown_arm(key: str | None, content: Any) -> ShownArm:

@@ -23,19 +23,8 @@ _RETRY_SECONDS = 1.0  # until the next attempt if readers were still active
 class Database:
     """One connection to the file of a duel store, for all threads of a process.
 
-    Transactions are durable: write-ahead log with ``synchronous=FULL``.
-
-    Parameters
-    ----------
-    path : str or Path
-        SQLite file; created with mode 0600 if it does not exist.
-
-    Raises
-    ------
-    DataError
-        The file is not a duel store, is damaged, or has a newer schema.
-    OutputError
-        The file cannot be written.
+    Transactions are durable: write-ahead log with ``synchronous=FULL``. The parameter and errors
+    are those of :class:`~clients.store.DuelStore`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -113,13 +102,7 @@ class Database:
                 self._timer.start()
 
     def backup(self, path: str | Path) -> None:
-        """Copy the database into a new file.
-
-        Raises
-        ------
-        OutputError
-            The file exists, or cannot be written.
-        """
+        """Copy the database into a new file; see :meth:`~clients.store.DuelStore.backup`."""
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             with contextlib.closing(sqlite3.connect(path)) as copy:

@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from clients.store import uploads
-from clients.store.database import Database
+from clients.store.answers import EXTRA, AnswerLog
 from clients.store.records import (
     ConflictingAnswerError,
     DuelExpiredError,
-    Evidence,
-    Forgotten,
     Proposal,
     Synchronization,
     UnknownDuelError,
@@ -36,7 +32,7 @@ from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import current_names
 
 
-class DuelStore:
+class DuelStore(AnswerLog):
     """The duels of one device.
 
     Every method is one transaction, safe for concurrent threads and processes, and durable when it
@@ -58,13 +54,6 @@ class DuelStore:
         The file cannot be written.
     """
 
-    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._database = Database(path)
-        self._dimension: int | None = None
-        with self._database.reading():
-            self.device_id = str(self._database.row("SELECT id FROM device")[0])
-
     @property
     def path(self) -> Path:
         """The store's file."""
@@ -79,16 +68,6 @@ class DuelStore:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
-
-    @property
-    def dimension(self) -> int | None:
-        """d, or None before the first duel or broadcast."""
-        if self._dimension is None:
-            with self._database.reading():
-                self._dimension = uploads.dimension(self._database)
-        return self._dimension
-
-    # --- proposals and answers ---------------------------------------------------------------
 
     def propose(
         self,
@@ -161,9 +140,9 @@ class DuelStore:
             :class:`ConflictingAnswerError`.
         """
         with self._database.writing():
-            before = uploads.last_answer(self._database)
+            before = self.last
             results = [self._record(duel, preference) for duel, preference in answers]
-            recorded = uploads.last_answer(self._database) > before
+            recorded = self.last > before
         if recorded:
             self._database.erase_deleted()
         return results
@@ -174,7 +153,7 @@ class DuelStore:
             return UnknownDuelError(f"duel {duel!r} is unknown: it was never proposed here")
         answer = database.row("SELECT sequence, evidence FROM answers WHERE id = ?", duel)
         if answer:
-            before = np.frombuffer(answer[1])[-uploads.EXTRA]
+            before = np.frombuffer(answer[1])[-EXTRA]
             if before == preference:
                 return int(answer[0])
             return ConflictingAnswerError(
@@ -192,80 +171,11 @@ class DuelStore:
                 f"duel {duel!r} expired {now - proposal[0]:.0f} s ago: propose a new one"
             )
         evidence = np.frombuffer(proposal[1]).copy()
-        evidence[-uploads.EXTRA] = preference
+        evidence[-EXTRA] = preference
         database.execute("DELETE FROM proposals WHERE id = ?", (duel,))
         row = (duel, now, evidence.tobytes())
         insert = "INSERT INTO answers (id, answered, evidence) VALUES (?, ?, ?)"
         return int(database.execute(insert, row).lastrowid or 0)
-
-    # --- uploads and broadcasts --------------------------------------------------------------
-
-    @property
-    def last(self) -> int:
-        """Number of the last answer; 0 if there is none."""
-        with self._database.reading():
-            return uploads.last_answer(self._database)
-
-    def cut(self, start: int, at_least: int, at_most: int = uploads.MAX_ANSWERS) -> int:
-        """Return where an upload that begins after answer ``start`` ends.
-
-        Uploads begin and end at *cuts* only, and cuts are at least ``at_least`` answers apart.
-        Therefore every upload, and every difference of two uploads, covers at least that many
-        answers. If there are too few new answers since the last cut, that cut is returned.
-
-        Parameters
-        ----------
-        start : int
-            Where the upload begins: 0 or an earlier cut.
-        at_least : int
-            Answers between two cuts, at least 1.
-        at_most : int
-            Answers that the upload may cover; the others are left for a later one.
-
-        Raises
-        ------
-        DataError
-            ``start`` is not a cut of this store, or the next cut is more than ``at_most`` answers
-            away. No cut is made then.
-        """
-        with self._database.writing():
-            return uploads.cut(self._database, start, at_least, at_most)
-
-    def admit(self, start: int, end: int, theta: FloatArray, at_most: int) -> None:
-        """Count a question: a request for gradients at ``theta`` of the answers between two cuts.
-
-        Each ``theta`` gives the server another equation about the same answers. Repeated requests
-        at the same ``theta``, for example after a lost reply, are counted once.
-
-        Parameters
-        ----------
-        start, end : int
-            The answers after ``start`` up to ``end``.
-        theta : ndarray
-            theta_hat, (d,).
-        at_most : int
-            Largest number of different ``theta`` for one answer.
-
-        Raises
-        ------
-        DataError
-            The server has asked at ``at_most`` other ``theta`` before.
-        """
-        with self._database.writing():
-            uploads.admit(self._database, start, end, theta, at_most)
-
-    def evidence(self, start: int, end: int) -> Evidence:
-        """Return the answers after ``start`` up to ``end``, both 0 or cuts.
-
-        Raises
-        ------
-        DataError
-            ``start`` or ``end`` is not a cut, answers between them were pruned, or answers were
-            forgotten since :meth:`cut` last returned ``end``: one round must not mix sums with and
-            without them.
-        """
-        with self._database.reading():
-            return uploads.evidence(self._database, start, end)
 
     def synchronize(self, received: Synchronization) -> None:
         """Replace the estimate of the last broadcast."""
@@ -294,50 +204,15 @@ class DuelStore:
             number, received = self._database.row(query, default=(0, 0.0))
         return number, received
 
-    # --- maintenance -------------------------------------------------------------------------
-
     def counts(self) -> dict[str, int]:
         """Return the numbers of open duels, of answers, and of acknowledged answers."""
         with self._database.reading():
             query = "SELECT count(*) FROM proposals WHERE expires >= ?"
             return {
                 "open": self._database.row(query, self._clock())[0],
-                "answered": uploads.last_answer(self._database),
-                "counted": uploads.acknowledged(self._database),
+                "answered": self.last,
+                "counted": self.acknowledged,
             }
-
-    def prune(self, older_than: float) -> int:
-        """Delete acknowledged answers that are older than ``older_than`` seconds.
-
-        A server that is restored from an old backup cannot request them again.
-
-        Returns
-        -------
-        int
-            Number of deleted answers.
-        """
-        with self._database.writing():
-            pruned = self._database.execute(
-                "DELETE FROM answers WHERE sequence <= ? AND answered < ?",
-                (uploads.acknowledged(self._database), self._clock() - older_than),
-            ).rowcount
-        if pruned:
-            self._database.erase_deleted()
-        return pruned
-
-    def forget(self) -> Forgotten:
-        """Remove all open duels and all answers.
-
-        An answer that was never uploaded is deleted, and its number is used again. An uploaded
-        answer keeps its number, because the server may have counted it; its data is replaced by a
-        tie between equal arms, whose gradient, information and Hessian are 0. So the numbers of
-        server and device agree, whatever happens to the current exchange. Earlier backups are not
-        changed.
-        """
-        with self._database.writing():
-            forgotten = uploads.forget(self._database, self._clock())
-        self._database.erase_deleted()
-        return forgotten
 
     def backup(self, path: str | Path) -> None:
         """Write a copy of the store; other processes may use the store meanwhile.
@@ -351,13 +226,3 @@ class DuelStore:
             The file already exists, or cannot be written.
         """
         self._database.backup(path)
-
-    def _fix_dimension(self, dimension: int) -> None:
-        known = uploads.dimension(self._database)
-        if known is None:
-            self._database.execute("UPDATE device SET dimension = ?", (dimension,))
-        elif known != dimension:
-            raise DataError(
-                f"{self.path} contains duels of dimension {known}, not {dimension}: use another"
-                " store for another model"
-            )

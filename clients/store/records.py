@@ -39,71 +39,30 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True)
 class Synchronization:
-    """The estimate of the last broadcast.
+    """The estimate of the last broadcast."""
 
-    Attributes
-    ----------
-    received : float
-        Time of receipt, in seconds since 1970.
-    round : int
-        The server's round.
-    counted : int
-        Answers of this device that the server has acknowledged.
-    duels : int
-        Duels of all devices that ``theta`` is computed from.
-    theta : ndarray
-        theta_sync, (d,).
-    information : ndarray
-        W_sync, packed in the form that ``parameters`` name.
-    parameters : dict
-        The :data:`SELECTION_SETTINGS` of the run.
-    """
-
-    received: float
-    round: int
-    counted: int
-    duels: int
-    theta: FloatArray
-    information: FloatArray
-    parameters: dict[str, Any]
+    received: float  # time of receipt, in seconds since 1970
+    round: int  # of the server
+    counted: int  # answers of this device that the server has acknowledged
+    duels: int  # of all devices, that theta is computed from
+    theta: FloatArray  # theta_sync, (d,)
+    information: FloatArray  # W_sync, packed in the form that the parameters name
+    parameters: dict[str, Any]  # the SELECTION_SETTINGS of the run
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """Result of :meth:`DuelStore.forget`.
+    """Numbers of open duels and answers that were removed, by :meth:`DuelStore.forget`."""
 
-    Attributes
-    ----------
-    proposals : int
-        Open duels that were removed.
-    forgotten : int
-        Answers that were removed before the server acknowledged them.
-    may_be_counted : int
-        Those of ``forgotten`` that had been uploaded: the server may have counted them.
-    counted : int
-        Answers that the server has counted. Its sums keep them; their copies on this device are
-        removed.
-    """
-
-    proposals: int
-    forgotten: int
-    may_be_counted: int
-    counted: int
+    proposals: int  # open duels
+    forgotten: int  # answers that the server had not acknowledged
+    may_be_counted: int  # those of them that had been uploaded: the server may have counted them
+    counted: int  # answers that the server has counted; its sums keep them
 
 
 class Evidence(NamedTuple):
-    """Consecutive answers.
+    """Consecutive answers."""
 
-    Attributes
-    ----------
-    differences : ndarray
-        phi(first) - phi(second), (n, d).
-    preferences : ndarray
-        1, 0, or 0.5 for a tie, (n,).
-    predicted : ndarray
-        P(first preferred) when the duel was proposed, (n,); NaN before the first broadcast.
-    """
-
-    differences: FloatArray
-    preferences: FloatArray
-    predicted: FloatArray
+    differences: FloatArray  # phi(first) - phi(second), (n, d)
+    preferences: FloatArray  # 1, 0, or 0.5 for a tie, (n,)
+    predicted: FloatArray  # P(first preferred) when proposed, (n,); NaN before the first broadcast

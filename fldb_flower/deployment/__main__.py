@@ -41,17 +41,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     renew.add_argument(
         "--host", action="append", default=[], metavar="NAME", help="(those of the old certificate)"
     )
+    create.set_defaults(run=lambda a: credentials.create(a.folder, a.host, a.devices))
+    add.set_defaults(run=lambda a: credentials.add_devices(a.folder, a.devices))
+    renew.set_defaults(run=lambda a: [credentials.renew(a.folder, a.host)])
     for command in (create, add, renew):
         command.add_argument("folder", type=Path, metavar="DIR", help="folder of the files")
     return parser.parse_args(argv)
-
-
-def _made(arguments: argparse.Namespace) -> Sequence[Path]:
-    if arguments.command == "credentials":
-        return credentials.create(arguments.folder, arguments.host, arguments.devices)
-    if arguments.command == "add-devices":
-        return credentials.add_devices(arguments.folder, arguments.devices)
-    return [credentials.renew(arguments.folder, arguments.host)]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -59,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _arguments(argv)
     with interruptible():
         try:
-            made = _made(arguments)
+            made: list[Path] = arguments.run(arguments)
         except FldbError as error:
             sys.exit(f"error: {one_line(error)}")
         for path in made:

@@ -58,7 +58,9 @@ def create(folder: Path, hosts: Sequence[str], devices: int) -> list[Path]:
     OutputError
         A file already exists or cannot be written.
     """
-    names = _subject_names(hosts)
+    if not hosts:
+        raise SettingsError("no host: give the names or IP addresses of the server")
+    names = [_subject_name(host) for host in dict.fromkeys(hosts)]
     for name in (CA, CA_KEY, SERVER, SERVER_KEY):
         if os.path.lexists(folder / name):
             raise OutputError(f"{folder / name} already exists: use another folder")
@@ -84,13 +86,6 @@ def add_devices(folder: Path, devices: int) -> list[Path]:
     -------
     list of Path
         The private keys. The public key of each has the suffix ``.pub``.
-
-    Raises
-    ------
-    SettingsError
-        ``devices`` is below 1.
-    OutputError
-        A file cannot be written.
     """
     if devices < 1:
         raise SettingsError(f"{devices} devices: must be at least 1")
@@ -131,17 +126,11 @@ def renew(folder: Path, hosts: Sequence[str] = ()) -> Path:
     ca, server = _certificate(folder / CA), _certificate(folder / SERVER)
     ca_key = _private_key(folder / CA_KEY)
     old = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    names = _subject_names(hosts) if hosts else list(old)
+    names = [_subject_name(host) for host in dict.fromkeys(hosts)] or list(old)
     renewed = _sign_server(_private_key(folder / SERVER_KEY).public_key(), names, ca, ca_key)
     with _report(OutputError, f"write {folder / SERVER}"):
         replace_file(folder / SERVER, renewed.public_bytes(Encoding.PEM))
     return folder / SERVER
-
-
-def _subject_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    if not hosts:
-        raise SettingsError("no host: give the names or IP addresses of the server")
-    return [_subject_name(host) for host in dict.fromkeys(hosts)]
 
 
 def _subject_name(host: str) -> x509.GeneralName:

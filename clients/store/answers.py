@@ -1,0 +1,246 @@
+"""The numbered answers of a device, and which of them an upload covers.
+
+Answers are numbered from 1; a *cut* is the number of the last answer of an upload.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from clients.store.database import Database
+from clients.store.records import Evidence, Forgotten
+from fldb_flower.errors import DataError
+from fldb_flower.linalg.arrays import FloatArray
+
+MAX_ANSWERS = 2**53
+EXTRA = 2
+"""Numbers after a difference in ``evidence``: preference, predicted preference."""
+
+
+class AnswerLog:
+    """The answers in a store: which an upload covers, and what is left of deleted ones."""
+
+    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._database = Database(path)
+        self._dimension: int | None = None
+        with self._database.reading():
+            self.device_id = str(self._database.row("SELECT id FROM device")[0])
+
+    @property
+    def dimension(self) -> int | None:
+        """d, or None before the first duel or broadcast."""
+        if self._dimension is None:
+            with self._database.reading():
+                self._dimension = self._database.row("SELECT dimension FROM device")[0]
+        return self._dimension
+
+    @property
+    def last(self) -> int:
+        """Number of the last answer; 0 if there is none."""
+        query = "SELECT seq FROM sqlite_sequence WHERE name = 'answers'"
+        with self._database.reading():
+            return int(self._database.row(query, default=(0,))[0])
+
+    @property
+    def acknowledged(self) -> int:
+        """Number of the last answer that the server has acknowledged."""
+        with self._database.reading():
+            return int(self._database.row("SELECT counted FROM synchronized", default=(0,))[0])
+
+    def cut(self, start: int, at_least: int, at_most: int = MAX_ANSWERS) -> int:
+        """Return where an upload that begins after answer ``start`` ends.
+
+        Uploads begin and end at *cuts* only, and cuts are at least ``at_least`` answers apart.
+        Therefore every upload, and every difference of two uploads, covers at least that many
+        answers. If there are too few new answers since the last cut, that cut is returned.
+
+        Parameters
+        ----------
+        start : int
+            Where the upload begins: 0 or an earlier cut.
+        at_least : int
+            Answers between two cuts, at least 1.
+        at_most : int
+            Answers that the upload may cover; the others are left for a later one.
+
+        Raises
+        ------
+        DataError
+            ``start`` is not a cut of this store, or the next cut is more than ``at_most`` answers
+            away. No cut is made then.
+        """
+        database = self._database
+        with database.writing():
+            last = self.last
+            if start > MAX_ANSWERS:
+                raise DataError(f"{database.path}: no device has {start} answers")
+            if start > last:
+                self._skip_to(start)
+                return start
+            end = min(last, start + at_most)
+            newest = self._last_cut(MAX_ANSWERS)
+            if end - newest >= max(at_least, 1):
+                database.execute("INSERT INTO cuts (position) VALUES (?)", (end,))
+                newest = end
+            self._expect_cut(start)
+            if newest > end:
+                newest = self._last_cut(end)
+                if newest <= start:
+                    raise DataError(
+                        f"{database.path}: the answers after {start} must be uploaded together, and"
+                        f" are more than the {at_most} that the server accepts (devices-max-duels)"
+                    )
+            # Until answers are forgotten again, repeated requests return the same answers.
+            database.execute("UPDATE cuts SET forgotten = 0 WHERE position = ?", (newest,))
+            return newest
+
+    def admit(self, start: int, end: int, theta: FloatArray, at_most: int) -> None:
+        """Count a question: a request for gradients at ``theta`` of the answers between two cuts.
+
+        Each ``theta`` gives the server another equation about the same answers. Repeated requests
+        at the same ``theta``, for example after a lost reply, are counted once.
+
+        Parameters
+        ----------
+        start, end : int
+            The answers after ``start`` up to ``end``.
+        theta : ndarray
+            theta_hat, (d,).
+        at_most : int
+            Largest number of different ``theta`` for one answer.
+
+        Raises
+        ------
+        DataError
+            The server has asked at ``at_most`` other ``theta`` before.
+        """
+        database = self._database
+        with database.writing():
+            database.execute(
+                "INSERT OR IGNORE INTO questions SELECT position, ? FROM cuts"
+                " WHERE position > ? AND position <= ?",
+                (hashlib.sha256(theta.tobytes()).digest(), start, end),
+            )
+            query = (
+                "SELECT coalesce(max(points), 0) FROM (SELECT count(*) AS points FROM questions"
+                " WHERE cut > ? AND cut <= ? GROUP BY cut)"
+            )
+            if database.row(query, start, end)[0] > at_most:
+                raise DataError(
+                    f"{database.path}: the server has asked about the same answers at {at_most}"
+                    " different estimates; more would reveal single answers: refused. The device's"
+                    " owner can allow more (max-questions in --node-config)"
+                )
+
+    def evidence(self, start: int, end: int) -> Evidence:
+        """Return the answers after ``start`` up to ``end``, both 0 or cuts.
+
+        Raises
+        ------
+        DataError
+            ``start`` or ``end`` is not a cut, answers between them were pruned, or answers were
+            forgotten since :meth:`cut` last returned ``end``: one round must not mix sums with and
+            without them.
+        """
+        database = self._database
+        with database.reading():
+            self._expect_cut(start)
+            self._expect_cut(end)
+            query = "SELECT forgotten FROM cuts WHERE position = ?"
+            if start < end and database.row(query, end)[0]:
+                raise DataError(
+                    f"{database.path}: answers up to {end} were forgotten during this round: the"
+                    " round has to begin again"
+                )
+            rows = database.execute(
+                "SELECT evidence FROM answers WHERE sequence > ? AND sequence <= ?"
+                " ORDER BY sequence",
+                (start, end),
+            ).fetchall()
+        width = (self.dimension or 0) + EXTRA
+        table = np.frombuffer(b"".join(row[0] for row in rows)).reshape(-1, width)
+        if len(table) != max(end - start, 0):
+            raise DataError(
+                f"{database.path}: answers {start + 1} to {end} were requested, but only"
+                f" {len(table)} of them are left: the others were pruned, or lost when a backup was"
+                " restored"
+            )
+        return Evidence(table[:, :-EXTRA], table[:, -EXTRA], table[:, -1])
+
+    def prune(self, older_than: float) -> int:
+        """Delete acknowledged answers that are older than ``older_than`` seconds; return how many.
+
+        A server that is restored from an old backup cannot request them again.
+        """
+        with self._database.writing():
+            pruned = self._database.execute(
+                "DELETE FROM answers WHERE sequence <= ? AND answered < ?",
+                (self.acknowledged, self._clock() - older_than),
+            ).rowcount
+        if pruned:
+            self._database.erase_deleted()
+        return pruned
+
+    def forget(self) -> Forgotten:
+        """Remove all open duels and all answers.
+
+        An answer that was never uploaded is deleted, and its number is used again. An uploaded
+        answer keeps its number, because the server may have counted it; its data is replaced by a
+        tie between equal arms, whose gradient, information and Hessian are 0. So the numbers of
+        server and device agree, whatever happens to the current exchange. Earlier backups are not
+        changed.
+        """
+        database = self._database
+        with database.writing():
+            sent = self._last_cut(MAX_ANSWERS)
+            counted = self._last_cut(self.acknowledged)  # an upload is kept or removed as a whole
+            proposals = database.execute("DELETE FROM proposals").rowcount
+            unsent = database.execute("DELETE FROM answers WHERE sequence > ?", (sent,)).rowcount
+            database.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'answers'", (sent,))
+            query = "SELECT count(*) FROM answers WHERE sequence > ? AND id IS NOT NULL"
+            uncertain = database.row(query, counted)[0]
+            placeholder = np.zeros((self.dimension or 0) + EXTRA)  # a tie between equal arms
+            placeholder[-EXTRA:] = 0.5, np.nan
+            database.execute(
+                "UPDATE answers SET id = NULL, answered = ?, evidence = ? WHERE id IS NOT NULL",
+                (self._clock(), placeholder.tobytes()),
+            )
+            database.execute("UPDATE cuts SET forgotten = 1")
+        database.erase_deleted()
+        return Forgotten(proposals, unsent + uncertain, uncertain, counted)
+
+    def _fix_dimension(self, dimension: int) -> None:
+        if self.dimension is None:
+            self._database.execute("UPDATE device SET dimension = ?", (dimension,))
+        elif self.dimension != dimension:
+            raise DataError(
+                f"{self._database.path} contains duels of dimension {self.dimension}, not"
+                f" {dimension}: use another store for another model"
+            )
+
+    def _skip_to(self, counted: int) -> None:
+        """Continue the numbers of answers after ``counted``: this store is an old backup.
+
+        The server has counted its answers, and those that were lost with the newer store.
+        """
+        self._database.execute("DELETE FROM sqlite_sequence WHERE name = 'answers'")
+        self._database.execute("INSERT INTO sqlite_sequence VALUES ('answers', ?)", (counted,))
+        self._database.execute("INSERT INTO cuts (position) VALUES (?)", (counted,))
+
+    def _last_cut(self, up_to: int) -> int:
+        query = "SELECT coalesce(max(position), 0) FROM cuts WHERE position <= ?"
+        return int(self._database.row(query, up_to)[0])
+
+    def _expect_cut(self, position: int) -> None:
+        query = "SELECT count(*) FROM cuts WHERE position = ?"
+        if position != 0 and not self._database.row(query, position)[0]:
+            raise DataError(
+                f"{self._database.path}: no upload ever ended at answer {position}: the server"
+                " refers to another store, or this store is an old backup"
+            )
