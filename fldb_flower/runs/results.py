@@ -19,13 +19,7 @@ from fldb_flower.linalg.arrays import Array
 from fldb_flower.runs.checkpoints import Checkpoint
 from fldb_flower.runs.directory import CHECKPOINT, MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.runs.plots import plot_regret
-from fldb_flower.settings import (
-    Settings,
-    current_names,
-    from_nested,
-    hydra_entries,
-    to_nested,
-)
+from fldb_flower.settings import Settings, current_names, from_nested, hydra_entries, to_nested
 from fldb_flower.system.files import partial_of
 
 CONFIG, REGRET, PLOT = "config.yaml", "regret.csv", "regret.png"
