@@ -264,11 +264,9 @@ class Settings(Checked):
         super().__post_init__()
         source, _ = ORIGIN.get()
         for name, kind in groups_of(Settings).items():
-            value = getattr(self, name)
-            if not isinstance(value, kind):
-                raise SettingsError(
-                    f"{name}={shown(value)} (from {source}): must be {kind.__name__}(...)"
-                )
+            if not isinstance(value := getattr(self, name), kind):
+                required = f"must be {kind.__name__}(...)"
+                raise SettingsError(f"{name}={shown(value)} (from {source}): {required}")
         check_together(self, source)
 
     @property

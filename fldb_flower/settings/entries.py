@@ -76,7 +76,7 @@ def setting(
     Parameters
     ----------
     default : Any
-        Default value. If it is ``"auto"``, a number is valid too.
+        Default value. ``"auto"`` and numbers are valid if it is ``"auto"``.
     help : str
         One sentence for the user.
     limits : Limits, optional
