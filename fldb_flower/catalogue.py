@@ -28,13 +28,7 @@ def resolve(reference: Any) -> Any:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a catalogue.
-
-    Attributes
-    ----------
-    target : str, type or callable
-        Class or function, or its reference ``"module:name"``, imported on first use.
-    """
+    """A class or function, or its reference ``"module:name"``, imported on first use."""
 
     target: str | Callable[..., Any]
 
@@ -62,13 +56,8 @@ class AlgorithmEntry(Entry):
 class SelectionEntry(Entry):
     """A selection rule: a function ``rule(features, theta, whitener, width, noise)``.
 
-    See :mod:`fldb_flower.bandit.selection.rules`.
-
-    Attributes
-    ----------
-    noise : str, callable or None
-        Function that draws the noise from ``(streams, iterations, (arms, d))``; None for a
-        deterministic rule.
+    See :mod:`fldb_flower.bandit.selection.rules`. ``noise`` is a function that draws the noise
+    from ``(streams, iterations, (arms, d))``, or its reference; None for a deterministic rule.
     """
 
     noise: str | Callable[..., Any] | None = None
@@ -78,20 +67,10 @@ E = TypeVar("E", bound=Entry)
 
 
 class Catalogue(Mapping[str, E]):
-    """Entries by name, in the order of their declaration.
-
-    Parameters
-    ----------
-    kind : type
-        Class of the entries.
-    entries : dict
-        Entries of the package. They cannot be replaced.
-    """
+    """Entries of one kind by name. Those of the package cannot be replaced."""
 
     def __init__(self, kind: type[E], entries: dict[str, E]) -> None:
-        self._kind = kind
-        self._entries = dict(entries)
-        self._fixed = frozenset(entries)
+        self._kind, self._entries, self._fixed = kind, dict(entries), frozenset(entries)
 
     def __getitem__(self, name: str) -> E:
         return self._entries[name]
@@ -114,15 +93,10 @@ class Catalogue(Mapping[str, E]):
         name : str
             Value of the setting, in snake_case.
         target : type, callable or str, optional
-            Class or function, or its reference ``"module:name"``. Without it, a decorator is
-            returned.
+            Class or function, or its reference ``"module:name"``; it is returned. Without it, a
+            decorator is returned.
         **facts
             The other attributes of an entry.
-
-        Returns
-        -------
-        type, callable or str
-            The target.
 
         Raises
         ------

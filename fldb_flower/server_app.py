@@ -45,13 +45,7 @@ def _on_flower(settings: Settings) -> Settings:
 
 
 def run_experiment(settings: Settings, grid: Grid, path: Path) -> None:
-    """Run one experiment over the nodes of a grid, and write its results to a directory.
-
-    Raises
-    ------
-    FldbError
-        The run failed for a reason that the user can fix.
-    """
+    """Run one experiment over the nodes of a grid, and write its results to a directory."""
     if settings.resume and is_finished(path, settings):
         _say(f"{path}: finished already")
         return

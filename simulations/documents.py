@@ -19,11 +19,12 @@ import itertools
 import math
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean as mean
+from statistics import median, stdev
 from typing import TYPE_CHECKING, Any
 
 from fldb_flower.errors import DataError, FldbError, SettingsError, extra_missing, one_line
@@ -40,14 +41,9 @@ SEEDS = 10  # of each curve in the figures of the documents
 _NOTE = "<!-- Rendered from {} by `python -m simulations.documents`. Edit the template. -->\n"
 
 
-def mean(values: Sequence[float]) -> float:
-    """Return the mean."""
-    return statistics.fmean(values)
-
-
 def sem(values: Sequence[float]) -> float:
     """Return the standard error of the mean of two or more values."""
-    return statistics.stdev(values) / math.sqrt(len(values))
+    return stdev(values) / math.sqrt(len(values))
 
 
 def fixed(value: float, digits: int = 0) -> str:
@@ -73,19 +69,9 @@ def paired(less: Sequence[float], more: Sequence[float]) -> list[float]:
 def holds(*ascending: Sequence[float]) -> str:
     """Return whether the means of measures are in ascending order.
 
-    Each measure is compared with the next, seed by seed. A difference counts if it is larger
-    than two of its standard errors.
-
-    Parameters
-    ----------
-    *ascending : sequence of float
-        The values of each measure by seed, in the claimed order.
-
-    Returns
-    -------
-    str
-        ``yes`` if all differences count and are positive, ``no`` if one counts and is negative,
-        else ``within noise``.
+    Each measure, a list of values by seed, is compared with the next, seed by seed. A difference
+    counts if it is larger than two of its standard errors. The answer is ``yes`` if all differences
+    count and are positive, ``no`` if one counts and is negative, else ``within noise``.
     """
     differences = [paired(a, b) for a, b in itertools.pairwise(ascending)]
     if any(mean(each) < -2 * sem(each) for each in differences):
@@ -95,17 +81,6 @@ def holds(*ascending: Sequence[float]) -> str:
     return "within noise"
 
 
-FILTERS = {
-    "mean": mean,
-    "median": statistics.median,
-    "sem": sem,
-    "fixed": fixed,
-    "signed": signed,
-    "mean_sem": mean_sem,
-}
-GLOBALS = {"paired": paired, "holds": holds}
-
-
 def page_of(template: Path) -> Path:
     """Return the path of the page of a template: ``README.md`` in the root, others in ``docs``."""
     name = template.name.removesuffix(".j2")
@@ -113,13 +88,7 @@ def page_of(template: Path) -> Path:
 
 
 def render(environment: Environment, template: Path, results: dict[str, Any]) -> str:
-    """Return the page of a template.
-
-    Raises
-    ------
-    DataError
-        The template is not valid, or uses a result that does not exist.
-    """
+    """Return the page of a template; raise a DataError if it, or a name in it, is not valid."""
     from jinja2 import TemplateError  # noqa: PLC0415 - dev extra
 
     place = template.relative_to(ROOT).as_posix()
@@ -159,8 +128,10 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
         keep_trailing_newline=True,
         autoescape=False,  # Markdown, not HTML
     )
-    environment.filters.update(FILTERS)
-    environment.globals.update(GLOBALS)
+    environment.filters.update(
+        mean=mean, median=median, sem=sem, mean_sem=mean_sem, fixed=fixed, signed=signed
+    )
+    environment.globals.update(paired=paired, holds=holds)
     templates = sorted(TEMPLATES.glob("*.md.j2"))
     if not templates:
         raise SettingsError(f"no templates in {TEMPLATES}: documents are rendered in a checkout")

@@ -38,13 +38,7 @@ _TOLERANCE = 1e-5  # relative; limited by the decimals of small regrets
 
 
 def read(path: Path) -> Any:
-    """Return the content of a result file.
-
-    Raises
-    ------
-    DataError
-        The file is missing or is not JSON.
-    """
+    """Return the content of a result file; raise a DataError if it is missing or not JSON."""
     try:
         return json.loads(path.read_text())
     except OSError as error:
@@ -83,19 +77,12 @@ def runs_in(content: Any, name: str = "") -> Iterator[tuple[str, Run]]:
 
 
 def settings_of(run: Run, seed: int, source: str, movielens: str = "") -> Settings:
-    """Return the settings of one seed of a run.
-
-    Raises
-    ------
-    SettingsError
-        The settings are not valid, or the run needs MovieLens ratings without ``movielens``.
-    """
+    """Return the settings of one seed of a run, with the path of the MovieLens ratings."""
     values = {**run["settings"], "seed": seed}
     if world_of(run) == "movielens":
         if not movielens:
-            raise SettingsError(
-                f"{source} needs MovieLens ratings: name them with --movielens PATH"
-            )
+            problem = "needs MovieLens ratings: name them with --movielens PATH"
+            raise SettingsError(f"{source} {problem}")
         values["environment"] = {**values["environment"], "path": movielens}
     return from_nested(values, source)
 
@@ -111,21 +98,9 @@ def measures_of(run: Run) -> list[str]:
 
 
 def measured(name: str, curve: Sequence[float], counts: Mapping[str, int]) -> float:
-    """Return one measure of a run.
+    """Return one measure of a run, from its regret by iteration and its counts.
 
-    Parameters
-    ----------
-    name : str
-        ``regret`` (at the end), ``regret_T`` (after T iterations), or one of ``COUNTS``.
-    curve : sequence of float
-        The regret after each iteration.
-    counts : mapping
-        The ``COUNTS`` of the run.
-
-    Raises
-    ------
-    SettingsError
-        The measure does not exist.
+    It is ``regret`` (at the end), ``regret_T`` (after T iterations), or one of ``COUNTS``.
     """
     if name in counts:
         return counts[name]
@@ -183,17 +158,7 @@ def fill(run: Run, results: Sequence[Result]) -> None:
 
 
 def repeat(content: Any, name: str, movielens: str = "") -> None:
-    """Repeat all runs in the content of a result file, and replace their measures.
-
-    Parameters
-    ----------
-    content : object
-        Content of the result file; changed in place.
-    name : str
-        Name of the result file, for error messages.
-    movielens : str
-        Path of the MovieLens ratings, if runs need them.
-    """
+    """Repeat all runs in the content of the result file ``name``, and replace their measures."""
     found = list(runs_in(content, name))
     wanted = [
         [settings_of(run, seed, where, movielens) for seed in range(run["seeds"])]

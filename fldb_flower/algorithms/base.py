@@ -31,19 +31,9 @@ _FIRST_EXCHANGES = 50  # limit for the first minimiser; six are usual
 class Algorithm(ABC):
     """What the server computes.
 
-    Parameters
-    ----------
-    settings : Settings
-        Settings of the run.
-
-    Attributes
-    ----------
-    arrays : dict of Array
-        The state, all that later rounds depend on. It always has ``theta_sync``, (d,), zero at
-        first, and ``information``, W_sync in the form of the settings, (lambda / kappa_mu) I at
-        first. :meth:`learn` returns the arrays that a round changes.
-    form : Form
-        Form of matrices.
+    ``arrays`` is the state, all that later rounds depend on. It always has ``theta_sync``, (d,),
+    zero at first, and ``information``, W_sync in the form of the settings, (lambda / kappa_mu) I
+    at first. :meth:`learn` returns the arrays that a round changes.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -81,10 +71,17 @@ class Algorithm(ABC):
         ConvergenceError
             The estimate diverges. The state is unchanged.
         """
-        if round_.learns:
-            self.arrays = {**self.arrays, **self._learn(federation, round_)}
-        else:
+        if not round_.learns:
             federation.exchange(Broadcast(self.play(round_), None))
+            federation.acknowledge()
+            return
+        try:
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                changed = self.learn(federation, round_)
+                _require_finite(changed)
+        except (FloatingPointError, np.linalg.LinAlgError) as error:
+            raise ConvergenceError(f"iteration {round_.last}: {error}: {self.remedy()}") from None
+        self.arrays = {**self.arrays, **changed}
         federation.acknowledge()
 
     @abstractmethod
@@ -96,11 +93,8 @@ class Algorithm(ABC):
 
     def remedy(self) -> str:
         """Return which settings to change if numbers overflow, for an error message."""
-        settings = self.settings
-        return (
-            f"features, lambda={settings.ridge:g} or kappa_mu={settings.kappa_mu:g} are too far"
-            " from 1"
-        )
+        ridge, kappa_mu = self.settings.ridge, self.settings.kappa_mu
+        return f"features, lambda={ridge:g} or kappa_mu={kappa_mu:g} are too far from 1"
 
     def state(self) -> State:
         """Return the state; see :meth:`restore`."""
@@ -109,15 +103,6 @@ class Algorithm(ABC):
     def restore(self, state: State) -> None:
         """Resume from what :meth:`state` returned, with identical numbers."""
         self.arrays = {name: np.array(state[name]) for name in self.arrays}
-
-    def _learn(self, federation: Federation, round_: Round) -> State:
-        try:
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-                changed = self.learn(federation, round_)
-                _require_finite(changed)
-        except (FloatingPointError, np.linalg.LinAlgError) as error:
-            raise ConvergenceError(f"iteration {round_.last}: {error}: {self.remedy()}") from None
-        return changed
 
 
 class Online(Algorithm):

@@ -31,14 +31,8 @@ class FLDBGD(Algorithm):
         W_sync    += W_new
 
     with a warm start at theta_sync. The first exchange of an iteration plays it and evaluates
-    theta_sync; the others evaluate the points of the ``solver``.
-
-    Raises
-    ------
-    ConvergenceError
-        ``solver=lbfgs`` did not find a minimiser. (``newton`` uses the closest point instead.)
-    SettingsError
-        ``solver=lbfgs`` without PyTorch.
+    theta_sync; the others evaluate the points of the ``solver``. If no minimiser is found,
+    ``solver=lbfgs`` raises a ConvergenceError; ``newton`` uses the closest point.
     """
 
     def rounds(self) -> Iterator[Round]:

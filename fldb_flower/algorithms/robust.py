@@ -45,16 +45,8 @@ def combine(uploads: Sequence[Upload], how: str) -> Upload:
 def trimmed_mean(values: FloatArray, weights: FloatArray, cut: float) -> FloatArray:
     """Return the weighted mean of each column with a share of the weight removed at each end.
 
-    A value at a boundary counts with the part of its weight inside.
-
-    Parameters
-    ----------
-    values : ndarray
-        (k, d).
-    weights : ndarray
-        (k,), above 0.
-    cut : float
-        At least 0, below 1/2.
+    A value at a boundary counts with the part of its weight inside. ``values`` is (k, d),
+    ``weights`` (k,), above 0, and ``cut`` at least 0 and below 1/2.
     """
     order = np.argsort(values, axis=0, kind="stable")
     ends = np.cumsum(weights[order], axis=0)

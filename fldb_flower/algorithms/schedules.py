@@ -11,17 +11,10 @@ from fldb_flower.settings import Settings, check_value
 
 
 class Round(NamedTuple):
-    """Iterations between two exchanges.
+    """Iterations first..last, inclusive, between two exchanges.
 
-    Attributes
-    ----------
-    number : int
-        t_c, the number of the communication round; 0 for t = 1 if no round ends there.
-    first, last : int
-        Iterations first..last, inclusive.
-    learns : bool
-        Whether the round ends with an exchange; the iterations after the last exchange are only
-        played.
+    ``number`` is t_c, or 0 for t = 1 if no round ends there. ``learns`` is whether the round ends
+    with an exchange; the iterations after the last exchange are only played.
     """
 
     number: int
@@ -31,13 +24,7 @@ class Round(NamedTuple):
 
 
 def periodic(tau: int) -> Iterator[int]:
-    """Return tau, 2 tau, 3 tau, ... (Algorithm 1, line 10).
-
-    Raises
-    ------
-    SettingsError
-        tau is not an integer of at least 1.
-    """
+    """Return tau, 2 tau, 3 tau, ... (Algorithm 1, line 10)."""
     tau = check_value("tau", tau)
     return itertools.count(tau, tau)
 
@@ -47,11 +34,6 @@ def geometric(ratio: float) -> Iterator[int]:
 
     This schedule is not in the paper. A new estimate matters once the number of duels has grown
     by a factor, because then W has changed enough.
-
-    Raises
-    ------
-    SettingsError
-        The ratio is not a number above 1.
     """
     return _powers(check_value("schedule.ratio", ratio))
 

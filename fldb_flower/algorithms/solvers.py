@@ -30,15 +30,9 @@ It is twice the remaining decrease of the loss, whatever the scale of the featur
 of order 1 it corresponds to a gradient norm of 1e-10 per duel.
 """
 
-SINGLE_TOLERANCE = 1e-12
-"""The tolerance for messages in single precision, whose rounding errors are of order 1e-15."""
-
-MAX_GRADIENT = 1e-6
-"""Largest gradient norm per duel of a minimiser by L-BFGS."""
-
-SINGLE_MAX_GRADIENT = 1e-4
-"""The same for losses in single precision."""
-
+SINGLE_TOLERANCE = 1e-12  # for single precision, whose rounding errors are of order 1e-15
+MAX_GRADIENT = 1e-6  # largest gradient norm per duel of a minimiser by L-BFGS
+SINGLE_MAX_GRADIENT = 1e-4  # the same for losses in single precision
 MAX_EXCHANGES = 200
 _LOG = logging.getLogger(__name__)
 _LBFGS_HISTORY = 10  # number of past steps
@@ -71,14 +65,8 @@ def newton(
 
     Parameters
     ----------
-    evaluate : callable
-        One exchange.
-    start : Upload
-        Upload at ``theta``.
-    theta : Array
-        Starting point, (d,).
-    ridge : float
-        Above 0.
+    evaluate, start, theta, ridge
+        One exchange, the upload at ``theta``, the starting point, (d,), and the ridge, above 0.
     tolerance : float
         Decrement per duel below which a point counts as the minimiser.
     settled : float

@@ -27,16 +27,9 @@ _UNKNOWN = "not a checkpoint of this version; move the file away to start again"
 
 
 class Checkpoint(NamedTuple):
-    """The state of a run after a round.
+    """The state of a run after a round: JSON values in ``numbers``, and arrays by name.
 
-    Attributes
-    ----------
-    identity : str
-        The settings that determine the results, one line each.
-    numbers : dict
-        Counts and texts, as JSON values.
-    arrays : dict of ndarray
-        Arrays by name.
+    ``identity`` has the settings that determine the results, one line each.
     """
 
     identity: str

@@ -25,15 +25,9 @@ CHECKPOINT, MODEL, SUMMARY = "checkpoint.bin", "model.json", "summary.json"
 class ResultsDirectory:
     """A locked directory with a checkpoint and JSON files.
 
-    Parameters
-    ----------
-    path : Path
-        Created if missing.
-    identity : str
-        The settings that determine the results, one line each. A checkpoint with another identity
-        is refused.
-    user : str
-        What uses the directory, for the error if it is locked: ``"run"`` or ``"server"``.
+    It is created if missing. A checkpoint with another ``identity``, the settings that determine
+    the results, is refused. ``user`` is what uses the directory, for the error if it is locked:
+    ``"run"`` or ``"server"``.
 
     Raises
     ------
@@ -67,13 +61,7 @@ class ResultsDirectory:
         save_checkpoint(self.path / CHECKPOINT, Checkpoint(self._identity, numbers, arrays))
 
     def write(self, name: str, content: bytes) -> None:
-        """Replace a file atomically.
-
-        Raises
-        ------
-        OutputError
-            It cannot be written; the previous file is unchanged.
-        """
+        """Replace a file atomically; if that fails, raise an OutputError and keep the old file."""
         with self.writing():
             replace_file(self.path / name, content)
 

@@ -28,13 +28,7 @@ class StoppedError(FldbError):
 
 
 class ProgressLines:
-    """Prints the regret and the time left, at most every two seconds.
-
-    Parameters
-    ----------
-    say : callable
-        Prints one line.
-    """
+    """Prints the regret and the time left with ``say``, at most every two seconds."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -76,15 +70,6 @@ class Checkpointer:
     A checkpoint holds the algorithm, the history and every agent after the same round. A resumed
     run therefore computes what an uninterrupted run would have computed.
 
-    Parameters
-    ----------
-    directory : RunDirectory
-        Holds the checkpoint.
-    settings : Settings
-        Settings of the run.
-    say : callable
-        Prints one line.
-
     Attributes
     ----------
     iteration : int
@@ -124,13 +109,7 @@ class Checkpointer:
         return lambda: self._after_round(federation, algorithm)
 
     def check_stop(self) -> None:
-        """Check whether a stop was requested, for engines without checkpoints.
-
-        Raises
-        ------
-        StoppedError
-            A stop was requested.
-        """
+        """Raise a StoppedError if a stop was requested, for engines without checkpoints."""
         if self._stop_requested(time.monotonic()):
             raise StoppedError(f"{STOPPED}: nothing was saved; resume=true starts it again")
 
@@ -139,12 +118,17 @@ class Checkpointer:
         stopping = self._stop_requested(now)
         if not stopping and now < self._due:
             return
-        self._save(federation, algorithm)
+        parts = {
+            "history": federation.history.state(),
+            "algorithm": algorithm.state(),
+            "federation": federation.state(),
+        }
+        iteration = federation.history.iteration
+        self._directory.save({"iteration": iteration, "seconds": self.seconds}, join_parts(parts))
+        self.iteration = iteration
         if stopping:
-            raise StoppedError(
-                f"{STOPPED}: resume=true resumes after iteration {self.iteration} of"
-                f" {self._horizon}"
-            )
+            place = f"iteration {iteration} of {self._horizon}"
+            raise StoppedError(f"{STOPPED}: resume=true resumes after {place}")
         cost = time.monotonic() - now
         pause = max(self._interval, CHECKPOINT_COST * cost if self._interval else 0.0)
         self._due = now + cost + pause
@@ -155,16 +139,6 @@ class Checkpointer:
         self._next_poll = now + min(self._interval, POLL_SECONDS)
         return stop_requested(self._directory.path)
 
-    def _save(self, federation: Resumable, algorithm: Algorithm) -> None:
-        parts = {
-            "history": federation.history.state(),
-            "algorithm": algorithm.state(),
-            "federation": federation.state(),
-        }
-        iteration = federation.history.iteration
-        self._directory.save({"iteration": iteration, "seconds": self.seconds}, join_parts(parts))
-        self.iteration = iteration
-
 
 def conduct(
     settings: Settings,
@@ -172,24 +146,17 @@ def conduct(
     run: Callable[[History, Checkpointer], Array],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run, write the results and close the directory.
+    """Run, write the results, close the directory, and return the content of ``summary.json``.
 
     Parameters
     ----------
-    settings : Settings
-        Settings of the run.
-    directory : RunDirectory
-        The directory of the results.
+    settings, directory
+        The settings of the run, and the directory of its results.
     run : callable
         Runs the algorithm, records into the history, and returns theta_sync. Only the vectorized
         engine uses the checkpointer.
     say : callable
         Prints one line.
-
-    Returns
-    -------
-    dict
-        The content of ``summary.json``.
 
     Raises
     ------

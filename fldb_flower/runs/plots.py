@@ -28,11 +28,8 @@ _BACKEND = "MPLBACKEND"
 
 def describe(settings: Settings) -> str:
     """Return the main settings of a run in one line."""
-    schedule = (
-        f"tau={settings.tau}"
-        if settings.schedule.name == "periodic"
-        else f"geometric ratio={settings.schedule.ratio:g}"
-    )
+    periodic, ratio = settings.schedule.name == "periodic", settings.schedule.ratio
+    schedule = f"tau={settings.tau}" if periodic else f"geometric ratio={ratio:g}"
     return (
         f"{settings.algorithm} on {settings.environment.name}: N={settings.num_agents},"
         f" T={settings.horizon}, K={settings.num_arms}, d={settings.dimension}, {schedule},"
@@ -62,18 +59,8 @@ def save_figure(
     """Save a figure as PNG. If that fails, log one line and return False.
 
     The figure does not depend on the user's Matplotlib backend, ``matplotlibrc`` or style. The same
-    data gives the same bytes. Only this module imports Matplotlib.
-
-    Parameters
-    ----------
-    path : Path
-        The file, which is replaced.
-    draw : callable
-        Draws on a Matplotlib figure.
-    size : tuple of float
-        Width and height in inches.
-    dpi : int
-        Pixels per inch.
+    data gives the same bytes. Only this module imports Matplotlib. ``size`` is the width and height
+    in inches.
     """
     try:
         with _default_style():

@@ -19,13 +19,7 @@ from fldb_flower.linalg.arrays import Array
 from fldb_flower.runs.checkpoints import Checkpoint
 from fldb_flower.runs.directory import CHECKPOINT, MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.runs.plots import plot_regret
-from fldb_flower.settings import (
-    Settings,
-    current_names,
-    from_nested,
-    hydra_entries,
-    to_nested,
-)
+from fldb_flower.settings import Settings, current_names, from_nested, hydra_entries, to_nested
 from fldb_flower.system.files import partial_of
 
 CONFIG, REGRET, PLOT = "config.yaml", "regret.csv", "regret.png"
@@ -44,13 +38,6 @@ class RunDirectory(ResultsDirectory):
     ``config.yaml`` is written on construction and claims the directory. ``checkpoint.bin`` holds
     the state of an unfinished run of the vectorized engine. ``summary.json`` is written last: a
     run without it is not finished. A file ``stop`` requests that the run stops.
-
-    Parameters
-    ----------
-    path : Path
-        Created if missing. It must not hold a run; with ``resume`` it may hold this one.
-    settings : Settings
-        Settings of the run.
 
     Attributes
     ----------
@@ -129,20 +116,12 @@ class RunDirectory(ResultsDirectory):
 
     def _summary(self, history: History, runtime_seconds: float) -> dict[str, Any]:
         settings = self._settings
-        summary: dict[str, Any] = {
-            "algorithm": settings.algorithm,
-            "num_agents": settings.num_agents,
-            "horizon": settings.horizon,
-            "tau": settings.tau,
-            "seed": settings.seed,
-            "engine": settings.engine.name,
-            "final_regret": history.regret,
-            "exchanges": history.exchanges,
-            "rounds": history.rounds,
-            "uploaded_bytes": history.uploaded_bytes,
-            "downloaded_bytes": history.downloaded_bytes,
-            "runtime_seconds": round(runtime_seconds, 3),
-        }
+        chosen = ("algorithm", "num_agents", "horizon", "tau", "seed")
+        summary: dict[str, Any] = {name: getattr(settings, name) for name in chosen}
+        summary |= {"engine": settings.engine.name, "final_regret": history.regret}
+        counts = ("exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
+        summary |= {name: getattr(history, name) for name in counts}
+        summary["runtime_seconds"] = round(runtime_seconds, 3)
         if history.participation:
             asked = sum(row.asked for row in history.participation)
             replied = sum(row.replied for row in history.participation)
@@ -173,17 +152,13 @@ class RunDirectory(ResultsDirectory):
 def is_finished(path: Path, settings: Settings) -> bool:
     """Return whether a directory holds the finished run of these settings.
 
-    Raises
-    ------
-    OutputError
-        It holds a run of other settings.
+    Raises an OutputError if it holds a run of other settings.
     """
     if not (path / SUMMARY).exists():
         return False
     if _saved_identity(path / CONFIG) != identity(settings):
-        raise OutputError(
-            f"{path} holds a run of other settings: resume=true needs the same settings"
-        )
+        problem = "holds a run of other settings: resume=true needs the same settings"
+        raise OutputError(f"{path} {problem}")
     _discard_checkpoint(path)  # left by a kill at the very end
     return True
 
@@ -217,13 +192,7 @@ def identity(settings: Settings) -> str:
 
 
 def request_stop(path: Path) -> None:
-    """Request that the run in a directory stops, on whatever machine it runs.
-
-    Raises
-    ------
-    OSError
-        The directory cannot be written.
-    """
+    """Request that the run in a directory stops, on whatever machine it runs."""
     (path / STOP).touch()
 
 
@@ -262,13 +231,9 @@ def _config_yaml(settings: Settings) -> str:
 
 
 def _regret_csv(history: History) -> bytes:
-    columns = (
-        range(1, history.horizon + 1),
-        history.cumulative_regret.tolist(),
-        history.exchanges_by_iteration.tolist(),
-    )
-    header = ("iteration", "cumulative_regret", "exchanges")
-    return _csv(header, zip(*columns, strict=True))
+    regret, exchanges = history.cumulative_regret, history.exchanges_by_iteration
+    rows = zip(range(1, history.horizon + 1), regret.tolist(), exchanges.tolist(), strict=True)
+    return _csv(("iteration", "cumulative_regret", "exchanges"), rows)
 
 
 def _participation_csv(history: History) -> bytes:

@@ -17,13 +17,7 @@ MOVIELENS_DIMENSIONS = 20  # users whose ratings define the features
 
 
 def check_together(settings: Settings, source: str) -> None:
-    """Check combinations of settings.
-
-    Raises
-    ------
-    SettingsError
-        Two settings are incompatible.
-    """
+    """Raise a SettingsError if two settings are incompatible."""
     for check in (_check_engine, _check_algorithm, _check_matrix_form, _check_environment):
         if problem := check(settings):
             setting, reason = problem
@@ -37,10 +31,8 @@ Problem = tuple[str, str] | None
 def _check_engine(settings: Settings) -> Problem:
     nodes, agents, engine = settings.engine.num_nodes, settings.num_agents, settings.engine.name
     if engine != "vectorized" and nodes > agents:
-        return (
-            f"engine.num_nodes={nodes}",
-            f": must be at most num_agents={agents}, because each node hosts at least one agent",
-        )
+        reason = f"at most num_agents={agents}, because each node hosts at least one agent"
+        return f"engine.num_nodes={nodes}", f": must be {reason}"
     if settings.dropout > 0 and engine != "inprocess":
         return f"dropout={settings.dropout:g}", f": needs engine=inprocess, not engine={engine}"
     if settings.rng == "torch" and settings.backend == "numpy":
@@ -53,16 +45,12 @@ def _check_algorithm(settings: Settings) -> Problem:
         return None
     online = [name for name, entry in ALGORITHMS.items() if entry.online]
     if settings.robust != "none":
-        return (
-            f"robust={settings.robust!r}",
-            f": needs algorithm {' or '.join(online)}, not {settings.algorithm}",
-        )
+        reason = f": needs algorithm {' or '.join(online)}, not {settings.algorithm}"
+        return f"robust={settings.robust!r}", reason
     if settings.mode == "devices":
-        return (
-            f"algorithm={settings.algorithm!r}",
-            f": must be one of {', '.join(online)} with mode=devices: the others need every device"
-            " in every round, or no server",
-        )
+        reason = "the others need every device in every round, or no server"
+        required = f": must be one of {', '.join(online)} with mode=devices: {reason}"
+        return f"algorithm={settings.algorithm!r}", required
     return None
 
 
@@ -74,40 +62,29 @@ def _check_matrix_form(settings: Settings) -> Problem:
         reason = "sends no matrices; its agents keep full ones"
         return name, f": algorithm={settings.algorithm} {reason}"
     if settings.algorithm == "fldb_gd" and settings.solver == "newton":
-        return (
-            name,
-            ": algorithm=fldb_gd with solver=newton needs full Hessians, of d^2 numbers; use"
-            " solver=lbfgs or solver=gd",
-        )
+        reason = "needs full Hessians, of d^2 numbers; use solver=lbfgs or solver=gd"
+        return name, f": algorithm=fldb_gd with solver=newton {reason}"
     largest = settings.dimension - 2
     if settings.matrix_form == "sketch" and settings.sketch_rank > largest:
-        return (
-            f"sketch_rank={settings.sketch_rank}",
-            f": must be at most dimension - 2 = {largest}, or a sketch is not smaller",
-        )
+        reason = f": must be at most dimension - 2 = {largest}, or a sketch is not smaller"
+        return f"sketch_rank={settings.sketch_rank}", reason
     return None
 
 
 def _check_environment(settings: Settings) -> Problem:
     name, d, arms = settings.environment.name, settings.dimension, settings.num_arms
     if name == "sentences" and d > EMBEDDING_DIMENSIONS:
-        limit = EMBEDDING_DIMENSIONS
-        return f"dimension={d}", f": must be at most {limit} for sentences, the embeddings' size"
+        reason = f"at most {EMBEDDING_DIMENSIONS} for sentences, the embeddings' size"
+        return f"dimension={d}", f": must be {reason}"
     if name != "movielens":
         return None
     if d > MOVIELENS_DIMENSIONS:
-        limit = MOVIELENS_DIMENSIONS
-        return (
-            f"dimension={d}",
-            f": must be at most {limit} for MovieLens, whose features are the SVD of {limit}"
-            " users' ratings",
-        )
+        reason = f"whose features are the SVD of {MOVIELENS_DIMENSIONS} users' ratings"
+        return f"dimension={d}", f": must be at most {MOVIELENS_DIMENSIONS} for MovieLens, {reason}"
     if arms > MOVIELENS_ITEMS:
-        limit = MOVIELENS_ITEMS
-        return f"num_arms={arms}", f": must be at most {limit} for MovieLens, its number of items"
+        limit = f"{MOVIELENS_ITEMS} for MovieLens, its number of items"
+        return f"num_arms={arms}", f": must be at most {limit}"
     if not settings.environment.path:
-        return (
-            "environment.path is empty",
-            ": set it to the downloaded MovieLens ratings, a file, a folder or the zip",
-        )
+        reason = ": set it to the downloaded MovieLens ratings, a file, a folder or the zip"
+        return "environment.path is empty", reason
     return None

@@ -19,6 +19,7 @@ from fldb_flower.settings.entries import (
     ORIGIN,
     Checked,
     Limits,
+    between,
     groups_of,
     setting,
     shown,
@@ -35,10 +36,10 @@ MIN_REAL, MAX_REAL = 1e-100, 1e100  # products and squares of two such numbers a
 MAX_SIGMA = 1e6  # the regret of ten million agents then fits in an upload
 MAX_SECONDS = 1e9  # 30 years; operating systems limit waits to little more
 
-COUNT = Limits(minimum=1, maximum=MAX_INTEGER)
-POSITIVE = Limits(minimum=MIN_REAL, maximum=MAX_REAL)
+COUNT, FROM_ZERO = between(1, MAX_INTEGER), between(0, MAX_INTEGER)
+POSITIVE = between(MIN_REAL, MAX_REAL)
 SHARE = Limits(above=0, maximum=1)
-SECONDS = Limits(minimum=0, maximum=MAX_SECONDS)
+SECONDS = between(0, MAX_SECONDS)
 WAIT = Limits(above=0, maximum=MAX_SECONDS)
 
 
@@ -53,7 +54,7 @@ class EnvironmentSettings(Checked):
         0.0,
         "Heterogeneity (synthetic, sentences): agent i has theta_i = theta + N(0, sigma^2 I),"
         " rescaled for sentences.",
-        limits=Limits(minimum=0, maximum=MAX_SIGMA),
+        between(0, MAX_SIGMA),
     )
     path: str = setting(
         "",
@@ -74,7 +75,7 @@ class ScheduleSettings(Checked):
         choices=("periodic", "geometric"),
     )
     ratio: float = setting(
-        1.5, "Ratio of the geometric schedule.", limits=Limits(above=1, maximum=MAX_REAL)
+        1.5, "Ratio of the geometric schedule.", Limits(above=1, maximum=MAX_REAL)
     )
 
 
@@ -86,19 +87,11 @@ class EngineSettings(Checked):
 
     name: str = setting("vectorized", "vectorized, inprocess or flower.", choices=ENGINES)
     num_nodes: int = setting(
-        2,
-        "Flower nodes that host the agents (inprocess, flower).",
-        limits=Limits(minimum=1, maximum=1_000_000),
+        2, "Flower nodes that host the agents (inprocess, flower).", between(1, 1_000_000)
     )
-    num_cpus: int = setting(
-        1,
-        "CPUs per Flower client (flower); a whole number.",
-        limits=Limits(minimum=1, maximum=4096),
-    )
+    num_cpus: int = setting(1, "CPUs per Flower client (flower); a whole number.", between(1, 4096))
     num_gpus: float = setting(
-        0.0,
-        "GPUs per Flower client, also fractions (flower).",
-        limits=Limits(minimum=0, maximum=1024),
+        0.0, "GPUs per Flower client, also fractions (flower).", between(0, 1024)
     )
 
 
@@ -108,25 +101,18 @@ class DevicesSettings(Checked):
 
     GROUP: ClassVar[str] = "devices"
 
-    rounds: int = setting(
-        0,
-        "Rounds that learn before the run ends; 0: no limit.",
-        limits=Limits(minimum=0, maximum=MAX_INTEGER),
-    )
+    rounds: int = setting(0, "Rounds that learn before the run ends; 0: no limit.", FROM_ZERO)
     round_seconds: float = setting(
-        60.0, "Seconds between the starts of two rounds; 0: without a pause.", limits=SECONDS
+        60.0, "Seconds between the starts of two rounds; 0: without a pause.", SECONDS
     )
-    at_least: int = setting(1, "Connected devices required to start a round.", limits=COUNT)
+    at_least: int = setting(1, "Connected devices required to start a round.", COUNT)
     first_duels: int | str = setting(
-        AUTO,
-        "Duels of all devices required by the first round; auto: 2 * dimension.",
-        limits=COUNT,
-        auto=True,
+        AUTO, "Duels of all devices required by the first round; auto: 2 * dimension.", COUNT
     )
     max_duels: int = setting(
         10_000,
         "Maximum number of duels per device and round; the others wait for the next round.",
-        limits=COUNT,
+        COUNT,
     )
 
 
@@ -146,25 +132,19 @@ class Settings(Checked):
         "simulation", "simulation, or devices with real users.", choices=("simulation", "devices")
     )
     algorithm: str = setting("fldb_ogd", "Learning algorithm.", choices=ALGORITHMS)
-    num_agents: int = setting(
-        100, "N, number of agents.", limits=Limits(minimum=1, maximum=10_000_000)
-    )
-    horizon: int = setting(500, "T, number of iterations.", limits=COUNT)
+    num_agents: int = setting(100, "N, number of agents.", between(1, 10_000_000))
+    horizon: int = setting(500, "T, number of iterations.", COUNT)
     num_arms: int = setting(
         10,
         "K, number of arms per agent and iteration.",
-        limits=Limits(minimum=2, maximum=100_000),
+        between(2, 100_000),
         why="a duel needs two arms",
     )
-    dimension: int = setting(
-        5, "d, number of features per arm.", limits=Limits(minimum=1, maximum=MAX_DIMENSION)
-    )
+    dimension: int = setting(5, "d, number of features per arm.", between(1, MAX_DIMENSION))
     tau: int = setting(
-        5, "Communication period: iterations between two exchanges. The paper uses 1.", limits=COUNT
+        5, "Communication period: iterations between two exchanges. The paper uses 1.", COUNT
     )
-    seed: int = setting(
-        0, "Seed of all random streams.", limits=Limits(minimum=0, maximum=MAX_INTEGER)
-    )
+    seed: int = setting(0, "Seed of all random streams.", FROM_ZERO)
     backend: str = setting(
         "numpy",
         "Array library of the agents: numpy, or PyTorch on cpu or cuda (the torch extra).",
@@ -180,33 +160,26 @@ class Settings(Checked):
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     dropout: float = setting(
-        0.0,
-        "Probability that a message is lost (engine=inprocess).",
-        limits=Limits(minimum=0, maximum=1),
+        0.0, "Probability that a message is lost (engine=inprocess).", between(0, 1)
     )
     devices: DevicesSettings = field(default_factory=DevicesSettings)
     selection: str = setting("ucb", "Selection rule for a pair of arms.", choices=SELECTIONS)
     lambda_: float | str = setting(
         AUTO,
         "Ridge lambda; auto: 1 / horizon, as in the paper.",
+        POSITIVE,
         name="lambda",
-        limits=POSITIVE,
-        auto=True,
         why="W_0 = (lambda / kappa_mu) I must be invertible",
     )
-    kappa_mu: float = setting(1.0, "Lower bound on mu' used by the algorithms.", limits=POSITIVE)
+    kappa_mu: float = setting(1.0, "Lower bound on mu' used by the algorithms.", POSITIVE)
     delta: float = setting(
-        0.1,
-        "Failure probability of the confidence bound.",
-        limits=Limits(minimum=MIN_REAL, below=1),
+        0.1, "Failure probability of the confidence bound.", Limits(minimum=MIN_REAL, below=1)
     )
     beta_scale: float = setting(
-        1.0,
-        "Factor on beta_t: 1 as in theory, 0 without exploration.",
-        limits=Limits(minimum=0, maximum=MAX_REAL),
+        1.0, "Factor on beta_t: 1 as in theory, 0 without exploration.", between(0, MAX_REAL)
     )
     alpha: float = setting(
-        1000.0, "FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).", limits=POSITIVE
+        1000.0, "FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).", POSITIVE
     )
     step_index: str = setting(
         "iteration",
@@ -220,36 +193,27 @@ class Settings(Checked):
         choices=("initial", "current"),
     )
     projection_radius: float | str = setting(
-        AUTO,
-        "FLDB-OGD: radius of the projection; auto: 2 r of the paper.",
-        limits=POSITIVE,
-        auto=True,
+        AUTO, "FLDB-OGD: radius of the projection; auto: 2 r of the paper.", POSITIVE
     )
     solver: str = setting(
         "newton", "FLDB-GD: minimisation of the loss; lbfgs needs the torch extra.", choices=SOLVERS
     )
     gd_steps: int = setting(
-        100,
-        "FLDB-GD, solver=gd: M, exchanges per iteration.",
-        limits=Limits(minimum=1, maximum=1_000_000),
+        100, "FLDB-GD, solver=gd: M, exchanges per iteration.", between(1, 1_000_000)
     )
     gd_step_size: float | str = setting(
         AUTO,
         "FLDB-GD, solver=gd: eta; auto: 1 / (trace(W) / 4 + lambda), which is always stable.",
-        limits=POSITIVE,
-        auto=True,
+        POSITIVE,
     )
     ons_ridge: float = setting(
-        1.0,
-        "FLDB-ONS: lambda_0, the ridge; values below 0.5 are unsafe with few agents.",
-        limits=POSITIVE,
+        1.0, "FLDB-ONS: lambda_0, the ridge; values below 0.5 are unsafe with few agents.", POSITIVE
     )
     max_difference: float | str = setting(
         AUTO,
         "L, the maximum length of a difference of two arms; uploads that exceed it are rejected;"
         " auto: the environment's bound, and no limit for devices (Flower).",
-        limits=POSITIVE,
-        auto=True,
+        POSITIVE,
     )
     matrix_form: str = setting(
         "full",
@@ -257,7 +221,7 @@ class Settings(Checked):
         " directions), sketch_rank * d.",
         choices=MATRIX_FORMS,
     )
-    sketch_rank: int = setting(16, "matrix_form=sketch: m, the number of directions.", limits=COUNT)
+    sketch_rank: int = setting(16, "matrix_form=sketch: m, the number of directions.", COUNT)
     wire: str = setting(
         "float64",
         "Precision of numbers in messages: float32 halves the bytes (Flower).",
@@ -269,30 +233,28 @@ class Settings(Checked):
         choices=("none", "trimmed"),
     )
     fraction_train: float = setting(
-        1.0, "Share of the nodes sampled in each round (Flower).", limits=SHARE
+        1.0, "Share of the nodes sampled in each round (Flower).", SHARE
     )
     quorum: float = setting(
-        1.0, "Share of the sampled nodes that must reply in a round (Flower).", limits=SHARE
+        1.0, "Share of the sampled nodes that must reply in a round (Flower).", SHARE
     )
     node_wait: float = setting(
-        60.0, "Seconds to wait for the first nodes and for a quorum (Flower).", limits=WAIT
+        60.0, "Seconds to wait for the first nodes and for a quorum (Flower).", WAIT
     )
     reply_timeout: float = setting(
-        300.0, "Seconds to wait for the replies of one exchange (Flower).", limits=WAIT
+        300.0, "Seconds to wait for the replies of one exchange (Flower).", WAIT
     )
     resume: bool = setting(
         False, "Resume an interrupted run from its checkpoint; finished runs are skipped."
     )
     checkpoint_seconds: float = setting(
-        30.0, "Seconds between two checkpoints of a run; 0: after every round.", limits=SECONDS
+        30.0, "Seconds between two checkpoints of a run; 0: after every round.", SECONDS
     )
     plot: bool = setting(
         True, "Draw regret.png; the jobs of a sweep draw it only if plot=true is given."
     )
     max_message_mb: float = setting(
-        256.0,
-        "Maximum size of a message, in MiB (Flower).",
-        limits=Limits(above=0, maximum=1_000_000),
+        256.0, "Maximum size of a message, in MiB (Flower).", Limits(above=0, maximum=1_000_000)
     )
     output_dir: str = setting(
         "", "Absolute path for the results (Flower); empty: a new folder in ~/fldb-runs."
@@ -302,11 +264,9 @@ class Settings(Checked):
         super().__post_init__()
         source, _ = ORIGIN.get()
         for name, kind in groups_of(Settings).items():
-            value = getattr(self, name)
-            if not isinstance(value, kind):
-                raise SettingsError(
-                    f"{name}={shown(value)} (from {source}): must be {kind.__name__}(...)"
-                )
+            if not isinstance(value := getattr(self, name), kind):
+                required = f"must be {kind.__name__}(...)"
+                raise SettingsError(f"{name}={shown(value)} (from {source}): {required}")
         check_together(self, source)
 
     @property

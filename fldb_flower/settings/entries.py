@@ -54,37 +54,41 @@ class Limits(NamedTuple):
         )
 
 
+UNLIMITED = Limits()
+
+
+def between(minimum: float, maximum: float) -> Limits:
+    """Return the limits of a range with both ends."""
+    return Limits(minimum=minimum, maximum=maximum)
+
+
 def setting(
     default: Any,
     help: str,
+    limits: Limits = UNLIMITED,
     *,
-    name: str | None = None,
+    name: str = "",
     choices: Collection[str] = (),
-    auto: bool = False,
     why: str = "",
-    limits: Limits | None = None,
 ) -> Any:
     """Declare a setting as a dataclass field with metadata.
 
     Parameters
     ----------
     default : Any
-        Default value.
+        Default value. ``"auto"`` and numbers are valid if it is ``"auto"``.
     help : str
         One sentence for the user.
+    limits : Limits, optional
+        Range of a number.
     name : str, optional
         Name that users write, if it differs from the field's (``lambda``).
     choices : collection of str, optional
-        Valid names. Names are also accepted in kebab-case.
-    auto : bool
-        Whether ``"auto"`` is valid besides a number.
+        Valid names, also accepted in kebab-case.
     why : str
         Reason for the limits, added to error messages.
-    limits : Limits, optional
-        Range of a number.
     """
-    metadata = {"help": help, "choices": choices, "auto": auto, "why": why}
-    metadata |= {"name": name, "limits": limits or Limits()}
+    metadata = {"help": help, "limits": limits, "name": name, "choices": choices, "why": why}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -98,11 +102,9 @@ class Entry:
         Keys in the Hydra configuration: ``("environment", "sigma")``.
     field : str
         Name of the dataclass field; it differs from the last key for ``lambda_``.
-    default : Any
-        Default value.
     kind : type
         bool, int, float or str.
-    help, why, auto, limits
+    default, help, why, limits
         See :func:`setting`.
     names : collection of str
         Valid names, empty for numbers and texts. It may be a catalogue that grows.
@@ -114,9 +116,13 @@ class Entry:
     kind: type
     help: str
     why: str
-    auto: bool
     limits: Limits
     names: Collection[str]
+
+    @property
+    def auto(self) -> bool:
+        """Whether ``"auto"`` is valid besides a number."""
+        return bool(self.default == AUTO)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -144,14 +150,7 @@ class Entry:
         return functools.reduce(getattr, (*self.path[:-1], self.field), settings)
 
     def check(self, value: Any, key: str, source: str) -> Any:
-        """Return a value in the declared type.
-
-        Parameters
-        ----------
-        value : Any
-            Value to check.
-        key, source : str
-            The user's name of the setting and the source of the value, for error messages.
+        """Return a value in the declared type; ``key`` and ``source`` are for error messages.
 
         Raises
         ------

@@ -39,14 +39,7 @@ def hydra_entries() -> Iterator[Entry]:
 
 
 def check_value(name: str, value: Any) -> Any:
-    """Return a value given in Python outside of :class:`Settings`, checked in the same way.
-
-    Parameters
-    ----------
-    name : str
-        Name of the setting in Hydra's spelling: ``"schedule.ratio"``.
-    value : Any
-        Value to check.
+    """Return a value of the setting ``name`` (``"schedule.ratio"``) in the declared type.
 
     Raises
     ------
@@ -58,14 +51,9 @@ def check_value(name: str, value: Any) -> Any:
 
 
 def from_flat(values: Mapping[str, Any], source: str) -> Settings:
-    """Build settings from Flower's run config.
+    """Build settings from Flower's run config: values by kebab-case name.
 
-    Parameters
-    ----------
-    values : Mapping
-        TOML values by kebab-case name; missing ones keep their default.
-    source : str
-        Source of the values, for error messages.
+    Missing settings keep their default. ``source`` is for error messages.
 
     Raises
     ------
