@@ -98,8 +98,8 @@ def test_an_upload_contains_only_the_documented_fields(tmp_path):
     assert {reply.content["config"]["header"][0] for reply in federation.replies} >= {8, 6, 30}
     assert fields("What reaches the server") == {
         "arrays.0",
-        "device.id",
-        *(f"numbers.answer.{name}" for name in DeviceUploadHeader._fields),
+        "config.device",
+        *(f"config.header.{name}" for name in DeviceUploadHeader._fields),
     }
     envelope = message_to_proto(federation.replies[0]).metadata.DESCRIPTOR.fields
     assert fields("What Flower adds") >= {field.name for field in envelope}
