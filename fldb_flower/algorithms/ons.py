@@ -25,7 +25,7 @@ class FLDBONS(Online):
     round is approximately a full Newton step on the loss of all of them. An upload has
     ``d (d + 1) / 2`` numbers more than with FLDB-OGD.
 
-    No regret bound is proved; ``docs/theory.md`` has the measured regret and the choice of
+    No regret bound is proved. ``docs/theory.md`` has notes on its regret and the choice of
     lambda_0.
 
     The state also has ``curvature``, A.
