@@ -15,7 +15,7 @@ from fldb_flower.errors import FederationError
 from simulations.local_process import LocalProcess
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
 
 
 @pytest.fixture

@@ -37,8 +37,8 @@ from simulations.local_federation import (
 from simulations.local_process import LocalProcess, environment
 from strategies.device_nodes import short_name
 
-pytestmark = pytest.mark.slow
-shares_a_federation = pytest.mark.xdist_group("federation")
+# One federation of processes at a time: each message starts a process.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
 ROOT = Path(__file__).parent.parent
 DOC = (ROOT / "docs" / "deployment.md").read_text()
 D = 3
@@ -67,7 +67,6 @@ def supernode(federation: LocalFederation, name: str, *options: str) -> LocalPro
     return part
 
 
-@shares_a_federation
 def test_unauthenticated_nodes_are_refused(federation, tmp_path):
     """No connection without a registered key, without TLS or with an unknown CA."""
     folder = federation.folder
@@ -97,7 +96,6 @@ def test_unauthenticated_nodes_are_refused(federation, tmp_path):
             part.stop()
 
 
-@shares_a_federation
 def test_the_superlink_does_not_answer_without_tls(federation):
     with socket.create_connection((HOST, federation.port), timeout=30) as plain:
         plain.sendall(b"GET /health HTTP/1.0\r\n\r\n")
@@ -115,7 +113,6 @@ def health(federation: LocalFederation, context: ssl.SSLContext) -> int:
         return connection.getresponse().status
 
 
-@shares_a_federation
 @pytest.mark.parametrize("token", [None, "", "Bearer", "Bearer wrong-token-wrong-token"])
 def test_a_service_requires_its_token(federation, token):
     device = federation.devices[0]
@@ -211,7 +208,6 @@ class Script:
         self.process.wait(30)
 
 
-@shares_a_federation
 @pytest.mark.timeout(900)
 def test_each_answer_is_counted_once_after_every_process_was_killed(federation, tmp_path):
     """After SIGKILL of a SuperNode, a service and the server, theta equals the central estimate."""
