@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from local_processes import end_processes_of
+from local_processes import end_processes_of, wait_until
 
 from fldb_flower.catalogue import ENVIRONMENTS
-from fldb_flower.deployment.processes import free_port, tool
+from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
 
 ROOT = Path(__file__).parent.parent
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -51,28 +51,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """Return a function that calls `flwr run`; all calls use one SuperLink, stopped at the end."""
     home = tmp_path_factory.mktemp("flwr")
+    port, control = str(free_port()), str(free_port())
     environment = {
         **os.environ,
         "PATH": f"{Path(tool('flwr')).parent}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_ADDRESS": "local",  # not a cluster that another program left behind
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
-        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
+        "FLWR_LOCAL_CONTROL_API_PORT": control,
     }
+    # `flwr run` would start the same one, but waits 15 s only: too short on a busy machine.
+    superlink = [tool("flower-superlink"), "--insecure", "--simulation"]
+    superlink += ["--isolation", "subprocess", "--control-api-address", f"{HOST}:{control}"]
+    superlink += ["--host", HOST, "--port", port, "--database", str(home / "state.db")]
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(superlink, env=environment, **silent)
+    wait_until(lambda: is_open(int(port)), 200, "the SuperLink listens")
 
     def run(config: str, *options: str) -> subprocess.CompletedProcess[str]:
         words = [tool("flwr"), "run", str(ROOT), "--stream", "--run-config", config, *options]
-        for _ in range(4):  # Flower waits 15 s for its SuperLink, too short on a busy machine
-            done = subprocess.run(
-                words, check=False, capture_output=True, text=True, env=environment, timeout=300
-            )
-            if "Failed to start local SuperLink within" not in done.stdout + done.stderr:
-                break
-        return done
+        return subprocess.run(
+            words, check=False, capture_output=True, text=True, env=environment, timeout=300
+        )
 
     yield run
     end_processes_of(home)
+    process.wait()
 
 
 @pytest.fixture
