@@ -44,6 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if "browser" in fixtures:  # one browser per file
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))  # processes take long on a busy machine
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

@@ -77,7 +77,7 @@ def test_the_demonstration_is_stopped_by_a_signal(demo, number):
         assert line, lines
         lines.append(line)
     process.send_signal(number)
-    assert process.communicate(timeout=60)[0].splitlines()[-1] == "stopped"
+    assert process.communicate(timeout=300)[0].splitlines()[-1] == "stopped"
     assert process.returncode == 128 + number
 
 
@@ -93,7 +93,7 @@ def test_the_demonstration_is_stopped_by_a_signal(demo, number):
 def test_an_invalid_option_gives_a_one_line_error(options, words):
     done = subprocess.run(
         [sys.executable, "-m", "simulations.demo", *options],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stdout == ""

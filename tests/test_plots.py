@@ -27,7 +27,7 @@ def python(code, *arguments, cwd=ROOT, **environment):
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
 
 

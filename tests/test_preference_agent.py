@@ -614,7 +614,7 @@ def test_the_agent_imports_no_heavy_module():
         "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     )
     loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     ).stdout.split()
     assert {"clients", "fldb_flower", "numpy", "sqlite3"} <= set(loaded)
     assert set(loaded) & heavy == set()

@@ -56,7 +56,7 @@ def call(*arguments: Any, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
+        timeout=300,
     )
 
 
@@ -129,7 +129,7 @@ def test_a_real_run_is_read(tmp_path):
         check=True,
         capture_output=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=300,
     )
     (run,), unfinished = find_runs([tmp_path])
     assert unfinished == []

@@ -362,7 +362,7 @@ def test_signals_at_random_moments(tmp_path):
         time.sleep(chance.uniform(0, 0.3))
         before = saved_iteration(cut) if file.exists() else 0
         process.send_signal(number)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=300)
         if (cut / "summary.json").exists():  # the run had almost ended
             break
         struck += 1
@@ -388,7 +388,7 @@ def test_a_stopped_sweep_starts_no_further_job_and_can_be_resumed(tmp_path):
     process = start(*jobs, f"hydra.sweep.dir={cut}")
     wait_until(lambda: list(cut.glob("seed-1_*/checkpoint.bin")), process)
     process.terminate()
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGTERM, out + error
     assert "stopped: 1 of 3 jobs are finished;" in error
     assert f"resume=true hydra.sweep.dir={cut}" in error
@@ -569,7 +569,7 @@ def test_a_run_on_flower_stops_and_starts_again(tmp_path):
     process = start(*flower, "horizon=20000", f"hydra.run.dir={cut}")
     wait_until((cut / "config.yaml").exists, process)
     process.terminate()
-    out, error = process.communicate(timeout=90)
+    out, error = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGTERM, out + error
     assert error.startswith("stopped: "), error
     assert "resume=true starts it" in error

@@ -22,7 +22,7 @@ def call(*arguments, cwd=ROOT):
         text=True,
         cwd=cwd,
         env=environment,
-        timeout=120,
+        timeout=300,
     )
 
 

@@ -586,7 +586,7 @@ class Process:
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Stop the service; return its exit status and stderr."""
         self.process.send_signal(number)
-        _, stderr = self.process.communicate(timeout=60)
+        _, stderr = self.process.communicate(timeout=300)
         return self.process.returncode, stderr
 
 
@@ -603,7 +603,7 @@ def start(path):
     for process in begun:
         if process.process.poll() is None:
             process.process.kill()
-            process.process.communicate(timeout=60)
+            process.process.communicate(timeout=300)
 
 
 def proposed(path: Path, count: int) -> list[str]:
@@ -877,7 +877,7 @@ def test_invalid_arguments_give_exit_status_1(tmp_path):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=300,
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"error: .*\n", done.stderr)

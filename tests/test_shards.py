@@ -169,7 +169,7 @@ def test_a_program_that_does_not_close_its_workers_ends():
         capture_output=True,
         text=True,
         cwd=Path(__file__).parent.parent,
-        timeout=60,
+        timeout=300,
     )
     assert len(done.stdout.split()) == 3
     assert done.stderr == ""

@@ -94,7 +94,7 @@ def start(code, *arguments):
 
 def finish(process):
     """Wait for the process, check its exit status and return its output lines."""
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return output.splitlines()
 
