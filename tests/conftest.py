@@ -14,6 +14,8 @@ from local_processes import end_processes_of, wait_until
 
 from fldb_flower.catalogue import ENVIRONMENTS
 from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
+from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.wire.codec import encode_broadcast
 
 ROOT = Path(__file__).parent.parent
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -105,6 +107,15 @@ def register_world() -> Iterator[Callable[[Any], str]]:
     """Register an environment for one test; return its name."""
     yield lambda world: ENVIRONMENTS.register("world", world) and "world"
     ENVIRONMENTS.remove("world")
+
+
+def device_request(
+    broadcast: Broadcast, device: str, *, counted: int, upto: int
+) -> tuple[Any, dict[str, Any]]:
+    """Return the vector and the config of a request to a device, as its server sends them."""
+    vector, header = encode_broadcast(broadcast)
+    config = {"counted": counted, "device": device, "upto": upto, "duels": 0}
+    return vector, {"header": list(header), **config}
 
 
 def nested(**values: Any) -> dict[str, Any]:

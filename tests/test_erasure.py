@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import device_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -189,14 +190,8 @@ def device_of(store, min_duels=1):
 def upload(device, *, counted, upto=-1, point=0.0):
     """Request statistics; return start, end, and the first entries of W_new and the gradient."""
     broadcast = Broadcast(None, np.array([point, 0.0]), hessian=True)
-    vector, header = encode_broadcast(broadcast)
-    config = {
-        "header": list(header),
-        "counted": counted,
-        "device": device.store.device_id,
-        "upto": upto,
-        "duels": 0,
-    }
+    name = device.store.device_id
+    vector, config = device_request(broadcast, name, counted=counted, upto=upto)
     (sent,), count, reply = device.fit([vector], config)
     found = decode_statistics(sent, count, broadcast, Full(2))
     answer = DeviceUploadHeader.from_counts(reply["header"])

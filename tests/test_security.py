@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import device_request
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.forms import Full
 from fldb_flower.settings import from_flat, from_nested
-from fldb_flower.wire.codec import UploadError, decode_statistics, encode_broadcast
+from fldb_flower.wire.codec import UploadError, decode_statistics
 from fldb_flower.wire.records import pack_vector, unpack_vector
 from strategies.device_nodes import DeviceNodes
 from strategies.simulated_nodes import SimulatedNodes
@@ -51,14 +52,8 @@ class QueriedDevice:
 
     def __call__(self, theta, upto=-1, counted=0):
         broadcast = Broadcast(None, np.asarray(theta, dtype=float), hessian=True)
-        vector, header = encode_broadcast(broadcast)
-        config = {
-            "header": list(header),
-            "counted": counted,
-            "device": self.store.device_id,
-            "upto": upto,
-            "duels": 0,
-        }
+        device = self.store.device_id
+        vector, config = device_request(broadcast, device, counted=counted, upto=upto)
         (answer,), duels, _ = self.agent.fit([vector], config)
         self.exchanges += 1
         return decode_statistics(answer, duels, broadcast, Full(self.dimension))
