@@ -39,15 +39,16 @@ class AlgorithmEntry(Entry):
 
     Attributes
     ----------
-    agents : {"common", "local", "uniform"}
-        How agents select: with the server's estimate, each with its own, or at random.
+    agents : {"common", "local", "personal", "uniform"}
+        How agents select: with the server's estimate, each with its own, each with its own and a
+        prior from the server, or at random.
     keeps_duels : bool
         Whether agents keep counted duels, for exchanges with ``scope="all"``.
     online : bool
         Whether a round needs its fresh duels only. ``mode=devices`` and ``robust`` require it.
     """
 
-    agents: Literal["common", "local", "uniform"] = "common"
+    agents: Literal["common", "local", "personal", "uniform"] = "common"
     keeps_duels: bool = False
     online: bool = False
 
@@ -136,6 +137,9 @@ ALGORITHMS = Catalogue(
         "fldb_ogd": AlgorithmEntry(f"{_ALGORITHMS}.ogd:FLDBOGD", online=True),
         "fldb_gd": AlgorithmEntry(f"{_ALGORITHMS}.gd:FLDBGD", keeps_duels=True),
         "fldb_ons": AlgorithmEntry(f"{_ALGORITHMS}.ons:FLDBONS", online=True),
+        "fldb_personal": AlgorithmEntry(
+            f"{_ALGORITHMS}.personal:FLDBPersonal", agents="personal", online=True
+        ),
         "ldb": AlgorithmEntry(f"{_ALGORITHMS}.independent:Independent", agents="local"),
         "random": AlgorithmEntry(f"{_ALGORITHMS}.independent:Independent", agents="uniform"),
     },

@@ -131,7 +131,7 @@ class DeviceNodes(Nodes):
         start, span = self.counted.get(device, 0), (header.start, header.end)
         if header.start != start or header.end < start:
             raise UploadError(f"answers {span} instead of those after {start}")
-        if broadcast.theta_hat is not None and header.num_duels != header.end - header.start:
+        if broadcast.learns and header.num_duels != header.end - header.start:
             raise UploadError(f"{header.num_duels} duels in answers {span}")
         if header.num_duels > self._max_duels:
             raise UploadError(f"{header.num_duels} duels, more than {self._max_duels} in a round")

@@ -12,6 +12,7 @@ from fldb_flower.errors import FederationError, RoundAbandonedError
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import Participation
 from fldb_flower.federation.plausibility import implausible
+from fldb_flower.federation.share_bounds import implausible_shares
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadError, encode_broadcast
 from fldb_flower.wire.records import pack_vector
@@ -151,10 +152,16 @@ class Exchange:
 
     def _plausible(self, fresh: Mapping[int, Contribution]) -> dict[int, Contribution]:
         """Return the contributions that an honest node may have sent; refuse the others."""
-        if not fresh or self.broadcast.theta_hat is None:
+        if not fresh or not self.broadcast.learns:
             return dict(fresh)
         uploads = [each.upload for each in fresh.values()]
-        reasons = implausible(uploads, self.broadcast, self.max_difference, self.settings.wire)
+        longest, settings = self.max_difference, self.settings
+        if self.broadcast.shares:
+            reasons = implausible_shares(
+                uploads, self.broadcast, settings.personal_ridge, longest, settings.wire
+            )
+        else:
+            reasons = implausible(uploads, self.broadcast, longest, settings.wire)
         refused = {node: reason for node, reason in zip(fresh, reasons, strict=True) if reason}
         self.refused |= refused
         return {node: each for node, each in fresh.items() if node not in refused}

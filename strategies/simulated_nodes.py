@@ -92,7 +92,7 @@ class SimulatedNodes(Nodes):
         play, counted = broadcast.play, self._counted.get(node, 0)
         played = play.last if play is not None else self._history.iteration
         before = 0 if broadcast.scope == "all" else counted
-        duels = agents * (played - before) if broadcast.theta_hat is not None else 0
+        duels = agents * (played - before) if broadcast.learns else 0
         if upload.num_duels != duels:
             raise UploadError(f"{upload.num_duels} duels instead of {duels}")
         (regrets,) = upload.regrets

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.local_estimates import LocalEstimates
+from fldb_flower.bandit.personal import PersonalEstimates, Shares
+from fldb_flower.bandit.prior import (
+    START,
+    VARIANCES,
+    CommonPrior,
+    ShareChange,
+    mean_squared_length,
+    scale_of,
+)
 from fldb_flower.bandit.selection import Selector
 from fldb_flower.bandit.selection.rules import Pair
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
 from fldb_flower.linalg.forms import make_form
+from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.linalg.whiteners import Whitener, add_to_whiteners, on_backend
 from fldb_flower.settings import Settings
 
@@ -29,8 +40,14 @@ class Policy:
     learns = False
     """Whether it learns from each duel. If not, several iterations can be selected at once."""
 
-    def receive(self, estimate: Estimate) -> None:
-        """Use the server's estimate from now on; by default it is ignored."""
+    def receive(self, estimate: Estimate | CommonPrior) -> None:
+        """Use what the server sent from now on; by default it is ignored."""
+
+    def acknowledge(self, counted: int) -> None:
+        """Use that the server has counted all uploads up to an iteration; by default ignored."""
+
+    def shares(self, played: int) -> ShareChange | None:
+        """Return the change of the shares, after the last iteration played; None without shares."""
 
     def select(self, iterations: range, features: Array) -> Pair:
         """Return the numbers of the first and the second arms, each (rows,).
@@ -62,7 +79,8 @@ class CommonEstimatePolicy(Policy):
         identity = make_form(settings).identity(settings.ridge / settings.kappa_mu)
         self.receive(Estimate(np.zeros(settings.dimension), identity))
 
-    def receive(self, estimate: Estimate) -> None:
+    def receive(self, estimate: Estimate | CommonPrior) -> None:
+        assert isinstance(estimate, Estimate)
         self._estimate = estimate
         self._prepared: tuple[Array, Whitener] | None = None  # on the backend, when first needed
 
@@ -111,6 +129,103 @@ class LocalEstimatesPolicy(Policy):
         self._whiteners = self._arrays.make(np.array(state["whiteners"]))
 
 
+class PersonalPolicy(Policy):
+    """FLDB-Personal: each agent has a theta_i, with a prior from the other agents' shares.
+
+    Agents upload changes of their shares since the last upload that the server has counted. The
+    shares after an iteration are computed once, so that repeated requests return the same change.
+    """
+
+    learns = True
+
+    def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
+        agents, d = len(streams.agents), settings.dimension
+        self._selector = Selector(settings, streams, arrays)
+        self._estimates = PersonalEstimates(agents, d, settings.personal_ridge, arrays)
+        self._arrays, self._width = arrays, settings.personal_width
+        zeros = arrays.zeros
+        losses = zeros(len(VARIANCES))
+        self._counted = Shares(zeros(agents, d, d), zeros(agents, d), losses, zeros(agents))
+        self._sent, self._sent_after = self._counted, 0
+        self._losses, self._squares, self._offers = losses, self._counted.squares, 0
+        self._prior = CommonPrior(np.zeros((d, d)), np.zeros(d), float(VARIANCES[START]), 0.0)
+        self._scale: Array | None = None  # until the first arms are seen
+
+    def acknowledge(self, counted: int) -> None:
+        if counted >= self._sent_after:
+            self._counted = self._sent
+
+    def receive(self, estimate: Estimate | CommonPrior) -> None:
+        assert isinstance(estimate, CommonPrior)
+        self._prior, self._scale = estimate, None
+
+    def select(self, iterations: range, features: Array) -> Pair:
+        self._offers += 1
+        self._squares = self._squares + mean_squared_length(features)
+        if self._scale is None:
+            known = self._prior.scale
+            ones = self._arrays.zeros(len(features)) + 1.0
+            self._scale = ones * known if known else scale_of(self._squares / self._offers)
+            self._estimates.receive(self._prior, self._counted, self._scale)
+        theta, whitener = self._estimates.theta, self._estimates.whitener()
+        return self._selector.select(iterations, features, theta, whitener, 1, width=self._width)
+
+    def learn(self, differences: Array, preferences: Array) -> None:
+        self._losses = self._losses + self._estimates.losses(differences, preferences)
+        self._estimates.add(differences, preferences)
+
+    def shares(self, played: int) -> ShareChange:
+        if played > self._sent_after:
+            precision, shift = self._estimates.shares()
+            self._sent = Shares(precision, shift, self._losses, self._squares)
+            self._sent_after = played
+        xp, sent, counted = self._arrays.xp, self._sent, self._counted
+        changes = (new - old for new, old in zip(sent, counted, strict=True))
+        precision, shift, losses, squares = changes
+        return ShareChange(
+            precision=to_numpy(xp.sum(precision, axis=0)),
+            shift=to_numpy(xp.sum(shift, axis=0)),
+            losses=to_numpy(losses),
+            squares=float(xp.sum(squares)),
+        )
+
+    def state(self) -> dict[str, Array]:
+        return join_parts({
+            "estimates": self._estimates.state(),
+            "counted": _as_arrays(self._counted),
+            "sent": _as_arrays(self._sent),
+            "prior": _as_arrays(self._prior),
+            "own": {
+                "after": np.array([self._sent_after, self._offers, self._scale is not None]),
+                "losses": to_numpy(copy(self._losses)),
+                "squares": to_numpy(copy(self._squares)),
+                "scale": to_numpy(self._squares if self._scale is None else self._scale),
+            },
+        })  # fmt: skip
+
+    def restore(self, state: dict[str, Array]) -> None:
+        make = self._arrays.make
+        self._estimates.restore(part_of(state, "estimates"))
+        for name in ("counted", "sent"):
+            arrays = part_of(state, name).values()
+            setattr(self, f"_{name}", Shares(*(make(np.array(array)) for array in arrays)))
+        precision, shift, variance, scale = part_of(state, "prior").values()
+        self._prior = CommonPrior(precision, shift, float(variance), float(scale))
+        own = part_of(state, "own")
+        self._sent_after, self._offers, known = (int(number) for number in own["after"])
+        self._losses, self._squares = make(np.array(own["losses"])), make(np.array(own["squares"]))
+        self._scale = make(np.array(own["scale"])) if known else None
+        if self._scale is not None:
+            self._estimates.set_prior(self._prior, self._counted, self._scale)
+
+
+def _as_arrays(values: NamedTuple) -> dict[str, Array]:
+    return {
+        name: to_numpy(copy(value)) if hasattr(value, "shape") else np.array(value)
+        for name, value in values._asdict().items()
+    }
+
+
 class UniformPolicy(Policy):
     """Draws each pair uniformly among the pairs of different arms."""
 
@@ -128,6 +243,7 @@ class UniformPolicy(Policy):
 _POLICIES: dict[str, Callable[[Settings, AgentStreams, Arrays], Policy]] = {
     "common": CommonEstimatePolicy,
     "local": LocalEstimatesPolicy,
+    "personal": PersonalPolicy,
     "uniform": UniformPolicy,
 }
 

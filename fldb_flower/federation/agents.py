@@ -109,6 +109,7 @@ class AgentBlock:
         """Play the requested iterations and return the requested statistics."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # results are checked
             self.log.acknowledge(counted)
+            self._policy.acknowledge(counted)
             if broadcast.play is not None:
                 self._play(broadcast.play)
             return self._statistics(broadcast)
@@ -179,6 +180,7 @@ class AgentBlock:
             information=to_numpy(upload.information),
             hessian=None if upload.hessian is None else to_numpy(upload.hessian),
             regrets=regrets,
+            shares=self._policy.shares(log.played) if broadcast.shares else None,
         )
 
     def _overflow(self, features: Array, iterations: range) -> DataError | ConvergenceError:

@@ -15,6 +15,7 @@ BLOCK_NUMBERS = 2**16
 
 GPU_BLOCK_NUMBERS = 2**24
 _NUMBER_BYTES = 8
+_MATRICES = {"local": 1, "personal": 6}  # (d, d) of each agent with an estimate of its own
 
 
 def agents_of_node(partition_id: int, num_partitions: int, num_agents: int) -> range:
@@ -60,9 +61,9 @@ def rows_in_block(settings: Settings) -> int:
 def require_agents(settings: Settings, agents: int) -> None:
     """Check that the memory suffices for simulated agents.
 
-    The estimate is a lower bound. It has the duels that are stored and LDB's matrices for all
-    agents. For one block, it has the arms of an iteration and their differences from the first
-    arm, or the norms of all pairs.
+    The estimate is a lower bound. It has the duels that are stored and, of agents with their own
+    estimates, the matrices. For one block, it has the arms of an iteration and their differences
+    from the first arm, or the norms of all pairs.
 
     Raises
     ------
@@ -73,7 +74,7 @@ def require_agents(settings: Settings, agents: int) -> None:
         return  # they are in a GPU's memory
     arms, d = settings.num_arms, settings.dimension
     policy = ALGORITHMS[settings.algorithm].agents
-    stored = _stored_duels(settings) * (d + 1) + d * d * (policy == "local")
+    stored = _stored_duels(settings) * (d + 1) + d * d * _MATRICES.get(policy, 0)
     seen = 2 * arms * d
     if settings.selection in {"maxinp", "maxpairucb"} and policy != "uniform":
         seen += arms * (arms + 1) // 2
@@ -86,7 +87,7 @@ def require_agents(settings: Settings, agents: int) -> None:
 def _stored_duels(settings: Settings) -> int:
     """Return a lower bound of the largest number of duels stored for one agent."""
     horizon, algorithm = settings.horizon, ALGORITHMS[settings.algorithm]
-    if algorithm.keeps_duels or algorithm.agents == "local":
+    if algorithm.keeps_duels or algorithm.agents in _MATRICES:
         return horizon
     if algorithm.agents == "uniform":
         return 1

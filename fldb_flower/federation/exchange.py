@@ -17,6 +17,7 @@ import numpy as np
 
 from fldb_flower.bandit import preference
 from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.bandit.prior import CommonPrior, ShareChange, sum_of_changes
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import LARGEST, Array
 from fldb_flower.linalg.forms import Form, form_of
@@ -27,12 +28,13 @@ Scope = Literal["fresh", "all"]
 class PlayRequest(NamedTuple):
     """The iterations first..last to play before the upload, and the estimate that selects arms.
 
-    Iterations count from 1. The estimate is None if agents use local estimates or none.
+    Iterations count from 1. The estimate is a prior for FLDB-Personal; it is None if agents use
+    local estimates or none.
     """
 
     first: int
     last: int
-    estimate: Estimate | None = None
+    estimate: Estimate | CommonPrior | None = None
 
 
 class Broadcast(NamedTuple):
@@ -43,8 +45,7 @@ class Broadcast(NamedTuple):
     play : PlayRequest or None
         Iterations to play first, if any.
     theta_hat : Array or None
-        Point at which gradients are taken, (d,). None: only regret is reported, and the
-        exchange is not counted.
+        Point at which gradients are taken, (d,). None: no gradients are requested.
     scope : {"fresh", "all"}
         Statistics over the duels not yet acknowledged, or over all duels so far.
     hessian, loss : bool
@@ -52,6 +53,10 @@ class Broadcast(NamedTuple):
     robust : bool
         Whether the gradient may be aggregated robustly (the setting ``robust``) instead of
         summed. Used by the server only; not sent.
+    shares : bool
+        Whether agents return changes of their shares (FLDB-Personal).
+    lowest_variance : float
+        The smallest v so far, which bounds changes of shares. Used by the server only; not sent.
     """
 
     play: PlayRequest | None
@@ -60,6 +65,13 @@ class Broadcast(NamedTuple):
     hessian: bool = False
     loss: bool = False
     robust: bool = False
+    shares: bool = False
+    lowest_variance: float = 0.0
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything but regret is requested; other exchanges are not counted."""
+        return self.shares or self.theta_hat is not None
 
 
 class Regrets(NamedTuple):
@@ -91,6 +103,8 @@ class Upload(NamedTuple):
         Loss at theta_hat.
     regrets : tuple of Regrets
         Regret of the iterations not yet acknowledged, one entry per block of agents.
+    shares : ShareChange or None
+        Change of the shares of FLDB-Personal.
     """
 
     num_duels: int
@@ -99,6 +113,7 @@ class Upload(NamedTuple):
     hessian: Array | None
     loss: float | None
     regrets: tuple[Regrets, ...]
+    shares: ShareChange | None = None
 
 
 def statistics(
@@ -109,7 +124,7 @@ def statistics(
     Parameters
     ----------
     broadcast : Broadcast
-        The request. Without ``theta_hat`` all sums are zero.
+        The request. Without ``theta_hat`` all sums are zero, except ``num_duels`` with shares.
     differences, preferences : Array
         Of the duels in the broadcast's scope, (n, d) and (n,).
     fresh : Array
@@ -119,7 +134,8 @@ def statistics(
     """
     theta = broadcast.theta_hat
     if theta is None:
-        return Upload(0, np.zeros(form.dimension), form.zeros(), None, None, ())
+        count = len(preferences) if broadcast.shares else 0
+        return Upload(count, np.zeros(form.dimension), form.zeros(), None, None, ())
     hessian = loss = None
     if broadcast.hessian:
         gradient, hessian = preference.derivatives(theta, differences, preferences, form)
@@ -138,6 +154,7 @@ def total(uploads: Sequence[Upload]) -> Upload:
     form = form_of(uploads[0].information)
     hessians = [upload.hessian for upload in uploads if upload.hessian is not None]
     losses = [upload.loss for upload in uploads if upload.loss is not None]
+    shares = [upload.shares for upload in uploads if upload.shares is not None]
     return Upload(
         num_duels=sum(upload.num_duels for upload in uploads),
         gradient=functools.reduce(operator.add, [upload.gradient for upload in uploads]),
@@ -145,6 +162,7 @@ def total(uploads: Sequence[Upload]) -> Upload:
         hessian=form.total(hessians) if hessians else None,
         loss=sum(losses) if losses else None,
         regrets=tuple(regrets for upload in uploads for regrets in upload.regrets),
+        shares=sum_of_changes(shares) if shares else None,
     )
 
 
@@ -170,7 +188,7 @@ class Federation(ABC):
         self._last = upload
         play = broadcast.play
         iterations = None if play is None else (play.first, play.last)
-        self.history.count_exchange(iterations, learns=broadcast.theta_hat is not None)
+        self.history.count_exchange(iterations, learns=broadcast.learns)
         return upload
 
     def acknowledge(self) -> None:

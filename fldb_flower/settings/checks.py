@@ -41,7 +41,11 @@ def _check_engine(settings: Settings) -> Problem:
 
 
 def _check_algorithm(settings: Settings) -> Problem:
-    if ALGORITHMS[settings.algorithm].online:
+    entry = ALGORITHMS[settings.algorithm]
+    if entry.agents == "personal" and settings.robust != "none":
+        reason = "has bounded shares, not gradients; use robust=none"
+        return f"robust={settings.robust!r}", f": algorithm={settings.algorithm} {reason}"
+    if entry.online:
         return None
     online = [name for name, entry in ALGORITHMS.items() if entry.online]
     if settings.robust != "none":
@@ -58,7 +62,11 @@ def _check_matrix_form(settings: Settings) -> Problem:
     if settings.matrix_form == "full":
         return None
     name = f"matrix_form={settings.matrix_form!r}"
-    if ALGORITHMS[settings.algorithm].agents == "local":
+    agents = ALGORITHMS[settings.algorithm].agents
+    if agents == "personal":
+        reason = "needs full matrices; use matrix_form=full"
+        return name, f": algorithm={settings.algorithm} {reason}"
+    if agents == "local":
         reason = "sends no matrices; its agents keep full ones"
         return name, f": algorithm={settings.algorithm} {reason}"
     if settings.algorithm == "fldb_gd" and settings.solver == "newton":

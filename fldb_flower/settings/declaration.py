@@ -209,6 +209,17 @@ class Settings(Checked):
     ons_ridge: float = setting(
         1.0, "FLDB-ONS: lambda_0, the ridge; values below 0.5 are unsafe with few agents.", POSITIVE
     )
+    personal_ridge: float = setting(
+        1.0,
+        "FLDB-Personal: lambda_0, the precision of the prior of the common theta, in units of the"
+        " mean squared length of the differences offered, divided by 10.",
+        POSITIVE,
+    )
+    personal_width: float = setting(
+        0.5,
+        "FLDB-Personal: width of the confidence interval, in posterior standard deviations.",
+        between(0, MAX_REAL),
+    )
     max_difference: float | str = setting(
         AUTO,
         "L, the maximum length of a difference of two arms; uploads that exceed it are rejected;"

@@ -6,9 +6,12 @@ Symmetric matrices travel as their upper triangle, or in another form of
 does not import Flower, and nothing is unpickled.
 
 Broadcast vector: theta_hat (d) if statistics are requested; then theta_sync (d) and the triangle
-of W_sync (d (d + 1) / 2) if agents select arms with the server's estimate.
+of W_sync (d (d + 1) / 2) if agents select arms with the server's estimate. With FLDB-Personal: c
+(d), the triangle of the sum of M_i, v and the scale.
 Upload vector: gradient (d) and the triangle of W_new; then the Hessian's triangle and
-the loss (1), each if the broadcast requests it. Empty if no statistics are requested.
+the loss (1), each if the broadcast requests it. Empty if no statistics are requested. With
+FLDB-Personal: the changes of c (d) and of the sum of M_i (triangle), 11 log losses, and the
+squares (1).
 
 **Single precision** (the setting ``wire``): the server rounds its vectors to float32, and a node
 replies in the precision of the broadcast. The relative rounding error is 6e-8. The receiver adds
@@ -25,13 +28,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Regrets, Upload
 from fldb_flower.linalg.arrays import Array, FloatArray
-from fldb_flower.linalg.forms import Form, form_of
+from fldb_flower.linalg.forms import Form, form_of, pack_symmetric
 from fldb_flower.settings import WIRES
 
 _SINGLE = float(np.finfo(np.float32).eps) / 2.0  # relative error of rounding to float32
+_COMMON, _PERSONAL = 1, 2  # kinds of estimates and statistics
+_PRIOR_NUMBERS = 2  # v and scale
 _LARGEST_COUNT = 2**53  # sums of many counts still fit into the 64 bits of Flower's integers
 
 
@@ -42,8 +48,10 @@ class BroadcastHeader(NamedTuple):
     ----------
     first, last : int
         Iterations to play; both 0 if the broadcast asks about the same duels again.
-    estimate, statistics : int
-        1 if the vector holds theta_sync and W_sync, and theta_hat.
+    estimate : int
+        1 if the vector holds theta_sync and W_sync, 2 if it holds a prior.
+    statistics : int
+        1 if the vector holds theta_hat, 2 if changes of shares are requested.
     everything, hessian, loss : int
         1 if statistics are requested over all duels, with the Hessian, with the loss.
     """
@@ -110,11 +118,16 @@ def broadcast_size(broadcast: Broadcast, form: Form) -> int:
 
 
 def _broadcast_size(form: Form, header: BroadcastHeader) -> int:
-    return form.dimension * header.statistics + (form.dimension + form.size) * header.estimate
+    size = form.dimension if header.statistics == _COMMON else 0
+    if header.estimate:
+        size += form.dimension + form.size + _PRIOR_NUMBERS * (header.estimate == _PERSONAL)
+    return size
 
 
 def upload_size(broadcast: Broadcast, form: Form) -> int:
     """Return how many numbers the upload's vector holds."""
+    if broadcast.shares:
+        return form.dimension + form.size + len(VARIANCES) + 1
     if broadcast.theta_hat is None:
         return 0
     return form.dimension + form.size * (1 + broadcast.hessian) + broadcast.loss
@@ -144,24 +157,30 @@ def encode_broadcast(
     play, parts = broadcast.play, []
     if broadcast.theta_hat is not None:
         parts.append(broadcast.theta_hat)
-    if play is not None and play.estimate is not None:
-        information = play.estimate.information
-        parts += [play.estimate.theta_sync, form_of(information).pack(information)]
+    estimate = None if play is None else play.estimate
+    if isinstance(estimate, CommonPrior):
+        numbers = np.array([estimate.variance, estimate.scale])
+        parts += [estimate.shift, pack_symmetric(estimate.precision), numbers]
+    elif estimate is not None:
+        information = estimate.information
+        parts += [estimate.theta_sync, form_of(information).pack(information)]
     vector = _vector(parts, wire)
     if wire == "float32" and not np.isfinite(vector).all():
         raise FederationError(
-            "theta or W_sync exceeds 3e38, the largest number of wire=float32: use wire=float64"
+            "a number to send exceeds 3e38, the largest of wire=float32: use wire=float64"
         )
     return vector, _header(broadcast)
 
 
 def _header(broadcast: Broadcast) -> BroadcastHeader:
     play = broadcast.play
+    estimate = None if play is None else play.estimate
+    kind = _PERSONAL if isinstance(estimate, CommonPrior) else _COMMON
     return BroadcastHeader(
         first=0 if play is None else play.first,
         last=0 if play is None else play.last,
-        estimate=int(play is not None and play.estimate is not None),
-        statistics=int(broadcast.theta_hat is not None),
+        estimate=0 if estimate is None else kind,
+        statistics=_PERSONAL if broadcast.shares else int(broadcast.theta_hat is not None),
         everything=int(broadcast.scope == "all"),
         hessian=int(broadcast.hessian),
         loss=int(broadcast.loss),
@@ -194,14 +213,22 @@ def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) ->
         raise ValueError(f"a broadcast of shape {vector.shape}; dimension={d} implies {(size,)}")
     if not np.isfinite(vector).all():
         raise ValueError("a broadcast with a number that is not finite")
-    theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * header.statistics])
-    estimate = None
-    if header.estimate:
+    has_theta = header.statistics == _COMMON
+    theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * has_theta])
+    estimate: Estimate | CommonPrior | None = None
+    if header.estimate == _PERSONAL:
+        variance, scale = rest[-_PRIOR_NUMBERS:].tolist()
+        if not (variance > 0.0 and scale >= 0.0):
+            raise ValueError(f"a prior with v={variance:g} and scale={scale:g}")
+        precision = form.unpack(rest[d:-_PRIOR_NUMBERS])
+        estimate = CommonPrior(precision, rest[:d], variance, scale)
+    elif header.estimate:
         estimate = Estimate(rest[:d], _matrix(vector[-form.size :], form))
     plays = header.estimate or header.last
     return Broadcast(
         play=PlayRequest(header.first, header.last, estimate) if plays else None,
-        theta_hat=theta_hat if header.statistics else None,
+        theta_hat=theta_hat if has_theta else None,
+        shares=header.statistics == _PERSONAL,
         scope="all" if header.everything else "fresh",
         hessian=bool(header.hessian),
         loss=bool(header.loss),
@@ -253,6 +280,12 @@ def decode_upload(
 
 def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64") -> FloatArray:
     """Return the statistics of an upload as one vector."""
+    if upload.shares is not None:
+        change = upload.shares
+        squares = np.array([change.squares])
+        return _vector(
+            [change.shift, pack_symmetric(change.precision), change.losses, squares], wire
+        )
     if broadcast.theta_hat is None:
         return _vector([], wire)
     form = form_of(upload.information)
@@ -284,9 +317,13 @@ def decode_statistics(
         square = float(numbers @ numbers)  # one fast pass, which overflow fails too
     if not math.isfinite(square):
         raise UploadError("a number that is not finite, or too large to square")
+    end = d + form.size
+    if broadcast.shares:
+        precision = form.unpack(numbers[d:end])
+        change = ShareChange(precision, numbers[:d], numbers[end:-1], float(numbers[-1]))
+        return Upload(num_duels, np.zeros(d), form.zeros(), None, None, (), change)
     if broadcast.theta_hat is None:
         return Upload(num_duels, np.zeros(d), form.zeros(), None, None, ())
-    end = d + form.size
     information, hessian = _matrix(vector[d:end], form), None
     if broadcast.hessian:
         start, end = end, end + form.size

@@ -34,7 +34,7 @@ class DirectFederation(Federation):
 
     def collect(self, broadcast: Broadcast) -> Upload:
         """Call all agents and return the sum of their uploads."""
-        if broadcast.theta_hat is not None:
+        if broadcast.learns:
             settings = self._settings
             self.history.count_bytes(*traffic(broadcast, self._form, settings.num_agents))
         return self._agents.answer(broadcast, self._counted)

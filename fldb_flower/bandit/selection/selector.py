@@ -72,6 +72,8 @@ class Selector:
         theta: Array,
         whitener: Whitener,
         num_agents: int,
+        *,
+        width: float | None = None,
     ) -> Pair:
         """Return the two arms' numbers, each (rows,).
 
@@ -86,6 +88,8 @@ class Selector:
             (for a single iteration).
         num_agents : int
             Number of agents whose duels are in W: N, or 1 for independent agents.
+        width : float, optional
+            Width of the confidence interval; by default that of the theory.
 
         Raises
         ------
@@ -97,8 +101,10 @@ class Selector:
         if rule.noise is not None:
             drawn = rule.noise(self._streams, len(iterations), features.shape[1:]).swapaxes(0, 1)
             noise = self._arrays.make(drawn.reshape(-1, *drawn.shape[2:]))
+        if width is not None:
+            return rule.select(features, theta, whitener, width, noise)
         widths = [theory.width(t, num_agents, settings) for t in iterations]
-        width: Width = widths[0]
+        each: Width = widths[0]
         if len(widths) > 1:
-            width = self._arrays.make(np.repeat(widths, len(features) // len(widths)))
-        return rule.select(features, theta, whitener, width, noise)
+            each = self._arrays.make(np.repeat(widths, len(features) // len(widths)))
+        return rule.select(features, theta, whitener, each, noise)

@@ -1,0 +1,93 @@
+"""FLDB-Personal: an estimate for each agent, with a prior that agents share. Not in the paper."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fldb_flower.algorithms.base import Algorithm, State
+from fldb_flower.algorithms.schedules import Round
+from fldb_flower.bandit.prior import START, VARIANCES, CommonPrior, choose_variance, scale_of
+from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest
+from fldb_flower.settings import Settings
+
+
+class FLDBPersonal(Algorithm):
+    r"""FLDB-Personal, this project's algorithm for agents that differ.
+
+    The model is ``theta_i ~ N(theta, v I)``. In each round an agent receives the sums of all
+    shares, subtracts its own, and estimates theta_i from its own duels with the prior that the
+    sums give (:mod:`fldb_flower.bandit.personal`). It returns the change of its share since its
+    last upload that was counted, so the sums contain the last counted share of each agent::
+
+        A = lambda_0 I + sum M_i,    c = sum m_i
+
+    The heterogeneity v minimises the log loss of answers that agents predicted before they
+    learned from them, summed over all answers: the largest v whose total is within one nat of the
+    least (:func:`~fldb_flower.bandit.prior.choose_variance`).
+
+    The state has ``theta_sync``, the common mean ``A^-1 c``; ``information``, the sum of M_i;
+    ``shift``, c; ``losses``, the total log loss for each v, (11,); ``offered``, the mean squared
+    length of the differences offered, summed over answers, and the number of answers; and
+    ``variances``, v and the smallest v so far, in units of ``1 / scale``.
+
+    docs/personal.md derives the algorithm.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.arrays |= {
+            "information": self.form.zeros(),
+            "shift": np.zeros(settings.dimension),
+            "losses": np.zeros(len(VARIANCES)),
+            "offered": np.zeros(2),
+            "variances": np.full(2, VARIANCES[START]),
+        }
+
+    @property
+    def prior(self) -> CommonPrior:
+        """What agents receive."""
+        arrays = self.arrays
+        variance = float(arrays["variances"][0])
+        return CommonPrior(arrays["information"], arrays["shift"], variance, self.scale)
+
+    @property
+    def scale(self) -> float:
+        """Unit of squared features; 0 before the first upload."""
+        squares, count = self.arrays["offered"]
+        return float(scale_of(squares / count)) if count else 0.0
+
+    @property
+    def heterogeneity(self) -> float | None:
+        """V in squared units of theta, the reciprocal of squared features; None at first."""
+        return float(self.arrays["variances"][0]) / self.scale if self.scale else None
+
+    def play(self, round_: Round) -> PlayRequest:
+        """Return a request with the prior."""
+        return PlayRequest(round_.first, round_.last, self.prior)
+
+    def learn(self, federation: Federation, round_: Round) -> State:
+        """Add the changes of the shares and choose v."""
+        lowest = float(self.arrays["variances"][1])
+        upload = federation.exchange(
+            Broadcast(self.play(round_), None, shares=True, lowest_variance=lowest)
+        )
+        change, arrays = upload.shares, self.arrays
+        assert change is not None
+        losses = arrays["losses"] + change.losses
+        offered = arrays["offered"] + np.array([change.squares, upload.num_duels])
+        variance = VARIANCES[choose_variance(losses)]
+        precision, shift = arrays["information"] + change.precision, arrays["shift"] + change.shift
+        scale = float(scale_of(offered[0] / max(offered[1], 1.0)))
+        ridge = self.settings.personal_ridge * scale
+        return {
+            "theta_sync": self.form.solve(precision, shift, ridge),
+            "information": precision,
+            "shift": shift,
+            "losses": losses,
+            "offered": offered,
+            "variances": np.array([variance, min(variance, arrays["variances"][1])]),
+        }
+
+    def remedy(self) -> str:
+        """Return the setting of the ridge."""
+        return f"the features, or personal_ridge={self.settings.personal_ridge:g}, are too extreme"

@@ -1,0 +1,193 @@
+"""Minimisers of the losses of many agents, each with its own duels and prior, as one batch."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+from fldb_flower.bandit.newton import RESTART, is_too_long, shortened
+from fldb_flower.bandit.preference import logistic
+from fldb_flower.errors import ConvergenceError
+from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace
+from fldb_flower.linalg.linear import pseudo_solve, solve
+
+_VERIFIED = 1e-13  # Newton decrement per duel below which the next step is not verified
+_FLAT = 0.1  # of the slope at the start: a step that ends with a steeper descent is doubled
+MAX_STEPS = 200
+_MAX_TRIALS = 60
+
+
+class Prior(Protocol):
+    """The quadratic term of each agent's objective, besides the loss of its duels."""
+
+    @property
+    def name(self) -> str:
+        """Name in error messages."""
+        ...
+
+    def only(self, agents: Array) -> Prior:
+        """Return the prior of some agents."""
+        ...
+
+    def gradient(self, point: Array) -> Array:
+        """Return the gradient of the term at points (agents, m)."""
+        ...
+
+    def add_curvature(self, hessians: Array) -> None:
+        """Add the Hessian of the term to Hessians (agents, m, m), in place."""
+        ...
+
+    def offset(self, point: Array) -> Array:
+        """Return the steps from points to the minimum of the term."""
+        ...
+
+
+class Ridge(NamedTuple):
+    """The term ``ridge / 2 |point|^2``."""
+
+    ridge: float
+    arrays: Arrays
+
+    @property
+    def name(self) -> str:
+        """The setting's name and value."""
+        return f"lambda={self.ridge:g}"
+
+    def only(self, agents: Array) -> Ridge:
+        """Return itself: all agents have the same ridge."""
+        return self
+
+    def gradient(self, point: Array) -> Array:
+        """Return ``ridge * point``."""
+        return self.ridge * point
+
+    def add_curvature(self, hessians: Array) -> None:
+        """Add ``ridge I``."""
+        hessians += self.ridge * self.arrays.eye(hessians.shape[-1])
+
+    def offset(self, point: Array) -> Array:
+        """Return the steps to 0."""
+        return -point
+
+
+class _Batch(NamedTuple):
+    """Agents whose minimiser is not yet found."""
+
+    point: Array  # current points, (agents, m)
+    warm: Array  # whether an agent may restart at the prior's minimum, (agents,) of bool
+    duels: Array  # matrices that map points to logits, (agents, m, duels)
+    answers: Array  # preferences, (agents, duels)
+    prior: Prior
+
+    def only(self, agents: Array) -> _Batch:
+        """Return some agents of the batch."""
+        point, warm, duels, answers = (array[agents] for array in self[:-1])
+        return _Batch(point, warm, duels, answers, self.prior.only(agents))
+
+
+def minimise(start: Array, duels: Array, answers: Array, prior: Prior, arrays: Arrays) -> Array:
+    """Return the minimisers of loss and prior, (agents, m), from a warm start.
+
+    Damped Newton steps (:mod:`fldb_flower.bandit.newton`). A step that still descends steeply at
+    its end is doubled, because another trial costs less than another Hessian. Agents leave the
+    batch when their minimiser is found.
+
+    Parameters
+    ----------
+    start : Array
+        Points to start from, (agents, m).
+    duels : Array
+        An agent's duels are the columns of a matrix: (agents, m, duels).
+    answers : Array
+        Preferences, (agents, duels).
+    prior : Prior
+        The quadratic term.
+    arrays : Arrays
+        Backend of all arrays.
+
+    Raises
+    ------
+    ConvergenceError
+        A minimiser was not found within 200 Newton steps, or is not finite.
+    """
+    xp, count = arrays.xp, max(duels.shape[2], 1)
+    found, active = copy(start), arrays.arange(len(start))
+    batch = _Batch(start, xp.any(start != 0, axis=1), duels, answers, prior)
+    gradient, curvatures = _derivatives(start, batch)
+    for _ in range(MAX_STEPS):
+        hessian = _hessian(batch, curvatures)
+        step = -solve(hessian, gradient)
+        slope = _dots(gradient, step)  # below 0
+        wrong = ~(slope <= 0.0)  # the Hessian is singular to working precision
+        if wrong.any():
+            step[wrong] = -pseudo_solve(hessian[wrong], gradient[wrong])
+            slope = _dots(gradient, step)
+            if not xp.all(xp.isfinite(slope)):
+                raise not_found("a Newton step is not finite", duels, prior)
+        going = slope < -_VERIFIED * count
+        found[active] = batch.point + step
+        if not going.any():
+            return found
+        if not going.all():
+            active, batch = active[going], batch.only(going)
+            step, slope = step[going], slope[going]
+        batch, gradient, curvatures = _descend(batch, step, slope)
+    raise not_found(f"not reached in {MAX_STEPS} Newton steps", duels, prior)
+
+
+def not_found(reason: str, duels: Array, prior: Prior) -> ConvergenceError:
+    """Return the error for a minimiser that was not found."""
+    xp = namespace(duels)
+    longest = float(xp.max(xp.abs(duels)))
+    return ConvergenceError(
+        f"no minimiser of an agent's own loss: {reason} ({prior.name}, differences of"
+        f" features up to {longest:.1e}); use a larger lambda, or scale the features to about 1"
+    )
+
+
+def _descend(batch: _Batch, step: Array, slope: Array) -> tuple[_Batch, Array, Array]:
+    """Return the batch after a step of suitable length, and its derivatives.
+
+    A step is cut if it ends uphill, and doubled if it still descends steeply at its end. An
+    agent whose warm start lies where the Hessian vanishes restarts at the prior's minimum, once.
+    """
+    xp = namespace(step)
+    length = xp.ones_like(slope)
+    lengthen = length > 0  # False after a step was too long
+    warm = copy(batch.warm)
+    for _ in range(_MAX_TRIALS):
+        trial = batch.point + length[:, None] * step
+        gradient, curvatures = _derivatives(trial, batch)
+        end_slope = _dots(gradient, step)
+        long = is_too_long(slope, end_slope)
+        lengthen &= ~long
+        short = lengthen & (end_slope < _FLAT * slope)
+        if not (long | short).any():
+            return batch._replace(point=trial, warm=warm), gradient, curvatures
+        length[short] *= 2.0
+        length[long] = shortened(length[long], slope[long], end_slope[long])
+        lost = warm & (length < RESTART)
+        if lost.any():
+            step[lost], length[lost] = batch.prior.offset(batch.point)[lost], 1.0
+            slope[lost] = -math.inf  # accept any slope there
+            warm &= ~lost
+    raise not_found(f"the line search failed after {_MAX_TRIALS} trials", batch.duels, batch.prior)
+
+
+def _derivatives(point: Array, batch: _Batch) -> tuple[Array, Array]:
+    """Gradients (agents, m), and second derivatives in the logits (agents, duels)."""
+    wins = logistic((point[:, None, :] @ batch.duels)[:, 0])
+    gradient = (batch.duels @ (wins - batch.answers)[..., None])[..., 0]
+    return gradient + batch.prior.gradient(point), wins * (1.0 - wins)
+
+
+def _hessian(batch: _Batch, curvatures: Array) -> Array:
+    """Hessians of the agents' objectives, (agents, m, m)."""
+    hessian = (batch.duels * curvatures[:, None, :]) @ batch.duels.swapaxes(1, 2)
+    batch.prior.add_curvature(hessian)
+    return hessian
+
+
+def _dots(left: Array, right: Array) -> Array:
+    """Inner product of each agent's two vectors: (agents, d), (agents, d) -> (agents,)."""
+    return namespace(left).vecdot(left, right)

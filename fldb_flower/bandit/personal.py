@@ -1,0 +1,251 @@
+r"""Estimates of FLDB-Personal's agents, computed as one batch.
+
+The model is ``theta_i ~ N(theta, v I)``. With ``A`` and ``c`` the sums over the shares of the
+other agents, ``A`` including ``lambda_0 I``, agent i's prior and estimate are::
+
+    Q = (A^-1 + v I)^-1,  mean = A^-1 c
+    theta_i = argmin L_i(theta) + (theta - mean)^T Q (theta - mean) / 2
+
+Around theta_i, the loss L_i of the agent's own duels is summarised by its Hessian H_i and
+``b_i = H_i theta_i - grad L_i(theta_i)``. docs/personal.md derives all formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from fldb_flower.bandit.local_newton import minimise
+from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.prior import MAX_LOSS, VARIANCES, CommonPrior, longest_shift
+from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
+from fldb_flower.linalg.linear import solve, whiten_singular
+from fldb_flower.linalg.whiteners import whiten
+
+
+class Shares(NamedTuple):
+    """What agents have contributed to the sums of the server.
+
+    Attributes
+    ----------
+    precision : Array
+        M_i of each agent, (agents, d, d).
+    shift : Array
+        m_i of each agent, (agents, d).
+    losses : Array
+        Sum over all agents and answers of the log loss under each v, (11,).
+    squares : float
+        Sum over all agents and answers of the mean squared length of the differences offered.
+    """
+
+    precision: Array
+    shift: Array
+    losses: Array
+    squares: float
+
+
+class Gaussian(NamedTuple):
+    """The term ``(point - mean)^T Q (point - mean) / 2`` of each agent; see `local_newton`."""
+
+    precision: Array  # Q, (agents, d, d)
+    mean: Array  # (agents, d)
+    name: str = "personal_ridge"
+
+    def only(self, agents: Array) -> Gaussian:
+        """Return the prior of some agents."""
+        return Gaussian(self.precision[agents], self.mean[agents])
+
+    def gradient(self, point: Array) -> Array:
+        """Return ``Q (point - mean)``."""
+        return _times(self.precision, point - self.mean)
+
+    def add_curvature(self, hessians: Array) -> None:
+        """Add Q."""
+        hessians += self.precision
+
+    def offset(self, point: Array) -> Array:
+        """Return the steps to the mean."""
+        return self.mean - point
+
+
+class PersonalEstimates:
+    """Estimates theta_i of a block of agents with a common prior.
+
+    Parameters
+    ----------
+    agents, dimension : int
+        Number of agents and of features.
+    ridge : float
+        lambda_0, in units of the scale.
+    arrays : Arrays, optional
+        Backend of the duels and the estimates; NumPy by default.
+
+    Attributes
+    ----------
+    theta : Array
+        theta_i, (agents, d).
+    posterior : Array
+        ``Q + H_i``, the precision of the posterior, (agents, d, d).
+    """
+
+    def __init__(
+        self, agents: int, dimension: int, ridge: float, arrays: Arrays | None = None
+    ) -> None:
+        self._arrays = arrays or Arrays()
+        make = self._arrays.zeros
+        self._relative_ridge = ridge
+        self._count = 0
+        # An agent's duels are the columns of a matrix (d, duels).
+        self._duels, self._preferences = make(agents, dimension, 8), make(agents, 8)
+        self.theta = make(agents, dimension)
+        self._hessian, self._linear = make(agents, dimension, dimension), make(agents, dimension)
+        self._grid = self._arrays.make(np.array(VARIANCES))
+
+    def receive(self, prior: CommonPrior, counted: Shares, scale: Array) -> None:
+        """Use a prior from now on; see :meth:`set_prior`.
+
+        The estimates take one Newton step to their new minimisers, with the summaries of their
+        losses; the next answer makes them exact.
+        """
+        self.set_prior(prior, counted, scale)
+        target = _times(self._prior.precision, self._prior.mean) + self._linear
+        self.theta = solve(self.posterior, target)
+
+    def set_prior(self, prior: CommonPrior, counted: Shares, scale: Array) -> None:
+        """Compute Q and the mean from the shares of the other agents.
+
+        Parameters
+        ----------
+        prior : CommonPrior
+            Of the last broadcast.
+        counted : Shares
+            The agents' own shares that the sums of the prior contain.
+        scale : Array
+            Of each agent, (agents,).
+        """
+        make, xp = self._arrays.make, self._arrays.xp
+        self._scale, self._ridge = scale, self._relative_ridge * scale
+        self._variance = prior.variance / scale
+        others = make(prior.precision) - counted.precision
+        others = others + self._ridge[:, None, None] * self._arrays.eye(others.shape[-1])
+        values, self._basis = xp.linalg.eigh(others)
+        floor = self._ridge[:, None]  # rounding errors, or dishonest shares, can make it smaller
+        self._values = xp.where(values > floor, values, floor)
+        shift = make(prior.shift) - counted.shift
+        turn = xp.matrix_transpose(self._basis)
+        self._center = _times(turn, shift) / self._values
+        precisions = self._values / (1.0 + self._variance[:, None] * self._values)
+        precision = (self._basis * precisions[:, None, :]) @ turn
+        self._prior = Gaussian(precision, _times(self._basis, self._center))
+        self.posterior = precision + self._hessian
+
+    def whitener(self) -> Array:
+        """Return C with ``||x||_{(Q + H_i)^-1} = ||x C||_2``, (agents, d, d)."""
+        try:
+            return whiten(self.posterior)
+        except (np.linalg.LinAlgError, RuntimeError):  # singular to working precision
+            xp = self._arrays.xp
+            return xp.stack([whiten_singular(matrix) for matrix in self.posterior])
+
+    def predict(self, differences: Array) -> Array:
+        """Return the logits of the probabilities that first arms are preferred, (agents,).
+
+        ``theta_i . x / sqrt(1 + pi / 8 x^T (Q + H_i)^-1 x)``: approximately the mean over the
+        posterior (MacKay 1992).
+        """
+        xp = self._arrays.xp
+        variance = xp.vecdot(differences, solve(self.posterior, differences))
+        return _moderated(xp.vecdot(differences, self.theta), variance)
+
+    def losses(self, differences: Array, preferences: Array) -> Array:
+        """Return the log loss of one answer per agent under each v, summed over agents, (11,).
+
+        Each v gives a prior and, with the summary of the loss, a posterior. In the eigenbasis of A
+        the precisions of all priors are diagonal.
+        """
+        xp = self._arrays.xp
+        turn = xp.matrix_transpose(self._basis)
+        hessian = turn @ self._hessian @ self._basis
+        linear, seen = (_times(turn, each) for each in (self._linear, differences))
+        values = self._values[:, None, :]
+        variances = self._grid[:, None] / self._scale[:, None, None]
+        precisions = values / (1.0 + variances * values)  # (agents, 11, d)
+        posterior = hessian[:, None] + precisions[..., None] * self._arrays.eye(seen.shape[-1])
+        response = solve(posterior, xp.broadcast_to(seen[:, None], precisions.shape))
+        target = precisions * self._center[:, None] + linear[:, None]
+        logits = _moderated(xp.vecdot(response, target), xp.vecdot(response, seen[:, None]))
+        softplus = xp.where(logits > 0, logits, 0.0) + xp.log1p(xp.exp(-xp.abs(logits)))
+        losses = softplus - preferences[:, None] * logits
+        return xp.sum(xp.where(losses < MAX_LOSS, losses, MAX_LOSS), axis=0)
+
+    def add(self, differences: Array, preferences: Array) -> None:
+        """Add one duel of each agent, (agents, d) and (agents,), and update the minimisers.
+
+        Raises
+        ------
+        ConvergenceError
+            An agent's minimiser was not found.
+        """
+        xp = self._arrays.xp
+        if self._count == self._preferences.shape[1]:
+            self._duels = xp.concat([self._duels] * 2, axis=2)
+            self._preferences = xp.concat([self._preferences] * 2, axis=1)
+        self._duels[:, :, self._count] = differences
+        self._preferences[:, self._count] = preferences
+        self._count += 1
+        duels, answers = self._duels[..., : self._count], self._preferences[:, : self._count]
+        self.theta = minimise(self.theta, duels, answers, self._prior, self._arrays)
+        wins = logistic((self.theta[:, None, :] @ duels)[:, 0])
+        self._hessian = (duels * (wins * (1.0 - wins))[:, None, :]) @ duels.swapaxes(1, 2)
+        gradient = _times(duels, wins - answers)
+        self._linear = _times(self._hessian, self.theta) - gradient
+        self.posterior = self._prior.precision + self._hessian
+
+    def shares(self) -> tuple[Array, Array]:
+        """Return ``M_i = H_i (I + v H_i)^-1`` and ``m_i = (I + v H_i)^-1 b_i``.
+
+        Two bounds limit the influence of one agent: ``0 <= M_i <= I / v``, and the length of m_i
+        (:func:`~fldb_flower.bandit.prior.longest_shift`).
+        """
+        xp, variance = self._arrays.xp, self._variance[:, None]
+        d = self.theta.shape[1]
+        mixed = self._arrays.eye(d) + variance[..., None] * self._hessian
+        precision = xp.linalg.solve(mixed, self._hessian)
+        shift = solve(mixed, self._linear)
+        length = xp.sqrt(xp.vecdot(shift, shift))
+        longest = longest_shift(d, self._ridge, self._variance)
+        shift = shift * xp.where(length > longest, longest / length, 1.0)[:, None]
+        return (precision + xp.matrix_transpose(precision)) / 2.0, shift
+
+    def state(self) -> dict[str, Array]:
+        """Return a copy of the state, for :meth:`restore`; the prior is received again."""
+        return {
+            "theta": to_numpy(copy(self.theta)),
+            "hessian": to_numpy(copy(self._hessian)),
+            "linear": to_numpy(copy(self._linear)),
+            "duels": to_numpy(copy(self._duels[..., : self._count])),
+            "preferences": to_numpy(copy(self._preferences[:, : self._count])),
+        }
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Restore what :meth:`state` returned."""
+        make = self._arrays.make
+        self.theta, self._hessian, self._linear = (
+            make(np.array(state[name])) for name in ("theta", "hessian", "linear")
+        )
+        self._count = state["preferences"].shape[1]
+        if self._count:
+            self._duels = make(np.array(state["duels"]))
+            self._preferences = make(np.array(state["preferences"]))
+
+
+def _moderated(logits: Array, variances: Array) -> Array:
+    """Return logits divided by ``sqrt(1 + pi / 8 variance)``."""
+    return logits / namespace(logits).sqrt(1.0 + (math.pi / 8.0) * variances)
+
+
+def _times(matrices: Array, vectors: Array) -> Array:
+    """Return the products of each agent's matrix and vector."""
+    return (matrices @ vectors[..., None])[..., 0]

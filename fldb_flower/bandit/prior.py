@@ -1,0 +1,98 @@
+"""The prior of FLDB-Personal that agents share, and its units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fldb_flower.linalg.arrays import Array, FloatArray, namespace
+
+VARIANCES: FloatArray = 10.0 ** np.linspace(-3.0, 1.0, 11)
+"""Values of v among which the server chooses, in units of ``1 / scale``; ascending."""
+
+START = 5
+"""Index of the first v, about 0.1 in these units."""
+
+LONGEST = 10.0
+"""``|m_i|`` is at most this many times ``sqrt(d / lambda_0) / v``."""
+
+MAX_LOSS = 5.0
+"""Largest log loss of one predicted answer in the sums that select v, in nats."""
+
+_TYPICAL = 10.0  # the mean squared length of differences of two N(0, I) arms with d = 5
+
+
+def scale_of(squared_length: Array) -> Array:
+    """Return the scale of differences with this mean squared length: 1 for N(0, I) arms, d = 5.
+
+    Features in other units change the scale and nothing else: lambda_0 is proportional to it,
+    v inversely proportional. A scale of 0, of arms that are all equal, counts as 1.
+    """
+    scale = squared_length / _TYPICAL
+    return scale + (scale <= 0.0)
+
+
+class CommonPrior(NamedTuple):
+    """What agents need for their own priors, ``theta_i ~ N(theta, v I)``.
+
+    Attributes
+    ----------
+    precision : Array
+        Sum of all agents' shares M_i, (d, d). With ``lambda_0 I`` it is A.
+    shift : Array
+        c, the sum of all agents' shares m_i, (d,).
+    variance : float
+        v, in units of ``1 / scale``.
+    scale : float
+        Unit of squared features (:func:`scale_of`); 0 if the server does not know it yet. Then
+        each agent uses the scale of the arms that it has seen.
+    """
+
+    precision: Array
+    shift: Array
+    variance: float
+    scale: float
+
+
+class ShareChange(NamedTuple):
+    """The change of a sum of shares since the last upload that was counted.
+
+    Attributes
+    ----------
+    precision, shift : Array
+        Change of the sum of M_i, (d, d), and of m_i, (d,).
+    losses : Array
+        Log loss of the new answers under each v, (11,).
+    squares : float
+        Mean squared length of the differences offered, summed over the new answers.
+    """
+
+    precision: Array
+    shift: Array
+    losses: Array
+    squares: float
+
+
+def sum_of_changes(changes: Sequence[ShareChange]) -> ShareChange:
+    """Return the sum in the given order."""
+    return ShareChange(*(sum(parts[1:], parts[0]) for parts in zip(*changes, strict=True)))
+
+
+def mean_squared_length(features: Array) -> Array:
+    """Return the mean squared length of the differences of arms: (rows, K, d) -> (rows,)."""
+    xp, arms = namespace(features), features.shape[1]
+    centred = features - xp.mean(features, axis=1, keepdims=True)
+    return 2.0 / (arms - 1) * xp.sum(xp.sum(centred * centred, axis=2), axis=1)
+
+
+def longest_shift(dimension: int, ridge: Array, variance: Array) -> Array:
+    """Return the largest ``|m_i|``, for lambda_0 and v in the units of the features."""
+    return LONGEST * math.sqrt(dimension) / (ridge**0.5 * variance)
+
+
+def choose_variance(losses: Array) -> int:
+    """Return the index of the largest v whose total log loss is within one nat of the least."""
+    return int(np.flatnonzero(losses <= losses.min() + 1.0)[-1])

@@ -1,0 +1,93 @@
+r"""Necessary conditions on a change of shares, for uploads of FLDB-Personal.
+
+Each share satisfies ``0 <= M_i <= I / v`` and ``|m_i| <= r`` with the v of the broadcast that the
+agent received, and a predicted answer has a log loss from 0 to 5 nats. The change of the shares of
+k agents, with n new answers and the smallest v so far, v_0, therefore satisfies::
+
+    -k I / v_0 <= change of M <= k I / v,    |change of m| <= k (r(v) + r(v_0))
+    0 <= log losses <= 5 n,    0 <= squares <= n L^2
+
+Until the server knows the scale of the features, an agent uses its own: k times the scale is then
+at most ``squares / 10``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from fldb_flower.bandit.prior import MAX_LOSS, CommonPrior, longest_shift, scale_of
+from fldb_flower.federation.exchange import Broadcast, Upload
+
+_SLACK = {"float64": 1e-6, "float32": 1e-3}
+
+
+def implausible_shares(
+    uploads: Sequence[Upload],
+    broadcast: Broadcast,
+    ridge: float,
+    longest: float = math.inf,
+    wire: str = "float64",
+) -> list[str]:
+    """Return for each upload the first bound that it violates, or "" if there is none.
+
+    Parameters
+    ----------
+    uploads : sequence of Upload
+        With shares; their numbers are finite.
+    broadcast : Broadcast
+        The request that they answer, with a prior.
+    ridge : float
+        The setting ``personal_ridge``.
+    longest : float
+        L, an upper bound of the length of differences; infinite if it is not known.
+    wire : {"float64", "float32"}
+        Precision of the uploads.
+    """
+    slack = 1.0 + _SLACK[wire]
+    return [
+        next(
+            (
+                f"{name} = {value:.4g}, more than {agents} agents and {upload.num_duels} duels"
+                f" allow: {bound:.4g}"
+                for name, value, bound in _bounds(upload, agents, broadcast, ridge, longest)
+                if not value <= bound * slack
+            ),
+            "",
+        )
+        for upload in uploads
+        for agents in [upload.regrets[0].agents if upload.regrets else 1]
+    ]
+
+
+def _bounds(
+    upload: Upload, agents: int, broadcast: Broadcast, ridge: float, longest: float
+) -> Iterator[tuple[str, float, float]]:
+    """Yield names, values and upper bounds."""
+    change, duels = upload.shares, upload.num_duels
+    assert change is not None
+    assert broadcast.play is not None
+    prior = broadcast.play.estimate
+    assert isinstance(prior, CommonPrior)
+    yield "the mean squared length of differences", -change.squares, 0.0
+    yield "the mean squared length of differences", change.squares, _product(duels, longest**2)
+    yield "a log loss", -float(change.losses.min()), 0.0
+    yield "a log loss", float(change.losses.max()), MAX_LOSS * duels
+    total = agents * prior.scale or agents * float(scale_of(change.squares))
+    values = np.linalg.eigvalsh(change.precision)
+    yield "the largest eigenvalue of the change of M", values[-1], total / prior.variance
+    lowest = total / broadcast.lowest_variance
+    yield "the negative of the smallest eigenvalue of the change of M", -values[0], lowest
+    # r is proportional to the square root of the scale, which is convex in no agent's favour.
+    d, scale = len(change.shift), total / agents
+    radius = sum(
+        longest_shift(d, ridge * scale, variance / scale)
+        for variance in (prior.variance, broadcast.lowest_variance)
+    )
+    yield "the length of the change of m", float(np.linalg.norm(change.shift)), agents * radius
+
+
+def _product(count: int, bound: float) -> float:
+    return count * bound if count else 0.0
