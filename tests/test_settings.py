@@ -549,7 +549,7 @@ def together(values):
         values["algorithm"] = "fldb_ons"
     if values["algorithm"] not in ("fldb_ogd", "fldb_ons"):
         values["robust"] = "none"
-    if values["algorithm"] == "ldb" or values["dimension"] < 3:
+    if values["algorithm"] in {"ldb", "fldb_personal"} or values["dimension"] < 3:
         values["matrix_form"] = "full"
     if values["matrix_form"] != "full" and values["solver"] == "newton":
         values["solver"] = "gd"

@@ -54,6 +54,11 @@ class Algorithm(ABC):
         """W_sync."""
         return self.arrays["information"]
 
+    @property
+    def heterogeneity(self) -> float | None:
+        """Variance of agents' theta around the common one; None if it is not estimated."""
+        return None
+
     def rounds(self) -> Iterator[Round]:
         """Yield the rounds of a run; by default those of the schedule."""
         return schedules.rounds(self.settings)
@@ -82,6 +87,7 @@ class Algorithm(ABC):
         except (FloatingPointError, np.linalg.LinAlgError) as error:
             raise ConvergenceError(f"iteration {round_.last}: {error}: {self.remedy()}") from None
         self.arrays = {**self.arrays, **changed}
+        federation.history.heterogeneity = self.heterogeneity
         federation.acknowledge()
 
     @abstractmethod

@@ -62,6 +62,8 @@ class Counts:
         Bytes of the content of all messages exchanged with nodes; 0 without nodes.
     participation : list of Participation
         One entry per exchange over Flower.
+    heterogeneity : float or None
+        v of FLDB-Personal, in squared units of theta.
     """
 
     iteration: int = 0
@@ -72,6 +74,7 @@ class Counts:
     node_uploaded_bytes: int = 0
     node_downloaded_bytes: int = 0
     participation: list[Participation] = field(default_factory=list)
+    heterogeneity: float | None = None
 
     def __post_init__(self) -> None:
         self._learned = False  # whether the last exchange carried statistics

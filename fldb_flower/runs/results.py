@@ -121,6 +121,8 @@ class RunDirectory(ResultsDirectory):
         summary |= {"engine": settings.engine.name, "final_regret": history.regret}
         counts = ("exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
         summary |= {name: getattr(history, name) for name in counts}
+        if history.heterogeneity is not None:
+            summary["heterogeneity"] = history.heterogeneity
         summary["runtime_seconds"] = round(runtime_seconds, 3)
         if history.participation:
             asked = sum(row.asked for row in history.participation)
@@ -132,7 +134,7 @@ class RunDirectory(ResultsDirectory):
 
     def _model(self, history: History, theta_sync: Array) -> dict[str, Any] | None:
         settings = self._settings
-        if ALGORITHMS[settings.algorithm].agents != "common":
+        if ALGORITHMS[settings.algorithm].agents not in {"common", "personal"}:
             return None
         if not np.isfinite(theta_sync).all():
             raise FederationError(
