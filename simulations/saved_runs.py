@@ -39,8 +39,8 @@ class Run:
     """One finished run: the content of its files.
 
     ``settings`` has Hydra's dotted names, in the order of ``config.yaml``. Each of :data:`NUMBERS`
-    is a finite number in ``summary``, and so is each of :data:`PREDICTIONS` that it has. ``curve`` has one row per iteration, and the columns
-    :data:`CURVE_COLUMNS`.
+    is a finite number in ``summary``, and so are those of :data:`PREDICTIONS` that it has.
+    ``curve`` has one row per iteration, and the columns :data:`CURVE_COLUMNS`.
     """
 
     path: Path

@@ -42,7 +42,7 @@ SMALL = {
     "checkpoint_seconds": 0.0,
     "engine__num_nodes": 3,
 }
-RESULTS = ("config.yaml", "regret.csv", "participation.csv", "model.json")
+RESULTS = ("config.yaml", "regret.csv", "prediction.csv", "participation.csv", "model.json")
 
 
 class KilledError(BaseException):
@@ -220,6 +220,8 @@ def test_a_checkpoint_of_an_earlier_version_resumes_to_the_same_bytes(tmp_path, 
     run(from_nested(nested(num_agents=5, horizon=40, num_arms=4, dimension=3, tau=3,
                            resume=True, **values), "a test"), tmp_path)  # fmt: skip
     assert (tmp_path / "regret.csv").read_bytes() == (there / "regret.csv").read_bytes()
+    # Predictions are those after the checkpoint: 0.1.0 recorded none.
+    assert 0 < json.loads((tmp_path / "summary.json").read_text())["log_loss"] < 2
 
 
 # --- the state of agents ---------------------------------------------------------------------
