@@ -182,10 +182,11 @@ class History(Counts):
         self._pending.clear()
         self.iteration, self.rounds, *counts = (int(number) for number in state["counts"])
         self.restore_counts(dict(zip(self.counts(), counts, strict=True)))
+        predictions = state.get("predictions", self._outcomes[:0, 1:])  # older states have none
         for array, saved in (
             (self._exchanges, state["exchanges"]),
             (self._outcomes[:, 0], state["regret"]),
-            (self._outcomes[:, 1:], state.get("predictions", ())),  # older states have none
+            (self._outcomes[:, 1:], predictions),
             (self._agents, state["agents"]),
         ):
             array[: len(saved)] = saved
