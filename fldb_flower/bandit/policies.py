@@ -58,6 +58,13 @@ class Policy:
         """
         raise NotImplementedError
 
+    def predict(self, differences: Array) -> Array | None:
+        """Return the logits of the answers to the duels selected last, (rows, d) -> (rows,).
+
+        It is called before :meth:`learn`. None, the default, is no prediction.
+        """
+        return None
+
     def learn(self, differences: Array, preferences: Array) -> None:
         """Learn from duels, (rows, d) and (rows,); by default they are ignored."""
 
@@ -85,10 +92,16 @@ class CommonEstimatePolicy(Policy):
         self._prepared: tuple[Array, Whitener] | None = None  # on the backend, when first needed
 
     def select(self, iterations: range, features: Array) -> Pair:
+        return self._selector.select(iterations, features, *self._on_backend(), self._num_agents)
+
+    def predict(self, differences: Array) -> Array:
+        return differences @ self._on_backend()[0]
+
+    def _on_backend(self) -> tuple[Array, Whitener]:
         if self._prepared is None:
             theta, whitener = self._estimate.theta_sync, self._estimate.whitener
             self._prepared = self._arrays.make(theta), on_backend(whitener, self._arrays)
-        return self._selector.select(iterations, features, *self._prepared, self._num_agents)
+        return self._prepared
 
     def state(self) -> dict[str, Array]:
         return {"theta_sync": self._estimate.theta_sync, "information": self._estimate.information}
@@ -116,6 +129,9 @@ class LocalEstimatesPolicy(Policy):
     def select(self, iterations: range, features: Array) -> Pair:
         theta, whiteners = self._estimates.theta, self._whiteners
         return self._selector.select(iterations, features, theta, whiteners, num_agents=1)
+
+    def predict(self, differences: Array) -> Array:
+        return self._arrays.xp.vecdot(self._estimates.theta, differences)
 
     def learn(self, differences: Array, preferences: Array) -> None:
         self._estimates.add(differences, preferences)
@@ -169,6 +185,9 @@ class PersonalPolicy(Policy):
             self._estimates.receive(self._prior, self._counted, self._scale)
         theta, whitener = self._estimates.theta, self._estimates.whitener()
         return self._selector.select(iterations, features, theta, whitener, 1, width=self._width)
+
+    def predict(self, differences: Array) -> Array:
+        return self._estimates.predict(differences)
 
     def learn(self, differences: Array, preferences: Array) -> None:
         self._losses = self._losses + self._estimates.losses(differences, preferences)

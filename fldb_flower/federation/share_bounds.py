@@ -58,7 +58,7 @@ def implausible_shares(
             "",
         )
         for upload in uploads
-        for agents in [upload.regrets[0].agents if upload.regrets else 1]
+        for agents in [upload.outcomes[0].agents if upload.outcomes else 1]
     ]
 
 

@@ -23,7 +23,7 @@ from fldb_flower.settings import Settings, current_names, from_nested, hydra_ent
 from fldb_flower.system.files import partial_of
 
 CONFIG, REGRET, PLOT = "config.yaml", "regret.csv", "regret.png"
-PARTICIPATION, STOP = "participation.csv", "stop"
+PREDICTION, PARTICIPATION, STOP = "prediction.csv", "participation.csv", "stop"
 _FORMAT = 2  # of the checkpoint of a run
 _STORAGE_SETTINGS = ("resume", "checkpoint_seconds", "plot")
 _NOT_IN_IDENTITY = (  # results do not depend on these settings
@@ -88,6 +88,8 @@ class RunDirectory(ResultsDirectory):
         summary = self._summary(history, runtime_seconds)
         model = self._model(history, theta_sync)
         self.write(REGRET, _regret_csv(history))
+        if history.log_loss is not None:
+            self.write(PREDICTION, _prediction_csv(history))
         if history.participation:
             self.write(PARTICIPATION, _participation_csv(history))
         if self._settings.plot:
@@ -101,7 +103,7 @@ class RunDirectory(ResultsDirectory):
     def abandon(self) -> None:
         """Remove the files of a failed run, unless it has a checkpoint to resume from."""
         if not (self.path / CHECKPOINT).exists():
-            _remove(self.path, CONFIG, REGRET, MODEL)
+            _remove(self.path, CONFIG, REGRET, PREDICTION, MODEL)
 
     def _claim(self) -> None:
         files = (CONFIG, REGRET, SUMMARY, CHECKPOINT)
@@ -119,6 +121,8 @@ class RunDirectory(ResultsDirectory):
         chosen = ("algorithm", "num_agents", "horizon", "tau", "seed")
         summary: dict[str, Any] = {name: getattr(settings, name) for name in chosen}
         summary |= {"engine": settings.engine.name, "final_regret": history.regret}
+        predictions = {"log_loss": history.log_loss, "accuracy": history.accuracy}
+        summary |= {name: value for name, value in predictions.items() if value is not None}
         counts = ("exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
         summary |= {name: getattr(history, name) for name in counts}
         if history.heterogeneity is not None:
@@ -236,6 +240,12 @@ def _regret_csv(history: History) -> bytes:
     regret, exchanges = history.cumulative_regret, history.exchanges_by_iteration
     rows = zip(range(1, history.horizon + 1), regret.tolist(), exchanges.tolist(), strict=True)
     return _csv(("iteration", "cumulative_regret", "exchanges"), rows)
+
+
+def _prediction_csv(history: History) -> bytes:
+    columns = (column.tolist() for column in history.cumulative_predictions)
+    rows = zip(range(1, history.horizon + 1), *columns, strict=True)
+    return _csv(("iteration", "log_loss", "accuracy"), rows)
 
 
 def _participation_csv(history: History) -> bytes:

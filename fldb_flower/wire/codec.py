@@ -28,9 +28,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.bandit.outcomes import OUTCOMES
 from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import FederationError
-from fldb_flower.federation.exchange import Broadcast, PlayRequest, Regrets, Upload
+from fldb_flower.federation.exchange import Broadcast, Outcomes, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.forms import Form, form_of, pack_symmetric
 from fldb_flower.settings import WIRES
@@ -74,15 +75,15 @@ class UploadHeader(NamedTuple):
         Duels summed over.
     partition_id, num_partitions : int
         Index of the block of agents, and the number of blocks.
-    agents, regret_first : int
-        Agents that the regret is summed over, and its first iteration.
+    agents, first : int
+        Agents that the outcomes are summed over, and their first iteration.
     """
 
     num_duels: int
     partition_id: int
     num_partitions: int
     agents: int
-    regret_first: int
+    first: int
 
     @classmethod
     def from_counts(cls, numbers: Any) -> UploadHeader:
@@ -244,11 +245,11 @@ def encode_upload(
 ) -> tuple[FloatArray, UploadHeader]:
     """Return the upload of one block of agents as a vector and its header.
 
-    The regret of each iteration travels beside them.
+    The outcomes of each iteration travel beside them.
     """
-    (regrets,) = upload.regrets
+    (outcomes,) = upload.outcomes
     header = UploadHeader(
-        upload.num_duels, partition_id, num_partitions, regrets.agents, regrets.first
+        upload.num_duels, partition_id, num_partitions, outcomes.agents, outcomes.first
     )
     return encode_statistics(upload, broadcast, wire), header
 
@@ -256,7 +257,7 @@ def encode_upload(
 def decode_upload(
     vector: FloatArray,
     header: UploadHeader,
-    regret: Sequence[float],
+    outcomes: Sequence[float],
     broadcast: Broadcast,
     form: Form,
     *,
@@ -268,14 +269,19 @@ def decode_upload(
     ------
     UploadError
         The vector has another shape or dtype or a number that is not finite, or the
-        regret is not a sum of regrets.
+        outcomes are not sums over the header's agents.
     """
     upload = decode_statistics(vector, header.num_duels, broadcast, form, wire)
     # `0 <= x < inf` is false for NaN as well.
-    if header.regret_first < 1 or not all(0.0 <= number < math.inf for number in regret):
-        raise UploadError("a regret that is negative or not finite, or before iteration 1")
-    regrets = Regrets(header.regret_first, header.agents, np.array(regret))
-    return upload._replace(regrets=(regrets,))
+    if header.first < 1 or not all(0.0 <= number < math.inf for number in outcomes):
+        raise UploadError("an outcome that is negative or not finite, or before iteration 1")
+    if len(outcomes) % len(OUTCOMES):
+        raise UploadError(f"{len(outcomes)} outcomes, not {len(OUTCOMES)} for each iteration")
+    sums = np.reshape(outcomes, (-1, len(OUTCOMES)))
+    # Correct <= decided <= predicted <= agents.
+    if (np.diff(sums[:, :1:-1], append=header.agents) < 0).any():
+        raise UploadError(f"outcomes of more predictions than {header.agents} agents have")
+    return upload._replace(outcomes=(Outcomes(header.first, header.agents, sums),))
 
 
 def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64") -> FloatArray:
@@ -334,5 +340,5 @@ def decode_statistics(
         information=information,
         hessian=hessian,
         loss=float(vector[end]) if broadcast.loss else None,
-        regrets=(),
+        outcomes=(),
     )
