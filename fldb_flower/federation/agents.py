@@ -159,7 +159,6 @@ class AgentBlock:
         arms, flat = features.reshape(-1, features.shape[-1]), rewards.reshape(-1)
         differences[:] = xp.take(arms, at_first, axis=0) - xp.take(arms, at_second, axis=0)
         reward_first, reward_second = xp.take(flat, at_first), xp.take(flat, at_second)
-        is_new: Array | None = None  # all rows
         if self._recorded is None:
             preferences[:] = noise.reshape(-1) < reward_first - reward_second
         else:
