@@ -13,7 +13,7 @@ from fldb_flower.bandit.outcomes import prediction_sums
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.streams import check_agents, make_streams
 from fldb_flower.catalogue import ALGORITHMS
-from fldb_flower.environments import make_environment
+from fldb_flower.environments import RecordedAnswers, make_environment
 from fldb_flower.errors import ConvergenceError, DataError
 from fldb_flower.federation.blocks import blocks_of, require_agents, rows_in_block
 from fldb_flower.federation.exchange import (
@@ -99,6 +99,9 @@ class AgentBlock:
         self._parts: dict[str, Any] = {
             "log": self.log, "policy": self._policy, "streams": self._streams
         }  # fmt: skip
+        self._recorded: RecordedAnswers | None = None
+        if isinstance(self._environment, RecordedAnswers):
+            self._recorded = self._parts["environment"] = self._environment
         # A small block selects for several iterations at once, with fewer calls of NumPy.
         together = 1 if self._policy.learns else rows_in_block(settings) // len(agents)
         self._together = max(1, together)
@@ -133,7 +136,8 @@ class AgentBlock:
         """Play one duel per agent and iteration (Algorithm 1, lines 3 to 6).
 
         Iterations are played once and in order. The noise is standard logistic, (iterations,
-        agents); the first arm wins if the difference of the rewards exceeds it.
+        agents); the first arm wins if the difference of the rewards exceeds it. With recorded
+        answers, the noise is ignored; a duel without a new answer has difference 0.
 
         Raises
         ------
@@ -149,13 +153,21 @@ class AgentBlock:
             first, second = self._policy.select(iterations, features)
         except FloatingPointError:
             raise self._overflow(features, iterations) from None
+        if self._recorded is not None and self._recorded.shows_pairs:
+            first, second = xp.zeros_like(first), xp.ones_like(second)
         offsets = self._offsets[: len(rewards)]
         at_first, at_second = offsets + first, offsets + second
         differences, preferences, outcomes = self.log.append(count)
         arms, flat = features.reshape(-1, features.shape[-1]), rewards.reshape(-1)
         differences[:] = xp.take(arms, at_first, axis=0) - xp.take(arms, at_second, axis=0)
         reward_first, reward_second = xp.take(flat, at_first), xp.take(flat, at_second)
-        preferences[:] = noise.reshape(-1) < reward_first - reward_second
+        if self._recorded is None:
+            preferences[:] = noise.reshape(-1) < reward_first - reward_second
+        else:
+            answers = self._recorded.answers(to_numpy(first), to_numpy(second))
+            is_new = self._arrays.make(~np.isnan(answers))
+            preferences[:] = xp.where(is_new, self._arrays.make(answers), 0.5)
+            differences[:] = xp.where(is_new[:, None], differences, 0.0)
         lost = 2.0 * _largest(rewards) - reward_first - reward_second
         outcomes[:, 0] = to_numpy(xp.sum(lost.reshape(count, -1), axis=1))
         if not np.isfinite(outcomes[:, 0]).all():

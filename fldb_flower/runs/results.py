@@ -30,6 +30,9 @@ _NOT_IN_IDENTITY = (  # results do not depend on these settings
     *_STORAGE_SETTINGS, "node_wait", "reply_timeout", "max_message_mb",
     "engine.num_cpus", "engine.num_gpus",
 )  # fmt: skip
+_ADDED = (  # after version 0.1.0: not in the identity at the default, for its checkpoints
+    "environment.play", "environment.max_people", "environment.min_answers", "environment.users",
+)  # fmt: skip
 
 
 class RunDirectory(ResultsDirectory):
@@ -193,6 +196,7 @@ def identity(settings: Settings) -> str:
         f"{entry.dotted}={entry.value(settings)!r}\n"
         for entry in hydra_entries()
         if entry.dotted not in ignored
+        if entry.dotted not in _ADDED or entry.value(settings) != entry.default
     ]
     return f"run, format {_FORMAT}\n" + "".join(lines)
 
