@@ -160,11 +160,11 @@ class PersonalPolicy(Policy):
         self._estimates = PersonalEstimates(agents, d, settings.personal_ridge, arrays)
         self._arrays, self._width = arrays, settings.personal_width
         zeros = arrays.zeros
-        losses = zeros(len(VARIANCES))
-        self._counted = Shares(zeros(agents, d, d), zeros(agents, d), losses, zeros(agents))
+        losses, none = zeros(len(VARIANCES)), zeros(agents)
+        self._counted = Shares(zeros(agents, d, d), zeros(agents, d), losses, none, none)
         self._sent, self._sent_after = self._counted, 0
-        self._losses, self._squares, self._offers = losses, self._counted.squares, 0
-        self._prior = CommonPrior(np.zeros((d, d)), np.zeros(d), float(VARIANCES[START]), 0.0)
+        self._losses, self._squares, self._offers = losses, none, 0
+        self._prior = CommonPrior(np.zeros((d, d)), np.zeros(d), START, 0.0)
         self._scale: Array | None = None  # until the first arms are seen
 
     def acknowledge(self, counted: int) -> None:
@@ -196,16 +196,18 @@ class PersonalPolicy(Policy):
     def shares(self, played: int) -> ShareChange:
         if played > self._sent_after:
             precision, shift = self._estimates.shares()
-            self._sent = Shares(precision, shift, self._losses, self._squares)
+            members = self._arrays.zeros(len(precision)) + 1.0
+            self._sent = Shares(precision, shift, self._losses, self._squares, members)
             self._sent_after = played
         xp, sent, counted = self._arrays.xp, self._sent, self._counted
         changes = (new - old for new, old in zip(sent, counted, strict=True))
-        precision, shift, losses, squares = changes
+        precision, shift, losses, squares, members = changes
         return ShareChange(
             precision=to_numpy(xp.sum(precision, axis=0)),
             shift=to_numpy(xp.sum(shift, axis=0)),
             losses=to_numpy(losses),
             squares=float(xp.sum(squares)),
+            members=float(xp.sum(members)),
         )
 
     def state(self) -> dict[str, Array]:

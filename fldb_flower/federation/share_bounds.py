@@ -73,6 +73,7 @@ def _bounds(
     assert isinstance(prior, CommonPrior)
     yield "the mean squared length of differences", -change.squares, 0.0
     yield "the mean squared length of differences", change.squares, _product(duels, longest**2)
+    yield "the change of members", abs(change.members), float(agents)
     yield "a log loss", -float(change.losses.min()), 0.0
     yield "a log loss", float(change.losses.max()), MAX_LOSS * duels
     total = agents * prior.scale or agents * float(scale_of(change.squares))

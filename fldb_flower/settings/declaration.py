@@ -258,6 +258,12 @@ class Settings(Checked):
         "FLDB-Personal: width of the confidence interval, in posterior standard deviations.",
         between(0, MAX_REAL),
     )
+    personal_variance: float | str = setting(
+        AUTO,
+        "FLDB-Personal: v, how much agents differ, in squared units of theta; auto: estimated from"
+        " predictions.",
+        POSITIVE,
+    )
     max_difference: float | str = setting(
         AUTO,
         "L, the maximum length of a difference of two arms; uploads that exceed it are rejected;"

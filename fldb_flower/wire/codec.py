@@ -10,8 +10,8 @@ of W_sync (d (d + 1) / 2) if agents select arms with the server's estimate. With
 (d), the triangle of the sum of M_i, v and the scale.
 Upload vector: gradient (d) and the triangle of W_new; then the Hessian's triangle and
 the loss (1), each if the broadcast requests it. Empty if no statistics are requested. With
-FLDB-Personal: the changes of c (d) and of the sum of M_i (triangle), 11 log losses, and the
-squares (1).
+FLDB-Personal: the changes of c (d) and of the sum of M_i (triangle), 11 log losses, the squares
+and the members.
 
 **Single precision** (the setting ``wire``): the server rounds its vectors to float32, and a node
 replies in the precision of the broadcast. The relative rounding error is 6e-8. The receiver adds
@@ -38,7 +38,7 @@ from fldb_flower.settings import WIRES
 
 _SINGLE = float(np.finfo(np.float32).eps) / 2.0  # relative error of rounding to float32
 _COMMON, _PERSONAL = 1, 2  # kinds of estimates and statistics
-_PRIOR_NUMBERS = 2  # v and scale
+_PRIOR_NUMBERS, _SHARE_NUMBERS = 2, 2  # v and scale; squares and members
 _LARGEST_COUNT = 2**53  # sums of many counts still fit into the 64 bits of Flower's integers
 
 
@@ -128,7 +128,7 @@ def _broadcast_size(form: Form, header: BroadcastHeader) -> int:
 def upload_size(broadcast: Broadcast, form: Form) -> int:
     """Return how many numbers the upload's vector holds."""
     if broadcast.shares:
-        return form.dimension + form.size + len(VARIANCES) + 1
+        return form.dimension + form.size + len(VARIANCES) + _SHARE_NUMBERS
     if broadcast.theta_hat is None:
         return 0
     return form.dimension + form.size * (1 + broadcast.hessian) + broadcast.loss
@@ -288,9 +288,9 @@ def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64
     """Return the statistics of an upload as one vector."""
     if upload.shares is not None:
         change = upload.shares
-        squares = np.array([change.squares])
+        numbers = np.array([change.squares, change.members])
         return _vector(
-            [change.shift, pack_symmetric(change.precision), change.losses, squares], wire
+            [change.shift, pack_symmetric(change.precision), change.losses, numbers], wire
         )
     if broadcast.theta_hat is None:
         return _vector([], wire)
@@ -326,7 +326,8 @@ def decode_statistics(
     end = d + form.size
     if broadcast.shares:
         precision = form.unpack(numbers[d:end])
-        change = ShareChange(precision, numbers[:d], numbers[end:-1], float(numbers[-1]))
+        losses, rest = np.split(numbers[end:], [-_SHARE_NUMBERS])
+        change = ShareChange(precision, numbers[:d], losses, *rest.tolist())
         return Upload(num_duels, np.zeros(d), form.zeros(), None, None, (), change)
     if broadcast.theta_hat is None:
         return Upload(num_duels, np.zeros(d), form.zeros(), None, None, ())
