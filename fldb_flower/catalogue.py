@@ -153,6 +153,7 @@ ALGORITHMS = Catalogue(
         "fldb_personal": AlgorithmEntry(
             f"{_ALGORITHMS}.personal:FLDBPersonal", agents="personal", online=True
         ),
+        "alone": AlgorithmEntry(f"{_ALGORITHMS}.independent:Independent", agents="personal"),
         "ldb": AlgorithmEntry(f"{_ALGORITHMS}.independent:Independent", agents="local"),
         "random": AlgorithmEntry(f"{_ALGORITHMS}.independent:Independent", agents="uniform"),
     },

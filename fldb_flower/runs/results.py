@@ -32,6 +32,7 @@ _NOT_IN_IDENTITY = (  # results do not depend on these settings
 )  # fmt: skip
 _ADDED = (  # after version 0.1.0: not in the identity at the default, for its checkpoints
     "environment.play", "environment.max_people", "environment.min_answers", "environment.users",
+    "personal_ridge", "personal_width", "personal_variance",
 )  # fmt: skip
 
 
@@ -141,7 +142,8 @@ class RunDirectory(ResultsDirectory):
 
     def _model(self, history: History, theta_sync: Array) -> dict[str, Any] | None:
         settings = self._settings
-        if ALGORITHMS[settings.algorithm].agents not in {"common", "personal"}:
+        common = ALGORITHMS[settings.algorithm].agents == "common"
+        if not common and history.heterogeneity is None:
             return None
         if not np.isfinite(theta_sync).all():
             raise FederationError(
@@ -155,7 +157,7 @@ class RunDirectory(ResultsDirectory):
             "iteration": history.iteration,
             "round": history.rounds,
             "theta_sync": theta_sync.tolist(),
-        }
+        } | ({} if common else {"heterogeneity": history.heterogeneity})
 
 
 def is_finished(path: Path, settings: Settings) -> bool:
