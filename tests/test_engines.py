@@ -16,7 +16,13 @@ from fldb_flower.settings import from_nested, to_flat
 from simulations.engines import vectorized
 from simulations.engines.grid import InProcessGrid
 from simulations.run import run
-from strategies import FLDBGDStrategy, FLDBOGDStrategy, FLDBONSStrategy, make_strategy
+from strategies import (
+    FLDBGDStrategy,
+    FLDBOGDStrategy,
+    FLDBONSStrategy,
+    FLDBPersonalStrategy,
+    make_strategy,
+)
 from strategies.simulated_nodes import SimulatedNodes
 
 SMALL = {"num_agents": 11, "horizon": 23, "num_arms": 4, "dimension": 3, "tau": 3}
@@ -31,7 +37,9 @@ def regret(directory):
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4, 11])
-@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random"])
+@pytest.mark.parametrize(
+    "algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "fldb_personal", "alone", "ldb", "random"]
+)
 def test_inprocess_equals_vectorized_for_any_number_of_nodes(tmp_path, algorithm, nodes):
     run(settings(algorithm=algorithm), tmp_path / "v")
     one = settings(algorithm=algorithm, engine__name="inprocess", engine__num_nodes=nodes)
@@ -254,7 +262,12 @@ def test_the_wait_for_nodes_is_limited():
 
 @pytest.mark.parametrize(
     ("strategy", "algorithm"),
-    [(FLDBOGDStrategy, "fldb_ogd"), (FLDBGDStrategy, "fldb_gd"), (FLDBONSStrategy, "fldb_ons")],
+    [
+        (FLDBOGDStrategy, "fldb_ogd"),
+        (FLDBGDStrategy, "fldb_gd"),
+        (FLDBONSStrategy, "fldb_ons"),
+        (FLDBPersonalStrategy, "fldb_personal"),
+    ],
 )
 def test_a_named_strategy_runs_its_algorithm_and_no_other(strategy, algorithm):
     chosen = settings(algorithm=algorithm)

@@ -223,7 +223,9 @@ def invalid_world(register_world):
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb", "random"])
+@pytest.mark.parametrize(
+    "algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "fldb_personal", "alone", "ldb", "random"]
+)
 @pytest.mark.parametrize("reward", [math.inf, math.nan, 1e308])
 def test_a_reward_that_is_not_finite(invalid_world, tmp_path, engine, algorithm, reward):
     values = {"engine__name": engine, "algorithm": algorithm}
@@ -238,7 +240,9 @@ def test_a_reward_that_is_not_finite(invalid_world, tmp_path, engine, algorithm,
     finite_results(tmp_path)
 
 
-@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb"])
+@pytest.mark.parametrize(
+    "algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "fldb_personal", "alone", "ldb"]
+)
 @pytest.mark.parametrize("feature", [math.inf, -math.inf, math.nan, 1e155, -1e300])
 def test_a_feature_that_cannot_be_used(invalid_world, tmp_path, algorithm, feature):
     with pytest.raises(DataError, match=r"^agent 1, arm 2, iteration 3: a feature is not"):
@@ -317,7 +321,7 @@ def test_the_largest_sigma_runs_on_every_engine(tmp_path, engine):
     assert finite_results(tmp_path)["final_regret"] > largest
 
 
-@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons"])
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "fldb_personal"])
 @pytest.mark.parametrize("theta", [1e200, math.inf, math.nan])
 @pytest.mark.parametrize("selection", ["ucb", "maxinp", "colstim", "maxpairucb", "thompson"])
 def test_an_estimate_that_overflows_scores(algorithm, theta, selection):

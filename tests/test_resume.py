@@ -105,6 +105,7 @@ ALGORITHMS = {
         "alpha": 1.0,
     },
     "fldb_ons": {"algorithm": "fldb_ons"},
+    "fldb_personal": {"algorithm": "fldb_personal"},
     "fldb_ons geometric": {"algorithm": "fldb_ons", "schedule__name": "geometric"},
     "fldb_gd newton": {"algorithm": "fldb_gd"},
     "fldb_gd lbfgs": {"algorithm": "fldb_gd", "solver": "lbfgs"},

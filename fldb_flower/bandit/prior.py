@@ -16,8 +16,8 @@ VARIANCES: FloatArray = 10.0 ** np.linspace(-3.0, 1.0, 11)
 START = 0.1
 """The first v, in these units."""
 
-FULL_EVIDENCE = 30.0
-"""Answers of an agent after which log losses have half of their weight; see `mean_variance`."""
+HALF_WEIGHT, SLOPE = 30.0, 0.15
+"""Constants of :func:`mean_variance`, chosen by measurement (docs/personal.md)."""
 
 LONGEST = 10.0
 """``|m_i|`` is at most this many times ``sqrt(d / lambda_0) / v``."""
@@ -103,10 +103,10 @@ def mean_variance(losses: Array, answers: float) -> float:
     """Return the estimate of v, in units of ``1 / scale``.
 
     It is the mean of v over a tempered posterior: the weight of each of the :data:`VARIANCES` is
-    ``exp(-eta loss)``, with ``eta = n / (n + 30)`` for n answers per agent. If v is too small,
-    agents that differ lose much more than agents that are alike lose if v is too large. A mean of
-    v, not of its logarithm, takes account of that, and so does eta: with few answers per agent,
-    the log losses favour a small v too early. docs/personal.md compares this rule with others.
+    ``v^-0.15 exp(-eta loss)``, with ``eta = n / (n + 30)`` for n answers per agent. If v is too
+    small, agents that differ lose much more than agents that are alike lose if v is too large. A
+    mean of v, not of its logarithm, takes account of that, and so does eta: with few answers per
+    agent, the log losses favour a small v too early.
 
     Parameters
     ----------
@@ -115,6 +115,6 @@ def mean_variance(losses: Array, answers: float) -> float:
     answers : float
         Answers per agent.
     """
-    eta = answers / (answers + FULL_EVIDENCE)
-    weights = np.exp(-eta * (losses - losses.min()))
+    eta = answers / (answers + HALF_WEIGHT)
+    weights = VARIANCES**-SLOPE * np.exp(-eta * (losses - losses.min()))
     return float(weights @ VARIANCES / weights.sum())

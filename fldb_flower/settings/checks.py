@@ -77,16 +77,16 @@ def _check_engine(settings: Settings) -> Problem:
 
 
 def _check_algorithm(settings: Settings) -> Problem:
-    entry = ALGORITHMS[settings.algorithm]
-    if entry.agents == "personal" and settings.robust != "none":
-        reason = "has bounded shares, not gradients; use robust=none"
-        return f"robust={settings.robust!r}", f": algorithm={settings.algorithm} {reason}"
-    if entry.online:
+    if settings.robust != "none":
+        robust = [
+            name for name, entry in ALGORITHMS.items() if entry.online and entry.agents == "common"
+        ]
+        if settings.algorithm not in robust:
+            reason = f": needs algorithm {' or '.join(robust)}, not {settings.algorithm}"
+            return f"robust={settings.robust!r}", reason
+    if ALGORITHMS[settings.algorithm].online:
         return None
     online = [name for name, entry in ALGORITHMS.items() if entry.online]
-    if settings.robust != "none":
-        reason = f": needs algorithm {' or '.join(online)}, not {settings.algorithm}"
-        return f"robust={settings.robust!r}", reason
     if settings.mode == "devices":
         reason = "the others need every device in every round, or no server"
         required = f": must be one of {', '.join(online)} with mode=devices: {reason}"
