@@ -11,7 +11,7 @@ from typing import Any
 from fldb_flower.errors import FldbError
 from fldb_flower.federation.history import Counts
 from fldb_flower.runs.directory import MODEL, SUMMARY, ResultsDirectory
-from fldb_flower.settings import Settings, to_flat
+from fldb_flower.settings import Settings, flower_entries, is_in_identity, to_flat
 from strategies.device_nodes import CountedSpan, DeviceNodes, short_name
 from strategies.dueling import DuelingStrategy
 
@@ -100,7 +100,11 @@ class DeviceDirectory(ResultsDirectory):
 
     def __init__(self, path: Path, settings: Settings) -> None:
         flat = to_flat(settings)
-        lines = [f"{key}={value!r}\n" for key, value in flat.items() if key not in _NOT_IN_IDENTITY]
+        lines = [
+            f"{entry.kebab}={flat[entry.kebab]!r}\n"
+            for entry in flower_entries()
+            if entry.kebab not in _NOT_IN_IDENTITY and is_in_identity(entry, settings)
+        ]
         super().__init__(path, "".join(lines), user="server")
         self._sizes = {ROUNDS: 0, UPLOADS: 0}  # bytes, at the last checkpoint
         try:

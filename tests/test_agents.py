@@ -158,7 +158,7 @@ def test_a_group_plays_algorithm_1(changes, drawn, together, monkeypatch):
 
 
 @pytest.mark.parametrize("selection", SELECTIONS)
-@pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_personal", "random", "ldb"])
+@pytest.mark.parametrize("algorithm", ["fldb_ons", "random", "ldb"])
 def test_iterations_selected_together_equal_those_selected_one_by_one(
     algorithm, selection, monkeypatch
 ):

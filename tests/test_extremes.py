@@ -321,7 +321,7 @@ def test_the_largest_sigma_runs_on_every_engine(tmp_path, engine):
     assert finite_results(tmp_path)["final_regret"] > largest
 
 
-@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "fldb_personal"])
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons"])
 @pytest.mark.parametrize("theta", [1e200, math.inf, math.nan])
 @pytest.mark.parametrize("selection", ["ucb", "maxinp", "colstim", "maxpairucb", "thompson"])
 def test_an_estimate_that_overflows_scores(algorithm, theta, selection):

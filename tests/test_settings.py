@@ -245,7 +245,9 @@ def test_a_reason_is_added_and_the_largest_integer_is_readable():
 
 @pytest.mark.parametrize("name", REAL)
 def test_auto_is_accepted_only_for_derived_settings(name):
-    if name in {"lambda", "projection_radius", "gd_step_size", "max_difference"}:
+    if name in {
+        "lambda", "projection_radius", "gd_step_size", "max_difference", "personal_variance"
+    }:  # fmt: skip
         assert check(REAL[name], AUTO) == AUTO
         assert refused(REAL[name], "automatic").endswith(
             ("or auto", "or auto (W_0 = (lambda / kappa_mu) I must be invertible)")
@@ -564,7 +566,7 @@ def together(values):
         values["algorithm"] = "fldb_ons"
     if values["algorithm"] not in ("fldb_ogd", "fldb_ons"):
         values["robust"] = "none"
-    if values["algorithm"] in {"ldb", "fldb_personal"} or values["dimension"] < 3:
+    if values["algorithm"] in {"ldb", "alone", "fldb_personal"} or values["dimension"] < 3:
         values["matrix_form"] = "full"
     if values["matrix_form"] != "full" and values["solver"] == "newton":
         values["solver"] = "gd"

@@ -19,7 +19,14 @@ from fldb_flower.linalg.arrays import Array
 from fldb_flower.runs.checkpoints import Checkpoint
 from fldb_flower.runs.directory import CHECKPOINT, MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.runs.plots import plot_regret
-from fldb_flower.settings import Settings, current_names, from_nested, hydra_entries, to_nested
+from fldb_flower.settings import (
+    Settings,
+    current_names,
+    from_nested,
+    hydra_entries,
+    is_in_identity,
+    to_nested,
+)
 from fldb_flower.system.files import partial_of
 
 CONFIG, REGRET, PLOT = "config.yaml", "regret.csv", "regret.png"
@@ -29,10 +36,6 @@ _STORAGE_SETTINGS = ("resume", "checkpoint_seconds", "plot")
 _NOT_IN_IDENTITY = (  # results do not depend on these settings
     *_STORAGE_SETTINGS, "node_wait", "reply_timeout", "max_message_mb",
     "engine.num_cpus", "engine.num_gpus",
-)  # fmt: skip
-_ADDED = (  # after version 0.1.0: not in the identity at the default, for its checkpoints
-    "environment.play", "environment.max_people", "environment.min_answers", "environment.users",
-    "personal_ridge", "personal_width", "personal_variance",
 )  # fmt: skip
 
 
@@ -197,8 +200,7 @@ def identity(settings: Settings) -> str:
     lines = [
         f"{entry.dotted}={entry.value(settings)!r}\n"
         for entry in hydra_entries()
-        if entry.dotted not in ignored
-        if entry.dotted not in _ADDED or entry.value(settings) != entry.default
+        if entry.dotted not in ignored and is_in_identity(entry, settings)
     ]
     return f"run, format {_FORMAT}\n" + "".join(lines)
 

@@ -30,6 +30,7 @@ from fldb_flower.settings.spellings import (
     from_flat,
     from_nested,
     hydra_entries,
+    is_in_identity,
     require_current_name,
     to_flat,
     to_nested,
@@ -40,5 +41,5 @@ __all__ = [
     "MOVIELENS_ITEMS", "WIRES", "DevicesSettings", "EngineSettings", "Entry", "EnvironmentSettings",
     "ScheduleSettings", "Settings", "check_value", "current_identity", "current_names",
     "defaults_nested", "entries", "flower_entries", "from_flat", "from_nested", "hydra_entries",
-    "require_current_name", "suggestion", "to_flat", "to_nested",
+    "is_in_identity", "require_current_name", "suggestion", "to_flat", "to_nested",
 ]  # fmt: skip

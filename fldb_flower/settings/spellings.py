@@ -28,6 +28,12 @@ def entries() -> tuple[Entry, ...]:
     )
 
 
+_ADDED = (  # after version 0.1.0: identities of its checkpoints do not have them
+    "environment.play", "environment.max_people", "environment.min_answers", "environment.users",
+    "personal_ridge", "personal_width", "personal_variance",
+)  # fmt: skip
+
+
 def flower_entries() -> Iterator[Entry]:
     """Yield the settings of Flower's run config."""
     return (entry for entry in entries() if entry.path[0] not in _HYDRA_ONLY)
@@ -66,6 +72,11 @@ def from_flat(values: Mapping[str, Any], source: str) -> Settings:
 def from_nested(values: Mapping[str, Any], source: str) -> Settings:
     """Build settings from nested snake_case keys, as Hydra composes them; see :func:`from_flat`."""
     return _build("dotted", dict(_flatten(values)), source)
+
+
+def is_in_identity(entry: Entry, settings: Settings) -> bool:
+    """Return whether a setting distinguishes runs: new ones only if they are set."""
+    return entry.dotted not in _ADDED or entry.value(settings) != entry.default
 
 
 def to_flat(settings: Settings) -> dict[str, Any]:
