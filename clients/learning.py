@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -50,25 +50,26 @@ class Learner(Protocol):
 
 def settings_of(last: Synchronization | None, dimension: int) -> Settings:
     """Return the settings with which a device selects."""
-    parameters = {"algorithm": "fldb_personal"} if last is None else last.parameters
-    # Parameters of a newer server may include others.
+    parameters: dict[str, Any] = {"algorithm": "fldb_personal"}
+    if last is not None:
+        parameters = last.parameters  # of a newer server: may have others
     chosen = {name: parameters[name] for name in SELECTION_SETTINGS if name in parameters}
     return dataclasses.replace(Settings(), dimension=dimension, **chosen)
 
 
-def make_learner(store: DuelStore, dimension: int) -> Learner:
-    """Return a learner with the last broadcast and all answers of a store."""
-    last = store.synchronized()
-    settings = settings_of(last, dimension)
+def make_learner(
+    store: DuelStore, last: Synchronization | None, settings: Settings, duels: Evidence
+) -> Learner:
+    """Return a learner that knows the last broadcast and a store's answers."""
     if last is not None and last.prior is None:
         common = CommonLearner(last, settings)
-        common.learn(store.answers(last.counted))
+        common.learn(duels.after(last.counted))
         return common
     if last is None or last.prior is None:
         personal = PersonalLearner(settings)
     else:
         personal = PersonalLearner(settings, last.prior, store.share(last.counted))
-    personal.learn(store.answers())
+    personal.learn(duels)
     return personal
 
 
@@ -112,7 +113,7 @@ class CommonLearner:
 
         They are at least the posterior standard deviations without a prior.
         """
-        return 2.0 * norms(np.eye(len(self.theta))[None], self.whitener)[0]
+        return 2.0 * _norms_of_units(len(self.theta), self.whitener)
 
 
 class PersonalLearner:
@@ -173,7 +174,7 @@ class PersonalLearner:
 
     def deviations(self) -> FloatArray:
         """Return the posterior standard deviations."""
-        return norms(np.eye(len(self.theta))[None], self.whitener)[0]
+        return _norms_of_units(len(self.theta), self.whitener)
 
     def share(self, known: Evidence, new: Evidence) -> ShareChange:
         """Learn from ``known`` and then ``new`` answers; return the share of all of them.
@@ -203,7 +204,14 @@ class PersonalLearner:
     def _scale(self) -> FloatArray:
         if self._prior.scale:
             return np.array([self._prior.scale])
-        return scale_of(np.array([self._squares / max(self._count, 1)]))
+        scale: FloatArray = scale_of(np.array([self._squares / max(self._count, 1)]))
+        return scale
+
+
+def _norms_of_units(dimension: int, whitener: Whitener) -> FloatArray:
+    """Return ``||e_j C||`` of the unit vectors, (d,)."""
+    lengths: FloatArray = norms(np.eye(dimension)[None], whitener)[0]
+    return lengths
 
 
 def squared_lengths(duels: Evidence) -> float:

@@ -47,4 +47,6 @@ def test_two(tmp_path):
         federation.answer(1, 1)
         server = federation.serve()
         check_sums(federation, server)
-    print(federation.lines, server.strategy.algorithm.arrays, server.strategy.algorithm.heterogeneity)
+    print(
+        federation.lines, server.strategy.algorithm.arrays, server.strategy.algorithm.heterogeneity
+    )

@@ -65,8 +65,9 @@ def propose(store, difference=(1.0, 2.0), predicted=0.5, **more):
 
 
 def answer(store, count, preference=1.0):
-    """Propose and answer `count` duels; return the numbers of the answers."""
-    return store.record([(propose(store), preference) for _ in range(count)])
+    """Propose and answer `count` distinct duels; return the numbers of the answers."""
+    duels = [propose(store, (store.last + number, 2.0)) for number in range(1, count + 1)]
+    return store.record([(duel, preference) for duel in duels])
 
 
 def rows(path, query):
@@ -834,7 +835,8 @@ def test_a_store_of_the_previous_release_opens(path):
         contents = [{"image": "data:image/png,x", "text": "Lake at dawn"}, {"text": "Städte ☕"}]
         assert lake == ("duel-7", 1600000007.0, 2600000007.0, "left", "right", contents)
         estimate = store.synchronized()
-        assert (estimate.received, estimate.round) == (1600000005.0, 7) == store.version()[::-1]
+        assert (estimate.received, estimate.round) == (1600000005.0, 7)
+        assert store.version() == (7, 1600000005.0, 0)
         assert (estimate.counted, estimate.duels) == (4, 120)
         assert estimate.theta.tolist() == [0.5, -1.0, 0.25]
         assert estimate.information.tolist() == [2.0, 3.0, 4.0]

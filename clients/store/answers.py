@@ -181,11 +181,11 @@ class AnswerLog:
                     " round has to begin again"
                 )
             found = self._evidence(start, end)
-        if len(found.numbers) != max(end - start, 0):
+        left = len(found.numbers)
+        if left != max(end - start, 0):
             raise DataError(
-                f"{database.path}: answers {start + 1} to {end} were requested, but only"
-                f" {len(found.numbers)} of them are left: the others were pruned, or lost when a backup was"
-                " restored"
+                f"{database.path}: answers {start + 1} to {end} were requested, but only {left} of"
+                " them are left: the others were pruned, or lost when a backup was restored"
             )
         return found
 

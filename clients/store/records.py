@@ -71,3 +71,13 @@ class Evidence(NamedTuple):
     differences: FloatArray  # phi(first) - phi(second), (n, d)
     preferences: FloatArray  # 1, 0, or 0.5 for a tie, (n,)
     predicted: FloatArray  # P(first preferred) when proposed, (n,); NaN before the first broadcast
+
+    def after(self, number: int) -> Evidence:
+        """Return the answers after a number."""
+        later = self.numbers > number
+        return Evidence(
+            self.numbers[later],
+            self.differences[later],
+            self.preferences[later],
+            self.predicted[later],
+        )

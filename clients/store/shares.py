@@ -122,6 +122,4 @@ class ShareLog(AnswerLog):
     def _drop_acknowledged_shares(self, counted: int) -> None:
         """Delete shares before the one that the server's sums contain, within a transaction."""
         counted = min(counted, MAX_ANSWERS)
-        self._database.execute(
-            "DELETE FROM shares WHERE cut < ? AND share IS NOT NULL", (counted,)
-        )
+        self._database.execute("DELETE FROM shares WHERE cut < ? AND share IS NOT NULL", (counted,))
