@@ -128,13 +128,13 @@ class DeviceAgent(NumPyClient):
         The share at ``end`` is computed once, from all answers up to it that are left, and stored.
         """
         store = self.store
+        span = store.share_span(start, end)
         if start < end and not store.has_share(end):
             prior = None if broadcast.play is None else broadcast.play.estimate
             if not isinstance(prior, CommonPrior):
                 raise DataError("the broadcast requests a share without a prior")
-            begin, scored = store.share_span(start, end)
             learner = PersonalLearner(self._settings, prior, store.share(start))
-            known, new = store.answers(begin, scored), store.answers(scored, end)
+            known, new = store.answers(span.start, span.scored), store.answers(span.scored, end)
             store.keep_share(end, learner.share(known, new))
         return store.share_change(start, end)
 

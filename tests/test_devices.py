@@ -765,7 +765,9 @@ def test_an_upload_that_exceeds_the_limit_is_not_counted(tmp_path):
 
 def test_algorithms_that_need_every_device_are_refused():
     for algorithm in ("fldb_gd", "ldb", "random"):
-        with pytest.raises(SettingsError, match=r"must be one of fldb_ogd, fldb_ons, fldb_personal with"):
+        with pytest.raises(
+            SettingsError, match=r"must be one of fldb_ogd, fldb_ons, fldb_personal with"
+        ):
             from_flat({**BASE, "algorithm": algorithm}, "a test")
 
 

@@ -43,13 +43,14 @@ class ShareLog(AnswerLog):
         """
         database = self._database
         with database.writing():
-            if start and not database.row("SELECT cut FROM shares WHERE cut = ?", start):
+            if start and not self.has_share(start):
                 database.execute("DELETE FROM shares WHERE cut > ?", (start,))
                 database.execute("INSERT INTO shares VALUES (?, NULL)", (start,))
-            query = "SELECT coalesce(max(cut), 0) FROM shares WHERE cut < ?"
-            (scored,) = database.row(query, end)
-            (begin,) = database.row(f"{query} AND share IS NULL", end)
-        return ShareSpan(begin, scored)
+            query = (
+                "SELECT coalesce(max(cut) FILTER (WHERE share IS NULL), 0), coalesce(max(cut), 0)"
+                " FROM shares WHERE cut < ?"
+            )
+            return ShareSpan._make(database.row(query, end))
 
     def has_share(self, cut: int) -> bool:
         """Return whether the share at a cut was computed."""

@@ -223,7 +223,7 @@ class PersonalEstimates:
         shift = solve(mixed, self._linear)
         length = xp.sqrt(xp.vecdot(shift, shift))
         longest = longest_shift(d, self._ridge, self._variance)
-        shift = shift * xp.where(length > longest, longest / length, 1.0)[:, None]
+        shift = shift * (longest / xp.where(length > longest, length, longest))[:, None]
         return (precision + xp.matrix_transpose(precision)) / 2.0, shift
 
     def state(self) -> dict[str, Array]:
