@@ -51,10 +51,12 @@ def check_sums(algorithm, shares):
 
 def check_devices(federation, server):
     """Compare the server's sums with the shares that the devices have stored."""
-    shares = []
+    shares = [(np.zeros((D, D)), np.zeros(D))]
     for path in federation.stores:
         with DuelStore(path) as store:
-            shares.append(store.share(server.devices.counted.get(store.device_id, 0)))
+            counted = server.devices.counted.get(store.device_id, 0)
+            if counted:
+                shares.append(store.share(counted))
     check_sums(server.strategy.algorithm, shares)
 
 
