@@ -707,6 +707,29 @@ def test_uploads_by_hand(store):
     assert store.evidence(9, 9).differences.shape == (0, 2)
 
 
+def test_an_upload_covers_distinct_duels(store):
+    """Repeated and mirrored duels are one duel, and duels of equal arms are none."""
+    for difference in [(1.0, 2.0), (-1.0, -2.0), (0.0, 0.0), (1.0, 2.0), (-0.0, 3.0), (0.0, -3.0)]:
+        store.record([(propose(store, difference), 1.0)])
+    assert store.cut(0, 3) == 0
+    store.record([(propose(store, (2.0, 4.0)), 1.0)])  # another duel in the same direction
+    assert store.cut(0, 3) == 7
+    store.record([(propose(store, (1.0, 2.0)), 1.0)] * 3)
+    store.record([(propose(store, (float(n), 2.0)), 1.0) for n in (1, 2)])
+    assert store.cut(7, 3) == 7  # they count again for the next upload: two so far
+    store.record([(propose(store, (3.0, 2.0)), 1.0)])
+    assert store.cut(7, 3) == 11
+
+
+def test_answers_about_too_few_duels_are_reported(store):
+    for _ in range(5):
+        store.record([(propose(store, (1.0, 2.0)), 1.0)])
+    assert store.cut(0, 2, at_most=5) == 0  # another duel may be answered
+    answer(store, 1)
+    with pytest.raises(DataError, match=r"next 5 answers are about 1 distinct duels, .*at least 2"):
+        store.cut(0, 2, at_most=5)
+
+
 def test_an_upload_covers_no_more_than_the_limit_of_the_server(store):
     answer(store, 10)
     assert store.cut(0, 2, at_most=4) == 4
