@@ -726,7 +726,7 @@ def test_answers_about_too_few_duels_are_reported(store):
         store.record([(propose(store, (1.0, 2.0)), 1.0)])
     assert store.cut(0, 2, at_most=5) == 0  # another duel may be answered
     answer(store, 1)
-    with pytest.raises(DataError, match=r"next 5 answers are about 1 distinct duels, .*at least 2"):
+    with pytest.raises(DataError, match=r"after 0 .* cover 2 distinct duels .*more than the 5 "):
         store.cut(0, 2, at_most=5)
 
 

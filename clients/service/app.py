@@ -45,10 +45,8 @@ def create_app(
         Seconds within which a duel can be answered.
     purpose : {"suggest", "rank"}
         What duels are for; see :class:`~clients.preference_agent.PreferenceAgent`.
-    any_host : bool
-        Accept requests with host names of other machines.
-    body_seconds : float
-        Time limit for the body of a request.
+    any_host, body_seconds : bool, float
+        Accept host names of other machines; time limit for the body of a request.
 
     Raises
     ------

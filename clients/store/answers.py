@@ -99,25 +99,18 @@ class AnswerLog:
                 return start
             end = min(last, start + at_most)
             newest = self._last_cut(MAX_ANSWERS)
-            if end - newest >= max(at_least, 1):
-                found = distinct_duels(self._evidence(newest, end).differences)
-                if found >= at_least:
-                    database.execute("INSERT INTO cuts (position) VALUES (?)", (end,))
-                    newest = end
-                elif end < last and newest <= start:
-                    raise DataError(
-                        f"{database.path}: the next {at_most} answers are about {found} distinct"
-                        f" duels, and an upload must cover at least {at_least}: the device's owner"
-                        " can lower min-duels-per-upload, or the server can raise devices-max-duels"
-                    )
+            found = distinct_duels(self._evidence(newest, end).differences)
+            if end > newest and found >= at_least:
+                database.execute("INSERT INTO cuts (position) VALUES (?)", (end,))
+                newest = end
             self._expect_cut(start)
-            if newest > end:
-                newest = self._last_cut(end)
-                if newest <= start:
-                    raise DataError(
-                        f"{database.path}: the answers after {start} must be uploaded together, and"
-                        f" are more than the {at_most} that the server accepts (devices-max-duels)"
-                    )
+            newest = self._last_cut(end)
+            if newest <= start and end < last:
+                raise DataError(
+                    f"{database.path}: the answers after {start} must be uploaded together until"
+                    f" they cover {at_least} distinct duels (min-duels-per-upload), and are more"
+                    f" than the {at_most} that the server accepts (devices-max-duels)"
+                )
             # Until answers are forgotten again, repeated requests return the same answers.
             database.execute("UPDATE cuts SET forgotten = 0 WHERE position = ?", (newest,))
             return newest
