@@ -21,6 +21,7 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, stat
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings, from_flat
+from fldb_flower.system.process import one_blas_thread
 from fldb_flower.wire.codec import BroadcastHeader, decode_broadcast, encode_statistics
 from fldb_flower.wire.devices import DeviceUploadHeader
 from fldb_flower.wire.records import pack_vector, unpack_vector
@@ -180,7 +181,8 @@ def train(message: Message, context: Context) -> Message:
     with DuelStore(_store_path(context)) as store:
         agent = DeviceAgent(store, settings, limits)
         parameters = [unpack_vector(content["arrays"], settings.max_message_mb)]
-        arrays, _, config = agent.fit(parameters, dict(content["config"]))
+        with one_blas_thread(settings.dimension):
+            arrays, _, config = agent.fit(parameters, dict(content["config"]))
         reply = RecordDict({"arrays": pack_vector(arrays[0]), "config": ConfigRecord(config)})
     return Message(reply, reply_to=message)
 

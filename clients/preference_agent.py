@@ -17,6 +17,7 @@ from clients.store import DuelStore, Forgotten
 from clients.validation import check_answer, check_answers, check_arms, shortened
 from fldb_flower.bandit import preference
 from fldb_flower.errors import DataError, FldbError
+from fldb_flower.system.process import one_blas_thread
 
 PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 """Values of ``preferred`` in :meth:`PreferenceAgent.record`, and their y."""
@@ -296,7 +297,8 @@ class PreferenceAgent:
         version = self.store.version()
         if current is not None and (current.version, current.dimension) == (version, dimension):
             current.update()
-        else:
+            return current
+        with one_blas_thread(dimension):
             current = self._knowledge = _Knowledge(self.store, dimension, self._purpose)
         return current
 
@@ -324,7 +326,8 @@ class _Knowledge:
         """Learn from the answers that are new in the store."""
         if self._store.last > self._known:
             new = self._store.answers(self._known)
-            self.learner.learn(new)
+            with one_blas_thread(self.dimension):
+                self.learner.learn(new)
             self.selector.count(new)
             self._known = int(new.numbers.max(initial=self._known))
             self.is_informed |= self._known > 0
