@@ -52,17 +52,18 @@ class SimulatedAgents(NumPyClient):
 
         The vectors and the ``header`` are those of :mod:`fldb_flower.wire.codec`. In ``config``,
         ``counted`` is the last iteration whose duels the server has counted. The reply has the
-        ``regret`` of each later iteration. ``exchange``, a number, is returned unchanged.
+        ``outcomes`` of each later iteration, five numbers each. ``exchange``, a number, is returned
+        unchanged.
         """
         broadcast = _decode(parameters[0], BroadcastHeader(*config["header"]), self._form)
         upload = self.group.answer(broadcast, config["counted"])
         vector, header = encode_upload(
             upload, broadcast, self.partition_id, self.num_partitions, parameters[0].dtype.name
         )
-        (regrets,) = upload.regrets
+        (outcomes,) = upload.outcomes
         reply = {
             "header": list(header),
-            "regret": regrets.sums.tolist(),
+            "outcomes": outcomes.sums.ravel().tolist(),
             "exchange": config["exchange"],
         }
         return [vector], upload.num_duels, reply

@@ -67,6 +67,19 @@ class SelectionEntry(Entry):
 E = TypeVar("E", bound=Entry)
 
 
+@dataclass(frozen=True)
+class EnvironmentEntry(Entry):
+    """An environment: a class like :class:`fldb_flower.environments.base.Environment`.
+
+    Attributes
+    ----------
+    implies : bool
+        Whether its data determine settings that are ``auto``.
+    """
+
+    implies: bool = False
+
+
 class Catalogue(Mapping[str, E]):
     """Entries of one kind by name. Those of the package cannot be replaced."""
 
@@ -140,6 +153,7 @@ ALGORITHMS = Catalogue(
         "fldb_personal": AlgorithmEntry(
             f"{_ALGORITHMS}.personal:FLDBPersonal", agents="personal", online=True
         ),
+        "alone": AlgorithmEntry(f"{_ALGORITHMS}.independent:Independent", agents="personal"),
         "ldb": AlgorithmEntry(f"{_ALGORITHMS}.independent:Independent", agents="local"),
         "random": AlgorithmEntry(f"{_ALGORITHMS}.independent:Independent", agents="uniform"),
     },
@@ -157,10 +171,11 @@ SELECTIONS = Catalogue(
 )
 
 ENVIRONMENTS = Catalogue(
-    Entry,
+    EnvironmentEntry,
     {
-        "synthetic": Entry(f"{_ENVIRONMENTS}.synthetic:Synthetic"),
-        "movielens": Entry(f"{_ENVIRONMENTS}.movielens:MovieLens"),
-        "sentences": Entry(f"{_ENVIRONMENTS}.sentences:Sentences"),
+        "synthetic": EnvironmentEntry(f"{_ENVIRONMENTS}.synthetic:Synthetic"),
+        "movielens": EnvironmentEntry(f"{_ENVIRONMENTS}.movielens:MovieLens"),
+        "sentences": EnvironmentEntry(f"{_ENVIRONMENTS}.sentences:Sentences"),
+        "duels": EnvironmentEntry(f"{_ENVIRONMENTS}.duels:Duels", implies=True),
     },
 )

@@ -23,11 +23,13 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.results import CONFIG, REGRET, identity
-from fldb_flower.settings import current_names, from_nested
+from fldb_flower.settings import ENVIRONMENT_OF, current_names, from_nested
 
 CURVE_COLUMNS = ("iteration", "cumulative_regret", "exchanges")
 NUMBERS = ("final_regret", "exchanges", "uploaded_bytes", "downloaded_bytes", "runtime_seconds")
 """The numbers in every summary."""
+PREDICTIONS = ("log_loss", "accuracy")
+"""The numbers in the summary of a run that predicted answers."""
 
 _MAX_DEPTH = 8  # of nested settings, which have two levels
 
@@ -37,8 +39,8 @@ class Run:
     """One finished run: the content of its files.
 
     ``settings`` has Hydra's dotted names, in the order of ``config.yaml``. Each of :data:`NUMBERS`
-    is a finite number in ``summary``. ``curve`` has one row per iteration, and the columns
-    :data:`CURVE_COLUMNS`.
+    is a finite number in ``summary``, and so are those of :data:`PREDICTIONS` that it has.
+    ``curve`` has one row per iteration, and the columns :data:`CURVE_COLUMNS`.
     """
 
     path: Path
@@ -125,11 +127,19 @@ def identity_of(run: Run) -> str:
 
 def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Drop settings that other settings make irrelevant, such as tau of a geometric schedule."""
+    environment = settings.get("environment.name")
+    others = {own for own, owner in ENVIRONMENT_OF.items() if owner != environment}
     ignored = {
         {"geometric": "tau", "periodic": "schedule.ratio"}.get(str(settings.get("schedule.name"))),
         None if settings.get("matrix_form") == "sketch" else "sketch_rank",
+        *(f"environment.{own}" for own in others),
     }
     return {key: value for key, value in settings.items() if key not in ignored}
+
+
+def predictions(runs: Sequence[Run]) -> list[str]:
+    """Return which of :data:`PREDICTIONS` some of the runs have."""
+    return [key for key in PREDICTIONS if any(key in run.summary for run in runs)]
 
 
 def varying(runs: Sequence[Run]) -> list[str]:
@@ -240,7 +250,7 @@ def _summary(path: Path) -> dict[str, Any]:
         raise DataError(f"{path.name} is not valid JSON") from None
     if not isinstance(summary, dict) or summary.get("complete") is not True:
         raise DataError(f"{path.name} does not mark the run as complete")
-    for key in NUMBERS:
+    for key in (*NUMBERS, *(key for key in PREDICTIONS if key in summary)):
         if not _is_finite(summary.get(key)):
             raise DataError(f"{path.name} has no finite number as {key}")
     return summary

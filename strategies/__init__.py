@@ -27,6 +27,12 @@ class FLDBONSStrategy(DuelingStrategy):
     ALGORITHM = "fldb_ons"
 
 
+class FLDBPersonalStrategy(DuelingStrategy):
+    """FLDB-Personal."""
+
+    ALGORITHM = "fldb_personal"
+
+
 def make_strategy(
     settings: Settings, history: Counts, nodes: Nodes | None = None
 ) -> DuelingStrategy:
@@ -39,5 +45,6 @@ __all__ = [
     "FLDBGDStrategy",
     "FLDBOGDStrategy",
     "FLDBONSStrategy",
+    "FLDBPersonalStrategy",
     "make_strategy",
 ]

@@ -68,7 +68,8 @@ class SimulatedNodes(Nodes):
         try:
             config = content["config"]
             header = UploadHeader.from_counts(config["header"])
-            regret, exchange = [float(each) for each in config["regret"]], config["exchange"]
+            outcomes = [float(each) for each in config["outcomes"]]
+            exchange = config["exchange"]
             vector = unpack_vector(content["arrays"], self._settings.max_message_mb)
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError(f"not an upload: {error!r}") from None
@@ -81,7 +82,7 @@ class SimulatedNodes(Nodes):
         if exchange != number:
             raise UploadError(f"an answer to exchange {exchange} instead of {number}")
         wire = self._settings.wire
-        upload = decode_upload(vector, header, regret, broadcast, self._form, wire=wire)
+        upload = decode_upload(vector, header, outcomes, broadcast, self._form, wire=wire)
         self._check_counts(node, upload, agents, broadcast)
         return Contribution(header.partition_id, upload, claim)
 
@@ -95,10 +96,10 @@ class SimulatedNodes(Nodes):
         duels = agents * (played - before) if broadcast.learns else 0
         if upload.num_duels != duels:
             raise UploadError(f"{upload.num_duels} duels instead of {duels}")
-        (regrets,) = upload.regrets
-        rows = (regrets.first, len(regrets.sums), regrets.agents)
+        (outcomes,) = upload.outcomes
+        rows = (outcomes.first, len(outcomes.sums), outcomes.agents)
         if rows != (counted + 1, played - counted, agents):
-            raise UploadError(f"regret of other iterations or agents than asked for: {rows}")
+            raise UploadError(f"outcomes of other iterations or agents than asked for: {rows}")
 
     def disputes(self, connected: Collection[int]) -> dict[int, str]:
         """Compare the claims of all connected nodes, of this exchange or an earlier one.

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from local_processes import end_processes_of, wait_until
 
+from fldb_flower.bandit.outcomes import OUTCOMES
 from fldb_flower.catalogue import ENVIRONMENTS
 from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
 from fldb_flower.federation.exchange import Broadcast
@@ -139,3 +140,8 @@ def scikit_learn_minimiser(differences: Any, preferences: Any, ridge: float) -> 
     mirrored = np.concatenate([differences, -differences])
     answers = np.concatenate([preferences, 1 - preferences])
     return model.fit(mirrored, answers, sample_weight=np.full(len(answers), 0.5)).coef_[0]
+
+
+def with_regrets(regrets: Any) -> Any:
+    """Return outcomes, (iterations, 5), of these regrets and without predictions."""
+    return np.pad(np.reshape(regrets, (-1, 1)), ((0, 0), (0, len(OUTCOMES) - 1)))

@@ -11,6 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
+from fldb_flower.bandit.outcomes import OUTCOMES
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadHeader
 from fldb_flower.wire.records import unpack_vector
@@ -174,4 +175,5 @@ def _one_iteration_more(config: Any) -> ConfigRecord:
     """Claim one iteration more than was played."""
     header = UploadHeader(*config["header"])
     more = header._replace(num_duels=header.num_duels + header.agents)
-    return ConfigRecord({**config, "header": list(more), "regret": [*config["regret"], 0.0]})
+    outcomes = [*config["outcomes"], *[0.0] * len(OUTCOMES)]
+    return ConfigRecord({**config, "header": list(more), "outcomes": outcomes})

@@ -110,10 +110,10 @@ def assert_upload(upload, duels, theta_hat, played):
     if upload.hessian is not None:
         np.testing.assert_allclose(upload.hessian, hessian, rtol=1e-12, atol=1e-12)
         assert upload.loss == pytest.approx(loss, rel=1e-12)
-    (regrets,) = upload.regrets
-    assert (regrets.first, regrets.agents) == (played.start, N)
+    (outcomes,) = upload.outcomes
+    assert (outcomes.first, outcomes.agents) == (played.start, N)
     expected = [sum(duels[t, agent][2] for agent in range(N)) for t in played]
-    np.testing.assert_allclose(regrets.sums, expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(outcomes.sums[:, 0], expected, rtol=1e-12, atol=1e-12)
 
 
 def log_of(group):
@@ -173,7 +173,7 @@ def test_iterations_selected_together_equal_those_selected_one_by_one(
     for other in uploads[1:]:
         np.testing.assert_allclose(other.gradient, uploads[0].gradient, rtol=1e-12)
         np.testing.assert_allclose(other.information, uploads[0].information, rtol=1e-12)
-        np.testing.assert_allclose(other.regrets[0].sums, uploads[0].regrets[0].sums, rtol=1e-12)
+        np.testing.assert_allclose(other.outcomes[0].sums, uploads[0].outcomes[0].sums, rtol=1e-12)
 
 
 def test_statistics_at_several_points_of_the_same_duels():
@@ -204,7 +204,7 @@ def test_scope_all_sums_over_every_duel_but_information_over_the_fresh():
     np.testing.assert_allclose(upload.hessian, hessian, rtol=1e-12)
     assert upload.loss == pytest.approx(loss, rel=1e-12)
     np.testing.assert_allclose(upload.information, fresh_information, rtol=1e-12)
-    assert (upload.regrets[0].first, len(upload.regrets[0].sums)) == (3, 1)
+    assert (upload.outcomes[0].first, len(upload.outcomes[0].sums)) == (3, 1)
 
 
 def test_ldb_is_algorithm_1_of_one_agent_with_scikit_learns_estimate():
@@ -268,9 +268,9 @@ def test_a_block_is_the_union_of_its_parts(algorithm, selection, sigma):
             np.testing.assert_allclose(
                 getattr(sums, name), getattr(expected, name), rtol=1e-12, atol=1e-12, err_msg=name
             )
-        regret = sum(regrets.sums for regrets in sums.regrets)
-        np.testing.assert_allclose(regret, expected.regrets[0].sums, rtol=1e-12, atol=1e-12)
-        assert [regrets.agents for regrets in sums.regrets] == [2, 1, 4]
+        outcomes = sum(each.sums for each in sums.outcomes)
+        np.testing.assert_allclose(outcomes, expected.outcomes[0].sums, rtol=1e-12, atol=1e-12)
+        assert [each.agents for each in sums.outcomes] == [2, 1, 4]
         # Each agent's duels are equal, not only the sums.
         rows = log_of(whole)[0].reshape(-1, 7, 3)
         for part, group in zip(parts, groups, strict=True):
@@ -283,7 +283,7 @@ def same(first, second):
     assert first.num_duels == second.num_duels
     for name in ("gradient", "information", "hessian"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
-    for ours, theirs in zip(first.regrets, second.regrets, strict=True):
+    for ours, theirs in zip(first.outcomes, second.outcomes, strict=True):
         assert (ours.first, ours.agents) == (theirs.first, theirs.agents)
         np.testing.assert_array_equal(ours.sums, theirs.sums)
 
@@ -371,7 +371,7 @@ def test_without_theta_hat_only_regret_is_reported():
     assert upload.loss is None
     duels = by_hand(chosen, [play])
     expected = [sum(duels[t, agent][2] for agent in range(N)) for t in (1, 2)]
-    np.testing.assert_allclose(upload.regrets[0].sums, expected, rtol=1e-12)
+    np.testing.assert_allclose(upload.outcomes[0].sums[:, 0], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "ldb", "random"])
@@ -418,13 +418,13 @@ def test_results_do_not_depend_on_blocks(algorithm, selection, monkeypatch):
         group = AgentGroup(chosen, range(140))
         assert len(group.blocks) == blocks
         upload = group.answer(broadcast, 0)
-        assert [(each.first, each.agents) for each in upload.regrets] == [(1, 140)]
+        assert [(each.first, each.agents) for each in upload.outcomes] == [(1, 140)]
         for name in ("gradient", "information", "hessian"):
             np.testing.assert_allclose(
                 getattr(upload, name), getattr(expected, name), rtol=1e-12, err_msg=name
             )
         np.testing.assert_allclose(
-            upload.regrets[0].sums, expected.regrets[0].sums, rtol=1e-12, atol=1e-12
+            upload.outcomes[0].sums, expected.outcomes[0].sums, rtol=1e-12, atol=1e-12
         )
 
 
@@ -476,11 +476,12 @@ def test_no_regret_is_ever_negative(  # noqa: PLR0917
     upload = group.answer(
         Broadcast(PlayRequest(1, 4, Estimate(theta, 1e6 * np.eye(dimension))), None), 0
     )
-    (regrets,) = upload.regrets
-    assert regrets.sums.shape == (4,)
-    assert (regrets.sums >= 0.0).all()
+    (outcomes,) = upload.outcomes
+    regrets = outcomes.sums[:, 0]
+    assert regrets.shape == (4,)
+    assert (regrets >= 0.0).all()
     if (algorithm, selection, beta_scale, sigma) == ("fldb_ogd", "ucb", 0.0, 0.0):
-        assert (regrets.sums == 0.0).all()
+        assert (regrets == 0.0).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import scikit_learn_minimiser
+from conftest import scikit_learn_minimiser, with_regrets
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from fldb_flower.algorithms import run_algorithm
 from fldb_flower.algorithms.schedules import geometric, periodic, round_ends
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Regrets, Upload
+from fldb_flower.federation.exchange import Broadcast, Federation, Outcomes, PlayRequest, Upload
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
 from simulations.engines.vectorized import DirectFederation, run
@@ -51,9 +51,9 @@ class Prescribed(Federation):
             self.played.append(broadcast)
         number = len(self.played) - 1
         first, last = self.played[-1].play.first, self.played[-1].play.last
-        regrets = Regrets(first, 1, np.arange(first, last + 1.0))
+        outcomes = Outcomes(first, 1, with_regrets(np.arange(first, last + 1.0)))
         if broadcast.theta_hat is None:
-            return Upload(0, np.zeros(2), np.zeros((2, 2)), None, None, (regrets,))
+            return Upload(0, np.zeros(2), np.zeros((2, 2)), None, None, (outcomes,))
         if number == 0:
             gradient, hessian = broadcast.theta_hat - self.minimum, np.eye(2)
         else:
@@ -64,7 +64,7 @@ class Prescribed(Federation):
             information=INFORMATION[number],
             hessian=np.array(hessian, dtype=float) if broadcast.hessian else None,
             loss=None,
-            regrets=(regrets,),
+            outcomes=(outcomes,),
         )
 
     def mark_counted(self):
@@ -227,9 +227,9 @@ def test_without_exchanges_the_counts_are_zero():
 
 def test_regret_is_averaged_over_the_reporting_agents():
     history = History(3)
-    history.add_regrets(1, 2, np.array([4.0, 6.0]))  # two agents, t = 1 and 2
-    history.add_regrets(1, 3, np.array([1.0]))  # three others, t = 1
-    history.add_regrets(2, 3, np.array([9.0, 6.0]))
+    history.add_outcomes(1, 2, with_regrets([4.0, 6.0]))  # two agents, t = 1 and 2
+    history.add_outcomes(1, 3, with_regrets([1.0]))  # three others, t = 1
+    history.add_outcomes(2, 3, with_regrets([9.0, 6.0]))
     # t = 1: 5 / 5; t = 2: 15 / 5; t = 3: 6 / 3, as two agents were lost.
     np.testing.assert_allclose(history.cumulative_regret, [1, 4, 6], rtol=1e-15)
     assert history.regret == pytest.approx(6)
@@ -276,9 +276,9 @@ def test_independent_agents_only_report_every_regret_once(algorithm, horizon):
     assert iterations == list(range(1, horizon + 1))
     assert len(federation.trips) <= 50
     group = AgentGroup(settings, range(3))
-    (whole,) = group.answer(Broadcast(PlayRequest(1, horizon), None), 0).regrets
+    (whole,) = group.answer(Broadcast(PlayRequest(1, horizon), None), 0).outcomes
     np.testing.assert_allclose(
-        federation.history.cumulative_regret, np.cumsum(whole.sums) / 3, rtol=1e-12
+        federation.history.cumulative_regret, np.cumsum(whole.sums[:, 0]) / 3, rtol=1e-12
     )
 
 

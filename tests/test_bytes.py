@@ -95,13 +95,13 @@ def test_summaries_contain_the_bytes_of_nodes_separately(tmp_path):
 
 
 def test_messages_of_nodes_by_hand():
-    """Random pairs, d = 4: only regret and headers are sent."""
+    """Random pairs, d = 4: only outcomes and headers are sent."""
     history = in_process(settings(3, algorithm="random"))
     # 10 exchanges of one iteration. Down: a header of 7 integers, the acknowledged iteration and
-    # the exchange's number; up: a header of 5, the regret and the number. Vectors are empty.
+    # the exchange's number; up: a header of 5, five outcomes and the number. Vectors are empty.
     assert history.uploaded_bytes == history.downloaded_bytes == 0
     assert history.node_downloaded_bytes == 10 * 3 * (FRAME + 8 * 9)
-    assert history.node_uploaded_bytes == 10 * 3 * (FRAME + 8 * 7)
+    assert history.node_uploaded_bytes == 10 * 3 * (FRAME + 8 * 11)
 
 
 def test_single_precision_counts_half(tmp_path):
@@ -170,7 +170,7 @@ def introduce(nodes, chosen, partitions):
     nothing = Broadcast(PlayRequest(1, 0), None)
     for node, partition in partitions.items():
         agents = len(agents_of_node(partition, 3, chosen.num_agents))
-        config = {"header": [0, partition, 3, agents, 1], "regret": [], "exchange": 0}
+        config = {"header": [0, partition, 3, agents, 1], "outcomes": [], "exchange": 0}
         content = {"arrays": pack_vector(np.zeros(0)), "config": ConfigRecord(config)}
         nodes.check(node, SimpleNamespace(content=RecordDict(content)), 0, nothing)
     nodes.disputes([1001, 1002, 1003])

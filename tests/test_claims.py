@@ -45,7 +45,7 @@ def reply(partition, partitions, agents=24):
     header = list(UploadHeader(block, partition, partitions, block, 1))
     content = {
         "arrays": pack_vector(np.zeros(5)),  # gradient 2, triangle 3
-        "config": ConfigRecord({"header": header, "regret": [0.0], "exchange": 1}),
+        "config": ConfigRecord({"header": header, "outcomes": [0.0] * 5, "exchange": 1}),
     }
     return SimpleNamespace(content=RecordDict(content))
 

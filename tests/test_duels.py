@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from fldb_flower.bandit.duels import DuelLog
 
 AGENTS, D = 3, 2
+FIVE = np.arange(5.0)
 
 property_test = settings(deadline=None, derandomize=True, max_examples=100)
 
@@ -20,10 +21,10 @@ def numbers_of(t):
 
 def play(log, t):
     differences, preferences, regret = numbers_of(t)
-    rows, answers, regrets = log.append(1)
+    rows, answers, outcomes = log.append(1)
     rows[:] = differences
     answers[:] = preferences
-    regrets[:] = regret
+    outcomes[:] = regret + FIVE
 
 
 def played_log(iterations, *, keep=False):
@@ -37,17 +38,17 @@ def played_log(iterations, *, keep=False):
 def test_iterations_added_together_equal_those_added_one_by_one(cuts):
     log, t = DuelLog(AGENTS, D, keep=True), 0
     for count in cuts:
-        rows, answers, regrets = log.append(count)
+        rows, answers, outcomes = log.append(count)
         for place in range(count):
             differences, preferences, regret = numbers_of(t + place + 1)
             rows[place * AGENTS : (place + 1) * AGENTS] = differences
             answers[place * AGENTS : (place + 1) * AGENTS] = preferences
-            regrets[place] = regret
+            outcomes[place] = regret + FIVE
         t += count
     one_by_one = played_log(t, keep=True)
     for together, single in zip(log.all(), one_by_one.all(), strict=True):
         np.testing.assert_array_equal(together, single)
-    assert log.fresh_regrets().tolist() == one_by_one.fresh_regrets().tolist()
+    assert log.fresh_outcomes().tolist() == one_by_one.fresh_outcomes().tolist()
 
 
 def assert_contains(log, *, fresh, everything):
@@ -61,7 +62,9 @@ def assert_contains(log, *, fresh, everything):
         assert preferences.shape == (AGENTS * len(rows),)
         assert differences.tolist() == [agent.tolist() for row in rows for agent in row[0]]
         assert preferences.tolist() == [answer for row in rows for answer in row[1]]
-    assert log.fresh_regrets().tolist() == [10.0 * t for t in fresh]
+    assert log.fresh_outcomes().tolist() == [
+        [10.0 * t + place for place in range(5)] for t in fresh
+    ]
 
 
 def test_a_new_log_is_empty():
@@ -111,27 +114,27 @@ def test_only_played_iterations_can_be_acknowledged():
     assert_contains(log, fresh=[3], everything=[3])
 
 
-def test_the_log_grows_and_starts_every_regret_at_zero():
+def test_the_log_grows_and_starts_every_outcome_at_zero():
     log = played_log(40, keep=True)
     assert_contains(log, fresh=range(1, 41), everything=range(1, 41))
     log.append(1)
-    assert log.fresh_regrets()[-1] == 0.0
-    assert log.fresh_regrets()[:-1].tolist() == [10.0 * t for t in range(1, 41)]
+    assert log.fresh_outcomes()[-1].tolist() == [0.0] * 5
+    assert log.fresh_outcomes()[:-1, 0].tolist() == [10.0 * t for t in range(1, 41)]
 
 
-def test_a_row_reused_after_dropping_starts_at_regret_zero():
+def test_a_row_reused_after_dropping_starts_at_outcome_zero():
     log = played_log(4)
     log.acknowledge(4)
     log.append(1)
-    assert log.fresh_regrets().tolist() == [0.0]
+    assert log.fresh_outcomes().tolist() == [[0.0] * 5]
 
 
-def test_returned_regrets_are_copies():
+def test_returned_outcomes_are_copies():
     log = played_log(3)
-    before = log.fresh_regrets()
+    before = log.fresh_outcomes()
     log.acknowledge(2)
     play(log, 4)
-    assert before.tolist() == [10.0, 20.0, 30.0]
+    assert before[:, 0].tolist() == [10.0, 20.0, 30.0]
 
 
 def copied(state):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import nested
+from conftest import nested, with_regrets
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -262,7 +262,7 @@ def test_figures_and_documents_refuse_regret_that_is_not_finite(invalid_world):
 )
 def test_a_history_refuses_regret_that_is_not_finite(tmp_path, regrets, iteration):
     history = History(4)
-    history.add_regrets(1, 1, regrets)
+    history.add_outcomes(1, 1, with_regrets(regrets))
     with pytest.raises(DataError, match=rf"^regret is not finite from iteration {iteration} on"):
         _ = history.cumulative_regret
     with pytest.raises(DataError):
@@ -344,7 +344,7 @@ def test_a_norm_that_overflows_scores(invalid_world):
 # --- sizes ---------------------------------------------------------------------------------
 
 HUGE = {
-    "horizon=10000000000000: the regret of a run would take at least 240 TB": {"horizon": 1e13},
+    "horizon=10000000000000: the regret of a run would take at least 560 TB": {"horizon": 1e13},
     "horizon=1000000000000000019884624838656 (from a test): must be at": {"horizon": 1e30},
     "num_agents=10000000, horizon=6, num_arms=100000, dimension=4096: 10000000 agents would": {
         "num_agents": 1e7,

@@ -109,8 +109,8 @@ class Witness:
         learns, parts, last = self.strategy.last_exchange.broadcast.theta_hat is not None, [], 0
         for node, contribution in contributions.items():
             block = agents[node]
-            (regrets,) = contribution.upload.regrets
-            first, last = regrets.first, regrets.first + len(regrets.sums) - 1
+            (outcomes,) = contribution.upload.outcomes
+            first, last = outcomes.first, outcomes.first + len(outcomes.sums) - 1
             assert first == self.covered.get(block, 0) + 1
             parts += [self.duels[block, t] for t in range(first, last + 1)]
             self.covered[block] = last

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.federation.exchange import Broadcast, PlayRequest, Regrets, Upload
+from fldb_flower.federation.exchange import Broadcast, Outcomes, PlayRequest, Upload
 from fldb_flower.linalg.forms import Full, pack_symmetric, unpack_symmetric
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.wire import codec as messages
@@ -45,8 +45,14 @@ def some_upload(d=3, *, hessian=True, loss=True, seed=0, iterations=2):
         information=symmetric(rng, d),
         hessian=symmetric(rng, d) if hessian else None,
         loss=float(rng.random()) if loss else None,
-        regrets=(Regrets(4, 5, rng.random(iterations)),),
+        outcomes=(Outcomes(4, 5, some_outcomes(rng, iterations)),),
     )
+
+
+def some_outcomes(rng, iterations):
+    """Regret, log loss, and falling numbers of five agents, for each iteration."""
+    numbers = -np.sort(-rng.integers(0, 6, (iterations, 3)), axis=1)
+    return np.hstack([rng.random((iterations, 2)), numbers])
 
 
 def make_broadcast(*, hessian=True, loss=True, d=3):
@@ -163,7 +169,7 @@ def test_every_kind_of_upload_round_trips(d, seed, hessian, loss, iterations, pa
     assert (header.partition_id, header.num_partitions) == (partition, 4)
     received = UploadHeader.from_counts(list(header))
     assert received == header
-    got = decode_upload(vector, received, sent.regrets[0].sums, broadcast, Full(d))
+    got = decode_upload(vector, received, sent.outcomes[0].sums.ravel(), broadcast, Full(d))
     assert got.num_duels == sent.num_duels
     np.testing.assert_array_equal(got.gradient, sent.gradient)
     np.testing.assert_array_equal(got.information, sent.information)
@@ -171,20 +177,20 @@ def test_every_kind_of_upload_round_trips(d, seed, hessian, loss, iterations, pa
     if hessian:
         np.testing.assert_array_equal(got.hessian, sent.hessian)
     assert got.loss == sent.loss
-    (regrets,) = got.regrets
-    assert (regrets.first, regrets.agents) == (4, 5)
-    np.testing.assert_array_equal(regrets.sums, sent.regrets[0].sums)
+    (outcomes,) = got.outcomes
+    assert (outcomes.first, outcomes.agents) == (4, 5)
+    np.testing.assert_array_equal(outcomes.sums, sent.outcomes[0].sums)
 
 
-def test_an_upload_of_regret_only_contains_no_statistics():
+def test_an_upload_of_outcomes_only_contains_no_statistics():
     broadcast = Broadcast(PlayRequest(4, 5), None)
     vector, header = encode_upload(some_upload()._replace(num_duels=0), broadcast, 0, 1)
     assert vector.shape == (0,) == (upload_size(broadcast, Full(3)),)
-    got = decode_upload(vector, header, [1.0, 2.0], broadcast, Full(3))
+    got = decode_upload(vector, header, [1.0] * 10, broadcast, Full(3))
     assert got.gradient.tolist() == [0.0] * 3
     assert got.information.tolist() == [[0.0] * 3] * 3
     assert (got.num_duels, got.hessian, got.loss) == (0, None, None)
-    assert len(got.regrets[0].sums) == 2
+    assert len(got.outcomes[0].sums) == 2
 
 
 def test_traffic_by_hand():
@@ -198,20 +204,20 @@ def test_traffic_by_hand():
 
 
 def with_number(position, value):
-    def damage(vector, header, regret):
+    def damage(vector, header, outcomes):
         vector = vector.copy()
         vector[position] = value
-        return vector, header, regret
+        return vector, header, outcomes
 
     return damage
 
 
 def with_vector(change):
-    return lambda vector, header, regret: (change(vector), header, regret)
+    return lambda vector, header, outcomes: (change(vector), header, outcomes)
 
 
-def with_regret(*numbers, first=1):
-    return lambda vector, header, _: (vector, header._replace(regret_first=first), numbers)
+def with_outcomes(*numbers, first=1):
+    return lambda vector, header, _: (vector, header._replace(first=first), numbers)
 
 
 # d = 3 with Hessian and loss: 3 + 6 + 6 + 1 numbers.
@@ -237,10 +243,16 @@ MALFORMED = {
     "complex": (with_vector(lambda v: v + 0j), "dtype complex128 instead"),
     "foreign byte order": (with_vector(lambda v: v.astype(">f8")), "dtype >f8 instead"),
     "objects": (with_vector(lambda v: v.astype(object)), "dtype object instead"),
-    "negative regret": (with_regret(1.0, -1e-9), "regret that is negative"),
-    "NaN regret": (with_regret(np.nan, 1.0), "negative or not finite"),
-    "infinite regret": (with_regret(1.0, np.inf), "negative or not finite"),
-    "iteration 0": (with_regret(1.0, first=0), "before iteration 1"),
+    "negative regret": (with_outcomes(-1e-9, 0, 0, 0, 0), "outcome that is negative"),
+    "NaN regret": (with_outcomes(np.nan, 0, 0, 0, 0), "negative or not finite"),
+    "infinite log loss": (with_outcomes(1.0, np.inf, 1, 1, 1), "negative or not finite"),
+    "negative number": (with_outcomes(1.0, 1.0, 1, -1, 0), "outcome that is negative"),
+    "iteration 0": (with_outcomes(1.0, 1.0, 1, 1, 1, first=0), "before iteration 1"),
+    "regret alone": (with_outcomes(1.0, 2.0), "2 outcomes, not 5 for each iteration"),
+    "more predicted than agents": (with_outcomes(1.0, 1.0, 6, 5, 5), "more predictions than 5"),
+    "more decided than predicted": (with_outcomes(1.0, 1.0, 3, 4, 3), "more predictions than 5"),
+    "more correct than decided": (with_outcomes(1.0, 1.0, 3, 3, 3.5), "more predictions than 5"),
+    "in a later iteration": (with_outcomes(*[0.0] * 5, 1, 1, 9, 1, 1), "more predictions than 5"),
 }
 
 
@@ -248,9 +260,9 @@ MALFORMED = {
 def test_a_malformed_upload_is_refused_with_a_reason(name):
     damage, reason = MALFORMED[name]
     broadcast = make_broadcast()
-    vector, header, regret = damage(*encode_upload(some_upload(), broadcast, 0, 1), [1.0, 2.0])
+    vector, header, outcomes = damage(*encode_upload(some_upload(), broadcast, 0, 1), [1.0] * 10)
     with pytest.raises(UploadError, match=reason) as refused:
-        decode_upload(vector, header, regret, broadcast, Full(3))
+        decode_upload(vector, header, outcomes, broadcast, Full(3))
     assert "\n" not in str(refused.value)
 
 
@@ -259,22 +271,22 @@ def test_vectors_of_another_length_are_refused(d, right):
     """Like FedAvg's (2,) and (1,), which would be broadcast into a wrong sum."""
     broadcast = make_broadcast(hessian=False, loss=False, d=d)
     header = UploadHeader(1, 0, 1, 1, 1)
-    decode_upload(np.ones(right), header, [0.0], broadcast, Full(d))
+    decode_upload(np.ones(right), header, [0.0] * 5, broadcast, Full(d))
     for size in {*range(12)} - {right}:
         with pytest.raises(UploadError, match="shape"):
-            decode_upload(np.ones(size), header, [0.0], broadcast, Full(d))
+            decode_upload(np.ones(size), header, [0.0] * 5, broadcast, Full(d))
 
 
 def test_an_upload_for_another_broadcast_is_refused():
     asked, other = make_broadcast(hessian=False), make_broadcast(hessian=True)
     vector, header = encode_upload(some_upload(), other, 0, 1)
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, header, [0.0], asked, Full(3))
+        decode_upload(vector, header, [0.0] * 5, asked, Full(3))
     vector, header = encode_upload(some_upload(hessian=False), asked, 0, 1)
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, header, [0.0], other, Full(3))
+        decode_upload(vector, header, [0.0] * 5, other, Full(3))
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, header, [0.0], Broadcast(PlayRequest(1, 1), None), Full(3))
+        decode_upload(vector, header, [0.0] * 5, Broadcast(PlayRequest(1, 1), None), Full(3))
 
 
 @pytest.mark.parametrize(
@@ -304,7 +316,7 @@ def test_invalid_counts_are_refused(numbers):
 
 def test_counts_of_a_reply_are_read_in_the_order_of_the_header():
     assert UploadHeader.from_counts([6, 1, 3, 5, 4]) == UploadHeader(
-        num_duels=6, partition_id=1, num_partitions=3, agents=5, regret_first=4
+        num_duels=6, partition_id=1, num_partitions=3, agents=5, first=4
     )
 
 

@@ -35,9 +35,9 @@ LAYOUTS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
 ARMS, DIMENSION, AGENTS = 7, 4, 3
 
 
-def environment(path, dimension=DIMENSION, agents=range(AGENTS), num_arms=ARMS):
+def environment(path, dimension=DIMENSION, agents=range(AGENTS), num_arms=ARMS, **others):
     values = {"dimension": dimension, "num_arms": num_arms}
-    values["environment"] = {"name": "movielens", "path": str(path)}
+    values["environment"] = {"name": "movielens", "path": str(path), **others}
     return MovieLens(from_nested(values, "test"), agents)
 
 
@@ -370,6 +370,22 @@ def test_one_user_and_different_items_in_a_context(folder):
     np.testing.assert_array_equal(contexts.rewards, likes[users, items])
     assert contexts.rewards.dtype == np.float64
     assert set(np.unique(contexts.rewards)) == {0.0, 1.0}
+
+
+def test_a_persistent_user_is_one_for_the_whole_run(folder):
+    """180 agents are the 180 users, in a random order that starts again at agent 180."""
+    agents = range(190)
+    world = environment(folder, agents=agents, num_arms=200, users="persistent")
+    rewards = world.contexts(AgentStreams(0, agents), 3).rewards
+    items = AgentStreams(0, agents).permutations("items", 3, 200, 200)
+    by_item = np.take_along_axis(rewards, np.argsort(items, axis=-1), axis=-1)
+    assert (by_item == by_item[:, :1]).all()
+    rows = {row.tobytes(): user for user, row in enumerate(world.feedback)}
+    users = [rows[row.tobytes()] for row in by_item[:, 0]]
+    assert sorted(users[:180]) == list(range(180)) != users[:180]
+    assert users[180:] == users[:10]
+    part = environment(folder, agents=range(7, 9), num_arms=200, users="persistent")
+    assert (part.contexts(AgentStreams(0, range(7, 9)), 3).rewards == rewards[7:9]).all()
 
 
 def test_users_and_items_are_uniform(folder):

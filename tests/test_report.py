@@ -152,6 +152,10 @@ SPOILED = {
         lambda p: patch(p / "summary.json", "3.0", "NaN"),
         "no finite number as final_regret",
     ),
+    "log loss": (
+        lambda p: patch(p / "summary.json", "{", '{"log_loss": null, '),
+        "no finite number as log_loss",
+    ),
     "not complete": (
         lambda p: patch(p / "summary.json", "true", "false"),
         "does not mark the run as complete",
@@ -278,6 +282,16 @@ def test_means_and_standard_errors_are_those_worked_by_hand(tmp_path):
     assert made["varying"] == ["tau", "seed"]
     assert ["algorithm", "fldb_ogd"] in made["common"]
     assert len(made["runs"]) == 4
+
+
+def test_predictions_are_columns_if_a_run_has_them(tmp_path):
+    make_run(tmp_path / "a", algorithm="random")
+    make_run(tmp_path / "b", summary={"log_loss": 0.5, "accuracy": 0.75})
+    random, other = (payload(*find_runs([tmp_path / name]), tmp_path) for name in ("a", "b"))
+    assert random["predictions"] == []
+    assert other["predictions"] == ["log_loss", "accuracy"]
+    assert (other["runs"][0]["log_loss"], other["runs"][0]["accuracy"]) == (0.5, 0.75)
+    assert "log_loss" not in random["runs"][0]
 
 
 def test_labels_name_settings_as_users_write_them(tmp_path):
@@ -455,7 +469,7 @@ def small(tmp_path_factory):
     make_sweep(folder, runs=12, seeds=3, horizon=200)
     (make_run(folder / "broken") / "summary.json").unlink()
     odd = {"note": HOSTILE, "tau": 9, "k" * 300: "v" * 300}
-    make_run(folder / "hostile", [1.0] * 200, summary={"exchanges": 0}, **odd)
+    make_run(folder / "hostile", [1.0] * 200, summary={"exchanges": 0, "log_loss": 0.25}, **odd)
     done = call(folder)
     assert done.returncode == 0, done.stderr
     return folder / "report.html"
@@ -621,6 +635,14 @@ def test_table_sorts_by_click_and_by_key(browser, small):
     browser.find_elements("css selector", "#runs thead button")[0].send_keys(Keys.SPACE)
     names = [row[0] for row in rows(browser)]
     assert names == [*map(str, range(12)), "hostile"]  # by value, not 0, 1, 10, 11, 2
+
+
+def test_the_table_shows_the_log_loss_of_runs_that_have_one(browser, small):
+    browser.get(small.as_uri())
+    heads = texts(browser, "#runs thead th")
+    assert "Accuracy" not in heads
+    shown = [row[heads.index("Log loss")] for row in rows(browser)]
+    assert sorted(shown) == ["0.25", *["\N{EN DASH}"] * 12]
 
 
 def test_values_sort_as_numbers_then_as_texts(browser, small):

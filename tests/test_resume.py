@@ -42,7 +42,7 @@ SMALL = {
     "checkpoint_seconds": 0.0,
     "engine__num_nodes": 3,
 }
-RESULTS = ("config.yaml", "regret.csv", "participation.csv", "model.json")
+RESULTS = ("config.yaml", "regret.csv", "prediction.csv", "participation.csv", "model.json")
 
 
 class KilledError(BaseException):
@@ -220,6 +220,8 @@ def test_a_checkpoint_of_an_earlier_version_resumes_to_the_same_bytes(tmp_path, 
     run(from_nested(nested(num_agents=5, horizon=40, num_arms=4, dimension=3, tau=3,
                            resume=True, **values), "a test"), tmp_path)  # fmt: skip
     assert (tmp_path / "regret.csv").read_bytes() == (there / "regret.csv").read_bytes()
+    # Predictions are those after the checkpoint: 0.1.0 recorded none.
+    assert 0 < json.loads((tmp_path / "summary.json").read_text())["log_loss"] < 2
 
 
 # --- the state of agents ---------------------------------------------------------------------
@@ -243,11 +245,11 @@ def test_a_saved_state_of_a_group_is_not_changed_by_later_rounds(values):
     play(1, 3)
     state = group.state()
     before = {name: array.copy() for name, array in state.items()}
-    once = play(4, 4).regrets[0].sums
+    once = play(4, 4).outcomes[0].sums
     for name, array in before.items():
         np.testing.assert_array_equal(state[name], array, err_msg=name)
     group.restore(state)
-    np.testing.assert_array_equal(play(4, 4).regrets[0].sums, once)
+    np.testing.assert_array_equal(play(4, 4).outcomes[0].sums, once)
 
 
 def test_a_restored_history_continues_identically():
@@ -255,8 +257,8 @@ def test_a_restored_history_continues_identically():
         for t in range(first, last):
             history.count_exchange((t, t), learns=t % 2 == 0)
             history.count_bytes(3 * t, t)
-            history.add_regrets(t, 2, [t + 0.1])
-            history.add_regrets(t, 3, np.array([0.3]))
+            history.add_outcomes(t, 2, [[t + 0.1, 0.5, 2, 2, 1.5]])
+            history.add_outcomes(t, 3, np.array([[0.3, 0.7, 3, 1, 1]]))
             history.count_round()
         return history
 
@@ -268,6 +270,7 @@ def test_a_restored_history_continues_identically():
         recorded(again, 300, 400)
         assert again == whole
         np.testing.assert_array_equal(again.cumulative_regret, whole.cumulative_regret)
+        assert (again.log_loss, again.accuracy) == (whole.log_loss, whole.accuracy)
         np.testing.assert_array_equal(again.exchanges_by_iteration, whole.exchanges_by_iteration)
 
 

@@ -425,14 +425,14 @@ def test_an_upload_with_too_many_duels_is_refused(count):
 @given(
     arrays=st.sampled_from(["vector", "numbers", "none", "hostile"]),
     config=st.dictionaries(
-        st.sampled_from(["header", "regret", "exchange", "device", "x"]), config_values
+        st.sampled_from(["header", "outcomes", "exchange", "device", "x"]), config_values
     ),
     size=st.sampled_from([0, 5, 8]),
 )
-@example("vector", {"header": ["1", "0", "1", "4", "1"], "regret": [0.0], "exchange": 0}, 5)
-@example("vector", {"header": [4, 0, 1, 4, 1], "regret": ["a"], "exchange": 0}, 5)
-@example("vector", {"header": [4, 0, 1, 4, 1], "regret": 0.0, "exchange": 0}, 5)
-@example("vector", {"header": [4, 0, 1, 4, 1], "regret": [0.0] * 10**6, "exchange": 0}, 5)
+@example("vector", {"header": ["1", "0", "1", "4", "1"], "outcomes": [0.0], "exchange": 0}, 5)
+@example("vector", {"header": [4, 0, 1, 4, 1], "outcomes": ["a"], "exchange": 0}, 5)
+@example("vector", {"header": [4, 0, 1, 4, 1], "outcomes": 0.0, "exchange": 0}, 5)
+@example("vector", {"header": [4, 0, 1, 4, 1], "outcomes": [0.0] * 10**6, "exchange": 0}, 5)
 @example("vector", {"header": [1] * 10**6, "device": "0" * 32}, 5)
 @example("numbers", {"header": [0] * 5, "device": "0" * 32}, 8)
 @example("vector", {"header": 5, "device": ["0" * 32]}, 5)

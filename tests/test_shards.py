@@ -47,7 +47,7 @@ def broadcast(first, last, seed=0):
 def same(first, second):
     for name in ("num_duels", "gradient", "information", "hessian"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
-    for one, other in zip(first.regrets, second.regrets, strict=True):
+    for one, other in zip(first.outcomes, second.outcomes, strict=True):
         assert (one.first, one.agents) == (other.first, other.agents)
         np.testing.assert_array_equal(one.sums, other.sums)
 
@@ -68,7 +68,7 @@ def test_results_do_not_depend_on_the_number_of_processes(algorithm):
     whole = AgentGroup(chosen, range(200)).answer(broadcast(1, 3), 0)
     assert whole.num_duels == uploads[0][0].num_duels == 600
     np.testing.assert_allclose(whole.gradient, uploads[0][0].gradient, rtol=1e-12)
-    np.testing.assert_allclose(whole.regrets[0].sums, uploads[0][0].regrets[0].sums, rtol=1e-12)
+    np.testing.assert_allclose(whole.outcomes[0].sums, uploads[0][0].outcomes[0].sums, rtol=1e-12)
 
 
 def test_a_state_can_be_restored_with_another_number_of_processes():

@@ -308,7 +308,7 @@ def test_jobs_draw_their_pictures_on_request_and_single_runs_by_default(tmp_path
     assert done.returncode == 0
     assert "regret.png" not in done.stdout
     assert {path.name for path in (tmp_path / "one").iterdir()} == {
-        "config.yaml", "model.json", "regret.csv", "summary.json",
+        "config.yaml", "model.json", "prediction.csv", "regret.csv", "summary.json",
     }  # fmt: skip
 
 
@@ -321,18 +321,22 @@ def test_a_sweep_prints_a_table_and_few_lines(tmp_path):
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert len(lines) <= 6
-    assert lines[2].split() == ["tau", "mean", "std.", "error", "median", "seeds"]
+    assert lines[2].split() == [
+        "tau", "mean", "std.", "error", "median", "log_loss", "accuracy", "seeds",
+    ]  # fmt: skip
     for tau, line in zip((1, 2), lines[3:5], strict=True):
         values = np.array([final_regret(tau=tau, seed=seed) for seed in range(4)])
         error = values.std(ddof=1) / 2
-        expected = [tau, values.mean(), error, np.median(values), 4]
-        np.testing.assert_allclose([float(word) for word in line.split()], expected, rtol=1e-5)
+        *numbers, loss, accuracy, seeds = map(float, line.split())
+        expected = [tau, values.mean(), error, np.median(values)]
+        np.testing.assert_allclose(numbers, expected, rtol=1e-5)
+        assert (loss > 0, 0 < accuracy < 1, seeds) == (True, True, 4)
     assert str(tmp_path) in lines[5]
 
 
-def made_up(tmp_path, final, **chosen):
+def made_up(tmp_path, final, scores=(), **chosen):
     settings = {"tau": 1, "seed": 0, "schedule.name": "periodic", **chosen}
-    return Run(tmp_path, settings, {"final_regret": final}, pd.DataFrame())
+    return Run(tmp_path, settings, {"final_regret": final, **dict(scores)}, pd.DataFrame())
 
 
 def test_statistics_by_hand(tmp_path):
@@ -342,6 +346,15 @@ def test_statistics_by_hand(tmp_path):
     assert table.columns.to_list() == ["tau", "mean", "std. error", "median", "seeds"]
     np.testing.assert_allclose(table.iloc[0], [1, 3, np.sqrt(7 / 3), 2, 3])
     np.testing.assert_allclose(table.iloc[1], [2, 5, np.nan, 5, 1])
+
+
+def test_log_loss_and_accuracy_are_means_over_the_runs_that_have_them(tmp_path):
+    some = [made_up(tmp_path, 1.0, {"log_loss": x, "accuracy": 0.5}, seed=x) for x in (1, 4)]
+    table = statistics([*some, made_up(tmp_path, 5.0, tau=2)])
+    names = ["tau", "mean", "std. error", "median", "log_loss", "accuracy", "seeds"]
+    assert table.columns.to_list() == names
+    assert table.log_loss.to_list()[0] == 2.5
+    assert table.accuracy.isna().to_list() == [False, True]
 
 
 def test_a_long_table_is_cut(tmp_path):

@@ -104,7 +104,7 @@ def test_a_state_goes_through_bytes_into_a_new_process(algorithm, rng):
         broadcast = Broadcast(play, theta, scope, hessian=True)
         one, two = (group.answer(broadcast, first - 1) for group in (through, resumed))
         np.testing.assert_array_equal(one.gradient, two.gradient)
-        np.testing.assert_array_equal(one.regrets[0].sums, two.regrets[0].sums)
+        np.testing.assert_array_equal(one.outcomes[0].sums, two.outcomes[0].sums)
         assert type(one.gradient) is type(one.information) is type(one.hessian) is np.ndarray
         saved = unpack_arrays(pack_arrays(resumed.state()))
         resumed = AgentGroup(chosen, range(2, 9))

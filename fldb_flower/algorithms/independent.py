@@ -1,4 +1,4 @@
-"""Agents without collaboration: LDB, and pairs drawn uniformly."""
+"""Agents without collaboration: LDB, FLDB-Personal without exchanges, and uniform pairs."""
 
 from __future__ import annotations
 

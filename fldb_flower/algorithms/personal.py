@@ -6,9 +6,9 @@ import numpy as np
 
 from fldb_flower.algorithms.base import Algorithm, State
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.bandit.prior import START, VARIANCES, CommonPrior, choose_variance, scale_of
+from fldb_flower.bandit.prior import START, VARIANCES, CommonPrior, mean_variance, scale_of
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest
-from fldb_flower.settings import Settings
+from fldb_flower.settings import AUTO, Settings
 
 
 class FLDBPersonal(Algorithm):
@@ -21,14 +21,15 @@ class FLDBPersonal(Algorithm):
 
         A = lambda_0 I + sum M_i,    c = sum m_i
 
-    The heterogeneity v minimises the log loss of answers that agents predicted before they
-    learned from them, summed over all answers: the largest v whose total is within one nat of the
-    least (:func:`~fldb_flower.bandit.prior.choose_variance`).
+    The heterogeneity v is estimated from the log losses of answers, under each of 11 values of v,
+    that agents predicted before they learned from them
+    (:func:`~fldb_flower.bandit.prior.mean_variance`); or it is the setting ``personal_variance``.
 
     The state has ``theta_sync``, the common mean ``A^-1 c``; ``information``, the sum of M_i;
     ``shift``, c; ``losses``, the total log loss for each v, (11,); ``offered``, the mean squared
-    length of the differences offered, summed over answers, and the number of answers; and
-    ``variances``, v and the smallest v so far, in units of ``1 / scale``.
+    length of the differences offered, summed over answers, the number of answers, and the number
+    of agents with a share; and ``variances``, v and the smallest v so far, in units of
+    ``1 / scale``.
 
     docs/personal.md derives the algorithm.
     """
@@ -39,8 +40,8 @@ class FLDBPersonal(Algorithm):
             "information": self.form.zeros(),
             "shift": np.zeros(settings.dimension),
             "losses": np.zeros(len(VARIANCES)),
-            "offered": np.zeros(2),
-            "variances": np.full(2, VARIANCES[START]),
+            "offered": np.zeros(3),
+            "variances": np.full(2, START),
         }
 
     @property
@@ -53,7 +54,7 @@ class FLDBPersonal(Algorithm):
     @property
     def scale(self) -> float:
         """Unit of squared features; 0 before the first upload."""
-        squares, count = self.arrays["offered"]
+        squares, count, _ = self.arrays["offered"]
         return float(scale_of(squares / count)) if count else 0.0
 
     @property
@@ -74,10 +75,17 @@ class FLDBPersonal(Algorithm):
         change, arrays = upload.shares, self.arrays
         assert change is not None
         losses = arrays["losses"] + change.losses
-        offered = arrays["offered"] + np.array([change.squares, upload.num_duels])
-        variance = VARIANCES[choose_variance(losses)]
+        new = np.array([change.squares, upload.num_duels, change.members])
+        offered = arrays["offered"] + new
+        squares, answers, members = offered
         precision, shift = arrays["information"] + change.precision, arrays["shift"] + change.shift
-        scale = float(scale_of(offered[0] / max(offered[1], 1.0)))
+        scale = float(scale_of(squares / max(answers, 1.0)))
+        known = self.settings.personal_variance
+        variance = (
+            mean_variance(losses, answers / max(members, 1.0))
+            if known == AUTO
+            else float(known) * scale
+        )
         ridge = self.settings.personal_ridge * scale
         return {
             "theta_sync": self.form.solve(precision, shift, ridge),

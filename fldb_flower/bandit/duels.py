@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
+from fldb_flower.bandit.outcomes import OUTCOMES
+from fldb_flower.linalg.arrays import Array, Arrays, FloatArray, copy, namespace, to_numpy
 
 
 class DuelLog:
@@ -34,28 +35,27 @@ class DuelLog:
         self.counted = 0  # the last iteration that the server has counted
         self._differences = self._arrays.empty(dimension, agents)
         self._preferences = self._arrays.empty(agents)
-        self._regrets = np.empty(1)  # of each iteration, summed over agents
+        self._outcomes = np.empty((1, len(OUTCOMES)))  # of each iteration, summed over agents
 
     @property
     def played(self) -> int:
         """Return the last iteration played."""
         return self._start + self._kept
 
-    def append(self, iterations: int) -> tuple[Array, Array, Array]:
+    def append(self, iterations: int) -> tuple[Array, Array, FloatArray]:
         """Add iterations and return views of their values, for the caller to set.
 
         These are differences (iterations * agents, d) and preferences (iterations * agents,), agent
-        by agent in each iteration, and the regret of each iteration, summed over agents.
+        by agent in each iteration, and the sums :data:`OUTCOMES` of each iteration, 0 at first.
         """
-        while self._kept + iterations > self._regrets.size:
+        while self._kept + iterations > len(self._outcomes):
             self._differences = _doubled(self._differences)
             self._preferences = _doubled(self._preferences)
-            self._regrets = _doubled(self._regrets)
+            self._outcomes = np.concatenate([self._outcomes] * 2)
         first, self._kept = self._kept, self._kept + iterations
-        self._regrets[first : self._kept] = 0.0
-        place = self._span(first, self._kept)
-        regrets = self._regrets[first : self._kept]
-        return self._differences[:, place].T, self._preferences[place], regrets
+        place, outcomes = self._span(first, self._kept), self._outcomes[first : self._kept]
+        outcomes[:] = 0.0
+        return self._differences[:, place].T, self._preferences[place], outcomes
 
     def acknowledge(self, counted: int) -> None:
         """Record that the server has counted all duels up to iteration ``counted``."""
@@ -70,7 +70,7 @@ class DuelLog:
             old, new = self._span(drop, self._kept), self._span(0, left)
             self._differences[:, new] = copy(self._differences[:, old])
             self._preferences[new] = copy(self._preferences[old])
-            self._regrets[:left] = self._regrets[drop : self._kept].copy()
+            self._outcomes[:left] = self._outcomes[drop : self._kept].copy()
         self._start, self._kept = self.counted, left
 
     def fresh(self) -> tuple[Array, Array]:
@@ -81,9 +81,9 @@ class DuelLog:
         """Return differences (n, d) and preferences (n,) of all stored duels."""
         return self._from(0)
 
-    def fresh_regrets(self) -> Array:
-        """Return the regret of each iteration not yet counted, summed over agents."""
-        return self._regrets[self.counted - self._start : self._kept].copy()
+    def fresh_outcomes(self) -> FloatArray:
+        """Return the sums :data:`OUTCOMES` of each iteration not yet counted, (iterations, 5)."""
+        return self._outcomes[self.counted - self._start : self._kept].copy()
 
     def _from(self, first: int) -> tuple[Array, Array]:
         span = self._span(first, self._kept)
@@ -99,7 +99,8 @@ class DuelLog:
             "position": np.array([self._start, self.counted]),
             "differences": to_numpy(copy(self._differences[:, span])),
             "preferences": to_numpy(copy(self._preferences[span])),
-            "regrets": self._regrets[: self._kept].copy(),
+            "regrets": self._outcomes[: self._kept, 0].copy(),
+            "predictions": self._outcomes[: self._kept, 1:].copy(),
         }
 
     def restore(self, state: dict[str, Array]) -> None:
@@ -109,7 +110,9 @@ class DuelLog:
         if self._kept:
             self._differences = self._arrays.make(np.array(state["differences"]))
             self._preferences = self._arrays.make(np.array(state["preferences"]))
-            self._regrets = np.array(state["regrets"])
+            self._outcomes = np.zeros((self._kept, len(OUTCOMES)))
+            self._outcomes[:, 0] = state["regrets"]
+            self._outcomes[:, 1:] = state.get("predictions", 0.0)  # older states have none
 
 
 def _doubled(array: Array) -> Array:

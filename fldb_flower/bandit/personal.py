@@ -36,14 +36,18 @@ class Shares(NamedTuple):
         m_i of each agent, (agents, d).
     losses : Array
         Sum over all agents and answers of the log loss under each v, (11,).
-    squares : float
-        Sum over all agents and answers of the mean squared length of the differences offered.
+    squares : Array
+        Of each agent, the mean squared length of the differences offered, summed over answers,
+        (agents,).
+    members : Array
+        1 for each agent that has contributed, (agents,).
     """
 
     precision: Array
     shift: Array
     losses: Array
-    squares: float
+    squares: Array
+    members: Array
 
 
 class Gaussian(NamedTuple):

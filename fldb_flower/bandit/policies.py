@@ -58,6 +58,13 @@ class Policy:
         """
         raise NotImplementedError
 
+    def predict(self, differences: Array) -> Array | None:
+        """Return the logits of the answers to the duels selected last, (rows, d) -> (rows,).
+
+        It is called before :meth:`learn`. None, the default, is no prediction.
+        """
+        return None
+
     def learn(self, differences: Array, preferences: Array) -> None:
         """Learn from duels, (rows, d) and (rows,); by default they are ignored."""
 
@@ -85,10 +92,16 @@ class CommonEstimatePolicy(Policy):
         self._prepared: tuple[Array, Whitener] | None = None  # on the backend, when first needed
 
     def select(self, iterations: range, features: Array) -> Pair:
+        return self._selector.select(iterations, features, *self._on_backend(), self._num_agents)
+
+    def predict(self, differences: Array) -> Array:
+        return differences @ self._on_backend()[0]
+
+    def _on_backend(self) -> tuple[Array, Whitener]:
         if self._prepared is None:
             theta, whitener = self._estimate.theta_sync, self._estimate.whitener
             self._prepared = self._arrays.make(theta), on_backend(whitener, self._arrays)
-        return self._selector.select(iterations, features, *self._prepared, self._num_agents)
+        return self._prepared
 
     def state(self) -> dict[str, Array]:
         return {"theta_sync": self._estimate.theta_sync, "information": self._estimate.information}
@@ -117,6 +130,9 @@ class LocalEstimatesPolicy(Policy):
         theta, whiteners = self._estimates.theta, self._whiteners
         return self._selector.select(iterations, features, theta, whiteners, num_agents=1)
 
+    def predict(self, differences: Array) -> Array:
+        return self._arrays.xp.vecdot(self._estimates.theta, differences)
+
     def learn(self, differences: Array, preferences: Array) -> None:
         self._estimates.add(differences, preferences)
         add_to_whiteners(self._whiteners, differences)
@@ -144,11 +160,11 @@ class PersonalPolicy(Policy):
         self._estimates = PersonalEstimates(agents, d, settings.personal_ridge, arrays)
         self._arrays, self._width = arrays, settings.personal_width
         zeros = arrays.zeros
-        losses = zeros(len(VARIANCES))
-        self._counted = Shares(zeros(agents, d, d), zeros(agents, d), losses, zeros(agents))
+        losses, none = zeros(len(VARIANCES)), zeros(agents)
+        self._counted = Shares(zeros(agents, d, d), zeros(agents, d), losses, none, none)
         self._sent, self._sent_after = self._counted, 0
-        self._losses, self._squares, self._offers = losses, self._counted.squares, 0
-        self._prior = CommonPrior(np.zeros((d, d)), np.zeros(d), float(VARIANCES[START]), 0.0)
+        self._losses, self._squares, self._offers = losses, none, 0
+        self._prior = CommonPrior(np.zeros((d, d)), np.zeros(d), START, 0.0)
         self._scale: Array | None = None  # until the first arms are seen
 
     def acknowledge(self, counted: int) -> None:
@@ -170,6 +186,9 @@ class PersonalPolicy(Policy):
         theta, whitener = self._estimates.theta, self._estimates.whitener()
         return self._selector.select(iterations, features, theta, whitener, 1, width=self._width)
 
+    def predict(self, differences: Array) -> Array:
+        return self._estimates.predict(differences)
+
     def learn(self, differences: Array, preferences: Array) -> None:
         self._losses = self._losses + self._estimates.losses(differences, preferences)
         self._estimates.add(differences, preferences)
@@ -177,16 +196,18 @@ class PersonalPolicy(Policy):
     def shares(self, played: int) -> ShareChange:
         if played > self._sent_after:
             precision, shift = self._estimates.shares()
-            self._sent = Shares(precision, shift, self._losses, self._squares)
+            members = self._arrays.zeros(len(precision)) + 1.0
+            self._sent = Shares(precision, shift, self._losses, self._squares, members)
             self._sent_after = played
         xp, sent, counted = self._arrays.xp, self._sent, self._counted
         changes = (new - old for new, old in zip(sent, counted, strict=True))
-        precision, shift, losses, squares = changes
+        precision, shift, losses, squares, members = changes
         return ShareChange(
             precision=to_numpy(xp.sum(precision, axis=0)),
             shift=to_numpy(xp.sum(shift, axis=0)),
             losses=to_numpy(losses),
             squares=float(xp.sum(squares)),
+            members=float(xp.sum(members)),
         )
 
     def state(self) -> dict[str, Array]:

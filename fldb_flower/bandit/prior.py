@@ -11,10 +11,13 @@ import numpy as np
 from fldb_flower.linalg.arrays import Array, FloatArray, namespace
 
 VARIANCES: FloatArray = 10.0 ** np.linspace(-3.0, 1.0, 11)
-"""Values of v among which the server chooses, in units of ``1 / scale``; ascending."""
+"""Values of v under which agents predict answers, in units of ``1 / scale``; ascending."""
 
-START = 5
-"""Index of the first v, about 0.1 in these units."""
+START = 0.1
+"""The first v, in these units."""
+
+FULL_EVIDENCE = 30.0
+"""Answers of an agent after which log losses have half of their weight; see `mean_variance`."""
 
 LONGEST = 10.0
 """``|m_i|`` is at most this many times ``sqrt(d / lambda_0) / v``."""
@@ -68,12 +71,15 @@ class ShareChange(NamedTuple):
         Log loss of the new answers under each v, (11,).
     squares : float
         Mean squared length of the differences offered, summed over the new answers.
+    members : float
+        Change of the number of agents with a share.
     """
 
     precision: Array
     shift: Array
     losses: Array
     squares: float
+    members: float
 
 
 def sum_of_changes(changes: Sequence[ShareChange]) -> ShareChange:
@@ -93,6 +99,22 @@ def longest_shift(dimension: int, ridge: Array, variance: Array) -> Array:
     return LONGEST * math.sqrt(dimension) / (ridge**0.5 * variance)
 
 
-def choose_variance(losses: Array) -> int:
-    """Return the index of the largest v whose total log loss is within one nat of the least."""
-    return int(np.flatnonzero(losses <= losses.min() + 1.0)[-1])
+def mean_variance(losses: Array, answers: float) -> float:
+    """Return the estimate of v, in units of ``1 / scale``.
+
+    It is the mean of v over a tempered posterior: the weight of each of the :data:`VARIANCES` is
+    ``exp(-eta loss)``, with ``eta = n / (n + 30)`` for n answers per agent. If v is too small,
+    agents that differ lose much more than agents that are alike lose if v is too large. A mean of
+    v, not of its logarithm, takes account of that, and so does eta: with few answers per agent,
+    the log losses favour a small v too early. docs/personal.md compares this rule with others.
+
+    Parameters
+    ----------
+    losses : Array
+        Total log loss under each v, (11,).
+    answers : float
+        Answers per agent.
+    """
+    eta = answers / (answers + FULL_EVIDENCE)
+    weights = np.exp(-eta * (losses - losses.min()))
+    return float(weights @ VARIANCES / weights.sum())

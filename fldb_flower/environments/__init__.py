@@ -9,7 +9,7 @@ import math
 
 from fldb_flower.bandit.streams import check_agents
 from fldb_flower.catalogue import ENVIRONMENTS
-from fldb_flower.environments.base import Contexts, Environment
+from fldb_flower.environments.base import Contexts, Environment, RecordedAnswers
 from fldb_flower.settings import AUTO, Settings
 
 
@@ -24,8 +24,8 @@ def max_difference(settings: Settings) -> float:
     """Return L, the maximum length of a difference of two arms.
 
     With ``max_difference=auto`` it is the result of the environment's static method
-    ``max_difference(settings)``, which reads no data. It is infinite for devices, and for an
-    environment without that method.
+    ``max_difference(settings)``. It is infinite for devices, and for an environment without that
+    method.
     """
     if settings.max_difference != AUTO:
         return float(settings.max_difference)
@@ -36,4 +36,4 @@ def max_difference(settings: Settings) -> float:
     return math.inf if bound is None else float(bound(settings))
 
 
-__all__ = ["Contexts", "Environment", "make_environment", "max_difference"]
+__all__ = ["Contexts", "Environment", "RecordedAnswers", "make_environment", "max_difference"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fldb_flower.bandit.streams import AgentStreams
-from fldb_flower.linalg.arrays import Array
+from fldb_flower.linalg.arrays import Array, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,9 @@ class Environment(Protocol):
     Preferences are drawn from the rewards with the BTL model by
     :class:`fldb_flower.federation.agents.AgentBlock`.
 
-    A static method ``max_difference(settings)`` is optional. It returns an upper bound of the
-    length of a difference of two arms' features.
+    Static methods are optional. ``max_difference(settings)`` returns an upper bound of the length
+    of a difference of two arms' features. ``implied(settings)`` returns values of settings that
+    are ``auto``, by name, if the catalogue's entry has ``implies=True``.
     """
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
@@ -47,4 +48,42 @@ class Environment(Protocol):
         iterations : int
             Number of iterations to draw, at least 1.
         """
+        ...
+
+
+@runtime_checkable
+class RecordedAnswers(Protocol):
+    """What an environment also has if preferences are recorded answers instead of draws.
+
+    Attributes
+    ----------
+    shows_pairs : bool
+        Whether an iteration shows one pair of arms that the policy cannot change.
+    """
+
+    shows_pairs: bool
+
+    def answers(self, first: IntArray, second: IntArray) -> FloatArray:
+        """Return the preferences for the first arms of the contexts drawn last.
+
+        Parameters
+        ----------
+        first, second : ndarray
+            Numbers of the arms among those shown, (rows,), with a row per agent for the first
+            iteration, then for the second, ...
+
+        Returns
+        -------
+        ndarray
+            1 if the first arm won, 0 if the second won, 0.5 for a tie, or between; NaN if the
+            person was asked before, or the two arms are the same: nothing is to be learned.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy of the state, for :meth:`restore`."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state` returned."""
         ...

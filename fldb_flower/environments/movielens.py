@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fldb_flower.bandit.streams import AgentStreams, stream_arrays
+from fldb_flower.bandit.streams import AgentStreams, shared_generator, stream_arrays
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.ratings import ID_LIMIT, one_line_errors, ratings_file, read_ratings
 from fldb_flower.errors import DataError, one_line
-from fldb_flower.linalg.arrays import FloatArray, IntArray, namespace
+from fldb_flower.linalg.arrays import Array, FloatArray, IntArray, namespace
 from fldb_flower.settings import MOVIELENS_DIMENSIONS, MOVIELENS_ITEMS, Settings
 
 
@@ -30,16 +30,21 @@ class MovieLens:
     user i is ``F[i, j]``. The paper specifies neither the order of the rows nor that each agent
     draws its own user.
 
-    ``F`` is not linear in the features, and the user changes in each iteration. The paper's regret
-    bounds do not apply.
+    With ``environment.users=persistent``, each agent is one user for the whole run: agent i is the
+    user at position i modulo 180 of a random order of the users. Up to 180 agents are then
+    different people.
+
+    ``F`` is not linear in the features, and drawn users change in each iteration. The paper's
+    regret bounds do not apply.
 
     Parameters
     ----------
     settings : Settings
-        ``num_arms`` (at most 200), ``dimension`` (at most 20) and ``environment.path`` (a
-        file, a folder or the zip; see :mod:`~fldb_flower.environments.ratings`) are used.
+        ``num_arms`` (at most 200), ``dimension`` (at most 20), ``environment.users`` and
+        ``environment.path`` (a file, a folder or the zip; see
+        :mod:`~fldb_flower.environments.ratings`) are used, and ``seed`` with persistent users.
     agents : range
-        Numbers of this block's agents; not used.
+        Numbers of this block's agents; used with persistent users.
 
     Raises
     ------
@@ -62,12 +67,18 @@ class MovieLens:
         arrays = stream_arrays(settings)
         self.features, self.feedback = arrays.make(features), arrays.make(feedback)  # phi(x), F
         self._num_arms = settings.num_arms
+        self._users: Array | None = None  # (agents, 1), if persistent
+        if settings.environment.users == "persistent":
+            order = shared_generator(settings.seed, "users").permutation(len(feedback))
+            self._users = arrays.make(order[np.array(agents) % len(feedback), None])
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
         """Draw users and items; see :class:`~fldb_flower.environments.base.Environment`."""
-        uniform = streams.random("user", iterations)
-        xp = namespace(uniform)
-        users = xp.astype(uniform * len(self.feedback), xp.int64)  # (agents, iterations)
+        users = self._users
+        if users is None:
+            uniform = streams.random("user", iterations)
+            xp = namespace(uniform)
+            users = xp.astype(uniform * len(self.feedback), xp.int64)  # (agents, iterations)
         items = streams.permutations("items", iterations, MOVIELENS_ITEMS, self._num_arms)
         return Contexts(self.features[items], self.feedback[users[..., None], items])
 

@@ -12,6 +12,7 @@ import numpy as np
 from fldb_flower.bandit.streams import AgentStreams, make_streams, stream_arrays
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.embeddings import embed
+from fldb_flower.environments.text_files import read_text
 from fldb_flower.errors import DataError, one_line
 from fldb_flower.linalg.arrays import FloatArray, to_numpy
 from fldb_flower.settings import EMBEDDING_DIMENSIONS, Settings
@@ -153,23 +154,5 @@ def built_in(name: str) -> list[str]:
 
 def _lines(path: str) -> list[str]:
     """Return the lines of a UTF-8 file, with or without a byte order mark."""
-    file = Path(path)
-    try:
-        file = file.expanduser().absolute()
-        if file.exists() and not file.is_file():
-            raise ValueError("it is not a file")  # reading a pipe could block
-        if file.exists() and file.stat().st_size > _MAX_BYTES:
-            raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
-        content = file.read_bytes()
-        if b"\0" in content:
-            raise ValueError("it contains null bytes: it is not text, or is in UTF-16")
-        return content.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        number = error.object.count(b"\n", 0, error.start) + 1
-        reason = f"line {number} is not in UTF-8"
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
-        reason = getattr(error, "strerror", None) or str(error)
-    raise DataError(
-        f"{one_line(file)}: cannot be read ({reason}); environment.path must be a UTF-8 text file"
-        " with one sentence per line"
-    )
+    required = "environment.path must be a UTF-8 text file with one sentence per line"
+    return read_text(Path(path), required, _MAX_BYTES).splitlines()

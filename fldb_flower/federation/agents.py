@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 
 from fldb_flower.bandit.duels import DuelLog
+from fldb_flower.bandit.outcomes import prediction_sums
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.streams import check_agents, make_streams
 from fldb_flower.catalogue import ALGORITHMS
-from fldb_flower.environments import make_environment
+from fldb_flower.environments import RecordedAnswers, make_environment
 from fldb_flower.errors import ConvergenceError, DataError
 from fldb_flower.federation.blocks import blocks_of, require_agents, rows_in_block
 from fldb_flower.federation.exchange import (
     Broadcast,
+    Outcomes,
     PlayRequest,
-    Regrets,
     Upload,
     statistics,
     total,
@@ -72,10 +73,10 @@ def total_of_blocks(uploads: Sequence[Upload]) -> Upload:
     """Return the sum of the uploads of blocks that played the same iterations."""
     if len(uploads) == 1:
         return uploads[0]
-    parts = [upload.regrets[0] for upload in uploads]
+    parts = [upload.outcomes[0] for upload in uploads]
     sums = np.sum([part.sums for part in parts], axis=0)
-    regrets = Regrets(parts[0].first, sum(part.agents for part in parts), sums)
-    return total(uploads)._replace(regrets=(regrets,))
+    outcomes = Outcomes(parts[0].first, sum(part.agents for part in parts), sums)
+    return total(uploads)._replace(outcomes=(outcomes,))
 
 
 class AgentBlock:
@@ -98,6 +99,9 @@ class AgentBlock:
         self._parts: dict[str, Any] = {
             "log": self.log, "policy": self._policy, "streams": self._streams
         }  # fmt: skip
+        self._recorded: RecordedAnswers | None = None
+        if isinstance(self._environment, RecordedAnswers):
+            self._recorded = self._parts["environment"] = self._environment
         # A small block selects for several iterations at once, with fewer calls of NumPy.
         together = 1 if self._policy.learns else rows_in_block(settings) // len(agents)
         self._together = max(1, together)
@@ -132,7 +136,8 @@ class AgentBlock:
         """Play one duel per agent and iteration (Algorithm 1, lines 3 to 6).
 
         Iterations are played once and in order. The noise is standard logistic, (iterations,
-        agents); the first arm wins if the difference of the rewards exceeds it.
+        agents); the first arm wins if the difference of the rewards exceeds it. With recorded
+        answers, the noise is ignored; a duel without a new answer has difference 0.
 
         Raises
         ------
@@ -148,17 +153,28 @@ class AgentBlock:
             first, second = self._policy.select(iterations, features)
         except FloatingPointError:
             raise self._overflow(features, iterations) from None
+        if self._recorded is not None and self._recorded.shows_pairs:
+            first, second = xp.zeros_like(first), xp.ones_like(second)
         offsets = self._offsets[: len(rewards)]
         at_first, at_second = offsets + first, offsets + second
-        differences, preferences, regrets = self.log.append(count)
+        differences, preferences, outcomes = self.log.append(count)
         arms, flat = features.reshape(-1, features.shape[-1]), rewards.reshape(-1)
         differences[:] = xp.take(arms, at_first, axis=0) - xp.take(arms, at_second, axis=0)
         reward_first, reward_second = xp.take(flat, at_first), xp.take(flat, at_second)
-        preferences[:] = noise.reshape(-1) < reward_first - reward_second
+        if self._recorded is None:
+            preferences[:] = noise.reshape(-1) < reward_first - reward_second
+        else:
+            answers = self._recorded.answers(to_numpy(first), to_numpy(second))
+            is_new = self._arrays.make(~np.isnan(answers))
+            preferences[:] = xp.where(is_new, self._arrays.make(answers), 0.5)
+            differences[:] = xp.where(is_new[:, None], differences, 0.0)
         lost = 2.0 * _largest(rewards) - reward_first - reward_second
-        regrets[:] = to_numpy(xp.sum(lost.reshape(count, -1), axis=1))
-        if not np.isfinite(regrets).all():
+        outcomes[:, 0] = to_numpy(xp.sum(lost.reshape(count, -1), axis=1))
+        if not np.isfinite(outcomes[:, 0]).all():
             raise self._bad_rewards(rewards, iterations)
+        logits = self._policy.predict(differences)
+        if logits is not None:
+            outcomes[:, 1:] = prediction_sums(logits, preferences, differences, count)
         self._policy.learn(differences, preferences)
 
     def _rows(self, numbers: Array) -> Array:
@@ -170,7 +186,7 @@ class AgentBlock:
         """Return the sums over the block's duels (Algorithm 1, lines 7 to 11)."""
         log = self.log
         fresh, answers = log.fresh()
-        regrets = (Regrets(log.counted + 1, len(self.agents), log.fresh_regrets()),)
+        outcomes = (Outcomes(log.counted + 1, len(self.agents), log.fresh_outcomes()),)
         differences, preferences = log.all() if broadcast.scope == "all" else (fresh, answers)
         if broadcast.theta_hat is not None:
             broadcast = broadcast._replace(theta_hat=self._arrays.make(broadcast.theta_hat))
@@ -179,7 +195,7 @@ class AgentBlock:
             gradient=to_numpy(upload.gradient),
             information=to_numpy(upload.information),
             hessian=None if upload.hessian is None else to_numpy(upload.hessian),
-            regrets=regrets,
+            outcomes=outcomes,
             shares=self._policy.shares(log.played) if broadcast.shares else None,
         )
 

@@ -74,11 +74,11 @@ class Broadcast(NamedTuple):
         return self.shares or self.theta_hat is not None
 
 
-class Regrets(NamedTuple):
-    """Regret of consecutive iterations, summed over a block of agents (simulation only).
+class Outcomes(NamedTuple):
+    """Regret and predictions of consecutive iterations (simulation only).
 
-    ``sums`` is the instantaneous regret of each iteration from ``first`` on, (iterations,), summed
-    over ``agents`` agents.
+    ``sums`` are the :data:`~fldb_flower.bandit.outcomes.OUTCOMES` of each iteration from ``first``
+    on, (iterations, 5), summed over a block of ``agents`` agents.
     """
 
     first: int
@@ -101,8 +101,8 @@ class Upload(NamedTuple):
         Hessian of the loss at theta_hat, in the same form.
     loss : float or None
         Loss at theta_hat.
-    regrets : tuple of Regrets
-        Regret of the iterations not yet acknowledged, one entry per block of agents.
+    outcomes : tuple of Outcomes
+        Of the iterations not yet acknowledged, one entry per block of agents.
     shares : ShareChange or None
         Change of the shares of FLDB-Personal.
     """
@@ -112,7 +112,7 @@ class Upload(NamedTuple):
     information: Array
     hessian: Array | None
     loss: float | None
-    regrets: tuple[Regrets, ...]
+    outcomes: tuple[Outcomes, ...]
     shares: ShareChange | None = None
 
 
@@ -161,7 +161,7 @@ def total(uploads: Sequence[Upload]) -> Upload:
         information=form.total([upload.information for upload in uploads]),
         hessian=form.total(hessians) if hessians else None,
         loss=sum(losses) if losses else None,
-        regrets=tuple(regrets for upload in uploads for regrets in upload.regrets),
+        outcomes=tuple(each for upload in uploads for each in upload.outcomes),
         shares=sum_of_changes(shares) if shares else None,
     )
 
@@ -192,13 +192,13 @@ class Federation(ABC):
         return upload
 
     def acknowledge(self) -> None:
-        """Count the last upload: its duels are no longer fresh, and its regret is recorded.
+        """Count the last upload: its duels are no longer fresh, and its outcomes are recorded.
 
         The next broadcast carries the acknowledgement. Until then agents keep the duels.
         """
         assert self._last is not None, "nothing was exchanged yet"
-        for regrets in self._last.regrets:
-            self.history.add_regrets(regrets.first, regrets.agents, regrets.sums)
+        for outcomes in self._last.outcomes:
+            self.history.add_outcomes(*outcomes)
         self.mark_counted()
         self.history.count_round()
 

@@ -1,4 +1,4 @@
-"""Counts of a federation (exchanges, bytes, participation), and the regret of a run."""
+"""Counts of a federation (exchanges, bytes, participation); regret and predictions of a run."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fldb_flower.bandit.outcomes import OUTCOMES
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.settings import check_value
 from fldb_flower.system.memory import require_memory
 
-_BYTES = 3 * 8  # per iteration
+_BYTES = (2 + len(OUTCOMES)) * 8  # per iteration
 _STORED = (
     "exchanges", "uploaded_bytes", "downloaded_bytes",
     "node_uploaded_bytes", "node_downloaded_bytes",
 )  # fmt: skip
-_BATCH = 256  # reported regrets that are added together: one by one takes ten times as long
+_BATCH = 256  # reported outcomes that are added together: one by one takes ten times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ class Counts:
         self.exchanges += learns
         self._learned = learns
 
-    def add_regrets(self, first: int, agents: int, sums: ArrayLike) -> None:
-        """Ignore regret: devices do not report any."""
+    def add_outcomes(self, first: int, agents: int, sums: ArrayLike) -> None:
+        """Ignore outcomes: devices do not report any."""
 
     def count_round(self) -> None:
         """Count the round of the last exchange, which was acknowledged."""
@@ -115,7 +116,7 @@ class Counts:
 
 @dataclass
 class History(Counts):
-    """Counts and regret of one run of ``horizon`` iterations.
+    """Counts, regret and predictions of one run of ``horizon`` iterations.
 
     The memory is allocated at once; only ``participation`` grows with the run.
 
@@ -140,30 +141,30 @@ class History(Counts):
         self.horizon = check_value("horizon", self.horizon)
         require_memory(_BYTES * self.horizon, f"horizon={self.horizon}: the regret of a run")
         self._exchanges = np.zeros(self.horizon + 1, dtype=np.int64)  # after each iteration
-        self._regret = np.zeros(self.horizon)  # of each iteration, summed over the agents
+        self._outcomes = np.zeros((self.horizon, len(OUTCOMES)))  # sums over the agents
         self._agents = np.zeros(self.horizon)  # number of those agents
-        self._pending: list[tuple[int, int, NDArray[Any]]] = []  # regrets not in those yet
+        self._pending: list[tuple[int, int, NDArray[Any]]] = []  # outcomes not in those yet
 
     def count_exchange(self, play: tuple[int, int] | None, *, learns: bool) -> None:
         """Count one exchange; see :class:`Counts`."""
         super().count_exchange(play, learns=learns)
         self._exchanges[self.iteration] = self.exchanges
 
-    def add_regrets(self, first: int, agents: int, sums: ArrayLike) -> None:
-        """Add the regret of iterations from ``first`` on, summed over ``agents`` agents."""
+    def add_outcomes(self, first: int, agents: int, sums: ArrayLike) -> None:
+        """Add the outcomes of iterations from ``first`` on, summed over ``agents`` agents."""
         self._pending.append((first, agents, np.asarray(sums)))
         if len(self._pending) == _BATCH:
             self._add_pending()
 
     def _add_pending(self) -> None:
-        """Add the pending regrets in the order in which they were reported."""
+        """Add the pending outcomes in the order in which they were reported."""
         if not self._pending:
             return
         firsts, agents, sums = zip(*self._pending, strict=True)
         lengths = [len(rows) for rows in sums]
         ranges = [np.arange(n) + first - 1 for first, n in zip(firsts, lengths, strict=True)]
         places = np.concatenate(ranges)
-        np.add.at(self._regret, places, np.concatenate(sums))
+        np.add.at(self._outcomes, places, np.concatenate(sums))
         np.add.at(self._agents, places, np.repeat(agents, lengths))
         self._pending.clear()
 
@@ -174,7 +175,8 @@ class History(Counts):
         return {
             "counts": np.array(counts),
             "exchanges": self._exchanges[: self.iteration + 1].copy(),
-            "regret": self._regret[: self.iteration].copy(),
+            "regret": self._outcomes[: self.iteration, 0].copy(),
+            "predictions": self._outcomes[: self.iteration, 1:].copy(),
             "agents": self._agents[: self.iteration].copy(),
         }
 
@@ -183,12 +185,15 @@ class History(Counts):
         self._pending.clear()
         self.iteration, self.rounds, *counts = (int(number) for number in state["counts"])
         self.restore_counts(dict(zip(self.counts(), counts, strict=True)))
+        predictions = state.get("predictions", self._outcomes[:0, 1:])  # older states have none
         for array, saved in (
             (self._exchanges, state["exchanges"]),
-            (self._regret, state["regret"]),
+            (self._outcomes[:, 0], state["regret"]),
+            (self._outcomes[:, 1:], predictions),
             (self._agents, state["agents"]),
         ):
-            array[: len(saved)], array[len(saved) :] = saved, 0
+            array[: len(saved)] = saved
+            array[len(saved) :] = 0
 
     def count_round(self) -> None:
         """Count the round of the last exchange, and report progress."""
@@ -213,7 +218,7 @@ class History(Counts):
         """
         with np.errstate(over="ignore", invalid="ignore"):  # raised below as an error
             self._add_pending()
-            cumulative = np.cumsum(self._regret / np.maximum(self._agents, 1))
+            cumulative = np.cumsum(self._outcomes[:, 0] / np.maximum(self._agents, 1))
         if not np.isfinite(cumulative[-1]):
             iteration = int(np.argmin(np.isfinite(cumulative))) + 1
             raise DataError(
@@ -226,3 +231,29 @@ class History(Counts):
     def regret(self) -> float:
         """Average cumulative regret so far."""
         return float(self.cumulative_regret[-1])
+
+    @property
+    def cumulative_predictions(self) -> tuple[FloatArray, FloatArray]:
+        """Log loss and accuracy of the predictions up to each iteration, each (horizon,).
+
+        They are means over the duels of all agents, and NaN before the first such duel. Each
+        answer is predicted before it is learned from.
+        """
+        self._add_pending()
+        loss, predicted, decided, correct = np.cumsum(self._outcomes[:, 1:], axis=0).T
+        with np.errstate(invalid="ignore"):  # 0 / 0
+            return loss / predicted, correct / decided
+
+    @property
+    def log_loss(self) -> float | None:
+        """Mean log loss of the predictions so far; None without predictions, or if not finite."""
+        return _number(self.cumulative_predictions[0][-1])
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of correct predictions so far, without ties; None if there are none."""
+        return _number(self.cumulative_predictions[1][-1])
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

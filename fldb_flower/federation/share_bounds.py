@@ -61,7 +61,7 @@ def implausible_shares(
             "",
         )
         for upload in uploads
-        for agents in [upload.regrets[0].agents if upload.regrets else 1]
+        for agents in [upload.outcomes[0].agents if upload.outcomes else 1]
     ]
 
 
@@ -76,6 +76,7 @@ def _bounds(
     assert isinstance(prior, CommonPrior)
     yield "the mean squared length of differences", -change.squares, 0.0
     yield "the mean squared length of differences", change.squares, _product(duels, longest**2)
+    yield "the change of members", abs(change.members), float(agents)
     yield "a log loss", -float(change.losses.min()), 0.0
     yield "a log loss", float(change.losses.max()), MAX_LOSS * duels
     changing = agents if duels else 0

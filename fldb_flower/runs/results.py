@@ -23,12 +23,16 @@ from fldb_flower.settings import Settings, current_names, from_nested, hydra_ent
 from fldb_flower.system.files import partial_of
 
 CONFIG, REGRET, PLOT = "config.yaml", "regret.csv", "regret.png"
-PARTICIPATION, STOP = "participation.csv", "stop"
+PREDICTION, PARTICIPATION, STOP = "prediction.csv", "participation.csv", "stop"
 _FORMAT = 2  # of the checkpoint of a run
 _STORAGE_SETTINGS = ("resume", "checkpoint_seconds", "plot")
 _NOT_IN_IDENTITY = (  # results do not depend on these settings
     *_STORAGE_SETTINGS, "node_wait", "reply_timeout", "max_message_mb",
     "engine.num_cpus", "engine.num_gpus",
+)  # fmt: skip
+_ADDED = (  # after version 0.1.0: not in the identity at the default, for its checkpoints
+    "environment.play", "environment.max_people", "environment.min_answers", "environment.users",
+    "personal_ridge", "personal_width", "personal_variance",
 )  # fmt: skip
 
 
@@ -88,6 +92,8 @@ class RunDirectory(ResultsDirectory):
         summary = self._summary(history, runtime_seconds)
         model = self._model(history, theta_sync)
         self.write(REGRET, _regret_csv(history))
+        if history.log_loss is not None:
+            self.write(PREDICTION, _prediction_csv(history))
         if history.participation:
             self.write(PARTICIPATION, _participation_csv(history))
         if self._settings.plot:
@@ -101,7 +107,7 @@ class RunDirectory(ResultsDirectory):
     def abandon(self) -> None:
         """Remove the files of a failed run, unless it has a checkpoint to resume from."""
         if not (self.path / CHECKPOINT).exists():
-            _remove(self.path, CONFIG, REGRET, MODEL)
+            _remove(self.path, CONFIG, REGRET, PREDICTION, MODEL)
 
     def _claim(self) -> None:
         files = (CONFIG, REGRET, SUMMARY, CHECKPOINT)
@@ -119,6 +125,8 @@ class RunDirectory(ResultsDirectory):
         chosen = ("algorithm", "num_agents", "horizon", "tau", "seed")
         summary: dict[str, Any] = {name: getattr(settings, name) for name in chosen}
         summary |= {"engine": settings.engine.name, "final_regret": history.regret}
+        predictions = {"log_loss": history.log_loss, "accuracy": history.accuracy}
+        summary |= {name: value for name, value in predictions.items() if value is not None}
         counts = ("exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
         summary |= {name: getattr(history, name) for name in counts}
         if history.heterogeneity is not None:
@@ -134,7 +142,8 @@ class RunDirectory(ResultsDirectory):
 
     def _model(self, history: History, theta_sync: Array) -> dict[str, Any] | None:
         settings = self._settings
-        if ALGORITHMS[settings.algorithm].agents not in {"common", "personal"}:
+        common = ALGORITHMS[settings.algorithm].agents == "common"
+        if not common and history.heterogeneity is None:
             return None
         if not np.isfinite(theta_sync).all():
             raise FederationError(
@@ -148,7 +157,7 @@ class RunDirectory(ResultsDirectory):
             "iteration": history.iteration,
             "round": history.rounds,
             "theta_sync": theta_sync.tolist(),
-        }
+        } | ({} if common else {"heterogeneity": history.heterogeneity})
 
 
 def is_finished(path: Path, settings: Settings) -> bool:
@@ -189,6 +198,7 @@ def identity(settings: Settings) -> str:
         f"{entry.dotted}={entry.value(settings)!r}\n"
         for entry in hydra_entries()
         if entry.dotted not in ignored
+        if entry.dotted not in _ADDED or entry.value(settings) != entry.default
     ]
     return f"run, format {_FORMAT}\n" + "".join(lines)
 
@@ -236,6 +246,12 @@ def _regret_csv(history: History) -> bytes:
     regret, exchanges = history.cumulative_regret, history.exchanges_by_iteration
     rows = zip(range(1, history.horizon + 1), regret.tolist(), exchanges.tolist(), strict=True)
     return _csv(("iteration", "cumulative_regret", "exchanges"), rows)
+
+
+def _prediction_csv(history: History) -> bytes:
+    columns = (column.tolist() for column in history.cumulative_predictions)
+    rows = zip(range(1, history.horizon + 1), *columns, strict=True)
+    return _csv(("iteration", "log_loss", "accuracy"), rows)
 
 
 def _participation_csv(history: History) -> bytes:

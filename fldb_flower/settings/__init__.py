@@ -4,7 +4,12 @@ The checks are our own rather than pydantic's: importing pydantic and building t
 0.13 s of CPU time, and the process that answers one message of a device takes 0.48 s in total.
 """
 
-from fldb_flower.settings.checks import EMBEDDING_DIMENSIONS, MOVIELENS_DIMENSIONS, MOVIELENS_ITEMS
+from fldb_flower.settings.checks import (
+    EMBEDDING_DIMENSIONS,
+    ENVIRONMENT_OF,
+    MOVIELENS_DIMENSIONS,
+    MOVIELENS_ITEMS,
+)
 from fldb_flower.settings.declaration import (
     MAX_DIMENSION,
     WIRES,
@@ -31,8 +36,8 @@ from fldb_flower.settings.spellings import (
 )
 
 __all__ = [
-    "AUTO", "EMBEDDING_DIMENSIONS", "MAX_DIMENSION", "MOVIELENS_DIMENSIONS", "MOVIELENS_ITEMS",
-    "WIRES", "DevicesSettings", "EngineSettings", "Entry", "EnvironmentSettings",
+    "AUTO", "EMBEDDING_DIMENSIONS", "ENVIRONMENT_OF", "MAX_DIMENSION", "MOVIELENS_DIMENSIONS",
+    "MOVIELENS_ITEMS", "WIRES", "DevicesSettings", "EngineSettings", "Entry", "EnvironmentSettings",
     "ScheduleSettings", "Settings", "check_value", "current_identity", "current_names",
     "defaults_nested", "entries", "flower_entries", "from_flat", "from_nested", "hydra_entries",
     "require_current_name", "suggestion", "to_flat", "to_nested",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
 from fldb_flower.errors import SettingsError
+from fldb_flower.settings.entries import AUTO
 
 if TYPE_CHECKING:
     from fldb_flower.settings.declaration import Settings
@@ -14,6 +16,40 @@ EMBEDDING_DIMENSIONS = 384  # of sentences
 
 MOVIELENS_ITEMS = 200  # the items with most ratings; also the number of users
 MOVIELENS_DIMENSIONS = 20  # users whose ratings define the features
+
+_NUMBERS = {"num_agents": 100, "horizon": 500, "dimension": 5}
+"""Values of settings that are auto, unless the environment's data determine them."""
+ENVIRONMENT_OF = {
+    "users": "movielens",
+    "play": "duels",
+    "max_people": "duels",
+    "min_answers": "duels",
+}
+"""Settings of one environment only."""
+
+
+def automatic(settings: Settings) -> dict[str, Any]:
+    """Return the values of settings that are auto, by name.
+
+    Raises
+    ------
+    DataError
+        The data of the environment cannot be read, or do not fit the settings.
+    """
+    values: dict[str, Any] = {
+        name: number for name, number in _NUMBERS.items() if getattr(settings, name) == AUTO
+    }
+    environment = settings.environment
+    if settings.mode == "devices" or not ENVIRONMENTS[environment.name].implies:
+        return values
+    if values or environment.play == AUTO:
+        implied = ENVIRONMENTS.load(environment.name).implied(settings)
+        values = {name: implied.get(name, number) for name, number in values.items()}
+        environment = replace(environment, play=implied.get("play", environment.play))
+        values["environment"] = environment
+    if environment.play == "predict":
+        values["num_arms"] = 2  # those of the recorded duel
+    return values
 
 
 def check_together(settings: Settings, source: str) -> None:
@@ -80,12 +116,19 @@ def _check_matrix_form(settings: Settings) -> Problem:
 
 
 def _check_environment(settings: Settings) -> Problem:
-    name, d, arms = settings.environment.name, settings.dimension, settings.num_arms
+    name, d = settings.environment.name, settings.dimension
+    for own, owner in ENVIRONMENT_OF.items():
+        value = getattr(settings.environment, own)
+        if name != owner and value != getattr(type(settings.environment), own):
+            return f"environment.{own}={value!r}", f": needs environment={owner}, not {name}"
     if name == "sentences" and d > EMBEDDING_DIMENSIONS:
         reason = f"at most {EMBEDDING_DIMENSIONS} for sentences, the embeddings' size"
         return f"dimension={d}", f": must be {reason}"
-    if name != "movielens":
-        return None
+    return _check_movielens(settings) if name == "movielens" else None
+
+
+def _check_movielens(settings: Settings) -> Problem:
+    d, arms = settings.dimension, settings.num_arms
     if d > MOVIELENS_DIMENSIONS:
         reason = f"whose features are the SVD of {MOVIELENS_DIMENSIONS} users' ratings"
         return f"dimension={d}", f": must be at most {MOVIELENS_DIMENSIONS} for MovieLens, {reason}"

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import SettingsError
-from fldb_flower.settings.checks import check_together
+from fldb_flower.settings.checks import automatic, check_together
 from fldb_flower.settings.entries import (
     AUTO,
     MAX_INTEGER,
@@ -59,7 +59,27 @@ class EnvironmentSettings(Checked):
     path: str = setting(
         "",
         "movielens: the ratings, as a file, a folder or the downloaded zip; sentences: a text file"
-        " with one sentence per line, empty for the built-in sentences.",
+        " with one sentence per line, empty for the built-in sentences; duels: the folder with"
+        " arms.csv and duels.csv.",
+    )
+    play: str = setting(
+        AUTO,
+        "duels: replay, the policy selects pairs and gets recorded answers; predict, recorded duels"
+        " are shown in random order; auto: replay if at least half of the people answered at least"
+        " 90% of the pairs.",
+        choices=(AUTO, "replay", "predict"),
+    )
+    max_people: int = setting(
+        0, "duels: maximum number of people, the first in duels.csv; 0: no limit.", FROM_ZERO
+    )
+    min_answers: int = setting(
+        0, "duels: people with fewer answers are left out; predict: also below horizon.", FROM_ZERO
+    )
+    users: str = setting(
+        "drawn",
+        "movielens: drawn, each agent draws a user in each iteration, as in the paper; persistent,"
+        " each agent is one user.",
+        choices=("drawn", "persistent"),
     )
 
 
@@ -120,27 +140,45 @@ class DevicesSettings(Checked):
 class Settings(Checked):
     """All settings of one run.
 
+    ``num_agents``, ``horizon`` and ``dimension`` are integers once it is built, also if ``auto`` is
+    given. For ``environment=duels``, ``environment.play`` is then replay or predict.
+
     Names may be in kebab-case and in upper case (``"FLDB-OGD"``); numbers may be NumPy's.
 
     Raises
     ------
     SettingsError
         A value is of the wrong type or out of range, or two settings are incompatible.
+    DataError
+        Settings are auto, and the data that determine them cannot be read.
     """
 
     mode: str = setting(
         "simulation", "simulation, or devices with real users.", choices=("simulation", "devices")
     )
     algorithm: str = setting("fldb_ogd", "Learning algorithm.", choices=ALGORITHMS)
-    num_agents: int = setting(100, "N, number of agents.", between(1, 10_000_000))
-    horizon: int = setting(500, "T, number of iterations.", COUNT)
+    num_agents: int = setting(
+        AUTO,
+        "N, number of agents; auto: 100, or for environment=duels the number of people.",
+        between(1, 10_000_000),
+    )
+    horizon: int = setting(
+        AUTO,
+        "T, number of iterations; auto: 500, or with environment.play=predict the median number of"
+        " answers of a person.",
+        COUNT,
+    )
     num_arms: int = setting(
         10,
-        "K, number of arms per agent and iteration.",
+        "K, number of arms per agent and iteration; 2 with environment.play=predict.",
         between(2, 100_000),
         why="a duel needs two arms",
     )
-    dimension: int = setting(5, "d, number of features per arm.", between(1, MAX_DIMENSION))
+    dimension: int = setting(
+        AUTO,
+        "d, number of features per arm; auto: 5, or for environment=duels that of the study.",
+        between(1, MAX_DIMENSION),
+    )
     tau: int = setting(
         5, "Communication period: iterations between two exchanges. The paper uses 1.", COUNT
     )
@@ -220,6 +258,12 @@ class Settings(Checked):
         "FLDB-Personal: width of the confidence interval, in posterior standard deviations.",
         between(0, MAX_REAL),
     )
+    personal_variance: float | str = setting(
+        AUTO,
+        "FLDB-Personal: v, how much agents differ, in squared units of theta; auto: estimated from"
+        " predictions.",
+        POSITIVE,
+    )
     max_difference: float | str = setting(
         AUTO,
         "L, the maximum length of a difference of two arms; uploads that exceed it are rejected;"
@@ -278,6 +322,8 @@ class Settings(Checked):
             if not isinstance(value := getattr(self, name), kind):
                 required = f"must be {kind.__name__}(...)"
                 raise SettingsError(f"{name}={shown(value)} (from {source}): {required}")
+        for name, value in automatic(self).items():
+            object.__setattr__(self, name, value)
         check_together(self, source)
 
     @property

@@ -75,18 +75,22 @@ def to_flat(settings: Settings) -> dict[str, Any]:
 
 def to_nested(settings: Settings) -> dict[str, Any]:
     """Return the settings as nested keys for :func:`from_nested` and ``config.yaml``."""
-    nested: dict[str, Any] = {}
-    for entry in hydra_entries():
-        node = nested
-        for group in entry.path[:-1]:
-            node = node.setdefault(group, {})
-        node[entry.path[-1]] = entry.value(settings)
-    return nested
+    return _nested({entry.path: entry.value(settings) for entry in hydra_entries()})
 
 
 def defaults_nested() -> dict[str, Any]:
     """Return all defaults as nested keys."""
-    return to_nested(Settings())
+    return _nested({entry.path: entry.default for entry in hydra_entries()})
+
+
+def _nested(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for (*groups, name), value in values.items():
+        node = nested
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[name] = value
+    return nested
 
 
 def current_names(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ of W_sync (d (d + 1) / 2) if agents select arms with the server's estimate. With
 (d), the triangle of the sum of M_i, v and the scale.
 Upload vector: gradient (d) and the triangle of W_new; then the Hessian's triangle and
 the loss (1), each if the broadcast requests it. Empty if no statistics are requested. With
-FLDB-Personal: the changes of c (d) and of the sum of M_i (triangle), 11 log losses, and the
-squares (1).
+FLDB-Personal: the changes of c (d) and of the sum of M_i (triangle), 11 log losses, the squares
+and the members.
 
 **Single precision** (the setting ``wire``): the server rounds its vectors to float32, and a node
 replies in the precision of the broadcast. The relative rounding error is 6e-8. The receiver adds
@@ -28,16 +28,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.bandit.outcomes import OUTCOMES
 from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import FederationError
-from fldb_flower.federation.exchange import Broadcast, PlayRequest, Regrets, Upload
+from fldb_flower.federation.exchange import Broadcast, Outcomes, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.forms import Form, form_of, pack_symmetric
 from fldb_flower.settings import WIRES
 
 _SINGLE = float(np.finfo(np.float32).eps) / 2.0  # relative error of rounding to float32
 _COMMON, _PERSONAL = 1, 2  # kinds of estimates and statistics
-_PRIOR_NUMBERS = 2  # v and scale
+_PRIOR_NUMBERS, _SHARE_NUMBERS = 2, 2  # v and scale; squares and members
 _LARGEST_COUNT = 2**53  # sums of many counts still fit into the 64 bits of Flower's integers
 
 
@@ -74,15 +75,15 @@ class UploadHeader(NamedTuple):
         Duels summed over.
     partition_id, num_partitions : int
         Index of the block of agents, and the number of blocks.
-    agents, regret_first : int
-        Agents that the regret is summed over, and its first iteration.
+    agents, first : int
+        Agents that the outcomes are summed over, and their first iteration.
     """
 
     num_duels: int
     partition_id: int
     num_partitions: int
     agents: int
-    regret_first: int
+    first: int
 
     @classmethod
     def from_counts(cls, numbers: Any) -> UploadHeader:
@@ -127,7 +128,7 @@ def _broadcast_size(form: Form, header: BroadcastHeader) -> int:
 def upload_size(broadcast: Broadcast, form: Form) -> int:
     """Return how many numbers the upload's vector holds."""
     if broadcast.shares:
-        return form.dimension + form.size + len(VARIANCES) + 1
+        return form.dimension + form.size + len(VARIANCES) + _SHARE_NUMBERS
     if broadcast.theta_hat is None:
         return 0
     return form.dimension + form.size * (1 + broadcast.hessian) + broadcast.loss
@@ -244,11 +245,11 @@ def encode_upload(
 ) -> tuple[FloatArray, UploadHeader]:
     """Return the upload of one block of agents as a vector and its header.
 
-    The regret of each iteration travels beside them.
+    The outcomes of each iteration travel beside them.
     """
-    (regrets,) = upload.regrets
+    (outcomes,) = upload.outcomes
     header = UploadHeader(
-        upload.num_duels, partition_id, num_partitions, regrets.agents, regrets.first
+        upload.num_duels, partition_id, num_partitions, outcomes.agents, outcomes.first
     )
     return encode_statistics(upload, broadcast, wire), header
 
@@ -256,7 +257,7 @@ def encode_upload(
 def decode_upload(
     vector: FloatArray,
     header: UploadHeader,
-    regret: Sequence[float],
+    outcomes: Sequence[float],
     broadcast: Broadcast,
     form: Form,
     *,
@@ -268,23 +269,28 @@ def decode_upload(
     ------
     UploadError
         The vector has another shape or dtype or a number that is not finite, or the
-        regret is not a sum of regrets.
+        outcomes are not sums over the header's agents.
     """
     upload = decode_statistics(vector, header.num_duels, broadcast, form, wire)
     # `0 <= x < inf` is false for NaN as well.
-    if header.regret_first < 1 or not all(0.0 <= number < math.inf for number in regret):
-        raise UploadError("a regret that is negative or not finite, or before iteration 1")
-    regrets = Regrets(header.regret_first, header.agents, np.array(regret))
-    return upload._replace(regrets=(regrets,))
+    if header.first < 1 or not all(0.0 <= number < math.inf for number in outcomes):
+        raise UploadError("an outcome that is negative or not finite, or before iteration 1")
+    if len(outcomes) % len(OUTCOMES):
+        raise UploadError(f"{len(outcomes)} outcomes, not {len(OUTCOMES)} for each iteration")
+    sums = np.reshape(outcomes, (-1, len(OUTCOMES)))
+    # Correct <= decided <= predicted <= agents.
+    if (np.diff(sums[:, :1:-1], append=header.agents) < 0).any():
+        raise UploadError(f"outcomes of more predictions than {header.agents} agents have")
+    return upload._replace(outcomes=(Outcomes(header.first, header.agents, sums),))
 
 
 def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64") -> FloatArray:
     """Return the statistics of an upload as one vector."""
     if upload.shares is not None:
         change = upload.shares
-        squares = np.array([change.squares])
+        numbers = np.array([change.squares, change.members])
         return _vector(
-            [change.shift, pack_symmetric(change.precision), change.losses, squares], wire
+            [change.shift, pack_symmetric(change.precision), change.losses, numbers], wire
         )
     if broadcast.theta_hat is None:
         return _vector([], wire)
@@ -320,7 +326,8 @@ def decode_statistics(
     end = d + form.size
     if broadcast.shares:
         precision = form.unpack(numbers[d:end])
-        change = ShareChange(precision, numbers[:d], numbers[end:-1], float(numbers[-1]))
+        losses, rest = np.split(numbers[end:], [-_SHARE_NUMBERS])
+        change = ShareChange(precision, numbers[:d], losses, *rest.tolist())
         return Upload(num_duels, np.zeros(d), form.zeros(), None, None, (), change)
     if broadcast.theta_hat is None:
         return Upload(num_duels, np.zeros(d), form.zeros(), None, None, ())
@@ -334,5 +341,5 @@ def decode_statistics(
         information=information,
         hessian=hessian,
         loss=float(vector[end]) if broadcast.loss else None,
-        regrets=(),
+        outcomes=(),
     )

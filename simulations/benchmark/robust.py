@@ -66,7 +66,7 @@ class LyingAgents(DirectFederation):
             return whole
         uploads = self.uploads(broadcast)
         how = self._settings.robust if broadcast.robust else "none"
-        return combine(uploads, how)._replace(regrets=whole.regrets)
+        return combine(uploads, how)._replace(outcomes=whole.outcomes)
 
     def uploads(self, broadcast: Broadcast) -> list[Upload]:
         """Return the upload of each agent."""

@@ -21,6 +21,7 @@ from simulations.saved_runs import (
     Unfinished,
     group_by_seed,
     natural_order,
+    predictions,
     relevant,
     varying,
 )
@@ -44,6 +45,7 @@ def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path)
         "varying": [_shown_name(key) for key in differing],
         "values": [_values(runs, key) for key in differing],
         "common": _common(runs, differing),
+        "predictions": predictions(runs),
         "grids": [kept_iterations(horizon).tolist() for horizon in horizons],
         "thinned": horizons[-1] > MAX_POINTS,
         "groups": [_group(group, labels, horizons.index(len(group[0].curve))) for group in groups],
@@ -167,6 +169,7 @@ def _run(run: Run, differing: Sequence[str], folder: Path) -> dict[str, Any]:
         "settings": [_shown(run, key) for key in differing],
         "seed": _shown(run, "seed"),
         **_figures(run),
+        **{name: run.summary[name] for name in predictions([run])},
     }
 
 

@@ -222,10 +222,14 @@ function showLegendValues(iteration) {
 
 /* ---- Table --------------------------------------------------------------------------------- */
 
+const PREDICTIONS = { log_loss: "Log loss", accuracy: "Accuracy" };
 const COLUMNS = [
   { title: "Run", value: (run) => run.path },
   ...DATA.varying.map((title, index) => ({ title, value: (run) => run.settings[index] })),
   { title: "Final regret", value: (run) => run.regret, format: formatNumber },
+  ...DATA.predictions.map((name) => (
+    { title: PREDICTIONS[name], value: (run) => run[name] ?? "", format: (value) => (value === "" ? "–" : formatNumber(value)) }
+  )),
   { title: "Exchanges", value: (run) => run.exchanges, format: formatNumber },
   { title: "Bytes up", value: (run) => run.up, format: formatByteCell },
   { title: "Bytes down", value: (run) => run.down, format: formatByteCell },

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from fldb_flower.runs.plots import save_figure
-from simulations.saved_runs import Run, group_by_seed, varying
+from simulations.saved_runs import Run, group_by_seed, predictions, varying
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
-_COLUMNS = ("final_regret", "exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
+_COLUMNS = ("exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
 _MAX_ROWS = 60  # of the printed table
 
 
@@ -47,11 +47,16 @@ def _columns(runs: Sequence[Run], swept: Collection[str]) -> list[str]:
 
 
 def table(runs: Sequence[Run], keys: Sequence[str], folder: Path) -> pd.DataFrame:
-    """Return one row per job: directory, swept settings, regret, exchanges, bytes and seconds."""
+    """Return one row per job: directory, swept settings, regret, exchanges, bytes and seconds.
+
+    Log loss and accuracy follow the regret, if some of the jobs predicted answers.
+    """
     return pd.DataFrame(
         {
             "job": str(run.path.relative_to(folder)),
             **{key: run.settings.get(key) for key in keys},
+            "final_regret": run.summary["final_regret"],
+            **{name: run.summary.get(name) for name in predictions(runs)},
             **{name: run.summary[name] for name in (*_COLUMNS, "runtime_seconds")},
         }
         for run in runs
@@ -62,12 +67,16 @@ def statistics(runs: Sequence[Run], swept: Collection[str] = ()) -> pd.DataFrame
     """Return one row per configuration: varying settings, and the final regret over the seeds.
 
     The standard error is that of the mean, ``deviation / sqrt(seeds)``. It is NaN for one seed.
+    Log loss and accuracy, if some of the runs predicted answers, are means as well.
     """
     keys = [key for key in _columns(runs, swept) if key != "seed"]
     rows = []
     for group in group_by_seed(runs):
         final = pd.Series([run.summary["final_regret"] for run in group], dtype=float)
         numbers = {"mean": final.mean(), "std. error": final.sem(), "median": final.median()}
+        for name in predictions(runs):
+            values = [run.summary.get(name) for run in group]
+            numbers[name] = pd.Series(values, dtype=float).mean()
         chosen = {key: group[0].settings.get(key) for key in keys}
         rows.append({**chosen, **numbers, "seeds": len(group)})
     return pd.DataFrame(rows)

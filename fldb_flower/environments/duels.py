@@ -1,0 +1,308 @@
+"""Recorded duels of real people, from paired-comparison studies."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fldb_flower.bandit.streams import AgentStreams, make_streams, stream_arrays
+from fldb_flower.environments.base import Contexts
+from fldb_flower.environments.studies import ARMS, DUELS, Study, averaged, read_study
+from fldb_flower.errors import DataError, one_line
+from fldb_flower.linalg.arrays import Array, FloatArray, IntArray, to_numpy
+from fldb_flower.settings import AUTO, Settings
+
+COMPLETE = 0.9
+"""Share of the pairs that a person must have answered to count as complete."""
+
+
+class Duels:
+    """People's recorded answers; see :func:`~fldb_flower.environments.studies.read_study`.
+
+    Agents are people, in the order of their first duel in ``duels.csv``.
+
+    - ``environment.play=replay``: in each iteration, each agent sees ``num_arms`` distinct arms of
+      the study, drawn uniformly. The answer to the pair that its policy selects is the person's
+      recorded preference, averaged over repeated answers in either order; 0.5 if there is none. A
+      pair that the agent has selected before has no new answer. The reward of an arm is the
+      person's Borda score (:func:`borda_scores`).
+    - ``environment.play=predict``: in iteration t, each agent sees the two arms of the t-th of its
+      recorded duels, in an order shuffled by the seed, and learns the recorded preference. The
+      policy does not choose. Features are divided by their root mean square over all recorded
+      differences of the agents (:func:`standardised`). Rewards are 0.
+    - ``environment.play=auto``: replay, if at least half of all people of the study have answered
+      at least 90% of the pairs, else predict.
+
+    People with fewer than ``environment.min_answers`` answers are left out, in predict also those
+    with fewer than ``horizon``. Of the others, the first ``environment.max_people`` are used.
+
+    Parameters
+    ----------
+    settings : Settings
+        ``environment``, ``num_agents``, ``horizon``, ``num_arms``, ``dimension`` and ``seed`` are
+        used.
+    agents : range
+        Numbers of this block's agents.
+
+    Raises
+    ------
+    DataError
+        The study cannot be read, or does not fit the settings.
+    """
+
+    def __init__(self, settings: Settings, agents: range) -> None:
+        study, people = _chosen(settings)
+        play = Predict if settings.environment.play == "predict" else Replay
+        self._play: Replay | Predict = play(settings, study, people, agents)
+        self.shows_pairs = isinstance(self._play, Predict)
+
+    def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
+        """Draw arms; see :class:`~fldb_flower.environments.base.Environment`."""
+        return self._play.contexts(streams, iterations)
+
+    def answers(self, first: IntArray, second: IntArray) -> FloatArray:
+        """Return answers; see :class:`~fldb_flower.environments.base.RecordedAnswers`."""
+        return self._play.answers(first, second)
+
+    def state(self) -> dict[str, Array]:
+        """Return what has been asked so far, for :meth:`restore`."""
+        return self._play.state()
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Restore what :meth:`state` returned."""
+        self._play.restore(state)
+
+    @staticmethod
+    def implied(settings: Settings) -> dict[str, Any]:
+        """Return the values of settings that are ``auto``, as the study determines them.
+
+        They are ``play``, ``num_agents`` (the number of people), ``dimension`` (the number of
+        features) and in predict ``horizon`` (the median number of answers, rounded down).
+        """
+        study = read_study(settings.environment.path)
+        panel = choose(study, settings)
+        values = {"play": panel.play, "num_agents": len(panel.people)}
+        values["dimension"] = study.features.shape[1]
+        if panel.horizon is not None:
+            values["horizon"] = panel.horizon
+        return values
+
+    @staticmethod
+    def max_difference(settings: Settings) -> float:
+        """Return the largest distance of two arms that an agent may see."""
+        study, people = _chosen(settings)
+        if settings.environment.play == "predict":
+            rows = np.isin(study.person, people)
+            features = standardised(study, people)
+            differences = features[study.first[rows]] - features[study.second[rows]]
+            longest = np.linalg.norm(differences, axis=1).max()
+        else:
+            features = study.features
+            longest = max(np.linalg.norm(features - row, axis=1).max() for row in features)
+        return float(longest) or 1.0  # if all arms are equal
+
+
+class Replay:
+    """Agents choose freely among some arms; see :class:`Duels`."""
+
+    def __init__(self, settings: Settings, study: Study, people: IntArray, agents: range) -> None:
+        self._num_agents, self._num_arms = len(agents), settings.num_arms
+        self._count = len(study.arms)
+        place, low, high, share = averaged(study, people[agents.start : agents.stop])
+        keys = self._keys(place, low, high)
+        self._answers: dict[int, float] = dict(zip(keys.tolist(), share.tolist(), strict=True))
+        self._asked: set[int] = set()
+        self._shown = np.empty((0, settings.num_arms), dtype=np.int64)  # arms of the last contexts
+        arrays = stream_arrays(settings)
+        self._features = arrays.make(study.features)
+        scores = borda_scores(place, low, high, share, (len(agents), self._count))
+        self._rewards = arrays.make(scores)
+        self._agents = arrays.arange(len(agents))[:, None, None]
+
+    def _keys(self, place: IntArray, low: IntArray, high: IntArray) -> IntArray:
+        """Return the numbers of agents' pairs of arms."""
+        return (place * self._count + low) * self._count + high
+
+    def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
+        """Draw distinct arms for each agent and iteration."""
+        arms = streams.permutations("arms", iterations, self._count, self._num_arms)
+        self._shown = to_numpy(arms).swapaxes(0, 1).reshape(-1, self._num_arms)
+        return Contexts(self._features[arms], self._rewards[self._agents, arms])
+
+    def answers(self, first: IntArray, second: IntArray) -> FloatArray:
+        """Return the recorded preference of each selected pair; NaN if it was selected before."""
+        rows = np.arange(len(self._shown))
+        one, other = self._shown[rows, first], self._shown[rows, second]
+        low, high = np.minimum(one, other), np.maximum(one, other)
+        keys = self._keys(rows % self._num_agents, low, high).tolist()
+        shares = np.array([self._once(key) for key in keys])
+        oriented: FloatArray = np.where(one < other, shares, 1.0 - shares)
+        oriented[one == other] = np.nan
+        return oriented
+
+    def _once(self, key: int) -> float:
+        """Return the answer of a pair that was not asked before, else NaN."""
+        if key in self._asked:
+            return math.nan
+        self._asked.add(key)
+        return self._answers.get(key, 0.5)
+
+    def state(self) -> dict[str, Array]:
+        """Return the pairs asked so far."""
+        return {"asked": np.array(sorted(self._asked), dtype=np.int64)}
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Restore what :meth:`state` returned."""
+        self._asked = set(state["asked"].tolist())
+
+
+class Predict:
+    """Agents see their recorded duels in a shuffled order; see :class:`Duels`."""
+
+    def __init__(self, settings: Settings, study: Study, people: IntArray, agents: range) -> None:
+        self._iteration = 0
+        self._last = slice(0)
+        duels = _shuffled(settings, study, people, agents)  # (agents, horizon)
+        self._pairs = np.stack([study.first[duels], study.second[duels]], axis=-1)
+        self._preferences = study.preference[duels]
+        self._arrays = stream_arrays(settings)
+        self._features = standardised(study, people)
+
+    def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
+        """Return the two arms of the next recorded duels of each agent."""
+        self._last = slice(self._iteration, self._iteration + iterations)
+        self._iteration += iterations
+        features = self._features[self._pairs[:, self._last]]
+        rewards = self._arrays.zeros(*features.shape[:-1])
+        return Contexts(self._arrays.make(features), rewards)
+
+    def answers(self, first: IntArray, second: IntArray) -> FloatArray:
+        """Return the recorded preferences for the first arm."""
+        return self._preferences[:, self._last].T.reshape(-1)
+
+    def state(self) -> dict[str, Array]:
+        """Return the number of duels shown."""
+        return {"iteration": np.array(self._iteration)}
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Restore what :meth:`state` returned."""
+        self._iteration = int(state["iteration"])
+
+
+class Panel(NamedTuple):
+    """The people of a study that a run may use, and how; ``horizon`` is None in replay."""
+
+    people: IntArray
+    play: str
+    horizon: int | None
+
+
+def choose(study: Study, settings: Settings) -> Panel:
+    """Return the people that the settings choose; see :class:`Duels`.
+
+    ``environment.play``, ``horizon``, ``num_agents`` and ``dimension`` may be ``auto``.
+
+    Raises
+    ------
+    DataError
+        A setting does not fit the study.
+    """
+    environment, answers = settings.environment, study.answers
+    play = _automatic_play(study) if environment.play == AUTO else environment.play
+    people = np.flatnonzero(answers >= environment.min_answers)
+    horizon = None
+    if people.size and play == "predict":
+        horizon = _given(settings.horizon, int(np.median(answers[people])))
+        people = people[answers[people] >= horizon]
+    if not people.size:
+        name, least = "environment.min_answers", environment.min_answers
+        if horizon is not None:
+            name, least = "horizon", horizon
+        raise DataError(
+            f"{name}={least}: must be at most {answers.max()}, the largest number of answers of a"
+            f" person in {one_line(study.folder / DUELS)}"
+        )
+    people = people[: environment.max_people or None]
+    _check(settings, study, len(people), play)
+    return Panel(people, play, horizon)
+
+
+def _given(value: int | str, otherwise: int) -> int:
+    """Return an explicit number, or the other one for ``auto``."""
+    return otherwise if isinstance(value, str) else value
+
+
+def _automatic_play(study: Study) -> str:
+    place, *_ = averaged(study, np.arange(len(study.people)))
+    pairs = len(study.arms) * (len(study.arms) - 1) / 2
+    complete = np.bincount(place, minlength=len(study.people)) >= COMPLETE * pairs
+    return "replay" if complete.mean() >= 0.5 else "predict"
+
+
+def _check(settings: Settings, study: Study, people: int, play: str) -> None:
+    """Raise a DataError if an explicit number does not fit the study."""
+    file, arms = one_line(study.folder / ARMS), len(study.arms)
+    features = study.features.shape[1]
+    if _given(settings.dimension, features) != features:
+        problem = f"dimension={settings.dimension}: must be {features}, the number of features"
+    elif play == "replay" and settings.num_arms > arms:
+        problem = f"num_arms={settings.num_arms}: must be at most {arms}, the number of arms"
+    elif _given(settings.num_agents, people) > people:
+        file = one_line(study.folder / DUELS)
+        problem = (
+            f"num_agents={settings.num_agents}: must be at most {people}, the number of people used"
+        )
+    else:
+        return
+    raise DataError(f"{problem} in {file}")
+
+
+def _chosen(settings: Settings) -> tuple[Study, IntArray]:
+    """Return the study, and the numbers of the people that are agents."""
+    study = read_study(settings.environment.path)
+    return study, choose(study, settings).people[: settings.num_agents]
+
+
+def borda_scores(
+    place: IntArray, low: IntArray, high: IntArray, share: FloatArray, shape: tuple[int, int]
+) -> FloatArray:
+    """Return each arm's mean share of wins against the other arms, (people, arms) of ``shape``.
+
+    The arguments are those of :func:`~fldb_flower.environments.studies.averaged`. A pair without
+    an answer counts as a tie.
+    """
+    size, arms = shape[0] * shape[1], shape[1]
+    gains = np.bincount(place * arms + low, share - 0.5, size)
+    gains -= np.bincount(place * arms + high, share - 0.5, size)
+    return 0.5 + gains.reshape(shape) / (arms - 1)
+
+
+def standardised(study: Study, people: IntArray) -> FloatArray:
+    """Return the features, divided by the root mean square of their differences, (arms, d).
+
+    The differences are those of all recorded duels of the people. A feature that is equal in the
+    two arms of each duel is 0.
+    """
+    rows = np.isin(study.person, people)
+    differences = study.features[study.first[rows]] - study.features[study.second[rows]]
+    largest = np.abs(differences).max(axis=0)  # squares are of numbers up to 1
+    relative = differences / np.where(largest > 0, largest, 1.0)
+    deviation = largest * np.sqrt((relative**2).mean(axis=0))
+    scaled: FloatArray = np.where(deviation > 0, study.features, 0.0)
+    return scaled / np.where(deviation > 0, deviation, 1.0)
+
+
+def _shuffled(settings: Settings, study: Study, people: IntArray, agents: range) -> IntArray:
+    """Return the numbers of the duels of each agent, in a random order, (agents, horizon)."""
+    most = int(study.answers[people].max())  # of all agents: the same in each block
+    uniform = to_numpy(make_streams(settings, agents).random("order", 1, most))[:, 0]
+    by_person = np.argsort(study.person, kind="stable")
+    starts = np.cumsum(study.answers) - study.answers
+    duels = np.empty((len(agents), settings.horizon), dtype=np.int64)
+    for row, person in enumerate(people[agents.start : agents.stop]):
+        own = by_person[starts[person] : starts[person] + study.answers[person]]
+        order = np.argsort(uniform[row, : len(own)], kind="stable")
+        duels[row] = own[order[: settings.horizon]]
+    return duels

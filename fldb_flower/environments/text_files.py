@@ -1,0 +1,43 @@
+"""Text files of the user, read with one-line errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fldb_flower.errors import DataError, one_line
+
+
+def read_text(path: Path, required: str, max_bytes: int | None = None) -> str:
+    """Return the text of a UTF-8 file, without a byte order mark.
+
+    Parameters
+    ----------
+    path : Path
+        The file; ``~`` is expanded.
+    required : str
+        End of the error message: what the file must be.
+    max_bytes : int, optional
+        Largest size of the file.
+
+    Raises
+    ------
+    DataError
+        It cannot be read, or is not a text in UTF-8.
+    """
+    file = path
+    try:
+        file = path.expanduser().absolute()
+        if file.exists() and not file.is_file():
+            raise ValueError("it is not a file")  # reading a pipe could block
+        if max_bytes is not None and file.exists() and file.stat().st_size > max_bytes:
+            raise ValueError(f"it has more than {max_bytes:,} bytes")
+        content = file.read_bytes()
+        if b"\0" in content:
+            raise ValueError("it contains null bytes: it is not text, or is in UTF-16")
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = error.object.count(b"\n", 0, error.start) + 1
+        reason = f"line {number} is not in UTF-8"
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
+        reason = getattr(error, "strerror", None) or str(error)
+    raise DataError(f"{one_line(file)}: cannot be read ({reason}); {required}")
