@@ -140,9 +140,10 @@ class PersonalLearner:
     ) -> None:
         d = settings.dimension
         nothing = np.zeros((d, d)), np.zeros(d)
-        self._prior = prior or CommonPrior(*nothing, float(VARIANCES[START]), 0.0)
+        self._prior = prior or CommonPrior(*nothing, START, 0.0)
         precision, shift = own or nothing
-        self._own = Shares(precision[None], shift[None], np.zeros(len(VARIANCES)), 0.0)
+        none = np.zeros(1)
+        self._own = Shares(precision[None], shift[None], np.zeros(len(VARIANCES)), none, none)
         self._estimates = PersonalEstimates(1, d, settings.personal_ridge)
         self._squares, self._count = 0.0, 0
         self.width = settings.personal_width
@@ -199,7 +200,7 @@ class PersonalLearner:
             estimates.add_many(differences[None], preferences[None])
             begin = end
         precision, shift = estimates.shares()
-        return ShareChange(precision[0], shift[0], losses, squared_lengths(new))
+        return ShareChange(precision[0], shift[0], losses, squared_lengths(new), members=1.0)
 
     def _scale(self) -> FloatArray:
         if self._prior.scale:

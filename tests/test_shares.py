@@ -168,10 +168,12 @@ def test_a_share_equals_the_formulas_of_the_model(device):
     np.testing.assert_allclose(second.shift, after[1] - vector, rtol=1e-5)
     np.testing.assert_allclose(second.losses, after[2][9:].sum(axis=0), rtol=1e-6)
     assert second.squares == pytest.approx((more[0] ** 2).sum())
+    assert (first.members, second.members) == (1, 0)
 
 
 def as_vector(change):
-    return np.concatenate([change.precision.ravel(), change.shift, change.losses, [change.squares]])
+    parts = (change.precision.ravel(), change.shift, change.losses, change.squares, change.members)
+    return np.hstack(parts)
 
 
 def test_a_repeated_request_returns_the_same_change(device):
@@ -212,6 +214,7 @@ def test_a_forgotten_share_is_subtracted_without_new_answers(tmp_path):
     np.testing.assert_array_equal(minus.precision, -before.precision)
     np.testing.assert_array_equal(minus.shift, -before.shift)
     np.testing.assert_array_equal(minus.losses, 0.0)
+    assert (before.members, gone.members, minus.members) == (1, 0, -1)
     for counted in (4, 5):
         device.store.forget()  # again, before and after the acknowledgement
         assert device.request(counted=counted)[0] == 5

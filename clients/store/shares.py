@@ -93,16 +93,17 @@ class ShareLog(AnswerLog):
             shift=after.shift - before.shift,
             losses=sum((each.losses for each in scored), np.zeros(len(VARIANCES))),
             squares=math.fsum(each.squares for each in scored),
+            members=after.members - before.members,
         )
 
     def _share(self, cut: int) -> ShareChange:
         d = self.dimension or 0
         row = self._database.row("SELECT share FROM shares WHERE cut = ?", cut, default=(None,))
         if row[0] is None:
-            return ShareChange(np.zeros((d, d)), np.zeros(d), np.zeros(len(VARIANCES)), 0.0)
+            return ShareChange(np.zeros((d, d)), np.zeros(d), np.zeros(len(VARIANCES)), 0.0, 0.0)
         shift, packed, losses = np.split(np.frombuffer(row[0])[:-1], [d, d + d * (d + 1) // 2])
         squares = float(np.frombuffer(row[0])[-1])
-        return ShareChange(unpack_symmetric(packed, d), shift, losses, squares)
+        return ShareChange(unpack_symmetric(packed, d), shift, losses, squares, members=1.0)
 
     def _withdraw_share(self) -> None:
         """Make 0 the share of the next upload, within a transaction that forgets all answers.
