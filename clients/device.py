@@ -13,20 +13,23 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 
+from clients.learning import PersonalLearner
 from clients.store import SELECTION_SETTINGS, DuelStore, Synchronization
+from fldb_flower.bandit.prior import CommonPrior, ShareChange
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings, from_flat
+from fldb_flower.system.process import one_blas_thread
 from fldb_flower.wire.codec import BroadcastHeader, decode_broadcast, encode_statistics
 from fldb_flower.wire.devices import DeviceUploadHeader
 from fldb_flower.wire.records import pack_vector, unpack_vector
 
 MIN_DUELS_PER_FEATURE = 3
-"""By default, an upload covers at least 3 d answers.
+"""By default, an upload covers at least 3 d distinct duels.
 
-From an upload with a Hessian, up to d answers can be computed; at d + 2, there are as many
+From an upload with a Hessian, up to d duels can be computed; at d + 2, there are as many
 equations as unknowns. See ``docs/security.md``.
 """
 
@@ -40,7 +43,7 @@ A first round needs about six, and six more each time it is repeated.
 class Limits(NamedTuple):
     """Limits on uploads, set by the device's owner."""
 
-    min_duels: int  # smallest number of new answers in an upload
+    min_duels: int  # smallest number of distinct new duels in an upload
     max_questions: int = MAX_QUESTIONS  # estimates at which gradients of one answer are uploaded
 
 
@@ -83,7 +86,7 @@ class DeviceAgent(NumPyClient):
         broadcast = decode_broadcast(parameters[0], header, self._form)
         if config["device"] != self.store.device_id:
             # The server does not yet know this device, nor how many of its answers it has counted.
-            broadcast = broadcast._replace(theta_hat=None)
+            broadcast = broadcast._replace(theta_hat=None, shares=False)
             counted = 0
         answer, upload = self._statistics(broadcast, counted, config["upto"])
         if broadcast.play is not None and header.estimate:
@@ -95,35 +98,63 @@ class DeviceAgent(NumPyClient):
     def _statistics(
         self, broadcast: Broadcast, start: int, upto: int
     ) -> tuple[DeviceUploadHeader, Upload]:
-        if broadcast.theta_hat is None:
-            nothing = np.zeros((0, self._settings.dimension))
+        d = self._settings.dimension
+        if not broadcast.learns:
+            nothing = np.zeros((0, d))
             upload = statistics(broadcast, nothing, np.zeros(0), nothing, self._form)
             return DeviceUploadHeader(0, start, start, 0, 0), upload
         end = upto
         if upto < 0:
             most = self._settings.devices.max_duels
             end = self.store.cut(start, self._limits.min_duels, most)
-        self.store.admit(start, end, broadcast.theta_hat, self._limits.max_questions)
+        if broadcast.theta_hat is not None:
+            self.store.admit(start, end, broadcast.theta_hat, self._limits.max_questions)
         duels = self.store.evidence(start, end)
-        differences = duels.differences.reshape(-1, self._settings.dimension)
+        differences = duels.differences.reshape(-1, d)
         upload = statistics(broadcast, differences, duels.preferences, differences, self._form)
         rotated = self._form.rotated
         upload = upload._replace(
             information=rotated(upload.information),
             hessian=None if upload.hessian is None else rotated(upload.hessian),
+            shares=self._share_change(broadcast, start, end) if broadcast.shares else None,
         )
         decided = np.isfinite(duels.predicted) & (duels.preferences != 0.5)
         agreed = (duels.predicted > 0.5) == (duels.preferences > 0.5)
         counts = int(decided.sum()), int((decided & agreed).sum())
         return DeviceUploadHeader(upload.num_duels, start, end, *counts), upload
 
+    def _share_change(self, broadcast: Broadcast, start: int, end: int) -> ShareChange:
+        """Return the change of this device's share between two cuts.
+
+        The share at ``end`` is computed once, from all answers up to it that are left, and stored.
+        """
+        store = self.store
+        span = store.share_span(start, end)
+        if start < end and not store.has_share(end):
+            prior = None if broadcast.play is None else broadcast.play.estimate
+            if not isinstance(prior, CommonPrior):
+                raise DataError("the broadcast requests a share without a prior")
+            learner = PersonalLearner(self._settings, prior, store.share(start))
+            known, new = store.answers(span.start, span.scored), store.answers(span.scored, end)
+            store.keep_share(end, learner.share(known, new))
+        return store.share_change(start, end)
+
     def _synchronize(self, play: PlayRequest, counted: int, duels: int) -> None:
         estimate = play.estimate
         assert estimate is not None
-        try:
-            self._form.whiten(estimate.information)
-        except np.linalg.LinAlgError:
-            raise DataError("the broadcast's W_sync is not positive definite: not stored") from None
+        prior = None
+        if isinstance(estimate, CommonPrior):
+            prior, information = estimate, estimate.precision
+            ridge = self._settings.personal_ridge * (prior.scale or 1.0)
+            theta = self._form.solve(information, prior.shift, ridge)  # the common mean
+        else:
+            theta, information = estimate.theta_sync, estimate.information
+            try:
+                self._form.whiten(information)
+            except np.linalg.LinAlgError:
+                raise DataError(
+                    "the broadcast's W_sync is not positive definite: not stored"
+                ) from None
         chosen = {name: getattr(self._settings, name) for name in SELECTION_SETTINGS}
         self.store.synchronize(
             Synchronization(
@@ -131,9 +162,10 @@ class DeviceAgent(NumPyClient):
                 round=play.last,
                 counted=counted,
                 duels=duels,
-                theta=estimate.theta_sync,
-                information=self._form.pack(estimate.information),
+                theta=theta,
+                information=self._form.pack(information),
                 parameters={**chosen, "lambda_": self._settings.ridge},
+                prior=prior,
             )
         )
 
@@ -149,7 +181,8 @@ def train(message: Message, context: Context) -> Message:
     with DuelStore(_store_path(context)) as store:
         agent = DeviceAgent(store, settings, limits)
         parameters = [unpack_vector(content["arrays"], settings.max_message_mb)]
-        arrays, _, config = agent.fit(parameters, dict(content["config"]))
+        with one_blas_thread(settings.dimension):
+            arrays, _, config = agent.fit(parameters, dict(content["config"]))
         reply = RecordDict({"arrays": pack_vector(arrays[0]), "config": ConfigRecord(config)})
     return Message(reply, reply_to=message)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,15 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from clients.store import SELECTION_SETTINGS, DuelStore, Forgotten
+from clients.learning import make_learner, settings_of
+from clients.selection import PURPOSES, PairSelector
+from clients.store import DuelStore, Forgotten
 from clients.validation import check_answer, check_answers, check_arms, shortened
-from fldb_flower.bandit import preference, theory
-from fldb_flower.bandit.selection import find_rule, norms, rewards
-from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.bandit import preference
 from fldb_flower.errors import DataError, FldbError
-from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.forms import make_form
-from fldb_flower.settings import Settings
+from fldb_flower.system.process import one_blas_thread
 
 PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 """Values of ``preferred`` in :meth:`PreferenceAgent.record`, and their y."""
@@ -46,16 +42,25 @@ class Duel:
     second: int
     first_key: str | None  # their keys, if keys were given
     second_key: str | None
-    predicted: float | None  # P(first preferred); None before the first synchronization
+    predicted: float | None  # P(first preferred); None before the first answer and broadcast
     expires: float  # in seconds since 1970
 
 
-class PreferenceAgent:
-    """An agent of the federation on a device: selects duels and stores answers.
+@dataclass(frozen=True)
+class Weights:
+    """What was learned: the estimate of theta and its uncertainty."""
 
-    Several agents, in different threads and processes, may use one store. No method needs the
-    network: the device's Flower client writes new estimates into the store. An agent is also a
-    context manager.
+    weights: list[float]  # theta, of d features
+    deviations: list[float]  # a standard deviation of each weight
+
+
+class PreferenceAgent:
+    """An agent on a device: selects duels, stores answers and learns from them.
+
+    Answers count at once, with or without a server. If the device joins a federation later, its
+    earlier answers are uploaded too. Several agents, in different threads and processes, may use
+    one store. No method needs the network: the device's Flower client writes new estimates into the
+    store. An agent is also a context manager.
 
     Parameters
     ----------
@@ -63,19 +68,24 @@ class PreferenceAgent:
         The device's store; created if it does not exist.
     expire_after : float
         Seconds within which a duel can be answered. Seven days by default.
+    purpose : {"suggest", "rank"}
+        What duels are for. ``"suggest"``: the two arms shown are good ones, and the best arm is
+        found. ``"rank"``: all arms are ranked well after few duels, which show bad arms as well.
     clock : callable
         Returns the time in seconds since 1970.
 
     Raises
     ------
     DataError, OutputError
-        See :class:`~clients.store.DuelStore`. DataError also if ``expire_after`` is invalid.
+        See :class:`~clients.store.DuelStore`. DataError also if ``expire_after`` or ``purpose`` is
+        invalid.
 
     Examples
     --------
     >>> agent = PreferenceAgent("duels.db")
     >>> duel = agent.propose([[0.1, 0.9], [0.8, 0.2], [0.5, 0.5]], keys=["tea", "coffee", "cocoa"])
     >>> agent.record(duel.id, preferred="second")
+    >>> agent.rank([[0.1, 0.9], [0.8, 0.2], [0.5, 0.5]])
     """
 
     def __init__(
@@ -83,6 +93,7 @@ class PreferenceAgent:
         path: str | Path,
         *,
         expire_after: float = EXPIRE_AFTER,
+        purpose: str = "suggest",
         clock: Callable[[], float] = time.time,
     ) -> None:
         if isinstance(expire_after, bool) or not isinstance(expire_after, int | float):
@@ -92,9 +103,12 @@ class PreferenceAgent:
                 f"expire_after={shortened(expire_after)}: must be above 0 and at most"
                 f" {MOST_SECONDS:.0f} seconds"
             )
+        if purpose not in PURPOSES:
+            raise DataError(f"purpose={shortened(purpose)}: must be {' or '.join(PURPOSES)}")
         self.store = DuelStore(path, clock=clock)
         self._expire_after = expire_after
-        self._selector: _Selector | None = None
+        self._purpose = purpose
+        self._knowledge: _Knowledge | None = None
 
     def close(self) -> None:
         """Close the store."""
@@ -112,10 +126,12 @@ class PreferenceAgent:
         keys: Sequence[str] | None = None,
         contents: Sequence[Any] | None = None,
     ) -> Duel:
-        """Select two of K arms to show, by the last synchronized theta_sync and W.
+        """Select two of K arms to show.
 
-        Before the first synchronization, theta_sync is 0 and W_0 = (lambda / kappa_mu) I. If the
-        rule selects the same arm twice, the second arm is the best challenger among the others.
+        The selection uses the last broadcast and all answers on this device: with FLDB-Personal
+        and before the first broadcast, the person's own theta; with FLDB-ONS and FLDB-OGD,
+        theta_sync, and W with the answers that are not yet in it.
+        :class:`~clients.selection.PairSelector` describes the rules.
 
         Parameters
         ----------
@@ -136,12 +152,12 @@ class PreferenceAgent:
             keys or contents are invalid or not K. The service's messages are the same.
         """
         arms, names, shown = check_arms(features, keys, contents)
-        selector = self._current(arms.shape[1])
-        first, second = selector.select(arms)
+        known = self._current(arms.shape[1])
+        first, second = known.selector.select(arms)
         difference = arms[first] - arms[second]
         predicted = None
-        if selector.synchronized:
-            predicted = float(preference.logistic(selector.theta @ difference))
+        if known.is_informed:
+            predicted = _probability(known.learner.logit(difference))
         shown_keys: tuple[str | None, str | None] = (None, None)
         if names is not None:
             shown_keys = names[first], names[second]
@@ -193,12 +209,64 @@ class PreferenceAgent:
         checked = check_answers(answers)
         return self.store.record([(duel, PREFERENCES[preferred]) for duel, preferred in checked])
 
+    def rank(self, features: ArrayLike) -> list[int]:
+        """Return the indices of K arms, best first.
+
+        Arms are sorted by ``theta . x``. Equal arms keep their order. The estimate is that of
+        :meth:`propose`.
+
+        Parameters
+        ----------
+        features : array_like
+            phi of each arm, (K, d).
+
+        Raises
+        ------
+        DataError
+            See :meth:`propose`.
+        """
+        arms, _, _ = check_arms(features, None, None)
+        rewards = arms @ self._current(arms.shape[1]).learner.theta
+        order: list[int] = np.argsort(-rewards, kind="stable").tolist()
+        return order
+
+    def predict(self, first: ArrayLike, second: ArrayLike) -> float:
+        """Return the probability that the first of two arms is preferred.
+
+        With the person's own theta, it is averaged over the posterior, so it is close to 1/2 where
+        little is known. ``first`` and ``second`` are the features of the arms, (d,) each.
+
+        Raises
+        ------
+        DataError
+            See :meth:`propose`.
+        """
+        pair: Any = [first, second]
+        arms, _, _ = check_arms(pair, None, None)
+        return _probability(self._current(arms.shape[1]).learner.logit(arms[0] - arms[1]))
+
+    def explain(self) -> Weights:
+        """Return the weight of each feature in the reward of an arm, with standard deviations.
+
+        With FLDB-ONS and FLDB-OGD, the weights are theta_sync, and the deviations follow from W
+        (:meth:`clients.learning.CommonLearner.deviations`). All lists are empty before the first
+        duel and broadcast.
+        """
+        dimension = self.store.dimension
+        if dimension is None:
+            return Weights([], [])
+        learner = self._current(dimension).learner
+        return Weights(learner.theta.tolist(), learner.deviations().tolist())
+
     def forget(self) -> Forgotten:
         """Remove all open duels and answers from this device.
 
-        The server's sums keep the answers that it has counted: this cannot be undone. Answers that
-        were uploaded but not acknowledged may also be counted; they are not uploaded again. No file
-        of the store contains texts, keys, features or answers afterwards.
+        With FLDB-ONS and FLDB-OGD, the server's sums keep the answers that it has counted: this
+        cannot be undone. With FLDB-Personal, the next round subtracts the device's share from the
+        sums; the log losses of predictions stay in theirs. Answers that were uploaded but not
+        acknowledged may also be counted; they are not uploaded again. No file of the store
+        contains texts, keys, features or answers afterwards. The last share, a sum over answers,
+        stays until the server has subtracted it.
         """
         return self.store.forget()
 
@@ -221,49 +289,45 @@ class PreferenceAgent:
             **{name: None if last is None else getattr(last, name) for name in names},
         }
 
-    def _current(self, dimension: int) -> _Selector:
+    def _current(self, dimension: int) -> _Knowledge:
         expected = self.store.dimension
         if expected is not None and expected != dimension:
             raise DataError(f"features of {dimension} numbers each: this device's have {expected}")
+        current = self._knowledge
         version = self.store.version()
-        current = self._selector
-        if current is None or (current.version, current.theta.size) != (version, dimension):
-            current = self._selector = _Selector(self.store, version, dimension)
+        if current is not None and (current.version, current.dimension) == (version, dimension):
+            current.update()
+            return current
+        with one_blas_thread(dimension):
+            current = self._knowledge = _Knowledge(self.store, dimension, self._purpose)
         return current
 
 
-class _Selector:
-    """The selection of pairs by the estimate of one broadcast."""
+def _probability(logit: float) -> float:
+    return float(preference.logistic(np.float64(logit)))
 
-    def __init__(self, store: DuelStore, version: tuple[int, float], dimension: int) -> None:
-        self.version = version
-        last = store.synchronized()
-        self.synchronized = last is not None
-        parameters = {} if last is None else last.parameters  # of a newer server: may have others
-        chosen = {name: parameters[name] for name in SELECTION_SETTINGS if name in parameters}
-        settings = dataclasses.replace(Settings(), dimension=dimension, **chosen)
-        form = make_form(settings)
-        if last is None:
-            self.theta: FloatArray = np.zeros(dimension)
-            information = form.identity(settings.ridge / settings.kappa_mu)
-        else:
-            self.theta = last.theta
-            information = form.unpack(last.information)
-        self._whitener = form.whiten(information)
-        # The theory's t N duels: here those that W is computed from, and the next one.
-        self._width = theory.width(1 if last is None else last.duels + 1, 1, settings)
-        self._rule = find_rule(settings.selection)
-        self._streams = AgentStreams(int.from_bytes(os.urandom(8), "little"), range(1))
 
-    def select(self, arms: FloatArray) -> tuple[int, int]:
-        """Return the indices of two different arms."""
-        rule, width = self._rule, self._width
-        noise = None if rule.noise is None else rule.noise(self._streams, 1, arms.shape)[:, 0]
-        firsts, seconds = rule.select(arms[None], self.theta, self._whitener, width, noise)
-        first, second = int(firsts[0]), int(seconds[0])
-        if first == second:
-            others = np.delete(arms, first, axis=0)
-            bonus = norms((others - arms[first])[None], self._whitener)
-            best = int(np.argmax(rewards(others[None], self.theta) + width * bonus))
-            second = best + int(best >= first)
-        return first, second
+class _Knowledge:
+    """What is known after one broadcast, and the answers of this device that it includes."""
+
+    def __init__(self, store: DuelStore, dimension: int, purpose: str) -> None:
+        self.version = store.version()
+        self.dimension = dimension
+        self._store = store
+        last, duels = store.synchronized(), store.answers()
+        self._known = int(duels.numbers.max(initial=0))
+        self.is_informed = last is not None or self._known > 0
+        settings = settings_of(last, dimension)
+        self.learner = make_learner(store, last, settings, duels)
+        self.selector = PairSelector(self.learner, settings, purpose)
+        self.selector.count(duels)
+
+    def update(self) -> None:
+        """Learn from the answers that are new in the store."""
+        if self._store.last > self._known:
+            new = self._store.answers(self._known)
+            with one_blas_thread(self.dimension):
+                self.learner.learn(new)
+            self.selector.count(new)
+            self._known = int(new.numbers.max(initial=self._known))
+            self.is_informed |= self._known > 0

@@ -157,6 +157,7 @@ class DeviceDirectory(ResultsDirectory):
             "duels": devices.duels,
             "devices": len(devices.counted),
             "theta_sync": strategy.algorithm.theta_sync.tolist(),
+            "heterogeneity": strategy.algorithm.heterogeneity,
         }
         self.write_json(MODEL, model)
 

@@ -254,9 +254,10 @@ def test_any_finite_features_make_a_duel(tmp_path_factory, data):
         assert duel.first != duel.second
         assert {duel.first, duel.second} <= set(range(arms))
         agent.record(duel.id, "second")
-        agent.store.cut(0, 1)
-        (kept,) = agent.store.evidence(0, 1).differences
+        (kept,) = agent.store.answers().differences
         np.testing.assert_array_equal(kept, features[duel.first] - features[duel.second])
+        again = agent.propose(features)  # after the answer was learned
+        assert again.first != again.second
 
 
 @pytest.mark.parametrize("selection", SELECTIONS)

@@ -180,6 +180,43 @@ def test_status_and_prediction_follow_the_last_broadcast(client, path):
     }  # fmt: skip
 
 
+def test_rankings_predictions_and_weights(client, path, tmp_path):
+    """Theta = (2, -1): rewards 0, 2 and 6; the standard deviations are 2 / sqrt(50)."""
+    theta, information = np.array([2.0, -1.0]), np.array([50.0, 0.0, 50.0])
+    with PreferenceAgent(path) as agent:
+        agent.store.synchronize(Synchronization(123.5, 4, 0, 77, theta, information, {}))
+    assert client.post("/rank", json={"features": LINE}).json() == {
+        "order": [2, 1, 0], "keys": None,
+    }  # fmt: skip
+    named = {"features": LINE, "keys": ["a", "b", "c"]}
+    assert client.post("/rank", json=named).json()["keys"] == ["c", "b", "a"]
+    two = {"first": LINE[1], "second": LINE[0]}
+    probability = client.post("/predict", json=two).json()["probability"]
+    assert probability == pytest.approx(1 / (1 + math.exp(-2)))
+    assert client.get("/weights").json() == {
+        "weights": [2.0, -1.0], "deviations": pytest.approx([2 / math.sqrt(50)] * 2),
+    }  # fmt: skip
+    problem(client.get("/rank"), 404, "--arms")
+    arms = read_arms(write_arms(tmp_path / "arms.json"))
+    with running(tmp_path / "other.db", arms=arms) as other:
+        assert other.get("/weights").json() == {"weights": [], "deviations": []}
+        assert other.get("/rank").json() == {
+            "order": list(range(len(arms))), "keys": [arm.key for arm in arms],
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("purpose", ["suggest", "rank"])
+def test_the_purpose_reaches_the_selection(path, purpose):
+    """Arm 3 always wins. Only duels for a ranking leave it out."""
+    with running(path, purpose=purpose) as client:
+        pairs = set()
+        for _ in range(6):
+            duel = propose(client, features=[[0.0], [1.0], [3.0], [7.0]])
+            pairs.add(frozenset((duel["first"], duel["second"])))
+            answer(client, duel["id"], "first" if duel["first"] > duel["second"] else "second")
+    assert all(3 in pair for pair in pairs) == (purpose == "suggest")
+
+
 def test_the_next_duel_is_the_oldest_that_a_page_can_show(client, path):
     problem(client.get("/duels/next"), 404, "no open duel has contents")
     propose(client)  # without contents: not shown in a page
@@ -253,7 +290,7 @@ def test_everything_but_page_health_and_description_needs_the_token(path):
     with running(path) as client:
         paths = client.get("/openapi.json").json()["paths"]
         guarded = {(m, p) for p, methods in paths.items() for m in methods} - {("get", "/health")}
-        assert len(guarded) == 6
+        assert len(guarded) == 10
         for method, place in [*guarded, ("get", "/none"), ("get", "/static-offline-docsx")]:
             for header in ("", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x"):
                 reply = client.request(method, place, headers={"Authorization": header})
@@ -843,6 +880,7 @@ BAD_STARTS = {
     "--store {0}/d.db --choices 1": "--choices",
     "--store {0}/d.db --expire-after nan": "--expire-after",
     "--store {0}/d.db --expire-after 0": "--expire-after",
+    "--store {0}/d.db --purpose learn": "--purpose",
     "--store {0}/d.db --stroe x": "--stroe",
     "": "--store",
 }

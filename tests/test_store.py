@@ -65,8 +65,9 @@ def propose(store, difference=(1.0, 2.0), predicted=0.5, **more):
 
 
 def answer(store, count, preference=1.0):
-    """Propose and answer `count` duels; return the numbers of the answers."""
-    return store.record([(propose(store), preference) for _ in range(count)])
+    """Propose and answer `count` distinct duels; return the numbers of the answers."""
+    duels = [propose(store, (store.last + number, 2.0)) for number in range(1, count + 1)]
+    return store.record([(duel, preference) for duel in duels])
 
 
 def rows(path, query):
@@ -706,6 +707,29 @@ def test_uploads_by_hand(store):
     assert store.evidence(9, 9).differences.shape == (0, 2)
 
 
+def test_an_upload_covers_distinct_duels(store):
+    """Repeated and mirrored duels are one duel, and duels of equal arms are none."""
+    for difference in [(1.0, 2.0), (-1.0, -2.0), (0.0, 0.0), (1.0, 2.0), (-0.0, 3.0), (0.0, -3.0)]:
+        store.record([(propose(store, difference), 1.0)])
+    assert store.cut(0, 3) == 0
+    store.record([(propose(store, (2.0, 4.0)), 1.0)])  # another duel in the same direction
+    assert store.cut(0, 3) == 7
+    store.record([(propose(store, (1.0, 2.0)), 1.0)] * 3)
+    store.record([(propose(store, (float(n), 2.0)), 1.0) for n in (1, 2)])
+    assert store.cut(7, 3) == 7  # they count again for the next upload: two so far
+    store.record([(propose(store, (3.0, 2.0)), 1.0)])
+    assert store.cut(7, 3) == 11
+
+
+def test_answers_about_too_few_duels_are_reported(store):
+    for _ in range(5):
+        store.record([(propose(store, (1.0, 2.0)), 1.0)])
+    assert store.cut(0, 2, at_most=5) == 0  # another duel may be answered
+    answer(store, 1)
+    with pytest.raises(DataError, match=r"after 0 .* cover 2 distinct duels .*more than the 5 "):
+        store.cut(0, 2, at_most=5)
+
+
 def test_an_upload_covers_no_more_than_the_limit_of_the_server(store):
     answer(store, 10)
     assert store.cut(0, 2, at_most=4) == 4
@@ -834,7 +858,8 @@ def test_a_store_of_the_previous_release_opens(path):
         contents = [{"image": "data:image/png,x", "text": "Lake at dawn"}, {"text": "Städte ☕"}]
         assert lake == ("duel-7", 1600000007.0, 2600000007.0, "left", "right", contents)
         estimate = store.synchronized()
-        assert (estimate.received, estimate.round) == (1600000005.0, 7) == store.version()[::-1]
+        assert (estimate.received, estimate.round) == (1600000005.0, 7)
+        assert store.version() == (7, 1600000005.0, 0)
         assert (estimate.counted, estimate.duels) == (4, 120)
         assert estimate.theta.tolist() == [0.5, -1.0, 0.25]
         assert estimate.information.tolist() == [2.0, 3.0, 4.0]

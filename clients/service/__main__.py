@@ -23,6 +23,7 @@ from pathlib import Path
 import uvicorn
 
 from clients.preference_agent import EXPIRE_AFTER, MOST_SECONDS, PreferenceAgent
+from clients.selection import PURPOSES
 from clients.service import connections
 from clients.service.app import create_app
 from clients.service.connections import LIMITS, Limits
@@ -51,6 +52,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--expire-after", metavar="SECONDS", type=bounded(float, 1, MOST_SECONDS),
         default=EXPIRE_AFTER, help="time limit for the answer to a duel (%(default).0f)",
+    )  # fmt: skip
+    add(
+        "--purpose", choices=PURPOSES, default=PURPOSES[0],
+        help="suggest: show good arms; rank: learn a ranking of all arms (%(default)s)",
     )  # fmt: skip
     add(
         "--max-connections", metavar="N", type=bounded(int, 1, 10_000),
@@ -99,6 +104,7 @@ def serve(arguments: argparse.Namespace) -> None:
             arms=arms,
             choices=arguments.choices,
             expire_after=arguments.expire_after,
+            purpose=arguments.purpose,
             any_host=arguments.allow_remote,
             body_seconds=arguments.request_seconds,
         )

@@ -25,6 +25,7 @@ def create_app(
     arms: Sequence[Arm] = (),
     choices: int = 10,
     expire_after: float = EXPIRE_AFTER,
+    purpose: str = "suggest",
     any_host: bool = False,
     body_seconds: float = LIMITS.seconds,
 ) -> FastAPI:
@@ -42,10 +43,10 @@ def create_app(
         Number of arms, drawn at random, that each such duel is selected from.
     expire_after : float
         Seconds within which a duel can be answered.
-    any_host : bool
-        Accept requests with host names of other machines.
-    body_seconds : float
-        Time limit for the body of a request.
+    purpose : {"suggest", "rank"}
+        What duels are for; see :class:`~clients.preference_agent.PreferenceAgent`.
+    any_host, body_seconds : bool, float
+        Accept host names of other machines; time limit for the body of a request.
 
     Raises
     ------
@@ -53,7 +54,7 @@ def create_app(
         The store cannot be used, or the arms do not fit it.
     """
     page, policy = load_page()
-    reader, writer = _open(Path(store).expanduser(), arms, expire_after)
+    reader, writer = _open(Path(store).expanduser(), arms, expire_after, purpose)
     app = _application(reader, writer)
     app.state.device = Device(reader, writer, page, arms, choices)
     app.add_middleware(
@@ -91,9 +92,11 @@ def _application(*workers: Worker) -> FastAPI:
     return app
 
 
-def _open(path: Path, arms: Sequence[Arm], expire_after: float) -> tuple[Worker, Worker]:
+def _open(
+    path: Path, arms: Sequence[Arm], expire_after: float, purpose: str
+) -> tuple[Worker, Worker]:
     """Open the store for reading and for writing; check that it can be written."""
-    reader, writer = Worker(path, expire_after), Worker(path, expire_after)
+    reader, writer = (Worker(path, expire_after, purpose) for _ in range(2))
     try:
         writer.agent.record_many([])
         known = reader.agent.store.dimension

@@ -39,8 +39,8 @@ class ProposedDuel(Model):
     first_key: str | None = Field(description="The first arm's key, if keys were sent.")
     second_key: str | None = Field(description="The second arm's key, if keys were sent.")
     predicted: float | None = Field(
-        description="P(first preferred) by the current estimate; null before the first"
-        " synchronization."
+        description="P(first preferred) by the current estimate; null before the first answer and"
+        " broadcast."
     )
     expires: float = Field(description="Expiry time, in seconds since 1970.")
 
@@ -85,9 +85,37 @@ class ForgottenAnswers(Model):
         description="Those of them that had been uploaded: the server may have counted them."
     )
     counted: int = Field(
-        description="Answers that the server has counted: its sums keep them. Their copies on this"
-        " device are removed."
+        description="Answers that the server has counted. Their copies on this device are removed."
+        " With FLDB-Personal, the next round subtracts them from the server's sums; with other"
+        " algorithms, the sums keep them."
     )
+
+
+class TwoArms(Model):
+    """Two arms to compare."""
+
+    first: Features = Field(description="phi of the first arm: d numbers.", examples=[[0.1, 0.9]])
+    second: Features = Field(description="phi of the second arm.", examples=[[0.8, 0.2]])
+
+
+class Prediction(Model):
+    """What the current estimate predicts."""
+
+    probability: float = Field(description="P(first preferred), from 0 to 1.")
+
+
+class Ranking(Model):
+    """Arms by their predicted rewards, best first."""
+
+    order: list[int] = Field(description="Indices of the arms, from 0.")
+    keys: list[str | None] | None = Field(description="Keys in this order; null without keys.")
+
+
+class Weights(Model):
+    """The estimate of theta; all lists are empty before the first duel and broadcast."""
+
+    weights: list[float] = Field(description="Weight of each feature in the reward of an arm.")
+    deviations: list[float] = Field(description="Standard deviation of each weight.")
 
 
 class Status(BaseModel):

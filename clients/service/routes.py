@@ -23,13 +23,17 @@ from clients.service.models import (
     Arms,
     ForgottenAnswers,
     Health,
+    Prediction,
     Problem,
     ProposedDuel,
+    Ranking,
     Recorded,
     Result,
     ShownArm,
     ShownDuel,
     Status,
+    TwoArms,
+    Weights,
 )
 from clients.store import Proposal
 from clients.validation import Answer, Content, NamedAnswer
@@ -41,8 +45,8 @@ _T = TypeVar("_T")
 class Worker:
     """An agent with its own thread, so that the event loop never waits for SQLite."""
 
-    def __init__(self, path: Path, expire_after: float) -> None:
-        self.agent = PreferenceAgent(path, expire_after=expire_after)
+    def __init__(self, path: Path, expire_after: float, purpose: str) -> None:
+        self.agent = PreferenceAgent(path, expire_after=expire_after, purpose=purpose)
         self._thread = ThreadPoolExecutor(1)
 
     async def run(self, function: Callable[..., _T], *arguments: Any) -> _T:
@@ -108,7 +112,7 @@ async def status(device: OfDevice) -> Status:
 
 @guarded.post("/duels", tags=["duels"])
 async def propose(offered: Arms, device: OfDevice) -> ProposedDuel:
-    """Select two of K arms to show, by the last synchronized estimate."""
+    """Select two of K arms to show, by the last broadcast and the answers on this device."""
     shown = offered.contents
     contents = None if shown is None else [c.model_dump(exclude_none=True) for c in shown]
     duel = await device.writer.run(
@@ -160,6 +164,37 @@ async def record_many(
         else Result(number=each)
         for each in await device.writer.run(PreferenceAgent.record_many, pairs)
     ]
+
+
+@guarded.post("/rank", tags=["preferences"])
+async def rank(offered: Arms, device: OfDevice) -> Ranking:
+    """Sort K arms by their predicted rewards, best first."""
+    order = await device.reader.run(PreferenceAgent.rank, offered.features)
+    keys = offered.keys
+    return Ranking(order=order, keys=None if keys is None else [keys[arm] for arm in order])
+
+
+@guarded.get("/rank", tags=["preferences"], responses={404: {"model": Problem}})
+async def rank_arms(device: OfDevice) -> Ranking:
+    """Sort the arms of ``--arms`` by their predicted rewards, best first."""
+    if not device.arms:
+        raise HTTPException(404, "the service has no arms: start it with --arms, or send them")
+    order = await device.reader.run(PreferenceAgent.rank, [arm.features for arm in device.arms])
+    return Ranking(order=order, keys=[device.arms[arm].key for arm in order])
+
+
+@guarded.post("/predict", tags=["preferences"])
+async def predict(arms: TwoArms, device: OfDevice) -> Prediction:
+    """Return the probability that the first of two arms is preferred."""
+    return Prediction(
+        probability=await device.reader.run(PreferenceAgent.predict, arms.first, arms.second)
+    )
+
+
+@guarded.get("/weights", tags=["preferences"])
+async def explain(device: OfDevice) -> Weights:
+    """Return the weight of each feature, with standard deviations."""
+    return Weights(**vars(await device.reader.run(PreferenceAgent.explain)))
 
 
 @guarded.delete("/answers", tags=["duels"])

@@ -1,10 +1,12 @@
 """The duels of one device, on its disk."""
 
+from clients.store.answers import duel_key
 from clients.store.duel_store import DuelStore
 from clients.store.records import (
     SELECTION_SETTINGS,
     ConflictingAnswerError,
     DuelExpiredError,
+    Evidence,
     Forgotten,
     Proposal,
     Synchronization,
@@ -18,8 +20,10 @@ __all__ = [
     "ConflictingAnswerError",
     "DuelExpiredError",
     "DuelStore",
+    "Evidence",
     "Forgotten",
     "Proposal",
     "Synchronization",
     "UnknownDuelError",
+    "duel_key",
 ]

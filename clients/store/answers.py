@@ -22,6 +22,18 @@ EXTRA = 2
 """Numbers after a difference in ``evidence``: preference, predicted preference."""
 
 
+def duel_key(difference: FloatArray) -> bytes:
+    """Return what identifies a duel: its difference up to the sign."""
+    sign = np.sign(difference[difference != 0.0][:1]).sum()
+    key: FloatArray = sign * difference + 0.0  # no negative zeros
+    return key.tobytes()
+
+
+def distinct_duels(differences: FloatArray) -> int:
+    """Return the number of distinct duels, without duels of equal arms: (n, d) -> int."""
+    return len({duel_key(each) for each in differences[differences.any(axis=1)]})
+
+
 class AnswerLog:
     """The answers in a store: which an upload covers, and what is left of deleted ones."""
 
@@ -56,16 +68,18 @@ class AnswerLog:
     def cut(self, start: int, at_least: int, at_most: int = MAX_ANSWERS) -> int:
         """Return where an upload that begins after answer ``start`` ends.
 
-        Uploads begin and end at *cuts* only, and cuts are at least ``at_least`` answers apart.
-        Therefore every upload, and every difference of two uploads, covers at least that many
-        answers. If there are too few new answers since the last cut, that cut is returned.
+        Uploads begin and end at *cuts* only, and at least ``at_least`` distinct duels were
+        answered between two cuts. Therefore every upload, and every difference of two uploads,
+        covers at least that many distinct duels. Duels with the same difference of features, up to
+        its sign, are one duel, and duels of equal arms are none. If there are too few new duels
+        since the last cut, that cut is returned.
 
         Parameters
         ----------
         start : int
             Where the upload begins: 0 or an earlier cut.
         at_least : int
-            Answers between two cuts, at least 1.
+            Distinct duels between two cuts, at least 1.
         at_most : int
             Answers that the upload may cover; the others are left for a later one.
 
@@ -73,7 +87,7 @@ class AnswerLog:
         ------
         DataError
             ``start`` is not a cut of this store, or the next cut is more than ``at_most`` answers
-            away. No cut is made then.
+            away, or these cover too few distinct duels. No cut is made then.
         """
         database = self._database
         with database.writing():
@@ -85,17 +99,18 @@ class AnswerLog:
                 return start
             end = min(last, start + at_most)
             newest = self._last_cut(MAX_ANSWERS)
-            if end - newest >= max(at_least, 1):
+            found = distinct_duels(self._evidence(newest, end).differences)
+            if end > newest and found >= at_least:
                 database.execute("INSERT INTO cuts (position) VALUES (?)", (end,))
                 newest = end
             self._expect_cut(start)
-            if newest > end:
-                newest = self._last_cut(end)
-                if newest <= start:
-                    raise DataError(
-                        f"{database.path}: the answers after {start} must be uploaded together, and"
-                        f" are more than the {at_most} that the server accepts (devices-max-duels)"
-                    )
+            newest = self._last_cut(end)
+            if newest <= start and end < last:
+                raise DataError(
+                    f"{database.path}: the answers after {start} must be uploaded together until"
+                    f" they cover {at_least} distinct duels (min-duels-per-upload), and are more"
+                    f" than the {at_most} that the server accepts (devices-max-duels)"
+                )
             # Until answers are forgotten again, repeated requests return the same answers.
             database.execute("UPDATE cuts SET forgotten = 0 WHERE position = ?", (newest,))
             return newest
@@ -158,31 +173,47 @@ class AnswerLog:
                     f"{database.path}: answers up to {end} were forgotten during this round: the"
                     " round has to begin again"
                 )
-            rows = database.execute(
-                "SELECT evidence FROM answers WHERE sequence > ? AND sequence <= ?"
-                " ORDER BY sequence",
-                (start, end),
-            ).fetchall()
-        width = (self.dimension or 0) + EXTRA
-        table = np.frombuffer(b"".join(row[0] for row in rows)).reshape(-1, width)
-        if len(table) != max(end - start, 0):
+            found = self._evidence(start, end)
+        left = len(found.numbers)
+        if left != max(end - start, 0):
             raise DataError(
-                f"{database.path}: answers {start + 1} to {end} were requested, but only"
-                f" {len(table)} of them are left: the others were pruned, or lost when a backup was"
-                " restored"
+                f"{database.path}: answers {start + 1} to {end} were requested, but only {left} of"
+                " them are left: the others were pruned, or lost when a backup was restored"
             )
-        return Evidence(table[:, :-EXTRA], table[:, -EXTRA], table[:, -1])
+        return found
+
+    def answers(self, start: int = 0, end: int = MAX_ANSWERS) -> Evidence:
+        """Return the answers after ``start`` up to ``end`` that are left, for use on the device.
+
+        Forgotten answers are left out.
+        """
+        with self._database.reading():
+            return self._evidence(start, end, "AND id IS NOT NULL")
+
+    def _evidence(self, start: int, end: int, condition: str = "") -> Evidence:
+        rows = self._database.execute(
+            "SELECT sequence, evidence FROM answers WHERE sequence > ? AND sequence <= ?"
+            f" {condition} ORDER BY sequence",
+            (start, end),
+        ).fetchall()
+        width = (self.dimension or 0) + EXTRA
+        table = np.frombuffer(b"".join(row[1] for row in rows)).reshape(-1, width)
+        numbers = np.array([row[0] for row in rows], dtype=np.int64)
+        return Evidence(numbers, table[:, :-EXTRA], table[:, -EXTRA], table[:, -1])
 
     def prune(self, older_than: float) -> int:
         """Delete acknowledged answers that are older than ``older_than`` seconds; return how many.
 
-        A server that is restored from an old backup cannot request them again.
+        A server that is restored from an old backup cannot request them again. The device itself no
+        longer learns from them, and with FLDB-Personal the next share does not contain them.
         """
         with self._database.writing():
             pruned = self._database.execute(
                 "DELETE FROM answers WHERE sequence <= ? AND answered < ?",
                 (self.acknowledged, self._clock() - older_than),
             ).rowcount
+            if pruned:
+                self._count_removal()
         if pruned:
             self._database.erase_deleted()
         return pruned
@@ -193,7 +224,8 @@ class AnswerLog:
         An answer that was never uploaded is deleted, and its number is used again. An uploaded
         answer keeps its number, because the server may have counted it; its data is replaced by a
         tie between equal arms, whose gradient, information and Hessian are 0. So the numbers of
-        server and device agree, whatever happens to the current exchange. Earlier backups are not
+        server and device agree, whatever happens to the current exchange. With FLDB-Personal, the
+        next upload subtracts the device's share from the server's sums. Earlier backups are not
         changed.
         """
         database = self._database
@@ -205,15 +237,33 @@ class AnswerLog:
             database.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'answers'", (sent,))
             query = "SELECT count(*) FROM answers WHERE sequence > ? AND id IS NOT NULL"
             uncertain = database.row(query, counted)[0]
-            placeholder = np.zeros((self.dimension or 0) + EXTRA)  # a tie between equal arms
-            placeholder[-EXTRA:] = 0.5, np.nan
             database.execute(
                 "UPDATE answers SET id = NULL, answered = ?, evidence = ? WHERE id IS NOT NULL",
-                (self._clock(), placeholder.tobytes()),
+                (self._clock(), self._placeholder()),
             )
             database.execute("UPDATE cuts SET forgotten = 1")
+            self._withdraw_share()
+            self._count_removal()
         database.erase_deleted()
         return Forgotten(proposals, unsent + uncertain, uncertain, counted)
+
+    def _withdraw_share(self) -> None:
+        """Make 0 the share of FLDB-Personal; nothing without shares."""
+
+    def _count_removal(self) -> None:
+        self._database.execute("UPDATE device SET removals = removals + 1")
+
+    def _placeholder(self) -> bytes:
+        """Return the evidence of a tie between equal arms, whose statistics are 0."""
+        evidence = np.zeros((self.dimension or 0) + EXTRA)
+        evidence[-EXTRA:] = 0.5, np.nan
+        return evidence.tobytes()
+
+    def _append_placeholder(self) -> int:
+        """Append a placeholder for an answer; return its number."""
+        insert = "INSERT INTO answers (answered, evidence) VALUES (?, ?)"
+        row = (self._clock(), self._placeholder())
+        return int(self._database.execute(insert, row).lastrowid or 0)
 
     def _fix_dimension(self, dimension: int) -> None:
         if self.dimension is None:

@@ -141,7 +141,10 @@ class Database:
             self.execute("VACUUM")  # schema 1 did not overwrite deleted data
         with self.writing():
             if self._version() == version:  # otherwise another process was faster
-                (schema.migrate if version else schema.create)(self._connection)
+                if version:
+                    schema.migrate(self._connection, version)
+                else:
+                    schema.create(self._connection)
 
     def _use_write_ahead_log(self) -> None:
         """Switch the journal mode; SQLite does not wait for other processes here."""

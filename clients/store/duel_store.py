@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from clients.store.answers import EXTRA, AnswerLog
+from clients.store.answers import EXTRA
 from clients.store.records import (
     ConflictingAnswerError,
     DuelExpiredError,
@@ -27,12 +27,15 @@ from clients.store.records import (
     Synchronization,
     UnknownDuelError,
 )
+from clients.store.shares import ShareLog
+from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.linalg.forms import unpack_symmetric
 from fldb_flower.settings import current_names
 
 
-class DuelStore(AnswerLog):
+class DuelStore(ShareLog):
     """The duels of one device.
 
     Every method is one transaction, safe for concurrent threads and processes, and durable when it
@@ -179,12 +182,16 @@ class DuelStore(AnswerLog):
 
     def synchronize(self, received: Synchronization) -> None:
         """Replace the estimate of the last broadcast."""
+        prior = received.prior
         values = {**vars(received), "parameters": json.dumps(received.parameters)}
+        if prior is not None:
+            values["prior"] = np.append(prior.shift, [prior.variance, prior.scale])
         row = [v.tobytes() if isinstance(v, np.ndarray) else v for v in values.values()]
         with self._database.writing():
             self._fix_dimension(received.theta.size)
             self._database.execute("DELETE FROM synchronized")
-            self._database.execute("INSERT INTO synchronized VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            self._database.execute("INSERT INTO synchronized VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._drop_acknowledged_shares(received.counted)
 
     def synchronized(self) -> Synchronization | None:
         """Return the estimate of the last broadcast, or None before the first."""
@@ -192,17 +199,26 @@ class DuelStore(AnswerLog):
             row = self._database.row("SELECT * FROM synchronized")
         if not row:
             return None
-        received, number, counted, duels, *vectors, parameters = row
+        received, number, counted, duels, *vectors, parameters, packed = row
         theta, information = map(np.frombuffer, vectors)
         chosen = current_names(json.loads(parameters))
-        return Synchronization(received, number, counted, duels, theta, information, chosen)
+        prior = None
+        if packed is not None:
+            *shift, variance, scale = np.frombuffer(packed).tolist()
+            precision = unpack_symmetric(information, len(shift))
+            prior = CommonPrior(precision, np.array(shift), variance, scale)
+        return Synchronization(received, number, counted, duels, theta, information, chosen, prior)
 
-    def version(self) -> tuple[int, float]:
-        """Return a value that changes with each broadcast, cheaper than :meth:`synchronized`."""
+    def version(self) -> tuple[int, float, int]:
+        """Return a value that changes with each broadcast and each removal of answers.
+
+        It is cheaper than :meth:`synchronized`.
+        """
         with self._database.reading():
             query = "SELECT round, received FROM synchronized"
             number, received = self._database.row(query, default=(0, 0.0))
-        return number, received
+            (removals,) = self._database.row("SELECT removals FROM device")
+        return number, received, removals
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of open duels, of answers, and of acknowledged answers."""

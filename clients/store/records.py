@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.errors import FldbError
-from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.linalg.arrays import FloatArray, IntArray
 
 SELECTION_SETTINGS = (
-    "selection", "kappa_mu", "delta", "beta_scale", "lambda_", "matrix_form", "sketch_rank",
+    "algorithm", "selection", "kappa_mu", "delta", "beta_scale", "lambda_",
+    "matrix_form", "sketch_rank", "personal_ridge", "personal_width",
 )  # fmt: skip
 """Settings of the server's run that a device selects with: ``Synchronization.parameters``."""
 
@@ -48,6 +50,7 @@ class Synchronization:
     theta: FloatArray  # theta_sync, (d,)
     information: FloatArray  # W_sync, packed in the form that the parameters name
     parameters: dict[str, Any]  # the SELECTION_SETTINGS of the run
+    prior: CommonPrior | None = None  # of FLDB-Personal
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,24 @@ class Forgotten:
     proposals: int  # open duels
     forgotten: int  # answers that the server had not acknowledged
     may_be_counted: int  # those of them that had been uploaded: the server may have counted them
-    counted: int  # answers that the server has counted; its sums keep them
+    counted: int  # answers that the server has counted; only FLDB-Personal's sums lose them
 
 
 class Evidence(NamedTuple):
-    """Consecutive answers."""
+    """Answers in the order of their numbers."""
+
+    numbers: IntArray  # (n,)
 
     differences: FloatArray  # phi(first) - phi(second), (n, d)
     preferences: FloatArray  # 1, 0, or 0.5 for a tie, (n,)
     predicted: FloatArray  # P(first preferred) when proposed, (n,); NaN before the first broadcast
+
+    def after(self, number: int) -> Evidence:
+        """Return the answers after a number."""
+        later = self.numbers > number
+        return Evidence(
+            self.numbers[later],
+            self.differences[later],
+            self.preferences[later],
+            self.predicted[later],
+        )

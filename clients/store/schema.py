@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 import sqlite3
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x666C6462
 """SQLite's identifier of the application that owns a file: "fldb"."""
 
 _TABLES = """
 CREATE TABLE device (
     id TEXT NOT NULL,            -- random; identifies this store to the server
-    dimension INTEGER            -- d; NULL until the first duel or broadcast
+    dimension INTEGER,           -- d; NULL until the first duel or broadcast
+    removals INTEGER NOT NULL DEFAULT 0  -- how often answers were forgotten or pruned
 );
 CREATE TABLE proposals (         -- duels without an answer
     id TEXT PRIMARY KEY,
@@ -44,7 +45,12 @@ CREATE TABLE synchronized (      -- the estimate of the last broadcast
     duels INTEGER NOT NULL,      -- of all devices, that the estimate is computed from
     theta BLOB NOT NULL,         -- theta_sync: d float64
     information BLOB NOT NULL,   -- W_sync, packed (fldb_flower/linalg/forms.py): float64
-    parameters TEXT NOT NULL     -- JSON: how pairs are selected
+    parameters TEXT NOT NULL,    -- JSON: how pairs are selected
+    prior BLOB                   -- FLDB-Personal: c, v and the scale, d + 2 float64; else NULL
+);
+CREATE TABLE shares (            -- of FLDB-Personal (clients/store/shares.py)
+    cut INTEGER PRIMARY KEY,     -- computed from the answers up to this cut
+    share BLOB                   -- NULL: 0, and later shares cover the later answers only
 );
 """
 
@@ -64,17 +70,28 @@ DROP TABLE old_answers;
 ALTER TABLE cuts ADD COLUMN forgotten INTEGER NOT NULL DEFAULT 0;
 """
 
+# Schema 2 had no shares of FLDB-Personal.
+_FROM_2 = """
+ALTER TABLE device ADD COLUMN removals INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE synchronized ADD COLUMN prior BLOB;
+CREATE TABLE shares (
+    cut INTEGER PRIMARY KEY,
+    share BLOB
+);
+"""
+
 
 def create(connection: sqlite3.Connection) -> None:
     """Create the tables in an empty database, within a transaction."""
     _execute(connection, _TABLES)
-    connection.execute("INSERT INTO device VALUES (?, NULL)", (secrets.token_hex(16),))
+    connection.execute("INSERT INTO device (id) VALUES (?)", (secrets.token_hex(16),))
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
-def migrate(connection: sqlite3.Connection) -> None:
-    """Migrate the tables of schema 1, within a transaction."""
-    _execute(connection, _FROM_1)
+def migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Migrate the tables of an older version, within a transaction."""
+    for script in (_FROM_1, _FROM_2)[version - 1 :]:
+        _execute(connection, script)
 
 
 def _execute(connection: sqlite3.Connection, script: str) -> None:

@@ -192,13 +192,20 @@ class PersonalEstimates:
         ConvergenceError
             An agent's minimiser was not found.
         """
-        xp = self._arrays.xp
-        if self._count == self._preferences.shape[1]:
+        self.add_many(differences[:, None, :], preferences[:, None])
+
+    def add_many(self, differences: Array, preferences: Array) -> None:
+        """Add n duels of each agent, (agents, n, d) and (agents, n), with one minimisation.
+
+        Raises as :meth:`add`.
+        """
+        xp, end = self._arrays.xp, self._count + preferences.shape[1]
+        while end > self._preferences.shape[1]:
             self._duels = xp.concat([self._duels] * 2, axis=2)
             self._preferences = xp.concat([self._preferences] * 2, axis=1)
-        self._duels[:, :, self._count] = differences
-        self._preferences[:, self._count] = preferences
-        self._count += 1
+        self._duels[:, :, self._count : end] = xp.matrix_transpose(differences)
+        self._preferences[:, self._count : end] = preferences
+        self._count = end
         duels, answers = self._duels[..., : self._count], self._preferences[:, : self._count]
         self.theta = minimise(self.theta, duels, answers, self._prior, self._arrays)
         wins = logistic((self.theta[:, None, :] @ duels)[:, 0])
@@ -220,7 +227,7 @@ class PersonalEstimates:
         shift = solve(mixed, self._linear)
         length = xp.sqrt(xp.vecdot(shift, shift))
         longest = longest_shift(d, self._ridge, self._variance)
-        shift = shift * xp.where(length > longest, longest / length, 1.0)[:, None]
+        shift = shift * (longest / xp.where(length > longest, length, longest))[:, None]
         return (precision + xp.matrix_transpose(precision)) / 2.0, shift
 
     def state(self) -> dict[str, Array]:

@@ -1,14 +1,16 @@
 r"""Necessary conditions on a change of shares, for uploads of FLDB-Personal.
 
-Each share satisfies ``0 <= M_i <= I / v`` and ``|m_i| <= r`` with the v of the broadcast that the
-agent received, and a predicted answer has a log loss from 0 to 5 nats. The change of the shares of
-k agents, with n new answers and the smallest v so far, v_0, therefore satisfies::
+Each share satisfies ``0 <= M_i <= I / v`` and ``|m_i| <= r(v)`` with the v of the broadcast that
+the agent had received when it computed the share, and a predicted answer has a log loss from 0 to 5
+nats. The change of the shares of k agents, with n new answers and the smallest v so far, v_0,
+therefore satisfies::
 
-    -k I / v_0 <= change of M <= k I / v,    |change of m| <= k (r(v) + r(v_0))
+    -k I / v_0 <= change of M <= k I / v_0,    |change of m| <= 2 k r(v_0)
     0 <= log losses <= 5 n,    0 <= squares <= n L^2
 
-Until the server knows the scale of the features, an agent uses its own: k times the scale is then
-at most ``squares / 10``.
+Without new answers, nothing changes. v and r are in units of the scale of the features, which may
+have changed since a share was computed: it may have been twice as large. Until the server knows the
+scale, an agent uses its own: k times the scale is then at most ``squares / 10``.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from fldb_flower.bandit.prior import MAX_LOSS, CommonPrior, longest_shift, scale
 from fldb_flower.federation.exchange import Broadcast, Upload
 
 _SLACK = {"float64": 1e-6, "float32": 1e-3}
+_DRIFT = 2.0  # of the scale
 
 
 def implausible_shares(
@@ -76,18 +79,16 @@ def _bounds(
     yield "the change of members", abs(change.members), float(agents)
     yield "a log loss", -float(change.losses.min()), 0.0
     yield "a log loss", float(change.losses.max()), MAX_LOSS * duels
-    total = agents * prior.scale or agents * float(scale_of(change.squares))
-    values = np.linalg.eigvalsh(change.precision)
-    yield "the largest eigenvalue of the change of M", values[-1], total / prior.variance
-    lowest = total / broadcast.lowest_variance
-    yield "the negative of the smallest eigenvalue of the change of M", -values[0], lowest
-    # r is proportional to the square root of the scale, which is convex in no agent's favour.
-    d, scale = len(change.shift), total / agents
-    radius = sum(
-        longest_shift(d, ridge * scale, variance / scale)
-        for variance in (prior.variance, broadcast.lowest_variance)
-    )
-    yield "the length of the change of m", float(np.linalg.norm(change.shift)), agents * radius
+    changing = agents if duels else 0
+    scale = _DRIFT * (prior.scale or float(scale_of(change.squares)) / agents)
+    values, bound = np.linalg.eigvalsh(change.precision), scale / broadcast.lowest_variance
+    yield "the largest eigenvalue of the change of M", values[-1], changing * bound
+    lowest = "the negative of the smallest eigenvalue of the change of M"
+    yield lowest, -values[0], changing * bound
+    # r is proportional to the square root of the scale.
+    radius = longest_shift(len(change.shift), ridge * scale, broadcast.lowest_variance / scale)
+    length = float(np.linalg.norm(change.shift))
+    yield "the length of the change of m", length, 2.0 * changing * radius
 
 
 def _product(count: int, bound: float) -> float:

@@ -1,0 +1,220 @@
+"""What a device knows about its person: the server's estimate, and the answers in its store."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import numpy as np
+
+from clients.store import SELECTION_SETTINGS, DuelStore, Evidence, Synchronization
+from fldb_flower.bandit import theory
+from fldb_flower.bandit.personal import PersonalEstimates, Shares
+from fldb_flower.bandit.prior import START, VARIANCES, CommonPrior, ShareChange, scale_of
+from fldb_flower.bandit.selection import norms
+from fldb_flower.linalg.arrays import Array, FloatArray
+from fldb_flower.linalg.forms import make_form
+from fldb_flower.linalg.whiteners import Whitener
+from fldb_flower.settings import Settings
+
+_BLOCK = 100  # at least this many answers are known for each one that is predicted together
+
+
+class Learner(Protocol):
+    """An estimate of a person's theta, which learns from this device's answers."""
+
+    @property
+    def theta(self) -> FloatArray:
+        """Estimate, (d,)."""
+        ...
+
+    @property
+    def whitener(self) -> Whitener:
+        """C with ``||x C||`` the uncertainty of the logit ``theta . x``, in units of the rule."""
+        ...
+
+    @property
+    def width(self) -> float:
+        """Factor of the uncertainty in selection rules."""
+        ...
+
+    def learn(self, duels: Evidence) -> None:
+        """Learn from answers that are not yet known."""
+
+    def logit(self, difference: FloatArray) -> float:
+        """Return the logit of the probability that the first arm is preferred."""
+
+    def deviations(self) -> FloatArray:
+        """Return the standard deviation of each entry of theta, (d,)."""
+
+
+def settings_of(last: Synchronization | None, dimension: int) -> Settings:
+    """Return the settings with which a device selects."""
+    parameters: dict[str, Any] = {"algorithm": "fldb_personal"}
+    if last is not None:
+        parameters = last.parameters  # of a newer server: may have others
+    chosen = {name: parameters[name] for name in SELECTION_SETTINGS if name in parameters}
+    return dataclasses.replace(Settings(), dimension=dimension, **chosen)
+
+
+def make_learner(
+    store: DuelStore, last: Synchronization | None, settings: Settings, duels: Evidence
+) -> Learner:
+    """Return a learner that knows the last broadcast and a store's answers."""
+    if last is not None and last.prior is None:
+        common = CommonLearner(last, settings)
+        common.learn(duels.after(last.counted))
+        return common
+    if last is None or last.prior is None:
+        personal = PersonalLearner(settings)
+    else:
+        personal = PersonalLearner(settings, last.prior, store.share(last.counted))
+    personal.learn(duels)
+    return personal
+
+
+class CommonLearner:
+    """theta_sync of FLDB-ONS or FLDB-OGD, and W with this device's answers not yet in W_sync."""
+
+    def __init__(self, last: Synchronization, settings: Settings) -> None:
+        self._form = make_form(settings)
+        self._settings = settings
+        self._duels = last.duels
+        self._information: Array = self._form.unpack(last.information)
+        self._whitener: Whitener | None = None
+        self.theta = last.theta
+
+    @property
+    def whitener(self) -> Whitener:
+        """C with ``||x||_{W^-1} = ||x C||``."""
+        if self._whitener is None:
+            self._whitener = self._form.whiten(self._information)
+        return self._whitener
+
+    @property
+    def width(self) -> float:
+        """Width of theory, for the duels in W and the next one (the theory's t N)."""
+        return theory.width(self._duels + 1, 1, self._settings)
+
+    def learn(self, duels: Evidence) -> None:
+        """Add the differences to W; theta_sync does not change."""
+        if len(duels.numbers):
+            added = self._form.gram(duels.differences)
+            self._information = self._form.total([self._information, added])
+            self._duels += len(duels.numbers)
+            self._whitener = None
+
+    def logit(self, difference: FloatArray) -> float:
+        """Return ``theta . difference``."""
+        return float(self.theta @ difference)
+
+    def deviations(self) -> FloatArray:
+        """Return ``2 ||e_j||_{W^-1}``, because a duel's Hessian is at most a quarter of its Gram.
+
+        They are at least the posterior standard deviations without a prior.
+        """
+        return 2.0 * _norms_of_units(len(self.theta), self.whitener)
+
+
+class PersonalLearner:
+    """The person's own theta, by the model of FLDB-Personal.
+
+    Before the first broadcast, the prior of theta is ``N(0, (1 / lambda_0 + v) I)`` with the v
+    that federations start with.
+
+    Parameters
+    ----------
+    settings : Settings
+        ``dimension``, ``personal_ridge`` and ``personal_width`` are used.
+    prior : CommonPrior, optional
+        Of the last broadcast.
+    own : pair of ndarray, optional
+        M and m of this device that the prior's sums contain.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        prior: CommonPrior | None = None,
+        own: tuple[FloatArray, FloatArray] | None = None,
+    ) -> None:
+        d = settings.dimension
+        nothing = np.zeros((d, d)), np.zeros(d)
+        self._prior = prior or CommonPrior(*nothing, START, 0.0)
+        precision, shift = own or nothing
+        none = np.zeros(1)
+        self._own = Shares(precision[None], shift[None], np.zeros(len(VARIANCES)), none, none)
+        self._estimates = PersonalEstimates(1, d, settings.personal_ridge)
+        self._squares, self._count = 0.0, 0
+        self.width = settings.personal_width
+        self._estimates.receive(self._prior, self._own, self._scale())
+
+    @property
+    def theta(self) -> FloatArray:
+        """The mean of the posterior."""
+        theta: FloatArray = self._estimates.theta[0]
+        return theta
+
+    @property
+    def whitener(self) -> Whitener:
+        """C with ``||x C||`` the posterior standard deviation of ``theta . x``."""
+        return self._estimates.whitener()[0]
+
+    def learn(self, duels: Evidence) -> None:
+        """Update theta and its posterior."""
+        if len(duels.numbers):
+            self._squares += squared_lengths(duels)
+            self._count += len(duels.numbers)
+            if not self._prior.scale:
+                self._estimates.set_prior(self._prior, self._own, self._scale())
+            self._estimates.add_many(duels.differences[None], duels.preferences[None])
+
+    def logit(self, difference: FloatArray) -> float:
+        """Return the logit of the probability, averaged over the posterior."""
+        return float(self._estimates.predict(difference[None])[0])
+
+    def deviations(self) -> FloatArray:
+        """Return the posterior standard deviations."""
+        return _norms_of_units(len(self.theta), self.whitener)
+
+    def share(self, known: Evidence, new: Evidence) -> ShareChange:
+        """Learn from ``known`` and then ``new`` answers; return the share of all of them.
+
+        Each new answer is predicted, under each v, before it is learned from: with the posterior
+        given the answers before it, or all but the last hundredth of them. ``losses`` and
+        ``squares`` are sums over the new answers.
+        """
+        if not self._prior.scale:  # one scale for the whole share
+            self._squares = squared_lengths(known) + squared_lengths(new)
+            self._count = len(known.numbers) + len(new.numbers)
+            self._estimates.receive(self._prior, self._own, self._scale())
+        estimates, losses = self._estimates, np.zeros(len(VARIANCES))
+        if len(known.numbers):
+            estimates.add_many(known.differences[None], known.preferences[None])
+        begin, count = 0, len(new.numbers)
+        while begin < count:
+            end = min(count, begin + 1 + (len(known.numbers) + begin) // _BLOCK)
+            differences, preferences = new.differences[begin:end], new.preferences[begin:end]
+            for x, y in zip(differences, preferences, strict=True):
+                losses += estimates.losses(x[None], y[None])
+            estimates.add_many(differences[None], preferences[None])
+            begin = end
+        precision, shift = estimates.shares()
+        return ShareChange(precision[0], shift[0], losses, squared_lengths(new), members=1.0)
+
+    def _scale(self) -> FloatArray:
+        if self._prior.scale:
+            return np.array([self._prior.scale])
+        scale: FloatArray = scale_of(np.array([self._squares / max(self._count, 1)]))
+        return scale
+
+
+def _norms_of_units(dimension: int, whitener: Whitener) -> FloatArray:
+    """Return ``||e_j C||`` of the unit vectors, (d,)."""
+    lengths: FloatArray = norms(np.eye(dimension)[None], whitener)[0]
+    return lengths
+
+
+def squared_lengths(duels: Evidence) -> float:
+    """Return the sum of the squared lengths of the differences."""
+    return float(np.vdot(duels.differences, duels.differences))

@@ -1,0 +1,288 @@
+"""A device learns from its own answers at once: estimates, selection, rankings."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.stats import kendalltau
+
+from clients.preference_agent import PreferenceAgent
+from clients.store import Synchronization
+from fldb_flower.bandit.prior import CommonPrior
+from fldb_flower.errors import DataError
+
+D = 3
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "duels.db"
+
+
+@pytest.fixture
+def agent(path):
+    with PreferenceAgent(path) as opened:
+        yield opened
+
+
+def mu(z):
+    return 1 / (1 + np.exp(-z))
+
+
+def answer(agent, arms, theta, count, rng):
+    """Answer duels by the Bradley-Terry-Luce model; return them."""
+    duels = []
+    for _ in range(count):
+        duel = agent.propose(arms)
+        difference = arms[duel.first] - arms[duel.second]
+        first = rng.random() < mu(difference @ theta)
+        agent.record(duel.id, "first" if first else "second")
+        duels.append(duel)
+    return duels
+
+
+def posterior(agent, precision, mean):
+    """Return theta and the covariance given all answers, by SciPy's minimiser."""
+    duels = agent.store.answers()
+    x, y = duels.differences, duels.preferences
+
+    def objective(theta):
+        z, off = x @ theta, theta - mean
+        return (np.logaddexp(0, z) - y * z).sum() + off @ precision @ off / 2
+
+    theta = minimize(objective, mean, method="BFGS", options={"gtol": 1e-9}).x
+    p = mu(x @ theta)
+    return theta, np.linalg.inv((x * (p * (1 - p))[:, None]).T @ x + precision)
+
+
+# --- estimates -------------------------------------------------------------------------------
+
+
+def check_posterior(agent, precision, mean):
+    theta, covariance = posterior(agent, precision, mean)
+    found = agent.explain()
+    np.testing.assert_allclose(found.weights, theta, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.deviations, np.sqrt(np.diag(covariance)), rtol=1e-5)
+    arms = np.random.default_rng(9).normal(size=(6, len(mean)))
+    assert agent.rank(arms) == np.argsort(-(arms @ theta)).tolist()
+    x = arms[0] - arms[1]
+    right = mu(x @ theta / np.sqrt(1 + np.pi / 8 * x @ covariance @ x))
+    assert agent.predict(arms[0], arms[1]) == pytest.approx(right, abs=1e-5)
+    assert agent.predict(arms[1], arms[0]) == pytest.approx(1 - right, abs=1e-5)
+
+
+def alone(agent):
+    """Return the prior of a device that never met a server: variance 1 / lambda_0 + v."""
+    squares = (agent.store.answers().differences ** 2).sum(axis=1)
+    scale = squares.mean() / 10
+    return np.eye(D) * scale / (1 / 1.0 + 0.1)
+
+
+def test_without_a_server_the_posterior_is_that_of_the_own_answers(agent):
+    rng = np.random.default_rng(0)
+    for count in (1, 1, 7, 30):
+        answer(agent, rng.normal(size=(6, D)), np.array([1.0, -1.0, 0.5]), count, rng)
+        check_posterior(agent, alone(agent), np.zeros(D))
+
+
+def personal(agent, prior, counted, **parameters):
+    agent.store.synchronize(
+        Synchronization(
+            received=50.0,
+            round=3,
+            counted=counted,
+            duels=100,
+            theta=np.zeros(D),
+            information=prior.precision[np.triu_indices(D)],
+            parameters={"algorithm": "fldb_personal", **parameters},
+            prior=prior,
+        )
+    )
+
+
+def test_after_a_broadcast_of_fldb_personal_the_prior_is_that_of_the_others(agent):
+    rng = np.random.default_rng(1)
+    theta = np.array([1.0, -1.0, 0.5])
+    answer(agent, rng.normal(size=(6, D)), theta, 4, rng)
+    others = np.diag([3.0, 4.0, 5.0])
+    prior = CommonPrior(others, others @ theta, 0.3, 2.0)
+    personal(agent, prior, counted=0, personal_ridge=0.5)
+    a = others + 0.5 * 2.0 * np.eye(D)
+    precision = np.linalg.inv(np.linalg.inv(a) + 0.3 / 2.0 * np.eye(D))
+    mean = np.linalg.solve(a, others @ theta)
+    check_posterior(agent, precision, mean)
+    answer(agent, rng.normal(size=(6, D)), theta, 5, rng)
+    check_posterior(agent, precision, mean)
+
+
+def test_agents_of_other_processes_and_later_ones_know_the_same(agent, path):
+    rng, arms = np.random.default_rng(2), np.random.default_rng(3).normal(size=(8, D))
+    with PreferenceAgent(path) as other:
+        for one, another in ((agent, other), (other, agent), (agent, other)):
+            answer(one, arms, np.ones(D), 3, rng)
+            np.testing.assert_allclose(another.explain().weights, one.explain().weights, rtol=1e-6)
+    with PreferenceAgent(path) as later:
+        np.testing.assert_allclose(later.explain().weights, agent.explain().weights, rtol=1e-6)
+        later.forget()
+    assert agent.explain().weights == [0.0] * D
+    assert agent.predict(arms[0], arms[1]) == 0.5
+    assert agent.rank(arms) == list(range(8))
+    assert agent.propose(arms).predicted is None
+
+
+def test_before_the_first_duel_nothing_is_known(agent):
+    assert (agent.explain().weights, agent.explain().deviations) == ([], [])
+    assert agent.rank([[1.0], [2.0]]) == [0, 1]
+    assert agent.predict([1.0], [2.0]) == 0.5
+    assert agent.store.dimension is None
+
+
+def test_invalid_arguments(agent, path):
+    agent.propose(np.eye(D))
+    for call in (agent.rank, lambda arms: agent.predict(*arms)):
+        with pytest.raises(DataError, match="features of 2 numbers each: this device's have 3"):
+            call(np.eye(2))
+    with pytest.raises(DataError, match="arm 1 has 2 numbers and arm 0 has 3"):
+        agent.predict([1.0, 2.0, 3.0], [1.0, 2.0])
+    with pytest.raises(DataError, match="purpose='learn': must be suggest or rank"):
+        PreferenceAgent(path, purpose="learn")
+
+
+# --- selection -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["full", "diagonal"])
+def test_w_of_the_server_includes_the_answers_that_it_has_not_counted(agent, form):
+    """UCB by lines 4 and 5 of Algorithm 1, with the differences of two answers added to W."""
+    rng = np.random.default_rng(4)
+    theta, beta = np.array([0.2, -0.1, 0.1]), 0.2
+    information, seen = np.diag([20.0, 5.0, 9.0]), []
+    packed = np.diag(information) if form == "diagonal" else information[np.triu_indices(D)]
+    answer(agent, rng.normal(size=(5, D)), theta, 3, rng)  # counted
+    parameters = {"algorithm": "fldb_ogd", "beta_scale": beta, "lambda_": 0.1, "matrix_form": form}
+    agent.store.synchronize(Synchronization(50.0, 3, 3, 10, theta, packed, parameters))
+    for number in range(8):
+        arms = rng.normal(size=(7, D))
+        gram = information + sum((np.outer(x, x) for x in seen), np.zeros((D, D)))
+        if form == "diagonal":
+            gram = np.diag(np.diag(gram))
+        growth = D * math.log(1 + (10 + number + 1) / (D * 0.1))
+        width = beta * math.sqrt(2 * math.log(10) + growth)
+        gaps = arms - arms[np.argmax(arms @ theta)]
+        norms = np.sqrt(np.einsum("kd,de,ke->k", gaps, np.linalg.inv(gram), gaps))
+        norms[np.argmax(arms @ theta)] = -np.inf  # if it is the best, it is replaced
+        (duel,) = answer(agent, arms, theta, 1, rng)
+        assert duel.first == np.argmax(arms @ theta)
+        assert duel.second == np.argmax(arms @ theta + width * norms)
+        assert duel.predicted == pytest.approx(mu(theta @ (arms[duel.first] - arms[duel.second])))
+        seen.append(arms[duel.first] - arms[duel.second])
+    deviations = 2 * np.sqrt(np.diag(np.linalg.inv(information)))  # before these answers
+    assert (np.array(agent.explain().deviations) < deviations).all()
+
+
+def test_the_second_arm_is_the_least_compared_one_that_may_be_best(agent):
+    """Theta = (1, 0, 0), with standard deviations 1 / 20, 1 / sqrt 5 and 1 / sqrt 5."""
+    arms = np.array([[2.0, 0.0, 0.0], [1.9, 0.5, 0.0], [1.8, 0.0, 0.5], [-2.0, 0.0, 0.0]])
+    prior = CommonPrior(np.diag([400.0, 4.0, 4.0]), np.array([401.0, 0.0, 0.0]), 1e-6, 1.0)
+    personal(agent, prior, counted=0)
+    # Leads of arm 0: 0.1, 0.2 and 4; deviations 0.22, 0.22 and 0.2: arms 1 and 2 may be best.
+    pairs = []
+    for _ in range(6):
+        duel = agent.propose(arms)
+        pairs.append((duel.first, duel.second))
+        agent.record(duel.id, "tie")
+    assert set(pairs) <= {(a, b) for a in range(3) for b in range(3)}
+    asked = [tuple(sorted(pair)) for pair in pairs]
+    assert len(set(asked[:2])) == 2
+
+
+def test_rank_asks_the_most_informative_pair(path):
+    rng = np.random.default_rng(5)
+    arms, theta = rng.normal(size=(6, D)), np.array([1.0, -1.0, 0.5])
+    asked = dict.fromkeys(itertools.combinations(range(6), 2), 0)
+    with PreferenceAgent(path, purpose="rank") as agent:
+        answer(agent, rng.normal(size=(6, D)), theta, 1, rng)
+        for _ in range(25):
+            mean, covariance = posterior(agent, alone(agent), np.zeros(D))
+            gains = {}
+            for (first, second), repeats in asked.items():
+                x = arms[first] - arms[second]
+                square = x @ covariance @ x
+                p = mu(x @ mean / np.sqrt(1 + np.pi / 8 * square))
+                gains[first, second] = np.log1p(p * (1 - p) * square) / (1 + repeats)
+            (duel,) = answer(agent, arms, theta, 1, rng)
+            pair = tuple(sorted((duel.first, duel.second)))
+            assert gains[pair] == pytest.approx(max(gains.values()), rel=1e-4)
+            assert arms[duel.first] @ mean >= arms[duel.second] @ mean - 1e-6
+            asked[pair] += 1
+
+
+@pytest.mark.parametrize("purpose", ["suggest", "rank"])
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_the_units_of_features_do_not_matter(tmp_path, purpose, unit):
+    arms, theta = np.random.default_rng(6).normal(size=(7, D)), np.array([1.0, -1.0, 0.5])
+    pairs = []
+    for factor in (1.0, unit):
+        with PreferenceAgent(tmp_path / f"{factor}.db", purpose=purpose) as agent:
+            duels = answer(agent, factor * arms, theta / factor, 25, np.random.default_rng(7))
+            pairs.append(
+                [(duel.first, duel.second, round(duel.predicted or 0, 6)) for duel in duels]
+            )
+            ranking = agent.rank(factor * arms)
+        pairs[-1].append(ranking)
+    assert pairs[0] == pairs[1]
+
+
+def test_rank_with_many_arms(path):
+    arms = np.random.default_rng(8).normal(size=(2000, D))
+    with PreferenceAgent(path, purpose="rank") as agent:
+        duels = answer(agent, arms, np.ones(D), 5, np.random.default_rng(8))
+    assert all(duel.first != duel.second for duel in duels)
+
+
+def of_people(tmp_path, purpose, people=20):
+    """Return, for each person, distinct pairs, Kendall's tau and regret after 60 duels offline."""
+    for person in range(people):
+        rng = np.random.default_rng(person)
+        arms, theta = rng.normal(size=(8, 5)), rng.normal(size=5)
+        with PreferenceAgent(tmp_path / f"{purpose}{person}.db", purpose=purpose) as agent:
+            duels = answer(agent, arms, theta, 60, rng)
+            order = agent.rank(arms)
+        rewards = arms @ theta
+        regret = [2 * rewards.max() - rewards[d.first] - rewards[d.second] for d in duels]
+        tau = kendalltau(rewards, -np.argsort(order)).statistic
+        yield len({frozenset((d.first, d.second)) for d in duels}), tau, np.mean(regret)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("purpose", "pairs", "tau", "regret"), [("suggest", 6, 0.6, 2.6), ("rank", 12, 0.8, np.inf)]
+)
+def test_people_who_answer_offline(tmp_path, purpose, pairs, tau, regret):
+    """A rule without counts asks 5 pairs (median), with tau 0.61 and a regret of 2.1 per duel."""
+    table = np.array(list(of_people(tmp_path, purpose)))
+    assert np.median(table[:, 0]) >= pairs
+    assert table[:, 1].mean() >= tau
+    assert table[:, 2].mean() <= regret
+
+
+@pytest.mark.slow
+def test_a_proposal_is_fast_with_thousands_of_answers(path):
+    rng = np.random.default_rng(10)
+    with PreferenceAgent(path) as agent:
+        for _ in range(40):
+            differences = rng.normal(size=(50, 10))
+            duels = [agent.store.propose(x, 0.5, expire_after=9.0).id for x in differences]
+            agent.store.record([(duel, 1.0) for duel in duels])
+        seconds = []
+        for _ in range(30):
+            begin = time.perf_counter()
+            duel = agent.propose(rng.normal(size=(8, 10)))
+            seconds.append(time.perf_counter() - begin)
+            agent.record(duel.id, "first")
+    assert np.median(seconds) < 0.02
