@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from fldb_flower.catalogue import ENVIRONMENTS
 from fldb_flower.deployment.processes import tool
@@ -90,6 +91,12 @@ def register_world() -> Iterator[Callable[[Any], str]]:
     """Register an environment for one test; return its name."""
     yield lambda world: ENVIRONMENTS.register("world", world) and "world"
     ENVIRONMENTS.remove("world")
+
+
+def examples(number: int, **options: Any) -> settings:
+    """Return Hypothesis settings with this number of examples; outside `.ci/run --all`, a third."""
+    number = number if "FLDB_EXHAUSTIVE" in os.environ else number // 3
+    return settings(deadline=None, derandomize=True, max_examples=number, **options)
 
 
 def device_request(

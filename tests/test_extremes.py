@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import nested
+from conftest import examples, nested
 from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fldb_flower.algorithms.ons import FLDBONS
@@ -145,15 +144,6 @@ def finite_results(path):
     return summary
 
 
-def fuzz(cases):
-    return hypothesis_settings(
-        deadline=None,
-        derandomize=True,
-        max_examples=cases,
-        suppress_health_check=list(HealthCheck),
-    )
-
-
 @pytest.mark.parametrize("entry", NUMBERS, ids=lambda entry: entry.dotted)
 def test_every_number_of_extreme_size_is_refused_or_works(entry):
     accepted, refused = extremes(entry)
@@ -171,14 +161,14 @@ def test_every_number_of_extreme_size_is_refused_or_works(entry):
 
 
 @pytest.mark.slow
-@fuzz(500)
+@examples(500, suppress_health_check=list(HealthCheck))
 @given(values=cases("vectorized"))
 def test_every_number_of_a_complete_run_is_finite(values):
     run_or_error({"plot": False} | values)  # plots are slow, and tested below
 
 
 @pytest.mark.slow
-@fuzz(60)
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(values=cases("inprocess"))
 def test_every_number_of_a_complete_run_over_flowers_messages_is_finite(values):
     run_or_error(values)

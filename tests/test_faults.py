@@ -7,10 +7,9 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import nested
+from conftest import examples, nested
 from faulty_grid import Faults, FaultyGrid
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fldb_flower.bandit import theory
@@ -274,7 +273,7 @@ MISHAPS = [
 
 
 @pytest.mark.slow
-@hypothesis_settings(deadline=None, derandomize=True, max_examples=240)
+@examples(240)
 @given(
     algorithm=st.sampled_from(["fldb_ogd", "fldb_ons"]),
     agents=st.integers(2, 5),
@@ -396,8 +395,12 @@ def regrets_with_dropout():
 @pytest.mark.parametrize(
     "kind",
     [
-        *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in REJECTED if kind != "nan"),
-        *("nan", "scaled", "flipped", "late", "crash"),
+        *("scaled", "flipped"),
+        # For these, another test compares the estimates of 4 nodes exactly.
+        *(
+            pytest.param(kind, marks=pytest.mark.exhaustive)
+            for kind in (*REJECTED, "late", "crash")
+        ),
     ],
 )
 def test_one_invalid_client_of_100_is_equivalent_to_an_absent_one(regrets_with_dropout, kind):

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from conftest import nested
+from conftest import examples, nested
 from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 from test_run import ROOT, call
 
@@ -164,11 +163,9 @@ WORLDS = st.fixed_dictionaries(
 
 @pytest.mark.slow
 @given(WORLDS, st.lists(st.tuples(st.integers(1, 15), st.booleans()), min_size=1, max_size=3))
-@examples(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_repeated_interruptions(monkeypatch, world, kills):
-    """Blocks of 8 iterations, so that short runs cross many of them."""
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_repeated_interruptions(world, kills):
+    """Runs that are killed before or after any checkpoint, up to three times."""
     with tempfile.TemporaryDirectory() as folder:
         whole, cut = Path(folder, "whole"), Path(folder, "cut")
         run(settings(**world), whole)
@@ -562,8 +559,8 @@ def test_results_that_cannot_be_written_leave_the_checkpoint(tmp_path, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("flower")
-def test_a_run_on_flower_stops_and_starts_again(tmp_path):
-    """A real `flwr run`, stopped by SIGTERM."""
+def test_a_run_on_flower_is_stopped_by_a_signal(tmp_path):
+    """A real `flwr run`, stopped by SIGTERM; it leaves nothing that prevents another start."""
     flower = ("engine=flower", "num_agents=9", "num_arms=4", "dimension=3", "tau=2")
     cut = tmp_path / "cut"
     process = start(*flower, "horizon=20000", f"hydra.run.dir={cut}")
@@ -573,6 +570,4 @@ def test_a_run_on_flower_stops_and_starts_again(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM, out + error
     assert error.startswith("stopped: "), error
     assert "resume=true starts it" in error
-    assert not (cut / "config.yaml").exists()
-    done = call(*flower, "horizon=20", f"hydra.run.dir={cut}", "resume=true")
-    assert done.returncode == 0, done.stderr
+    assert not list(cut.iterdir())
