@@ -68,6 +68,12 @@ def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess
         yield run
 
 
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch) -> None:
+    """Skip the plots, which take longer than a small run; modules that test plots override this."""
+    monkeypatch.setattr("fldb_flower.runs.results.plot_regret", lambda path, *_: path.touch())
+
+
 @pytest.fixture
 def ratings(tmp_path: Path) -> Callable[[], Path]:
     """Write made-up ratings in the layout of ml-100k; GroupLens allows no redistribution."""

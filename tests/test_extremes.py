@@ -39,6 +39,7 @@ from simulations.run import run
 SMALL = {
     "num_agents": 3, "horizon": 6, "num_arms": 3, "dimension": 4, "tau": 2, "sketch_rank": 2,
     "gd_steps": 4, "checkpoint_seconds": 1e9, "node_wait": 0.01,
+    "plot": False,
 }  # fmt: skip
 ACCEPTED_UP_TO = {
     "num_agents": 40, "horizon": 40, "num_arms": 40, "dimension": 40, "gd_steps": 40,
@@ -54,6 +55,11 @@ NUMBERS = [entry for entry in hydra_entries() if entry.kind in {int, float}]
 REALS = [entry for entry in NUMBERS if entry.kind is float]
 FIXED = {"engine.name", "environment.name", "backend", "rng"}  # these require files or devices
 NAMES = [entry for entry in hydra_entries() if entry.choices and entry.dotted not in FIXED]
+
+
+@pytest.fixture(autouse=True)
+def no_pictures():
+    """Draw the plots of the runs with plot=true."""
 
 
 def accepts(entry: Entry, value: float | int | str) -> bool:
@@ -157,21 +163,21 @@ def test_every_number_of_extreme_size_is_refused_or_works(entry):
     if entry.path[0] in OF_NODES | {"engine"}:
         needed["engine.name"] = "inprocess"
     for value in accepted[:4] + accepted[-4:]:
-        run_or_error(needed | {"plot": False, entry.dotted: value})
+        run_or_error(needed | {entry.dotted: value})
 
 
 @pytest.mark.slow
 @examples(500, suppress_health_check=list(HealthCheck))
 @given(values=cases("vectorized"))
 def test_every_number_of_a_complete_run_is_finite(values):
-    run_or_error({"plot": False} | values)  # plots are slow, and tested below
+    run_or_error(values)
 
 
 @pytest.mark.slow
 @examples(60, suppress_health_check=list(HealthCheck))
 @given(values=cases("inprocess"))
 def test_every_number_of_a_complete_run_over_flowers_messages_is_finite(values):
-    run_or_error(values)
+    run_or_error({"plot": True} | values)
 
 
 # --- results that are not finite ---------------------------------------------------------------
