@@ -443,7 +443,10 @@ print(imported + answered, *sorted(set(sys.modules) - before))
 
 
 def test_a_message_takes_a_device_less_than_half_a_second(tmp_path):
-    """Each message starts a process; Flower's import is subtracted from its CPU time."""
+    """Each message starts a process; Flower's import is subtracted from its CPU time.
+
+    On a busy machine a process takes longer, so up to three are measured.
+    """
     federation = Federation(tmp_path, devices=1)
     federation.answer(0, 8)
     device = federation.agents[0].store.device_id
@@ -463,7 +466,9 @@ def test_a_message_takes_a_device_less_than_half_a_second(tmp_path):
         seconds.append(float(number))
         heavy = {"torch", "pandas", "hydra", "omegaconf", "matplotlib", "scipy", "ray", "fastapi"}
         assert not heavy & {module.split(".")[0] for module in modules}
-    assert min(seconds) < 0.5, seconds
+        if seconds[-1] < 0.5:
+            return
+    pytest.fail(f"CPU seconds: {seconds}")
 
 
 # ---- The documentation --------------------------------------------------------------------
