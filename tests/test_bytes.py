@@ -24,12 +24,6 @@ SMALL = {"num_agents": 7, "horizon": 10, "num_arms": 4, "dimension": 4, "tau": 3
 FRAME = 128  # bytes of a vector's .npy header
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    """Skip the plots, which take longer than the run."""
-    monkeypatch.setattr("fldb_flower.runs.plots.plot_regret", lambda path, *_: path.touch())
-
-
 def settings(nodes=3, **values):
     where = {"engine__name": "inprocess", "engine__num_nodes": nodes}
     return from_nested(nested(**{**SMALL, **where, **values}), "a test")

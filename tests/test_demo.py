@@ -41,44 +41,63 @@ def demo(tmp_path):
         assert not processes_of(folder)
 
 
+def read_until(process, words, lines):
+    """Append the lines of the output, up to one that contains the words."""
+    while words not in (line := process.stdout.readline()):
+        assert line, "".join(lines)
+        lines.append(line)
+    lines.append(line)
+
+
+def round_line(number, of=""):
+    return re.compile(
+        rf"^round {number}{of}: \d+ duels, 50% of the devices took part, (\d+% as predicted"
+        r"|no forecast), cosine to the hidden theta -?0\.\d+$",
+        re.MULTILINE,
+    )
+
+
 @pytest.mark.timeout(600)
-def test_the_demonstration_runs_and_cleans_up(demo):
-    process = demo("--rounds", "3")
-    output = process.communicate(timeout=500)[0]
-    assert process.returncode == 0, output
-    lines = [re.sub("(?<=#token=).{16,}", "TOKEN", line) for line in output.splitlines()]
-    assert [re.sub(r":\d+/", ":PORT/", line) for line in lines[1:9]] == [
+def test_the_demonstration_runs_until_ctrl_c_and_cleans_up(demo):
+    process, output = demo("--devices", "2", "--people", "1"), []
+    read_until(process, "round 1: ", output)
+    process.send_signal(signal.SIGINT)
+    output += process.communicate(timeout=300)[0].splitlines(keepends=True)
+    assert process.returncode == 128 + signal.SIGINT, output
+    assert output[-1] == "stopped\n"
+    lines = [re.sub("(?<=#token=).{16,}", "TOKEN", line.strip()) for line in output]
+    assert [re.sub(r":\d+/", ":PORT/", line) for line in lines[1:8]] == [
         "starting the SuperLink",
-        "registering the keys of 3 devices",
-        *(f"waiting for devices: {connected} of 3 are connected" for connected in range(3)),
-        "simulated users are answering duels on device1, device2",
-        "device3 is yours: http://127.0.0.1:PORT/#token=TOKEN",
+        "registering the keys of 2 devices",
+        *(f"waiting for devices: {connected} of 2 are connected" for connected in range(2)),
+        "simulated users are answering duels on device1",
+        "device2 is yours: http://127.0.0.1:PORT/#token=TOKEN",
         "starting the rounds; the first one takes several exchanges",
     ]
     # The first round needs one exchange to count the answers, and more for the minimisation.
-    for number, exchange in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
-        line = f"round {number}, exchange {exchange}: 0 of 3 devices have replied, waiting up to "
+    for exchange in (1, 2, 3):
+        line = f"round 1, exchange {exchange}: 0 of 2 devices have replied, waiting up to "
         assert any(each.startswith(line) for each in lines), output
-    for number in (1, 2, 3):
-        assert re.search(
-            rf"^round {number} of 3: \d+ duels, 67% of the devices took part, (\d+% as predicted"
-            r"|no forecast), cosine to the hidden theta 0\.\d+$",
-            output,
-            re.MULTILINE,
-        ), output
+    assert round_line(1).search("".join(output))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_demonstration_is_stopped_by_a_signal(demo, number):
-    process = demo("--devices", "1", "--people", "0")
-    assert process.stdout is not None
-    lines = []
-    while "is yours" not in (line := process.stdout.readline()):
-        assert line, lines
-        lines.append(line)
-    process.send_signal(number)
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+def test_the_demonstration_ends_after_its_rounds(demo):
+    process = demo("--devices", "2", "--people", "1", "--rounds", "2")
+    output = process.communicate(timeout=500)[0]
+    assert process.returncode == 0, output
+    for number in (1, 2):
+        assert round_line(number, " of 2").search(output), output
+
+
+@pytest.mark.exhaustive
+def test_the_demonstration_is_stopped_by_sigterm(demo):
+    process, lines = demo("--devices", "1", "--people", "0"), []
+    read_until(process, "is yours", lines)
+    process.terminate()
     assert process.communicate(timeout=300)[0].splitlines()[-1] == "stopped"
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(

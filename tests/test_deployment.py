@@ -51,7 +51,7 @@ RIDGE = 1.0
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     folder = tmp_path_factory.mktemp("federation")
-    with LocalFederation(folder, node_config={"min-duels-per-upload": 2}) as local:
+    with LocalFederation(folder, 2, node_config={"min-duels-per-upload": 2}) as local:
         with logs_on_failure(folder):
             local.start()
         yield local
@@ -125,7 +125,7 @@ def test_a_service_requires_its_token(federation, token):
         assert b"the token is missing or wrong" in reply.read()
     assert device.ask("/status")["answered"] == 0
     # Each device on a machine has its own token.
-    assert len({device.token for device in federation.devices}) == 3
+    assert len({device.token for device in federation.devices}) == 2
 
 
 class Person(threading.Thread):
@@ -215,21 +215,20 @@ def test_each_answer_is_counted_once_after_every_process_was_killed(federation, 
     print(f"seed of the times of the kills: {seed}")
     with logs_on_failure(federation.folder):
         wild = random.Random(seed)
-        people = [Person(device, number) for number, device in enumerate(federation.devices[:2])]
-        crowd = [*people, Script(federation.devices[2], tmp_path)]
+        person = Person(federation.devices[0], 0)
+        crowd = [person, Script(federation.devices[1], tmp_path)]
         killed = wild.choice(federation.devices)
         try:
-            for person in people:
-                person.start()
+            person.start()
             begin_run(federation, rounds=1000)
-            wait_for_round(federation, wild.randint(1, 3))
-            time.sleep(wild.uniform(0, 6))
-            kill_supernode(killed)
+            wait_for_round(federation, wild.randint(1, 2))
+            time.sleep(wild.uniform(0, 3))
+            kill_supernode(federation, killed)
             kill_service(wild.choice(crowd))
             killed.wait_until_connected()
             name, before = short_name(stored(killed)[0]), round_of(federation)
             wait_until(lambda: last_round_of(federation, name) > before, 200, "it takes part")
-            time.sleep(wild.uniform(0, 6))
+            time.sleep(wild.uniform(0, 3))
             last = kill_server(federation) + ROUNDS_AFTER
             wait_for_round(federation, last)
             wait_until(lambda: not federation.runs[-1].is_running, 120, "the run ends")
@@ -259,11 +258,21 @@ def wait_for_round(federation: LocalFederation, number: int) -> None:
     wait_until(lambda: round_of(federation) >= number, 400, f"round {number}")
 
 
-def kill_supernode(device: Device) -> None:
-    """Kill and restart a SuperNode; the SuperLink accepts it after a missed heartbeat."""
+def kill_supernode(federation: LocalFederation, device: Device) -> None:
+    """Kill and restart a SuperNode; the SuperLink accepts it after a missed heartbeat.
+
+    Instead of waiting for a minute, the test sets the time of this heartbeat in its database.
+    """
     device.kill()
     assert not device.processes()
     device.start()
+    device.wait_for(r"code: 2004", "refused")
+    database = sqlite3.connect(federation.folder / "superlink.db", timeout=30)
+    with contextlib.closing(database), database:
+        done = database.execute(
+            "UPDATE node SET online_until = 0 WHERE name = ?", [device.key.name]
+        )
+        assert done.rowcount == 1
 
 
 def kill_service(user: Person | Script) -> None:
@@ -434,7 +443,10 @@ print(imported + answered, *sorted(set(sys.modules) - before))
 
 
 def test_a_message_takes_a_device_less_than_half_a_second(tmp_path):
-    """Each message starts a process; Flower's import is subtracted from its CPU time."""
+    """Each message starts a process; Flower's import is subtracted from its CPU time.
+
+    On a busy machine a process takes longer, so up to three are measured.
+    """
     federation = Federation(tmp_path, devices=1)
     federation.answer(0, 8)
     device = federation.agents[0].store.device_id
@@ -454,7 +466,9 @@ def test_a_message_takes_a_device_less_than_half_a_second(tmp_path):
         seconds.append(float(number))
         heavy = {"torch", "pandas", "hydra", "omegaconf", "matplotlib", "scipy", "ray", "fastapi"}
         assert not heavy & {module.split(".")[0] for module in modules}
-    assert min(seconds) < 0.5, seconds
+        if seconds[-1] < 0.5:
+            return
+    pytest.fail(f"CPU seconds: {seconds}")
 
 
 # ---- The documentation --------------------------------------------------------------------

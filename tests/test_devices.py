@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import examples
 from flwr.app import Error, Message
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from clients.device import DeviceAgent, Limits
@@ -315,7 +315,7 @@ DEATHS = ("none", "before commit", "after commit")
 
 
 @pytest.mark.slow
-@hypothesis_settings(deadline=None, derandomize=True, max_examples=60)
+@examples(60)
 @given(
     seed=st.integers(0, 2**32),  # seeds the faults; their number depends on timing
     servers=st.lists(

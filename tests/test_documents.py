@@ -135,7 +135,8 @@ def test_recompute_then_check(tree, monkeypatch):
     regrets = []
     for seed in range(3):
         out = tree / f"run{seed}"
-        words = ["num_agents=3", "horizon=12", "tau=2", f"seed={seed}", f"hydra.run.dir={out}"]
+        words = ["num_agents=3", "horizon=12", "tau=2", "plot=false", f"seed={seed}"]
+        words.append(f"hydra.run.dir={out}")
         command = [sys.executable, "-m", "simulations.run", *words]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         regrets.append(json.loads((out / "summary.json").read_text())["final_regret"])

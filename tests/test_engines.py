@@ -10,6 +10,7 @@ import pytest
 from conftest import nested
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import FederationError, OutputError, SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
@@ -36,10 +37,8 @@ def regret(directory):
     return pd.read_csv(directory / "regret.csv")
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 4, 11])
-@pytest.mark.parametrize(
-    "algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "fldb_personal", "alone", "ldb", "random"]
-)
+@pytest.mark.parametrize("nodes", [1, 4, 11])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_inprocess_equals_vectorized_for_any_number_of_nodes(tmp_path, algorithm, nodes):
     run(settings(algorithm=algorithm), tmp_path / "v")
     one = settings(algorithm=algorithm, engine__name="inprocess", engine__num_nodes=nodes)

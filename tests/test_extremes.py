@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import nested, with_regrets
+from conftest import examples, nested, with_regrets
 from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fldb_flower.algorithms.ons import FLDBONS
 from fldb_flower.algorithms.schedules import Round, geometric, periodic
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.environments import make_environment
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
@@ -40,6 +40,7 @@ from simulations.run import run
 SMALL = {
     "num_agents": 3, "horizon": 6, "num_arms": 3, "dimension": 4, "tau": 2, "sketch_rank": 2,
     "gd_steps": 4, "checkpoint_seconds": 1e9, "node_wait": 0.01,
+    "plot": False,
 }  # fmt: skip
 ACCEPTED_UP_TO = {
     "num_agents": 40, "horizon": 40, "num_arms": 40, "dimension": 40, "gd_steps": 40,
@@ -55,6 +56,11 @@ NUMBERS = [entry for entry in hydra_entries() if entry.kind in {int, float}]
 REALS = [entry for entry in NUMBERS if entry.kind is float]
 FIXED = {"engine.name", "environment.name", "backend", "rng"}  # these require files or devices
 NAMES = [entry for entry in hydra_entries() if entry.choices and entry.dotted not in FIXED]
+
+
+@pytest.fixture(autouse=True)
+def no_pictures():
+    """Draw the plots of the runs with plot=true."""
 
 
 def accepts(entry: Entry, value: float | int | str) -> bool:
@@ -145,15 +151,6 @@ def finite_results(path):
     return summary
 
 
-def fuzz(cases):
-    return hypothesis_settings(
-        deadline=None,
-        derandomize=True,
-        max_examples=cases,
-        suppress_health_check=list(HealthCheck),
-    )
-
-
 @pytest.mark.parametrize("entry", NUMBERS, ids=lambda entry: entry.dotted)
 def test_every_number_of_extreme_size_is_refused_or_works(entry):
     accepted, refused = extremes(entry)
@@ -167,21 +164,21 @@ def test_every_number_of_extreme_size_is_refused_or_works(entry):
     if entry.path[0] in OF_NODES | {"engine"}:
         needed["engine.name"] = "inprocess"
     for value in accepted[:4] + accepted[-4:]:
-        run_or_error(needed | {"plot": False, entry.dotted: value})
+        run_or_error(needed | {entry.dotted: value})
 
 
 @pytest.mark.slow
-@fuzz(500)
+@examples(500, suppress_health_check=list(HealthCheck))
 @given(values=cases("vectorized"))
 def test_every_number_of_a_complete_run_is_finite(values):
-    run_or_error({"plot": False} | values)  # plots are slow, and tested below
+    run_or_error(values)
 
 
 @pytest.mark.slow
-@fuzz(60)
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(values=cases("inprocess"))
 def test_every_number_of_a_complete_run_over_flowers_messages_is_finite(values):
-    run_or_error(values)
+    run_or_error({"plot": True} | values)
 
 
 # --- results that are not finite ---------------------------------------------------------------
@@ -223,9 +220,7 @@ def invalid_world(register_world):
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-@pytest.mark.parametrize(
-    "algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "fldb_personal", "alone", "ldb", "random"]
-)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("reward", [math.inf, math.nan, 1e308])
 def test_a_reward_that_is_not_finite(invalid_world, tmp_path, engine, algorithm, reward):
     values = {"engine__name": engine, "algorithm": algorithm}

@@ -7,10 +7,9 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import nested
+from conftest import examples, nested
 from faulty_grid import Faults, FaultyGrid
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fldb_flower.bandit import theory
@@ -274,7 +273,7 @@ MISHAPS = [
 
 
 @pytest.mark.slow
-@hypothesis_settings(deadline=None, derandomize=True, max_examples=240)
+@examples(240)
 @given(
     algorithm=st.sampled_from(["fldb_ogd", "fldb_ons"]),
     agents=st.integers(2, 5),
@@ -396,8 +395,12 @@ def regrets_with_dropout():
 @pytest.mark.parametrize(
     "kind",
     [
-        *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in REJECTED if kind != "nan"),
-        *("nan", "scaled", "flipped", "late", "crash"),
+        *("scaled", "flipped"),
+        # For these, another test compares the estimates of 4 nodes exactly.
+        *(
+            pytest.param(kind, marks=pytest.mark.exhaustive)
+            for kind in (*REJECTED, "late", "crash")
+        ),
     ],
 )
 def test_one_invalid_client_of_100_is_equivalent_to_an_absent_one(regrets_with_dropout, kind):
@@ -411,12 +414,12 @@ def test_one_invalid_client_of_100_is_equivalent_to_an_absent_one(regrets_with_d
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algorithm", "seeds"),
-    [pytest.param("fldb_ogd", 40, marks=pytest.mark.exhaustive), ("fldb_ons", 10)],
+    ("algorithm", "seeds", "horizon"),
+    [pytest.param("fldb_ogd", 40, 200, marks=pytest.mark.exhaustive), ("fldb_ons", 10, 100)],
 )
-def test_learning_with_absent_nodes(algorithm, seeds):
+def test_learning_with_absent_nodes(algorithm, seeds, horizon):
     """Regrets of FLDB-OGD have a long tail, so it needs more seeds."""
-    run_of = {"horizon": 200, "quorum": 0.5}
+    run_of = {"horizon": horizon, "quorum": 0.5}
     clean = regrets(seeds, 20, algorithm, engine="vectorized", **run_of).mean()
     assert regrets(seeds, 20, algorithm, dropout=0.1, **run_of).mean() <= 1.2 * clean
     random = regrets(3, 20, "random", engine="vectorized", **run_of).mean()

@@ -53,7 +53,9 @@ def test_an_invalid_setting_gives_a_one_line_error_without_a_stack_trace(flwr, t
 
 def test_engine_flower_equals_vectorized_and_leaves_no_process(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the home of Flower's processes
-    run(from_nested(nested(**SMALL, engine__name="flower"), "a test"), tmp_path / "f")
+    (tmp_path / "f").mkdir()  # of a run that was stopped before it saved anything
+    chosen = nested(**SMALL, engine__name="flower", resume=True)
+    run(from_nested(chosen, "a test"), tmp_path / "f")
     run(from_nested(nested(**SMALL), "a test"), tmp_path / "v")
     expected, got = (pd.read_csv(tmp_path / name / "regret.csv") for name in ("v", "f"))
     np.testing.assert_allclose(got.cumulative_regret, expected.cumulative_regret, rtol=1e-9)
@@ -67,6 +69,7 @@ def test_engine_flower_equals_vectorized_and_leaves_no_process(tmp_path, monkeyp
     wait_until(lambda: not processes_of(tmp_path), 20, "the SuperLink and its processes end")
 
 
+@pytest.mark.exhaustive  # test_processes tests the message
 def test_engine_flower_reports_why_a_run_failed(tmp_path):
     greedy = nested(**SMALL, engine__name="flower", engine__num_gpus=99.0)
     with pytest.raises(FederationError, match=r"no client fits this machine.*num_gpus=99"):

@@ -20,12 +20,6 @@ SMALL = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    """Skip the plots, which take longer than the run."""
-    monkeypatch.setattr("fldb_flower.runs.plots.plot_regret", lambda path, *_: path.touch())
-
-
 def settings(**values):
     return from_nested(nested(**{**SMALL, **values}), "a test")
 

@@ -17,6 +17,11 @@ from simulations.run import run
 JUPYTER = "module://matplotlib_inline.backend_inline"
 
 
+@pytest.fixture(autouse=True)
+def no_pictures():
+    """Draw the plots."""
+
+
 def line(figure):
     axes = figure.add_subplot()
     axes.plot([0, 1, 4])

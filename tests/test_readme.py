@@ -1,5 +1,6 @@
 """Every command of the README runs, with the changes listed here that make it short."""
 
+import itertools
 import os
 import re
 import shlex
@@ -8,7 +9,11 @@ import sys
 import zipfile
 
 import pytest
+from flwr.common.config import parse_config_args
 from test_run import ROOT
+
+from fldb_flower.settings import from_flat
+from simulations.engines import inprocess
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = [
@@ -60,26 +65,30 @@ def test_python_commands(command, tmp_path, ratings):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("flower")
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(line, marks=pytest.mark.exhaustive) if "supernodes=100" in line else line
-        for line in FLOWER
-    ],
-)
-def test_flower_commands(command, tmp_path, ratings, flwr):
+def options_of(command, ratings):
+    """Return the run config and the federation config of a `flwr run` command."""
     words = shlex.split(command.replace("/data/ml-100k.zip", str(ratings())))
-    config, options = "", []
-    for name, value in zip(words[3:], [*words[4:], ""], strict=True):
-        if name == "--run-config":
-            config = value
-        elif name == "--federation-config":
-            options = [name, value]
-    config = re.sub(r" ?output-dir='[^']*'", "", config)
+    options = dict(itertools.pairwise(words))
+    config = re.sub(r" ?output-dir='[^']*'", "", options.get("--run-config", ""))
+    return config, options.get("--federation-config")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.xdist_group("flower")
+@pytest.mark.parametrize("command", FLOWER)
+def test_flower_commands(command, tmp_path, ratings, flwr):
+    config, nodes = options_of(command, ratings)
+    options = ["--federation-config", nodes] if nodes else []
     done = flwr(f"{config} {SHORT} output-dir='{tmp_path / 'run'}'".strip(), *options)
     assert (tmp_path / "run" / "summary.json").exists(), done.stdout
+
+
+@pytest.mark.parametrize("command", FLOWER)
+def test_configurations_of_flower_commands(command, tmp_path, ratings):
+    """They run over Flower's messages; `flwr run` itself is tested in test_flower."""
+    config = parse_config_args([f"{options_of(command, ratings)[0]} {SHORT}".strip()])
+    inprocess.run(from_flat(config, "a test"), str(tmp_path / "run"))
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 def test_the_environment_of_the_readme_runs():

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from conftest import nested
+from conftest import examples, nested
 from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 from test_run import ROOT, call
 
@@ -47,12 +46,6 @@ RESULTS = ("config.yaml", "regret.csv", "prediction.csv", "participation.csv", "
 
 class KilledError(BaseException):
     """Simulates the death of the process."""
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    """Skip the plots, which take longer than the run."""
-    monkeypatch.setattr("fldb_flower.runs.plots.plot_regret", lambda path, *_: path.touch())
 
 
 def settings(**values):
@@ -130,7 +123,7 @@ def test_a_run_killed_after_any_round_resumes_to_the_same_bytes(tmp_path, algori
         pytest.importorskip("torch")
         values["horizon"] = 10
     run(settings(**values), tmp_path / "whole")
-    for number in (1, 2, 9, 23):  # after t = 1, ..., 66, in the second block; 70 is last
+    for number in (2, 23):  # after t = 3, and t = 66 in the second block; 70 is last
         cut = tmp_path / str(number)
         if kill_at(cut, settings(**values), number):
             assert (cut / "checkpoint.bin").exists()
@@ -165,11 +158,9 @@ WORLDS = st.fixed_dictionaries(
 
 @pytest.mark.slow
 @given(WORLDS, st.lists(st.tuples(st.integers(1, 15), st.booleans()), min_size=1, max_size=3))
-@examples(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_repeated_interruptions(monkeypatch, world, kills):
-    """Blocks of 8 iterations, so that short runs cross many of them."""
+@examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_repeated_interruptions(world, kills):
+    """Runs that are killed before or after any checkpoint, up to three times."""
     with tempfile.TemporaryDirectory() as folder:
         whole, cut = Path(folder, "whole"), Path(folder, "cut")
         run(settings(**world), whole)
@@ -348,7 +339,7 @@ def wait_until(condition, process):
         time.sleep(0.005)
 
 
-LONG = ("num_agents=40", "tau=2", "checkpoint_seconds=0")
+LONG = ("num_agents=40", "tau=2", "checkpoint_seconds=0", "plot=false")
 
 
 @pytest.mark.slow
@@ -522,7 +513,7 @@ def test_a_directory_is_locked_by_one_run(cut):
 @pytest.mark.slow
 def test_a_full_disk_gives_a_one_line_error_and_keeps_the_last_checkpoint(tmp_path):
     """The file size is limited; FLDB-GD keeps its duels, so its checkpoints grow."""
-    growing = ("algorithm=fldb_gd", "num_agents=20", "horizon=120", "checkpoint_seconds=0")
+    growing = ("algorithm=fldb_gd", "num_agents=20", "horizon=120", *LONG[2:])
     assert call(*growing, f"hydra.run.dir={tmp_path / 'whole'}").returncode == 0
     cut = tmp_path / "cut"
     done = subprocess.run(
@@ -566,8 +557,8 @@ def test_results_that_cannot_be_written_leave_the_checkpoint(tmp_path, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("flower")
-def test_a_run_on_flower_stops_and_starts_again(tmp_path):
-    """A real `flwr run`, stopped by SIGTERM."""
+def test_a_run_on_flower_is_stopped_by_a_signal(tmp_path):
+    """A real `flwr run`, stopped by SIGTERM; it leaves nothing that prevents another start."""
     flower = ("engine=flower", "num_agents=9", "num_arms=4", "dimension=3", "tau=2")
     cut = tmp_path / "cut"
     process = start(*flower, "horizon=20000", f"hydra.run.dir={cut}")
@@ -577,6 +568,4 @@ def test_a_run_on_flower_stops_and_starts_again(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM, out + error
     assert error.startswith("stopped: "), error
     assert "resume=true starts it" in error
-    assert not (cut / "config.yaml").exists()
-    done = call(*flower, "horizon=20", f"hydra.run.dir={cut}", "resume=true")
-    assert done.returncode == 0, done.stderr
+    assert not list(cut.iterdir())

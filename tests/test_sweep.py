@@ -58,15 +58,23 @@ def test_each_figure_has_its_experiment_and_the_papers_settings():
     assert (fig1c.horizon, fig1c.ridge, fig1c.alpha) == (500, 1 / 500, 1000)
 
 
-def sweep(folder, *more, launcher=()):
-    return call(*SWEEP, f"hydra.sweep.dir={folder}", *launcher, *more)
+def sweep(folder, *more):
+    return call(*SWEEP, f"hydra.sweep.dir={folder}", *more)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Run the sweep once for several tests."""
+    folder = tmp_path_factory.mktemp("sweep") / "whole"
+    done = sweep(folder)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 @pytest.mark.slow
-def test_a_sweep_leaves_a_table_curves_and_a_picture(tmp_path):
-    done = sweep(tmp_path / "s")
-    assert done.returncode == 0, done.stderr
-    table = pd.read_csv(tmp_path / "s" / "sweep.csv")
+@pytest.mark.xdist_group("sweep")
+def test_a_sweep_leaves_a_table_curves_and_a_picture(whole):
+    table = pd.read_csv(whole / "sweep.csv")
     assert len(table) == 8
     assert {"tau", "num_agents", "seed", "final_regret", "exchanges", "runtime_seconds"} <= set(
         table.columns
@@ -75,21 +83,21 @@ def test_a_sweep_leaves_a_table_curves_and_a_picture(tmp_path):
         (tau, agents, seed) for tau in (1, 4) for agents in (5, 9) for seed in (0, 1)
     ]
     for row in table.itertuples():
-        regret = pd.read_csv(tmp_path / "s" / str(row.job) / "regret.csv")
+        regret = pd.read_csv(whole / str(row.job) / "regret.csv")
         assert row.final_regret == regret.cumulative_regret.iloc[-1]
-    curves = pd.read_csv(tmp_path / "s" / "curves.csv")
+    curves = pd.read_csv(whole / "curves.csv")
     assert len(curves) == 8 * 40
-    assert (tmp_path / "s" / "sweep.png").stat().st_size > 10_000
+    assert (whole / "sweep.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
-def test_joblib_gives_the_same_results_and_reports_failures(tmp_path):
+@pytest.mark.xdist_group("sweep")
+def test_joblib_gives_the_same_results_and_reports_failures(whole, tmp_path):
     joblib = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-    assert sweep(tmp_path / "basic").returncode == 0
-    assert sweep(tmp_path / "joblib", launcher=joblib).returncode == 0
-    for job in pd.read_csv(tmp_path / "basic" / "sweep.csv").job:
+    assert sweep(tmp_path / "joblib", *joblib).returncode == 0
+    for job in pd.read_csv(whole / "sweep.csv").job:
         basic, parallel = (
-            (tmp_path / name / job / "regret.csv").read_bytes() for name in ("basic", "joblib")
+            (folder / job / "regret.csv").read_bytes() for folder in (whole, tmp_path / "joblib")
         )
         assert basic == parallel
     bad = ("-m", "tau=1,0", "horizon=5", f"hydra.sweep.dir={tmp_path / 'bad'}", *joblib)
@@ -100,9 +108,9 @@ def test_joblib_gives_the_same_results_and_reports_failures(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_resumes_with_the_same_bytes(tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert sweep(whole).returncode == 0
+@pytest.mark.xdist_group("sweep")
+def test_a_killed_sweep_resumes_with_the_same_bytes(whole, tmp_path):
+    cut = tmp_path / "cut"
     command = [sys.executable, "-m", "simulations.run", *SWEEP, f"hydra.sweep.dir={cut}"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -215,9 +223,12 @@ def test_a_sweep_in_a_terminal_shows_a_progress_bar(tmp_path):
 @pytest.mark.slow
 def test_the_slurm_launcher_runs_as_far_as_one_machine_can(tmp_path):
     """submitit's local executor starts each job like Slurm, in a separate process."""
-    done = sweep(tmp_path / "s", launcher=("hydra/launcher=submitit_local",))
+    done = call(
+        "-m", "seed=0,1", "num_agents=5", "horizon=40", "hydra/launcher=submitit_local",
+        f"hydra.sweep.dir={tmp_path}",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert len(pd.read_csv(tmp_path / "s" / "sweep.csv")) == 8
+    assert len(pd.read_csv(tmp_path / "sweep.csv")) == 2
     launcher = composed_hydra("hydra/launcher=slurm").launcher
     assert launcher._target_.endswith("SlurmLauncher")
     assert (launcher.timeout_min, launcher.array_parallelism) == (30, 100)

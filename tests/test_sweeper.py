@@ -38,7 +38,11 @@ from simulations.sweeps.loader import CachingLoader
 from simulations.sweeps.sweeper import quoted, register
 from simulations.sweeps.tables import statistics, statistics_text
 
-LAUNCHERS = ["basic", "joblib", "submitit_local"]
+LAUNCHERS = [
+    "basic",
+    pytest.param("joblib", marks=pytest.mark.exhaustive),
+    pytest.param("submitit_local", marks=pytest.mark.exhaustive),
+]
 SMALL = {"num_agents": 4, "horizon": 30}
 
 
@@ -497,10 +501,12 @@ def test_another_sweepers_tables_hold_each_distinct_run_once(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+@pytest.mark.parametrize(
+    "launcher", ["joblib", pytest.param("submitit_local", marks=pytest.mark.exhaustive)]
+)
 def test_ctrl_c_stops_a_parallel_sweep_which_resumes_with_the_same_bytes(tmp_path, launcher):
     """A terminal sends SIGINT to every process of the group."""
-    jobs = ["-m", "seed=0,1,2,3", "num_agents=100", "horizon=1000", "tau=1"]
+    jobs = ["-m", "seed=0,1,2,3", "num_agents=100", "horizon=600", "tau=1"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert call(*jobs, f"hydra.sweep.dir={whole}").returncode == 0
     command = [sys.executable, "-m", "simulations.run", *jobs, f"hydra.sweep.dir={cut}"]

@@ -45,7 +45,7 @@ def run(settings: Settings, output_dir: str) -> None:
     command = _command(settings, directory, project_folder("engine=flower"))
     with (
         tempfile.TemporaryDirectory(prefix="fldb-flower-") as folder,
-        _superlink(Path(folder)) as home,
+        superlink(Path(folder)) as home,
     ):
         if stop_requested(directory):
             raise StoppedError(f"{STOPPED}: before the run started; resume=true starts it")
@@ -78,21 +78,24 @@ def _command(settings: Settings, directory: Path, project: Path) -> list[str]:
 
 
 @contextmanager
-def _superlink(folder: Path) -> Iterator[Path]:
-    """Start a SuperLink for simulations, yield its home, and stop it."""
+def superlink(folder: Path) -> Iterator[Path]:
+    """Start a SuperLink for simulations, and stop it at the end.
+
+    Yields the home of its processes. With this home, it is the default SuperLink of ``flwr run``.
+    """
     port, control = free_port(), free_port()
     command = [tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
     command += ["--host", HOST, "--port", str(port)]
     command += ["--control-api-address", f"{HOST}:{control}"]
     # The run resolves relative paths of the settings in this directory.
-    superlink = LocalProcess("superlink", folder, command, cwd=Path.cwd())
+    process = LocalProcess("superlink", folder, command, cwd=Path.cwd())
     try:
-        superlink.start()
-        superlink.wait_until(lambda: is_open(port), f"listening on port {port}")
-        configure_flwr(superlink.home, _LINK, f"{HOST}:{port}", "insecure = true")
-        yield superlink.home
+        process.start()
+        process.wait_until(lambda: is_open(port), f"listening on port {port}")
+        configure_flwr(process.home, _LINK, f"{HOST}:{port}", "insecure = true")
+        yield process.home
     finally:
-        superlink.stop()
+        process.stop()
 
 
 def failure_reason(output: str, settings: Settings) -> str:
