@@ -18,6 +18,7 @@ from clients.validation import check_answer, check_answers, check_arms, shortene
 from fldb_flower.bandit import preference, theory
 from fldb_flower.bandit.selection import find_rule, norms, rewards
 from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import make_form
@@ -241,6 +242,8 @@ class _Selector:
         self.synchronized = last is not None
         parameters = {} if last is None else last.parameters  # of a newer server: may have others
         chosen = {name: parameters[name] for name in SELECTION_SETTINGS if name in parameters}
+        if chosen.get("algorithm") not in ALGORITHMS:  # only registered in the ClientApp's process
+            chosen.pop("algorithm", None)
         settings = dataclasses.replace(Settings(), dimension=dimension, **chosen)
         form = make_form(settings)
         if last is None:

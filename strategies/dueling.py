@@ -14,11 +14,10 @@ from flwr.serverapp.strategy import Strategy
 from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.algorithms.robust import combine
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.environments import max_difference
 from fldb_flower.errors import FederationError, RoundAbandonedError, SettingsError
-from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload, total
+from fldb_flower.federation.exchange import Broadcast, Federation, Upload, total
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
@@ -102,9 +101,9 @@ class DuelingStrategy(Federation, Strategy):
 
         They play to the horizon with the estimate that they have. Nothing is learned from it.
         """
-        last, algorithm = self.settings.horizon, self.algorithm
-        estimate = Estimate(algorithm.theta_sync, algorithm.information)
-        self.exchange(Broadcast(PlayRequest(last + 1, last, estimate), None))
+        last = self.settings.horizon
+        request = self.algorithm.play(Round(0, last + 1, last, learns=False))
+        self.exchange(Broadcast(request, None))
         self.acknowledge()
 
     def try_round(self, round_: Round) -> bool:

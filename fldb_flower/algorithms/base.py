@@ -54,14 +54,18 @@ class Algorithm(ABC):
         """W_sync."""
         return self.arrays["information"]
 
+    @property
+    def estimate(self) -> Estimate:
+        """Estimate with which agents select arms; by default theta_sync and W_sync."""
+        return Estimate(self.theta_sync, self.information)
+
     def rounds(self) -> Iterator[Round]:
         """Yield the rounds of a run; by default those of the schedule."""
         return schedules.rounds(self.settings)
 
     def play(self, round_: Round) -> PlayRequest:
         """Return the request to the agents to play a round."""
-        estimate = Estimate(self.theta_sync, self.information)
-        return PlayRequest(round_.first, round_.last, estimate)
+        return PlayRequest(round_.first, round_.last, self.estimate)
 
     def round(self, federation: Federation, round_: Round) -> None:
         """Let the agents play a round, learn from its duels and acknowledge them.
