@@ -20,7 +20,7 @@ from fldb_flower.settings import Settings, from_nested
 from simulations.engines.vectorized import DirectFederation
 from simulations.pools import map_in_processes
 
-COMMON = {"num_agents": 100, "num_arms": 10, "dimension": 5, "horizon": 300}
+COMMON = {"num_agents": 100, "num_arms": 10, "dimension": 5, "horizon": 300, "beta_scale": 1}
 ALGORITHMS = (("fldb_ons", 1), ("fldb_ons", 10), ("fldb_ogd", 1))  # each with a tau
 LIARS = ((0, "turned"), (1, "turned"), (10, "turned"), (1, "loud"), (10, "loud"))
 COMBINATIONS = ("none", "trimmed")
