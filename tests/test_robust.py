@@ -245,6 +245,7 @@ def test_the_documented_table_is_reproducible():
     """A sample of docs/results/robust.json: the cheapest row of each kind of lie."""
     rows = json.loads((ROOT / "docs" / "results" / "robust.json").read_text())["rows"]
     for lie in ("turned", "loud"):
-        row = next(row for row in rows if (row["lie"], row["tau"], row["liars"]) == (lie, 10, 1))
+        wanted = {"lie": lie, "tau": 10, "liars": 1}
+        row = next(row for row in rows if wanted.items() <= row.items())
         case = Case(**{name: row[name] for name in Case._fields})
         assert regret(case, 0) == pytest.approx(row["regret"][0], rel=1e-5)
