@@ -10,8 +10,10 @@ import numpy as np
 from clients.store import SELECTION_SETTINGS, DuelStore, Evidence, Synchronization
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.personal import PersonalEstimates, Shares
+from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.prior import START, VARIANCES, CommonPrior, ShareChange, scale_of
 from fldb_flower.bandit.selection import norms
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.linalg.whiteners import Whitener
@@ -54,6 +56,8 @@ def settings_of(last: Synchronization | None, dimension: int) -> Settings:
     if last is not None:
         parameters = last.parameters  # of a newer server: may have others
     chosen = {name: parameters[name] for name in SELECTION_SETTINGS if name in parameters}
+    if chosen.get("algorithm") not in ALGORITHMS:  # only registered in the ClientApp's process
+        chosen.pop("algorithm", None)
     return dataclasses.replace(Settings(), dimension=dimension, **chosen)
 
 
@@ -74,12 +78,13 @@ def make_learner(
 
 
 class CommonLearner:
-    """theta_sync of FLDB-ONS or FLDB-OGD, and W with this device's answers not yet in W_sync."""
+    """theta_sync of FLDB-ONS or FLDB-OGD, and W or A with this device's answers not yet in it."""
 
     def __init__(self, last: Synchronization, settings: Settings) -> None:
         self._form = make_form(settings)
         self._settings = settings
         self._duels = last.duels
+        self._by_curvature = theory.selects_by_curvature(settings)
         self._information: Array = self._form.unpack(last.information)
         self._whitener: Whitener | None = None
         self.theta = last.theta
@@ -97,9 +102,13 @@ class CommonLearner:
         return theory.width(self._duels + 1, 1, self._settings)
 
     def learn(self, duels: Evidence) -> None:
-        """Add the differences to W; theta_sync does not change."""
+        """Add the differences to W, or their Hessian to A; theta_sync does not change."""
         if len(duels.numbers):
-            added = self._form.gram(duels.differences)
+            weights = None
+            if self._by_curvature:  # A is a sum of Hessians
+                wins = logistic(duels.differences @ self.theta)
+                weights = wins * (1.0 - wins)
+            added = self._form.gram(duels.differences, weights)
             self._information = self._form.total([self._information, added])
             self._duels += len(duels.numbers)
             self._whitener = None
@@ -109,11 +118,13 @@ class CommonLearner:
         return float(self.theta @ difference)
 
     def deviations(self) -> FloatArray:
-        """Return ``2 ||e_j||_{W^-1}``, because a duel's Hessian is at most a quarter of its Gram.
+        """Return ``||e_j||_{A^-1}``, or ``2 ||e_j||_{W^-1}`` without A.
 
-        They are at least the posterior standard deviations without a prior.
+        A duel's Hessian is at most a quarter of its Gram matrix, so the latter are at least the
+        posterior standard deviations without a prior.
         """
-        return 2.0 * _norms_of_units(len(self.theta), self.whitener)
+        factor = 1.0 if self._by_curvature else 2.0
+        return factor * _norms_of_units(len(self.theta), self.whitener)
 
 
 class PersonalLearner:

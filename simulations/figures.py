@@ -1,8 +1,8 @@
 """`python -m simulations.figures [NAME ...]`: the paper's figures, each as PNG and CSV.
 
 The settings of a figure are in ``conf/experiment/NAME.yaml``; its curves are defined here.
-``+ours`` adds FLDB-ONS as a further curve. ``+bounds`` adds the paper's regret bounds, dashed. The
-figure ``regret`` is in the README and not in the paper.
+``+ours`` adds FLDB-ONS, and LDB with a tuned width, as further curves. ``+bounds`` adds the paper's
+regret bounds, dashed. The figure ``regret`` is in the README and not in the paper.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ _ON_THE_WAY = [f"regret_{iteration}" for iteration in (100, 200, 300, 400)]
 
 _OGD, _GD, _LDB = {"algorithm": "fldb_ogd"}, {"algorithm": "fldb_gd"}, {"algorithm": "ldb"}
 _ONS = {"algorithm": "fldb_ons"}
+_TUNED = {"algorithm": "ldb", "lambda": 1.0, "beta_scale": 0.3, "tau": 1}  # one run for every tau
+_OURS = {"LDB, tuned": _TUNED, "FLDB-ONS": _ONS}
 _COMPARED = {"LDB": _LDB, "FLDB-OGD": _OGD, "FLDB-GD": _GD}
 _AGENTS = {f"N={agents}": {"num_agents": agents} for agents in (20, 50, 100, 200)}
 _TAUS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -72,10 +74,10 @@ def _final(arms: Iterable[int]) -> dict[str, Overrides]:
 
 
 PANELS = {
-    "fig1a": Panel("N=50 (K=10, d=5)", _COMPARED, {"FLDB-ONS": _ONS}),
-    "fig1b": Panel("N=100 (K=10, d=5)", _COMPARED, {"FLDB-ONS": _ONS}),
-    "fig1c": Panel("N=100, tau=2 (K=10, d=5)", _COMPARED, {"FLDB-ONS": _ONS}),
-    "fig1d": Panel("MovieLens (K=5, d=10)", _COMPARED, {"FLDB-ONS": _ONS}),
+    "fig1a": Panel("N=50 (K=10, d=5)", _COMPARED, _OURS),
+    "fig1b": Panel("N=100 (K=10, d=5)", _COMPARED, _OURS),
+    "fig1c": Panel("N=100, tau=2 (K=10, d=5)", _COMPARED, _OURS),
+    "fig1d": Panel("MovieLens (K=5, d=10)", _COMPARED, _OURS),
     "fig2a": Panel("FLDB-OGD (K=10, d=5)", _AGENTS),
     "fig2b": Panel("FLDB-OGD (K=50, d=5)", _AGENTS),
     "fig2c": Panel(
@@ -87,12 +89,12 @@ PANELS = {
         },
     ),
     "fig2d": Panel("communication vs. regret (N=100, d=5)", _final([10]), against="rounds"),
-    "fig3a": Panel("sigma^2=0.01 (K=5, d=5)", _COMPARED, {"FLDB-ONS": _ONS}),
-    "fig3b": Panel("sigma^2=0.1 (K=5, d=5)", _COMPARED, {"FLDB-ONS": _ONS}),
-    "fig3c": Panel("sigma^2=0.25 (K=5, d=5)", _COMPARED, {"FLDB-ONS": _ONS}),
-    "fig4a": Panel("tau=4 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, {"FLDB-ONS": _ONS}),
-    "fig4b": Panel("tau=6 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, {"FLDB-ONS": _ONS}),
-    "fig4c": Panel("tau=8 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, {"FLDB-ONS": _ONS}),
+    "fig3a": Panel("sigma^2=0.01 (K=5, d=5)", _COMPARED, _OURS),
+    "fig3b": Panel("sigma^2=0.1 (K=5, d=5)", _COMPARED, _OURS),
+    "fig3c": Panel("sigma^2=0.25 (K=5, d=5)", _COMPARED, _OURS),
+    "fig4a": Panel("tau=4 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, _OURS),
+    "fig4b": Panel("tau=6 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, _OURS),
+    "fig4c": Panel("tau=8 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, _OURS),
     "fig5a": Panel("final regret vs. tau (N=100)", _final([5, 10, 20]), against="tau"),
     "fig5b": Panel("final regret vs. rounds (N=100)", _final([5, 10, 20]), against="rounds"),
 }
@@ -100,7 +102,11 @@ PANELS = {
 OVERVIEW = "regret"  # in the README, with the settings of Fig. 1b
 _OVERVIEW = Panel(
     "100 agents learn one preference (K=10, d=5)",
-    {**_COMPARED, "FLDB-ONS, geometric": {**_ONS, "schedule": {"name": "geometric"}}},
+    {
+        **_COMPARED,
+        "LDB, tuned": _TUNED,
+        "FLDB-ONS, geometric": {**_ONS, "schedule": {"name": "geometric"}},
+    },
 )
 
 
@@ -219,7 +225,7 @@ def make(
     folder : Path
         Folder of NAME.png and NAME.csv.
     ours, bounds : bool
-        Whether to add FLDB-ONS, and the paper's regret bounds.
+        Whether to add FLDB-ONS and the tuned LDB, and the paper's regret bounds.
     movielens : str
         Path of the ratings, for fig1d.
     seeds : int

@@ -26,7 +26,7 @@ _NOT_IN_IDENTITY = (  # settings that may differ between two runs of one federat
     "devices-round-seconds", "devices-at-least", "devices-first-duels", "devices-max-duels",
     "max-message-mb", "checkpoint-seconds", "num-agents", "num-arms", "seed", "tau",
     "schedule", "schedule-ratio", "environment", "environment-sigma", "environment-path",
-    "solver", "gd-steps", "gd-step-size",
+    "solver", "gd-steps", "gd-step-size", "beta-scale", "ons-width",
 )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ class DeviceDirectory(ResultsDirectory):
             for entry in flower_entries()
             if entry.kebab not in _NOT_IN_IDENTITY and is_in_identity(entry, settings)
         ]
-        super().__init__(path, "".join(lines), user="server")
+        super().__init__(path, "".join(lines), user="server", dropped=_NOT_IN_IDENTITY)
         self._sizes = {ROUNDS: 0, UPLOADS: 0}  # bytes, at the last checkpoint
         try:
             self.write_json(CONFIG, flat)

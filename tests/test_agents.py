@@ -73,7 +73,9 @@ def by_hand(chosen, plays):
         for t in range(play.first, play.last + 1):
             inside = 1 + t * chosen.num_agents * chosen.kappa_mu / (D * ridge)
             beta = math.sqrt(2 * math.log(1 / chosen.delta) + D * math.log(inside))
-            beta *= chosen.beta_scale
+            beta *= 1.0 if chosen.beta_scale == "auto" else chosen.beta_scale
+            if chosen.algorithm == "fldb_ons":  # a number of standard deviations
+                beta = chosen.ons_width * chosen.kappa_mu
             for agent in range(chosen.num_agents):
                 features, rewards, noise = world(chosen, agent)
                 arms, f = features[t - 1], rewards[t - 1]
@@ -129,8 +131,9 @@ def log_of(group):
         {"kappa_mu": 0.2, "lambda": 0.7},
         {"environment": {"sigma": 0.8}},
         {"beta_scale": 0.0},
+        {"algorithm": "fldb_ons", "ons_width": 0.6, "kappa_mu": 0.2},
     ],
-    ids=["defaults", "narrow", "kappa", "heterogeneous", "greedy"],
+    ids=["defaults", "narrow", "kappa", "heterogeneous", "greedy", "ons"],
 )
 @pytest.mark.parametrize(("drawn", "together"), [(1, 1), (8, 1), (1, 2), (8, 9)])
 def test_a_group_plays_algorithm_1(changes, drawn, together, monkeypatch):

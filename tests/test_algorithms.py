@@ -16,7 +16,7 @@ from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, Federation, Outcomes, PlayRequest, Upload
 from fldb_flower.federation.history import History
-from fldb_flower.settings import from_nested
+from fldb_flower.settings import AUTO, from_nested
 from simulations.engines.vectorized import DirectFederation, run
 
 property_test = hypothesis_settings(deadline=None, derandomize=True, max_examples=60)
@@ -167,12 +167,13 @@ def test_the_automatic_radius_is_twice_the_papers_r():
     np.testing.assert_allclose(theta, [2 - radius / 3, -1], rtol=1e-12)
 
 
-def test_ons_by_hand():
+@pytest.mark.parametrize("scale", [AUTO, 1.0])
+def test_ons_by_hand(scale):
     # lambda_0 = 3, m = (8, -4): theta = (2, -1), A = 3 I + I = 4 I.
     # t = 2: gradient (6, 0), H = diag(2, 0): A = diag(6, 4), theta = (2 - 1, -1) = (1, -1).
     # t = 3: gradient (0, 29), H = [[0, 1], [1, 1]]: A = [[6, 1], [1, 5]],
     #        A^-1 = [[5, -1], [-1, 6]] / 29, theta = (1 + 1, -1 - 6) = (2, -7).
-    settings = chosen(algorithm="fldb_ons", horizon=4, tau=1, ons_ridge=3.0)
+    settings = chosen(algorithm="fldb_ons", horizon=4, tau=1, ons_ridge=3.0, beta_scale=scale)
     rounds = [((6, 0), np.diag([2, 0])), ((0, 29), [[0, 1], [1, 1]]), ((0, 0), np.eye(2))]
     federation = Prescribed(4, (8, -4), rounds)
     theta = run_algorithm(federation, settings)
@@ -183,9 +184,10 @@ def test_ons_by_hand():
         np.testing.assert_allclose(broadcast.play.estimate.theta_sync, point, atol=1e-13)
         np.testing.assert_allclose(broadcast.theta_hat, point, atol=1e-13)
         assert broadcast.hessian
-    # W starts from lambda / kappa_mu = 2, not from lambda_0.
+    # Agents select with A, or with W, which starts from lambda / kappa_mu = 2, not from lambda_0.
+    a, w = [[3, 3], [4, 4], [6, 4], [6, 5]], [[2, 2], [3, 4], [13, 24], [113, 224]]
     matrices = [np.diag(broadcast.play.estimate.information) for broadcast in federation.played]
-    np.testing.assert_allclose(matrices, [[2, 2], [3, 4], [13, 24], [113, 224]], rtol=1e-14)
+    np.testing.assert_allclose(matrices, a if scale == AUTO else w, rtol=1e-14)
 
 
 # --- counting -----------------------------------------------------------------------------
@@ -537,10 +539,11 @@ def test_regret_of_ogd_falls_with_the_number_of_agents():
     [
         # Reference values of an independent implementation: T = 500, mean +- standard error.
         ({"algorithm": "fldb_gd", "num_agents": 50}, 28, 1.3),
-        ({"algorithm": "fldb_ons", "num_agents": 50}, 31.6, 0.8),
+        ({"algorithm": "fldb_ons", "beta_scale": 1, "num_agents": 50}, 31.6, 0.8),
         (
             {
                 "algorithm": "fldb_ons",
+                "beta_scale": 1,
                 "num_agents": 50,
                 "schedule": {"name": "geometric", "ratio": 1.5},
             },

@@ -214,6 +214,11 @@ def test_rounds_equal_a_central_computation(tmp_path):
         with DuelStore(path) as store:
             known = store.synchronized()
             np.testing.assert_array_equal(known.theta, server.strategy.algorithm.theta_sync)
+            # A, and the settings that identify it and its width.
+            a = form_of(np.eye(D)).unpack(known.information)
+            np.testing.assert_array_equal(a, server.strategy.algorithm.state()["curvature"])
+            names = ("algorithm", "beta_scale", "ons_width")
+            assert [known.parameters[name] for name in names] == ["fldb_ons", "auto", 0.75]
             assert known.counted == store.last == server.devices.counted[store.device_id]
         assert agent.status()["duels"] == server.devices.duels
     model = json.loads((tmp_path / "server" / "model.json").read_text())
@@ -234,7 +239,7 @@ def test_rounds_equal_a_central_computation(tmp_path):
     ids=lambda changes: " ".join(map(str, changes.values())),
 )
 def test_matrix_forms_and_precisions_reduce_the_upload(tmp_path, changes):
-    """W is compared with the duels in the stores; devices select with the W they received."""
+    """W is compared with the duels in the stores; devices select with the A they received."""
     federation = Federation(tmp_path, **changes)
     for _ in range(4):
         for device in range(3):
@@ -251,6 +256,7 @@ def test_matrix_forms_and_precisions_reduce_the_upload(tmp_path, changes):
         written_out = got[:-1].T @ got[:-1] + np.diag(got[-1])
         assert np.linalg.eigvalsh(written_out - exact)[0] > -1e-4  # an upper bound of the matrix
         assert np.linalg.eigvalsh(written_out - exact)[-1] < got[-1, 0] + 1e-4
+    got = server.strategy.algorithm.estimate.information
     for agent, path in zip(federation.agents, federation.stores, strict=True):
         with DuelStore(path) as store:
             kept = form_of(got).unpack(store.synchronized().information)
@@ -517,6 +523,15 @@ def test_two_unknown_nodes_with_one_store_are_both_refused(tmp_path):
     assert "node 1001: device" in line
     assert "node 1002: device" in line
     assert "claimed by nodes 1001, 1002" in line
+
+
+def test_the_width_may_change_between_two_runs_of_one_federation(tmp_path):
+    federation = Federation(tmp_path, devices=1)
+    federation.answer(0, 8)
+    federation.serve(**{"beta-scale": 1.0})
+    federation.answer(0, 3)
+    server = federation.serve(**{"ons-width": 0.5})
+    assert (server.round, server.devices.duels) == (2, 11)
 
 
 def test_a_damaged_or_foreign_checkpoint_is_refused_and_kept(tmp_path):

@@ -326,7 +326,8 @@ def test_an_estimate_that_overflows_scores(algorithm, theta, selection):
     play = PlayRequest(1, 2, Estimate(np.full(4, theta), np.eye(4)))
     with pytest.raises(ConvergenceError, match="iteration 1: the arms' scores overflow") as error:
         group.answer(Broadcast(play, np.zeros(4)), 0)
-    assert "beta_scale=1, kappa_mu=1, lambda=" in str(error.value)
+    paper, ons = "beta_scale=auto, kappa_mu=1, lambda=", "ons_width=0.75, ons_ridge=1;"
+    assert (ons if algorithm == "fldb_ons" else paper) in str(error.value)
 
 
 def test_a_norm_that_overflows_scores(invalid_world):
@@ -336,7 +337,7 @@ def test_a_norm_that_overflows_scores(invalid_world):
     )
     with pytest.raises(ConvergenceError, match=r"^iteration 3: the arms' scores overflow") as error:
         vectorized.run(settings, History(6))
-    words = "features up to 1.0e+60 and beta_scale=1, kappa_mu=1e+100, lambda=1e-100"
+    words = "features up to 1.0e+60 and beta_scale=auto, kappa_mu=1e+100, lambda=1e-100"
     assert words in str(error.value)
 
 

@@ -132,6 +132,39 @@ def test_ucb_equals_brute_force(tmp_path, chosen):
         assert 5 < sum(seen) < len(seen) - 5
 
 
+@pytest.mark.parametrize("matters", [{}, {"kappa_mu": 0.1, "delta": 0.5, "lambda_": 10.0}])
+def test_fldb_ons_selects_with_the_curvature_and_a_number_of_deviations(agent, matters):
+    rng = np.random.default_rng(0)
+    widths = []
+    for number, wide in enumerate((0.3, 0.75, 3.0) * 20):
+        theta, curvature = random_estimate(rng, 3)
+        chosen = {"algorithm": "fldb_ons", "beta_scale": "auto", "ons_width": wide, **matters}
+        synchronize(agent, theta, curvature, duels=number, received=number, **chosen)
+        arms = rng.normal(size=(9, 3))
+        duel = agent.propose(arms)
+        assert (duel.first, duel.second) == slow_ucb(arms, theta, curvature, wide)[:2]
+        theirs = slow_ucb(arms, theta, curvature, width(3, number))[:2]
+        widths.append((duel.first, duel.second) == theirs)
+    assert not all(widths)  # the theory's width selects other pairs
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ons", "registered_elsewhere"])
+def test_a_numeric_beta_scale_and_an_unknown_algorithm_have_the_width_of_the_theory(
+    agent, algorithm
+):
+    rng = np.random.default_rng(0)
+    scale = 0.1 if algorithm == "fldb_ons" else "auto"
+    factor = {"beta_scale": 0.1} if algorithm == "fldb_ons" else {}
+    for number in range(20):
+        theta, information = random_estimate(rng, 3)
+        chosen = {"algorithm": algorithm, "beta_scale": scale, "ons_width": 7.0}
+        synchronize(agent, theta, information, duels=30, received=number, **chosen)
+        arms = rng.normal(size=(9, 3))
+        duel = agent.propose(arms)
+        right = slow_ucb(arms, theta, information, width(3, 30, factor))
+        assert (duel.first, duel.second) == right[:2]
+
+
 def test_the_width_counts_the_duels_of_all_devices(agent):
     """The rank of the challengers changes at the width half way between two numbers of duels."""
     d = 2

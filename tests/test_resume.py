@@ -199,7 +199,8 @@ FORMER = Path(__file__).parent / "data" / "interrupted"
     "values",
     [
         {"algorithm": "fldb_gd"},
-        {"algorithm": "fldb_ons", "matrix_form": "diagonal", "selection": "thompson",
+        {"algorithm": "fldb_ons", "beta_scale": 1, "matrix_form": "diagonal",
+         "selection": "thompson",
          "environment__sigma": 0.3},
     ],
     ids=lambda values: values["algorithm"],
@@ -214,6 +215,20 @@ def test_a_checkpoint_of_an_earlier_version_resumes_to_the_same_bytes(tmp_path, 
     assert (tmp_path / "regret.csv").read_bytes() == (there / "regret.csv").read_bytes()
     # Predictions are those after the checkpoint: 0.1.0 recorded none.
     assert 0 < json.loads((tmp_path / "summary.json").read_text())["log_loss"] < 2
+
+
+def test_settings_with_the_same_results_identify_the_same_run():
+    def own(**values):
+        return identity(settings(**values))
+
+    for algorithm in ("fldb_ogd", "ldb"):
+        same = own(algorithm=algorithm)
+        assert own(algorithm=algorithm, beta_scale=1) == same
+        assert own(algorithm=algorithm, ons_width=2.0) == same
+        assert own(algorithm=algorithm, beta_scale=0.5) != same
+    ons, paper = own(algorithm="fldb_ons"), own(algorithm="fldb_ons", beta_scale=1)
+    assert len({ons, paper, own(algorithm="fldb_ons", ons_width=2.0)}) == 3
+    assert own(algorithm="fldb_ons", beta_scale=1, ons_width=2.0) == paper
 
 
 # --- the state of agents ---------------------------------------------------------------------

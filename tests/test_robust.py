@@ -237,14 +237,16 @@ def test_robust_combination_reduces_the_effect_of_one_liar_of_thirty():
 
 
 def test_the_trimmed_mean_of_single_duels_costs_little():
-    """The cost in docs/security.md, for a smaller problem."""
-    assert regrets(24, robust="trimmed").mean() < 1.25 * regrets(24).mean()
+    """The cost in docs/security.md with the width of the theory, for a smaller problem."""
+    trimmed, plain = (regrets(24, robust=how, beta_scale=1) for how in ("trimmed", "none"))
+    assert trimmed.mean() < 1.25 * plain.mean()
 
 
 def test_the_documented_table_is_reproducible():
     """A sample of docs/results/robust.json: the cheapest row of each kind of lie."""
     rows = json.loads((ROOT / "docs" / "results" / "robust.json").read_text())["rows"]
     for lie in ("turned", "loud"):
-        row = next(row for row in rows if (row["lie"], row["tau"], row["liars"]) == (lie, 10, 1))
+        wanted = {"lie": lie, "tau": 10, "liars": 1}
+        row = next(row for row in rows if wanted.items() <= row.items())
         case = Case(**{name: row[name] for name in Case._fields})
         assert regret(case, 0) == pytest.approx(row["regret"][0], rel=1e-5)

@@ -188,6 +188,7 @@ MEANINGFUL = {
     "kappa_mu": ([0, -1], [1e-9, 0.25]),
     "delta": ([0, 1, 1.5, -0.1], [1e-9, 0.999]),
     "beta_scale": ([-1e-9], [0, 3]),
+    "ons_width": ([-1e-9], [0, 3]),
     "alpha": ([0, -5], [1e-3]),
     "sketch_rank": ([0, -1], [1, 16]),
     "node_wait": ([0, -1], [0.05]),
@@ -246,7 +247,8 @@ def test_a_reason_is_added_and_the_largest_integer_is_readable():
 @pytest.mark.parametrize("name", REAL)
 def test_auto_is_accepted_only_for_derived_settings(name):
     if name in {
-        "lambda", "projection_radius", "gd_step_size", "max_difference", "personal_variance"
+        "lambda", "beta_scale", "projection_radius", "gd_step_size", "max_difference",
+        "personal_variance",
     }:  # fmt: skip
         assert check(REAL[name], AUTO) == AUTO
         assert refused(REAL[name], "automatic").endswith(
@@ -342,6 +344,8 @@ def test_a_saved_identity_with_former_names_is_translated(kappa_mu, matrix_form)
     )
     assert current_identity(saved) == expected
     assert current_identity(expected) == expected
+    without = f"run, format 1\n{kappa_mu}=1.0\nx='device=1'\n"
+    assert current_identity(saved, ["backend", matrix_form, "device"]) == without
 
 
 @pytest.mark.parametrize("name", ["num_agents", "environment.sigma", "algorithm"])

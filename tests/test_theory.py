@@ -44,6 +44,24 @@ def test_width_scales_beta():
     assert theory.width(7, 4, make(beta_scale=0.0)) == 0.0
 
 
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "ldb"])
+def test_the_automatic_width_is_that_of_the_theory(algorithm):
+    automatic = make(algorithm=algorithm, kappa_mu=0.2)
+    explicit = make(algorithm=algorithm, kappa_mu=0.2, beta_scale=1)
+    assert automatic.beta_scale == "auto"
+    assert theory.width(7, 4, automatic) == theory.width(7, 4, explicit)
+    assert theory.prior_precision(automatic) == pytest.approx(automatic.ridge / 0.2)
+
+
+def test_the_automatic_width_of_fldb_ons_is_a_number_of_deviations():
+    settings = make(algorithm="fldb_ons", kappa_mu=0.2, ons_width=0.6, ons_ridge=3.0)
+    assert [theory.width(t, n, settings) for t, n in ((1, 1), (500, 100))] == [0.6, 0.6]
+    assert theory.prior_precision(settings) == 3.0  # A before the first duel is lambda_0 I
+    paper = dataclasses.replace(settings, beta_scale=2.0)
+    assert theory.width(7, 4, paper) == pytest.approx(10 * theory.beta(7, 4, settings))
+    assert theory.prior_precision(paper) == pytest.approx(paper.ridge / 0.2)
+
+
 def test_radius_by_hand():
     settings = dataclasses.replace(BY_HAND, horizon=1)
     # beta_1 / sqrt(0.125) = 2.602420 / 0.353553

@@ -10,7 +10,7 @@ from fldb_flower.errors import FldbError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 
 SELECTION_SETTINGS = (
-    "algorithm", "selection", "kappa_mu", "delta", "beta_scale", "lambda_",
+    "algorithm", "selection", "kappa_mu", "delta", "beta_scale", "ons_width", "lambda_",
     "matrix_form", "sketch_rank", "personal_ridge", "personal_width",
 )  # fmt: skip
 """Settings of the server's run that a device selects with: ``Synchronization.parameters``."""
@@ -48,7 +48,7 @@ class Synchronization:
     counted: int  # answers of this device that the server has acknowledged
     duels: int  # of all devices, that theta is computed from
     theta: FloatArray  # theta_sync, (d,)
-    information: FloatArray  # W_sync, packed in the form that the parameters name
+    information: FloatArray  # W_sync, or A of FLDB-ONS, packed in the form of the parameters
     parameters: dict[str, Any]  # the SELECTION_SETTINGS of the run
     prior: CommonPrior | None = None  # of FLDB-Personal
 

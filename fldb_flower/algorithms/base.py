@@ -55,6 +55,11 @@ class Algorithm(ABC):
         return self.arrays["information"]
 
     @property
+    def estimate(self) -> Estimate:
+        """Estimate with which agents select arms; by default theta_sync and W_sync."""
+        return Estimate(self.theta_sync, self.information)
+
+    @property
     def heterogeneity(self) -> float | None:
         """Variance of agents' theta around the common one; None if it is not estimated."""
         return None
@@ -65,8 +70,7 @@ class Algorithm(ABC):
 
     def play(self, round_: Round) -> PlayRequest:
         """Return the request to the agents to play a round."""
-        estimate = Estimate(self.theta_sync, self.information)
-        return PlayRequest(round_.first, round_.last, estimate)
+        return PlayRequest(round_.first, round_.last, self.estimate)
 
     def round(self, federation: Federation, round_: Round) -> None:
         """Let the agents play a round, learn from its duels and acknowledge them.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fldb_flower.algorithms.base import Online, State
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.algorithms.solvers import Minimum
+from fldb_flower.bandit import theory
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
@@ -25,6 +27,12 @@ class FLDBONS(Online):
     round is approximately a full Newton step on the loss of all of them. An upload has
     ``d (d + 1) / 2`` numbers more than with FLDB-OGD.
 
+    A^-1 approximates the covariance of theta given the duels. With ``beta_scale=auto``, agents
+    therefore select with A in place of W_sync, and with ``ons_width`` standard deviations in place
+    of beta_t. A larger ``ons_width`` explores more. With a number as ``beta_scale`` they select
+    with W_sync and ``beta_scale * beta_t / kappa_mu``, as with the paper's algorithms. In
+    docs/selection.md, the regret of several widths is compared.
+
     No regret bound is proved. ``docs/theory.md`` has notes on its regret and the choice of
     lambda_0.
 
@@ -36,6 +44,13 @@ class FLDBONS(Online):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.arrays["curvature"] = self.form.identity(settings.ons_ridge)
+
+    @property
+    def estimate(self) -> Estimate:
+        """Estimate with which agents select arms: theta_sync, and A or W_sync."""
+        by_curvature = theory.selects_by_curvature(self.settings)
+        matrix = self.arrays["curvature"] if by_curvature else self.information
+        return Estimate(self.theta_sync, matrix)
 
     @property
     def first_ridge(self) -> float:

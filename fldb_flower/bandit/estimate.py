@@ -15,10 +15,10 @@ from fldb_flower.linalg.whiteners import Whitener
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """An estimate of theta, (d,), and the information matrix W_sync behind it.
+    """An estimate of theta, (d,), and the matrix of the norm that rules select with.
 
-    W_sync is symmetric positive definite: (d, d), or another form of
-    :mod:`fldb_flower.linalg.forms`.
+    The matrix is W_sync, or the Hessian A of FLDB-ONS. It is symmetric positive definite: (d, d),
+    or another form of :mod:`fldb_flower.linalg.forms`.
     """
 
     theta_sync: Array
@@ -26,17 +26,17 @@ class Estimate:
 
     @cached_property
     def whitener(self) -> Whitener:
-        """C with ``||x||_{W_sync^-1} = ||x C||_2``, computed once for all agents.
+        """C with ``||x||_{W^-1} = ||x C||_2`` for the matrix W, computed once for all agents.
 
         Raises
         ------
         DataError
-            W_sync is not positive definite.
+            The matrix is not positive definite.
         """
         try:
             return form_of(self.information).whiten(self.information)
         except np.linalg.LinAlgError:
             raise DataError(
                 "W_sync is not positive definite: rounding errors exceed its smallest eigenvalue,"
-                " lambda / kappa_mu; increase lambda, or set wire=float64"
+                " lambda / kappa_mu (FLDB-ONS: ons_ridge); increase it, or set wire=float64"
             ) from None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fldb_flower.bandit import theory
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.local_estimates import LocalEstimates
 from fldb_flower.bandit.personal import PersonalEstimates, Shares
@@ -77,13 +78,13 @@ class Policy:
 
 
 class CommonEstimatePolicy(Policy):
-    """Selects with theta_sync and W_sync of the last broadcast (Algorithm 1, lines 4 and 5)."""
+    """Selects with the estimate of the last broadcast (Algorithm 1, lines 4 and 5)."""
 
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         self._selector = Selector(settings, streams, arrays)
         self._num_agents = settings.num_agents
         self._arrays = arrays
-        identity = make_form(settings).identity(settings.ridge / settings.kappa_mu)
+        identity = make_form(settings).identity(theory.prior_precision(settings))
         self.receive(Estimate(np.zeros(settings.dimension), identity))
 
     def receive(self, estimate: Estimate | CommonPrior) -> None:

@@ -24,9 +24,41 @@ def beta(t: int, num_agents: int, settings: Settings) -> float:
     return math.sqrt(2.0 * math.log(1.0 / settings.delta) + d * growth)
 
 
+def selects_by_curvature(settings: Settings) -> bool:
+    """Return whether agents select with FLDB-ONS's Hessian A in place of W_sync.
+
+    They do by default. A number as ``beta_scale`` selects with W_sync and beta_t.
+    """
+    return settings.algorithm == "fldb_ons" and settings.beta_scale == AUTO
+
+
 def width(t: int, num_agents: int, settings: Settings) -> float:
-    """Return the norm's factor in selection rules, ``beta_scale * beta_t / kappa_mu``."""
-    return settings.beta_scale * beta(t, num_agents, settings) / settings.kappa_mu
+    """Return the norm's factor in selection rules.
+
+    It is ``beta_scale * beta_t / kappa_mu`` for the norm of W^-1, where ``auto`` is 1. If agents
+    select by curvature, it is ``ons_width`` for the norm of A^-1, whose values are posterior
+    standard deviations.
+    """
+    if selects_by_curvature(settings):
+        return settings.ons_width
+    scale = 1.0 if settings.beta_scale == AUTO else float(settings.beta_scale)
+    return scale * beta(t, num_agents, settings) / settings.kappa_mu
+
+
+def prior_precision(settings: Settings) -> float:
+    """Return c, where ``c I`` is W_sync before the first duel, or A if agents select by it."""
+    if selects_by_curvature(settings):
+        return settings.ons_ridge
+    return settings.ridge / settings.kappa_mu
+
+
+def width_settings(settings: Settings) -> str:
+    """Return the settings that determine the width and its norm, for error messages."""
+    if selects_by_curvature(settings):
+        return f"ons_width={settings.ons_width:g}, ons_ridge={settings.ons_ridge:g}"
+    scale = settings.beta_scale
+    shown = scale if scale == AUTO else f"{scale:g}"
+    return f"beta_scale={shown}, kappa_mu={settings.kappa_mu:g}, lambda={settings.ridge:g}"
 
 
 def radius(settings: Settings) -> float:

@@ -12,6 +12,7 @@ from fldb_flower.bandit.duels import DuelLog
 from fldb_flower.bandit.outcomes import prediction_sums
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.streams import check_agents, make_streams
+from fldb_flower.bandit.theory import width_settings
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.environments import RecordedAnswers, make_environment
 from fldb_flower.errors import ConvergenceError, DataError
@@ -207,11 +208,9 @@ class AgentBlock:
                 f"{self._first(~(sizes <= LARGEST), iterations)}: a feature is not finite, or not"
                 f" within +-{LARGEST:g}; scale the features"
             )
-        settings = self._settings
         return ConvergenceError(
             f"iteration {iterations.start}: the arms' scores overflow, with features up to"
-            f" {sizes.max():.1e} and beta_scale={settings.beta_scale:g},"
-            f" kappa_mu={settings.kappa_mu:g}, lambda={settings.ridge:g}; scale the features, or"
+            f" {sizes.max():.1e} and {width_settings(self._settings)}; scale the features, or"
             " choose less extreme settings"
         )
 

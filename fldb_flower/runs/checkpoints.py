@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,8 +54,11 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         raise OutputError(f"cannot write the checkpoint {path}: {error.strerror}") from None
 
 
-def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
+def load_checkpoint(path: Path, identity: str, dropped: Collection[str] = ()) -> Checkpoint | None:
     """Read a checkpoint; return None if the file does not exist.
+
+    ``dropped`` has the names of settings that only checkpoints of earlier versions identify a run
+    by.
 
     Raises
     ------
@@ -82,7 +85,7 @@ def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
     try:
         arrays = unpack_arrays(body)
         meta = json.loads(arrays.pop(_META).tobytes())
-        theirs, numbers = current_identity(meta["identity"]), meta["numbers"]
+        theirs, numbers = current_identity(meta["identity"], dropped), meta["numbers"]
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{path}: {_UNKNOWN}") from None
     if theirs != identity:

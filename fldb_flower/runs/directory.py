@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ class ResultsDirectory:
 
     It is created if missing. A checkpoint with another ``identity``, the settings that determine
     the results, is refused. ``user`` is what uses the directory, for the error if it is locked:
-    ``"run"`` or ``"server"``.
+    ``"run"`` or ``"server"``. ``dropped`` has the names of settings that were part of the identity
+    in earlier versions.
 
     Raises
     ------
@@ -35,9 +36,12 @@ class ResultsDirectory:
         The directory cannot be created, or another process uses it.
     """
 
-    def __init__(self, path: Path, identity: str, *, user: str) -> None:
+    def __init__(
+        self, path: Path, identity: str, *, user: str, dropped: Collection[str] = ()
+    ) -> None:
         self.path = path.expanduser()
         self._identity = identity
+        self._dropped = dropped
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             try:
@@ -54,7 +58,7 @@ class ResultsDirectory:
 
     def load(self) -> Checkpoint | None:
         """Return the checkpoint, or None if there is none; see :func:`load_checkpoint`."""
-        return load_checkpoint(self.path / CHECKPOINT, self._identity)
+        return load_checkpoint(self.path / CHECKPOINT, self._identity, self._dropped)
 
     def save(self, numbers: dict[str, Any], arrays: Mapping[str, Array]) -> None:
         """Replace the checkpoint; see :func:`save_checkpoint`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import datetime
 import io
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fldb_flower.bandit.theory import selects_by_curvature
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.federation.history import History
@@ -20,6 +22,7 @@ from fldb_flower.runs.checkpoints import Checkpoint
 from fldb_flower.runs.directory import CHECKPOINT, MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.runs.plots import plot_regret
 from fldb_flower.settings import (
+    AUTO,
     Settings,
     current_names,
     from_nested,
@@ -197,12 +200,20 @@ def identity(settings: Settings) -> str:
     # The vectorized engine has no nodes; the server of `flwr run` does not know their number.
     nodes = () if settings.engine.name == "inprocess" else ("engine.num_nodes",)
     ignored = (*_NOT_IN_IDENTITY, *nodes)
+    if not selects_by_curvature(settings):
+        settings = _with_theory_width(settings)
     lines = [
         f"{entry.dotted}={entry.value(settings)!r}\n"
         for entry in hydra_entries()
         if entry.dotted not in ignored and is_in_identity(entry, settings)
     ]
     return f"run, format {_FORMAT}\n" + "".join(lines)
+
+
+def _with_theory_width(settings: Settings) -> Settings:
+    """Return settings with the same results: ``beta_scale`` as a number, and no ``ons_width``."""
+    scale = 1.0 if settings.beta_scale == AUTO else settings.beta_scale
+    return dataclasses.replace(settings, beta_scale=scale, ons_width=Settings.ons_width)
 
 
 def request_stop(path: Path) -> None:

@@ -213,8 +213,11 @@ class Settings(Checked):
     delta: float = setting(
         0.1, "Failure probability of the confidence bound.", Limits(minimum=MIN_REAL, below=1)
     )
-    beta_scale: float = setting(
-        1.0, "Factor on beta_t: 1 as in theory, 0 without exploration.", between(0, MAX_REAL)
+    beta_scale: float | str = setting(
+        AUTO,
+        "Factor on beta_t: 1 as in theory, 0 without exploration; auto: 1, and for FLDB-ONS the"
+        " width ons_width instead of beta_t.",
+        between(0, MAX_REAL),
     )
     alpha: float = setting(
         1000.0, "FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).", POSITIVE
@@ -246,6 +249,12 @@ class Settings(Checked):
     )
     ons_ridge: float = setting(
         1.0, "FLDB-ONS: lambda_0, the ridge; values below 0.5 are unsafe with few agents.", POSITIVE
+    )
+    ons_width: float = setting(
+        0.75,
+        "FLDB-ONS, beta_scale=auto: width of the confidence interval, in posterior standard"
+        " deviations; 0 without exploration.",
+        between(0, MAX_REAL),
     )
     personal_ridge: float = setting(
         1.0,

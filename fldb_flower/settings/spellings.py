@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from fldb_flower.errors import SettingsError, one_line
@@ -30,7 +30,7 @@ def entries() -> tuple[Entry, ...]:
 
 _ADDED = (  # after version 0.1.0: identities of its checkpoints do not have them
     "environment.play", "environment.max_people", "environment.min_answers", "environment.users",
-    "personal_ridge", "personal_width", "personal_variance",
+    "ons_width", "personal_ridge", "personal_width", "personal_variance",
 )  # fmt: skip
 
 
@@ -109,16 +109,18 @@ def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
     return {FORMER_NAMES.get(name, name): value for name, value in values.items()}
 
 
-def current_identity(identity: str) -> str:
+def current_identity(identity: str, dropped: Collection[str] = ()) -> str:
     """Return a saved run identity, ``name=value`` lines, with former names replaced.
 
-    The names keep the spelling of the identity, snake_case or kebab-case.
+    The names keep the spelling of the identity, snake_case or kebab-case. ``dropped`` has the
+    names of settings that are no longer part of an identity.
     """
     is_kebab = "\nkappa-mu=" in identity
     for old, new in FORMER_NAMES.items():
         name = new.replace("_", "-") if is_kebab else new
         identity = re.sub(rf"^{old}=", f"{name}=", identity, flags=re.MULTILINE)
-    return identity
+    lines = identity.splitlines(keepends=True)
+    return "".join(line for line in lines if line.partition("=")[0] not in dropped)
 
 
 def require_current_name(key: str, source: str) -> None:

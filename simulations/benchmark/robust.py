@@ -16,12 +16,17 @@ from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.settings import Settings, from_nested
+from fldb_flower.settings import AUTO, Settings, from_nested
 from simulations.engines.vectorized import DirectFederation
 from simulations.pools import map_in_processes
 
 COMMON = {"num_agents": 100, "num_arms": 10, "dimension": 5, "horizon": 300}
-ALGORITHMS = (("fldb_ons", 1), ("fldb_ons", 10), ("fldb_ogd", 1))  # each with a tau
+ALGORITHMS = (  # each with a tau and a width
+    ("fldb_ons", 1, 1.0),
+    ("fldb_ons", 10, 1.0),
+    ("fldb_ons", 10, AUTO),
+    ("fldb_ogd", 1, 1.0),
+)
 LIARS = ((0, "turned"), (1, "turned"), (10, "turned"), (1, "loud"), (10, "loud"))
 COMBINATIONS = ("none", "trimmed")
 
@@ -31,6 +36,7 @@ class Case(NamedTuple):
 
     algorithm: str
     tau: int
+    beta_scale: float | str
     liars: int
     lie: str
     robust: str
@@ -96,7 +102,8 @@ class LyingAgents(DirectFederation):
 
 def regret(case: Case, seed: int, **values: Any) -> float:
     """Return the regret of one run."""
-    chosen = {"algorithm": case.algorithm, "tau": case.tau, "robust": case.robust, "seed": seed}
+    names = ("algorithm", "tau", "beta_scale", "robust")
+    chosen = {name: getattr(case, name) for name in names} | {"seed": seed}
     settings = from_nested({**COMMON, **chosen, **values}, "the benchmark")
     history = History(settings.horizon)
     run_algorithm(LyingAgents(settings, history, case.liars, case.lie), settings)

@@ -4,9 +4,10 @@ All have the signature ``rule(features, theta, whitener, width, noise)``:
 
 - features: the arms, (agents, arms, d);
 - theta: the estimate, (d,), or one per agent, (agents, d);
-- whitener: ``C`` with ``||x||_{W^-1} = ||x C||_2``, see :mod:`~fldb_flower.linalg.whiteners`;
-- width: ``beta_scale * beta_t / kappa_mu`` (:func:`~fldb_flower.bandit.theory.width`), or one per
-  agent, (agents,);
+- whitener: ``C`` with ``||x||_{W^-1} = ||x C||_2``, see :mod:`~fldb_flower.linalg.whiteners`; W
+  is the matrix of the estimate, W_sync or the Hessian A of FLDB-ONS;
+- width: the norm's factor (:func:`~fldb_flower.bandit.theory.width`), or one per agent,
+  (agents,);
 - noise: standard draws, in the shape that the rule documents; deterministic rules ignore it.
 
 They return the numbers of the first and of the second arm, (agents,) each. The two may be equal:
