@@ -356,9 +356,9 @@ def test_honest_shares_are_plausible(variance, scale):
         ({"members": 6.0}, "members"),
         ({"losses": np.full(11, -0.1)}, "log loss"),
         ({"losses": np.full(11, 5 * 45 * 1.01)}, "log loss"),
-        ({"precision": 5 / 0.3 * 1.01 * np.eye(5)}, "largest eigenvalue"),
-        ({"precision": -5 / 0.3 * 1.01 * np.eye(5)}, "smallest eigenvalue"),
-        ({"shift": np.full(5, 5 * 2 * 10 / 0.3 * 1.01)}, "length of the change of m"),
+        ({"precision": 2 * 5 / 0.3 * 1.01 * np.eye(5)}, "largest eigenvalue"),
+        ({"precision": -2 * 5 / 0.3 * 1.01 * np.eye(5)}, "smallest eigenvalue"),
+        ({"shift": np.full(5, 2**0.5 * 5 * 2 * 10 / 0.3 * 1.01)}, "length of the change of m"),
     ],
 )
 def test_implausible_shares_are_refused(changed, reason):
