@@ -152,6 +152,11 @@ class DeviceNodes(Nodes):
                 f"{new} answers; the first round needs {self._first_duels} (devices-first-duels)"
             )
 
+    def answers(self, contribution: Contribution) -> int:
+        """Return the number of the device's last answer."""
+        span: CountedSpan = contribution.claim
+        return span.header.end
+
     def acknowledge(self, contributions: Mapping[int, Contribution]) -> None:
         """Count the answers that the contributions cover."""
         for contribution in contributions.values():

@@ -157,8 +157,14 @@ class Exchange:
         uploads = [each.upload for each in fresh.values()]
         longest, settings = self.max_difference, self.settings
         if self.broadcast.shares:
+            answers = [self.nodes.answers(each) for each in fresh.values()]
             reasons = implausible_shares(
-                uploads, self.broadcast, settings.personal_ridge, longest, settings.wire
+                uploads,
+                answers,
+                self.broadcast,
+                ridge=settings.personal_ridge,
+                longest=longest,
+                wire=settings.wire,
             )
         else:
             reasons = implausible(uploads, self.broadcast, longest, settings.wire)

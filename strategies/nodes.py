@@ -81,6 +81,10 @@ class Nodes(ABC):
     def acknowledge(self, contributions: Mapping[int, Contribution]) -> None:
         """Store that the duels of these contributions are counted."""
 
+    @abstractmethod
+    def answers(self, contribution: Contribution) -> int:
+        """Return the number of all answers so far of the agents of a node."""
+
     def check_number(self, connected: Collection[int]) -> None:  # noqa: B027 - not all kinds check
         """Raise FederationError if more nodes are connected than there can be."""
 

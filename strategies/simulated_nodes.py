@@ -86,6 +86,11 @@ class SimulatedNodes(Nodes):
         self._check_counts(node, upload, agents, broadcast)
         return Contribution(header.partition_id, upload, claim)
 
+    def answers(self, contribution: Contribution) -> int:
+        """Return the number of agents times the last iteration that they have played."""
+        (outcomes,) = contribution.upload.outcomes
+        return outcomes.agents * (outcomes.first + len(outcomes.sums) - 1)
+
     def _agents_of(self, claim: Claim) -> int:
         return len(agents_of_node(*claim, self._settings.num_agents))
 

@@ -345,26 +345,34 @@ def honest(variance=0.3, scale=1.0, agents=5):
 def test_honest_shares_are_plausible(variance, scale):
     upload, broadcast = honest(variance, scale)
     for wire in ("float64", "float32"):
-        assert implausible_shares([upload], broadcast, 1.0, 12.0, wire) == [""]
+        assert implausible_shares(
+            [upload], [45], broadcast, ridge=1.0, longest=12.0, wire=wire
+        ) == [""]
 
 
 @pytest.mark.parametrize(
-    ("changed", "reason"),
+    ("changed", "longest", "reason"),
     [
-        ({"squares": -1.0}, "squared length"),
-        ({"squares": 45 * 12.0**2 * 1.01}, "squared length"),
-        ({"members": 6.0}, "members"),
-        ({"losses": np.full(11, -0.1)}, "log loss"),
-        ({"losses": np.full(11, 5 * 45 * 1.01)}, "log loss"),
-        ({"precision": 2 * 5 / 0.3 * 1.01 * np.eye(5)}, "largest eigenvalue"),
-        ({"precision": -2 * 5 / 0.3 * 1.01 * np.eye(5)}, "smallest eigenvalue"),
-        ({"shift": np.full(5, 2**0.5 * 5 * 2 * 10 / 0.3 * 1.01)}, "length of the change of m"),
+        ({"squares": -1.0}, 12.0, "squared length"),
+        ({"squares": 45 * 12.0**2 * 1.01}, 12.0, "squared length"),
+        ({"members": 6.0}, 12.0, "members"),
+        ({"losses": np.full(11, -0.1)}, 12.0, "log loss"),
+        ({"losses": np.full(11, 5 * 45 * 1.01)}, 12.0, "log loss"),
+        ({"precision": 2 * 5 / 0.3 * 1.01 * np.eye(5)}, 12.0, "largest eigenvalue"),
+        ({"precision": -2 * 5 / 0.3 * 1.01 * np.eye(5)}, 12.0, "smallest eigenvalue"),
+        (
+            {"shift": np.full(5, 2**0.5 * 5 * 2 * 10 / 0.3 * 1.01)},
+            12.0,
+            "length of the change of m",
+        ),
+        ({"squares": 0.0, "precision": 45 / 4 * 1.01 * np.eye(5)}, 1.0, "largest eigenvalue"),
+        ({"squares": 0.0, "precision": -45 / 4 * 1.01 * np.eye(5)}, 1.0, "smallest eigenvalue"),
     ],
 )
-def test_implausible_shares_are_refused(changed, reason):
+def test_implausible_shares_are_refused(changed, longest, reason):
     upload, broadcast = honest()
     lie = upload._replace(shares=upload.shares._replace(**changed))
-    (found,) = implausible_shares([lie], broadcast, 1.0, 12.0)
+    (found,) = implausible_shares([lie], [45], broadcast, ridge=1.0, longest=longest)
     assert reason in found
 
 

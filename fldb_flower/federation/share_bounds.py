@@ -8,6 +8,10 @@ therefore satisfies::
     -k I / v_0 <= change of M <= k I / v_0,    |change of m| <= 2 k r(v_0)
     0 <= log losses <= 5 n,    0 <= squares <= n L^2
 
+An agent with n_i answers so far has ``M_i <= H_i <= n_i L^2 / 4 I``, and from
+``|b_i| <= |H_i theta_i| + |grad L_i|`` follows ``|m_i| <= n_i (L + L^2 R / 4)``, where R is the
+largest length of theta_i that r allows. The smaller of two bounds holds.
+
 Without new answers, nothing changes. v and r are in units of the scale of the features, which may
 have changed since a share was computed: it may have been twice as large. Until the server knows the
 scale, an agent uses its own: k times the scale is then at most ``squares / 10``.
@@ -29,7 +33,9 @@ _DRIFT = 2.0  # of the scale
 
 def implausible_shares(
     uploads: Sequence[Upload],
+    answers: Sequence[int],
     broadcast: Broadcast,
+    *,
     ridge: float,
     longest: float = math.inf,
     wire: str = "float64",
@@ -40,6 +46,8 @@ def implausible_shares(
     ----------
     uploads : sequence of Upload
         With shares; their numbers are finite.
+    answers : sequence of int
+        All answers so far of the agents of each upload.
     broadcast : Broadcast
         The request that they answer, with a prior.
     ridge : float
@@ -55,18 +63,18 @@ def implausible_shares(
             (
                 f"{name} = {value:.4g}, more than {agents} agents and {upload.num_duels} duels"
                 f" allow: {bound:.4g}"
-                for name, value, bound in _bounds(upload, agents, broadcast, ridge, longest)
+                for name, value, bound in _bounds(upload, agents, total, broadcast, ridge, longest)
                 if not value <= bound * slack
             ),
             "",
         )
-        for upload in uploads
+        for upload, total in zip(uploads, answers, strict=True)
         for agents in [upload.outcomes[0].agents if upload.outcomes else 1]
     ]
 
 
-def _bounds(
-    upload: Upload, agents: int, broadcast: Broadcast, ridge: float, longest: float
+def _bounds(  # noqa: PLR0917
+    upload: Upload, agents: int, total: int, broadcast: Broadcast, ridge: float, longest: float
 ) -> Iterator[tuple[str, float, float]]:
     """Yield names, values and upper bounds."""
     change, duels = upload.shares, upload.num_duels
@@ -79,16 +87,19 @@ def _bounds(
     yield "the change of members", abs(change.members), float(agents)
     yield "a log loss", -float(change.losses.min()), 0.0
     yield "a log loss", float(change.losses.max()), MAX_LOSS * duels
+    total = total if duels else 0
     changing = agents if duels else 0
     scale = _DRIFT * (prior.scale or float(scale_of(change.squares)) / agents)
-    values, bound = np.linalg.eigvalsh(change.precision), scale / broadcast.lowest_variance
-    yield "the largest eigenvalue of the change of M", values[-1], changing * bound
-    lowest = "the negative of the smallest eigenvalue of the change of M"
-    yield lowest, -values[0], changing * bound
-    # r is proportional to the square root of the scale.
-    radius = longest_shift(len(change.shift), ridge * scale, broadcast.lowest_variance / scale)
+    variance = broadcast.lowest_variance / scale
+    values = np.linalg.eigvalsh(change.precision)
+    largest = min(changing / variance, _product(total, longest**2 / 4.0))
+    yield "the largest eigenvalue of the change of M", values[-1], largest
+    yield "the negative of the smallest eigenvalue of the change of M", -values[0], largest
+    radius = longest_shift(len(change.shift), ridge * scale, variance)  # r
+    each = longest + longest**2 / 4.0 * radius * variance
     length = float(np.linalg.norm(change.shift))
-    yield "the length of the change of m", length, 2.0 * changing * radius
+    most = 2.0 * min(changing * radius, _product(total, each))
+    yield "the length of the change of m", length, most
 
 
 def _product(count: int, bound: float) -> float:
