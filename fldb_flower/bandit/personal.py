@@ -19,7 +19,7 @@ import numpy as np
 
 from fldb_flower.bandit.local_newton import minimise
 from fldb_flower.bandit.preference import logistic
-from fldb_flower.bandit.prior import MAX_LOSS, VARIANCES, CommonPrior, longest_shift
+from fldb_flower.bandit.prior import MAX_EXCESS, VARIANCES, CommonPrior, longest_shift
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
 from fldb_flower.linalg.linear import solve, whiten_singular
 from fldb_flower.linalg.whiteners import whiten
@@ -35,7 +35,7 @@ class Shares(NamedTuple):
     shift : Array
         m_i of each agent, (agents, d).
     losses : Array
-        Sum over all agents and answers of the log loss under each v, (11,).
+        Sum over all agents and answers of the excess log loss under each v, (11,).
     squares : Array
         Of each agent, the mean squared length of the differences offered, summed over answers,
         (agents,).
@@ -164,7 +164,10 @@ class PersonalEstimates:
         return _moderated(xp.vecdot(differences, self.theta), variance)
 
     def losses(self, differences: Array, preferences: Array) -> Array:
-        """Return the log loss of one answer per agent under each v, summed over agents, (11,).
+        """Return the excess log loss of one answer per agent under each v, summed over agents.
+
+        The excess, (11,), is over the v with the least loss for this answer. It is at most 1 nat,
+        which bounds the influence of one answer on the choice of v.
 
         Each v gives a prior and, with the summary of the loss, a posterior. In the eigenbasis of A
         the precisions of all priors are diagonal.
@@ -182,7 +185,8 @@ class PersonalEstimates:
         logits = _moderated(xp.vecdot(response, target), xp.vecdot(response, seen[:, None]))
         softplus = xp.where(logits > 0, logits, 0.0) + xp.log1p(xp.exp(-xp.abs(logits)))
         losses = softplus - preferences[:, None] * logits
-        return xp.sum(xp.where(losses < MAX_LOSS, losses, MAX_LOSS), axis=0)
+        excess = losses - xp.min(losses, axis=1, keepdims=True)
+        return xp.sum(xp.where(excess < MAX_EXCESS, excess, MAX_EXCESS), axis=0)
 
     def add(self, differences: Array, preferences: Array) -> None:
         """Add one duel of each agent, (agents, d) and (agents,), and update the minimisers.

@@ -22,8 +22,8 @@ HALF_WEIGHT, SLOPE = 30.0, 0.15
 LONGEST = 10.0
 """``|m_i|`` is at most this many times ``sqrt(d / lambda_0) / v``."""
 
-MAX_LOSS = 5.0
-"""Largest log loss of one predicted answer in the sums that select v, in nats."""
+MAX_EXCESS = 1.0
+"""Largest excess log loss of one predicted answer in the sums that select v, in nats."""
 
 _TYPICAL = 10.0  # the mean squared length of differences of two N(0, I) arms with d = 5
 
@@ -68,7 +68,7 @@ class ShareChange(NamedTuple):
     precision, shift : Array
         Change of the sum of M_i, (d, d), and of m_i, (d,).
     losses : Array
-        Log loss of the new answers under each v, (11,).
+        Excess log loss of the new answers under each v, (11,).
     squares : float
         Mean squared length of the differences offered, summed over the new answers.
     members : float
@@ -111,7 +111,7 @@ def mean_variance(losses: Array, answers: float) -> float:
     Parameters
     ----------
     losses : Array
-        Total log loss under each v, (11,).
+        Total excess log loss under each v, (11,).
     answers : float
         Answers per agent.
     """

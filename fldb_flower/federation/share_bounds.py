@@ -1,12 +1,12 @@
 r"""Necessary conditions on a change of shares, for uploads of FLDB-Personal.
 
 Each share satisfies ``0 <= M_i <= I / v`` and ``|m_i| <= r(v)`` with the v of the broadcast that
-the agent had received when it computed the share, and a predicted answer has a log loss from 0 to 5
-nats. The change of the shares of k agents, with n new answers and the smallest v so far, v_0,
+the agent had received when it computed the share, and a predicted answer has an excess log loss from 0
+to 1 nat. The change of the shares of k agents, with n new answers and the smallest v so far, v_0,
 therefore satisfies::
 
     -k I / v_0 <= change of M <= k I / v_0,    |change of m| <= 2 k r(v_0)
-    0 <= log losses <= 5 n,    0 <= squares <= n L^2
+    0 <= excess losses <= n,    0 <= squares <= n L^2
 
 An agent with n_i answers so far has ``M_i <= H_i <= n_i L^2 / 4 I``, and from
 ``|b_i| <= |H_i theta_i| + |grad L_i|`` follows ``|m_i| <= n_i (L + L^2 R / 4)``, where R is the
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fldb_flower.bandit.prior import MAX_LOSS, CommonPrior, longest_shift, scale_of
+from fldb_flower.bandit.prior import MAX_EXCESS, CommonPrior, longest_shift, scale_of
 from fldb_flower.federation.exchange import Broadcast, Upload
 
 _SLACK = {"float64": 1e-6, "float32": 1e-3}
@@ -86,7 +86,7 @@ def _bounds(  # noqa: PLR0917
     yield "the mean squared length of differences", change.squares, _product(duels, longest**2)
     yield "the change of members", abs(change.members), float(agents)
     yield "a log loss", -float(change.losses.min()), 0.0
-    yield "a log loss", float(change.losses.max()), MAX_LOSS * duels
+    yield "a log loss", float(change.losses.max()), MAX_EXCESS * duels
     total = total if duels else 0
     changing = agents if duels else 0
     scale = _DRIFT * (prior.scale or float(scale_of(change.squares)) / agents)
