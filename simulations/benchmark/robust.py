@@ -21,7 +21,7 @@ from simulations.engines.vectorized import DirectFederation
 from simulations.pools import map_in_processes
 
 COMMON = {"num_agents": 100, "num_arms": 10, "dimension": 5, "horizon": 300}
-ALGORITHMS = (  # each with a tau and a width
+ALGORITHMS: tuple[tuple[str, int, float | str], ...] = (  # each with a tau and a width
     ("fldb_ons", 1, 1.0),
     ("fldb_ons", 10, 1.0),
     ("fldb_ons", 10, AUTO),
