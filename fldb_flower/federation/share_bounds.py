@@ -1,7 +1,7 @@
 r"""Necessary conditions on a change of shares, for uploads of FLDB-Personal.
 
 Each share satisfies ``0 <= M_i <= I / v`` and ``|m_i| <= r(v)`` with the v of the broadcast that
-the agent had received when it computed the share, and a predicted answer has an excess log loss from 0
+the agent had received when it computed the share. A predicted answer has an excess log loss from 0
 to 1 nat. The change of the shares of k agents, with n new answers and the smallest v so far, v_0,
 therefore satisfies::
 
