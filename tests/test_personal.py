@@ -167,7 +167,8 @@ def test_log_losses_under_each_variance():
     (prior, counted), (x, y) = some_prior(2), duels_of(2)
     estimates = learned(prior, counted, x, y)
     rng = np.random.default_rng(5)
-    new, answers = 40.0 * rng.standard_normal((AGENTS, D)), np.array([1.0, 0.0, 0.5])
+    new, answers = 4.0 * rng.standard_normal((AGENTS, D)), np.array([0.0, 0.0, 0.5])
+    new[0] = 40.0 * prior_of(prior, counted, 0)[1]  # the answer is a surprise
     each = np.zeros((AGENTS, len(VARIANCES)))
     for (place, variance), agent in itertools.product(enumerate(VARIANCES), range(AGENTS)):
         q, mean = prior_of(prior._replace(variance=variance), counted, agent)

@@ -118,7 +118,7 @@ def posterior(x, y, precision, mean):
 
 
 def share_by_hand(x, y, prior, own=(0, 0)):
-    """Return M, m and the excess log losses of all answers, with the formulas of the model written out."""
+    """Return M, m and the excess losses of all answers, with the formulas of the model."""
     scale = prior.scale or (x**2).sum() / len(x) / 10
     others = np.eye(D) * scale + prior.precision - own[0]
     mean = np.linalg.solve(others, prior.shift - own[1])
@@ -136,7 +136,7 @@ def share_by_hand(x, y, prior, own=(0, 0)):
             covariance = np.linalg.inv(q + hessian)
             z = x[n] @ covariance @ linear / np.sqrt(1 + np.pi / 8 * x[n] @ covariance @ x[n])
             each.append(np.logaddexp(0, z) - y[n] * z)
-        losses.append(np.minimum(each - each.min(), 1.0))
+        losses.append(np.minimum(np.array(each) - min(each), 1.0))
     theta, hessian, gradient = posterior(x, y, precision(v), mean)
     mixed = np.linalg.inv(np.eye(D) + v * hessian)
     return hessian @ mixed, mixed @ (hessian @ theta - gradient), np.array(losses)
@@ -189,7 +189,7 @@ def test_a_repeated_request_returns_the_same_change(device):
 
 
 def test_a_change_covers_the_uploads_that_were_not_counted(device):
-    """The reply with the first four answers is lost: the next change has the excess losses of all."""
+    """The reply with the first four answers is lost: the next change has all excess losses."""
     x, y = duels(0, 7)
     device.answer(x[:4], y[:4])
     _, lost = device.request()
