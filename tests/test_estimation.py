@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import expit, log_expit
 
 from fldb_flower.algorithms.solvers import MAX_EXCHANGES, gradient_descent, lbfgs, newton
-from fldb_flower.bandit import local_estimates as local
+from fldb_flower.bandit import local_newton as local
 from fldb_flower.bandit.local_estimates import LocalEstimates
 from fldb_flower.errors import ConvergenceError, SettingsError
 from fldb_flower.federation.exchange import Upload
@@ -58,7 +58,7 @@ class CountedLoss:
             information=x.T @ x,
             hessian=np.einsum("n,ni,nj->ij", mu * expit(-z), x, x),
             loss=float(-(y * log_expit(z) + (1 - y) * log_expit(-z)).sum()),
-            regrets=(),
+            outcomes=(),
         )
 
     def __call__(self, theta):
@@ -278,7 +278,7 @@ class UnboundedLoss(CountedLoss):
             information=np.eye(D),
             hessian=1e3 * np.eye(D),
             loss=float(plane @ theta - 0.5 * self.ridge * theta @ theta),
-            regrets=(),
+            outcomes=(),
         )
 
 
