@@ -39,8 +39,12 @@ FILES = {f"{file.parent.name}={file.stem}" for file in CONF.glob("*/*.yaml")}
 
 
 @pytest.mark.parametrize("choice", sorted(CHOICES | FILES))
-def test_every_config_composes_into_valid_settings(choice):
+def test_every_config_composes_into_valid_settings(choice, tmp_path):
     extra = ["+environment.path=x"] if "movielens" in choice or "fig1d" in choice else []
+    if choice == "environment=duels":
+        (tmp_path / "arms.csv").write_text("arm,x\na,1\nb,0\nc,0\nd,2\n")
+        (tmp_path / "duels.csv").write_text("person,first,second,preference\np,a,b,1\n")
+        extra = [f"environment.path={tmp_path}"]
     values = composed(choice, *[text.removeprefix("+") for text in extra])
     settings = from_nested(values, "a test")
     group, _, name = choice.partition("=")

@@ -8,6 +8,7 @@ from conftest import nested
 from scipy import stats
 
 from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.bandit.streams import TorchStreams, make_streams
 from fldb_flower.catalogue import ALGORITHMS, SELECTIONS
 from fldb_flower.environments import embeddings
@@ -99,9 +100,13 @@ def test_a_state_goes_through_bytes_into_a_new_process(algorithm, rng):
     through, resumed = AgentGroup(chosen, range(2, 9)), AgentGroup(chosen, range(2, 9))
     theta, information = np.arange(4.0), np.eye(4)
     scope = "all" if algorithm == "fldb_gd" else "fresh"
+    estimate = Estimate(theta, information)
+    is_personal = ALGORITHMS[algorithm].agents == "personal"
+    if is_personal:
+        estimate = CommonPrior(information, theta, 0.3, 1.0)
     for first, last in ((1, 1), (2, 4), (5, 6)):
-        play = PlayRequest(first, last, Estimate(theta, information))
-        broadcast = Broadcast(play, theta, scope, hessian=True)
+        play = PlayRequest(first, last, estimate)
+        broadcast = Broadcast(play, theta, scope, hessian=True, shares=is_personal)
         one, two = (group.answer(broadcast, first - 1) for group in (through, resumed))
         np.testing.assert_array_equal(one.gradient, two.gradient)
         np.testing.assert_array_equal(one.outcomes[0].sums, two.outcomes[0].sums)
