@@ -217,12 +217,12 @@ def test_the_estimate_of_the_variance():
     for place, variance in enumerate(VARIANCES):
         losses = np.full(len(VARIANCES), 1e4)
         losses[place] = 0.0
-        assert mean_variance(losses, 30.0) == pytest.approx(variance)
+        assert mean_variance(losses, 40.0) == pytest.approx(variance)
         assert mean_variance(losses, 0.0) == pytest.approx(first)  # no weight yet
     two = np.full(len(VARIANCES), 1e4)
     two[[0, 10]] = 0.0, 2 * math.log(3)  # with half of the weight: 3 to 1
     odds = 3 * 10**0.6  # prior weights 10^0.45 and 10^-0.15
-    assert mean_variance(two, 30.0) == pytest.approx((odds * 1e-3 + 10.0) / (odds + 1))
+    assert mean_variance(two, 40.0) == pytest.approx((odds * 1e-3 + 10.0) / (odds + 1))
 
 
 def test_the_scale_of_features():

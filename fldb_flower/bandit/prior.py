@@ -16,7 +16,7 @@ VARIANCES: FloatArray = 10.0 ** np.linspace(-3.0, 1.0, 11)
 START = 0.1
 """The first v, in these units."""
 
-HALF_WEIGHT, SLOPE = 30.0, 0.15
+HALF_WEIGHT, SLOPE = 40.0, 0.15
 """Constants of :func:`mean_variance`, chosen by measurement (docs/personal.md)."""
 
 LONGEST = 10.0
@@ -103,7 +103,7 @@ def mean_variance(losses: Array, answers: float) -> float:
     """Return the estimate of v, in units of ``1 / scale``.
 
     It is the mean of v over a tempered posterior: the weight of each of the :data:`VARIANCES` is
-    ``v^-0.15 exp(-eta loss)``, with ``eta = n / (n + 30)`` for n answers per agent. If v is too
+    ``v^-0.15 exp(-eta loss)``, with ``eta = n / (n + 40)`` for n answers per agent. If v is too
     small, agents that differ lose much more than agents that are alike lose if v is too large. A
     mean of v, not of its logarithm, takes account of that, and so does eta: with few answers per
     agent, the log losses favour a small v too early.
