@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from fldb_flower.errors import DataError, FldbError, SettingsError, extra_missing, one_line
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import interruptible
-from simulations import figures, measured
+from simulations import figures, heterogeneity, measured
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -150,26 +150,28 @@ def differing(rendered: dict[Path, str]) -> list[str]:
     return lines
 
 
-def stale(results: dict[str, Any], movielens: str) -> list[str]:
+def stale(results: dict[str, Any], paths: measured.Paths) -> list[str]:
     """Repeat a sample of the runs; return one line per result that differs."""
     return [
         f"docs/results: {line}"
         for name, content in results.items()
-        for where, run in measured.sample(content, name, movielens)
-        for line in measured.stale(where, run, movielens)
+        for where, run in measured.sample(content, name, paths)
+        for line in measured.stale(where, run, paths)
     ]
 
 
-def recompute(names: Sequence[str], results: dict[str, Any], movielens: str) -> None:
+def recompute(names: Sequence[str], results: dict[str, Any], paths: measured.Paths) -> None:
     """Repeat all runs of result files and write the files; figures are drawn again."""
     for name in names:  # reports errors before the first run
         for where, run in measured.runs_in(results[name], name):
-            measured.settings_of(run, 0, where, movielens)
+            measured.settings_of(run, 0, where, paths)
     for name in names:
         if name == "figures":
-            results[name] = make_figures(movielens)
+            results[name] = make_figures(paths["movielens"])
         else:
-            measured.repeat(results[name], name, movielens)
+            measured.repeat(results[name], name, paths)
+        if name == "personal":
+            heterogeneity.draw(results[name], ROOT / "docs" / "figures")
         measured.write(measured.FOLDER / f"{name}.json", results[name])
 
 
@@ -204,6 +206,12 @@ def main() -> None:
         metavar="PATH",
         help="MovieLens 100K ratings (default: the environment variable FLDB_ML100K)",
     )
+    parser.add_argument(
+        "--duels",
+        default=os.environ.get("FLDB_DUELS", ""),
+        metavar="DIR",
+        help="folder of the studies of real people (default: the environment variable FLDB_DUELS)",
+    )
     asked = parser.parse_args()
     with interruptible():
         try:
@@ -219,14 +227,15 @@ def main() -> None:
 def _run(asked: argparse.Namespace) -> list[str]:
     """Run the command; return the problems that a check found."""
     results = load_results()
+    paths = {"movielens": asked.movielens, "duels": asked.duels}
     if asked.check:
-        return differing(pages(results)) + stale(results, asked.movielens)
+        return differing(pages(results)) + stale(results, paths)
     if asked.recompute is not None:
         unknown = [name for name in asked.recompute if name not in results]
         if unknown:
             known = ", ".join(results)
             raise SettingsError(f"no result file {unknown[0]!r} in docs/results: there are {known}")
-        recompute(asked.recompute or list(results), results, asked.movielens)
+        recompute(asked.recompute or list(results), results, paths)
     for path, text in pages(results).items():
         path.write_text(text, encoding="utf-8")
     return []

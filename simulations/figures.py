@@ -149,7 +149,8 @@ def settings_of(name: str, overrides: Overrides, seed: int, path: str) -> Settin
         A MovieLens figure without ``--movielens``.
     """
     run = {"settings": values_of(name, overrides)}
-    return measured.settings_of(run, seed, f"conf/experiment/{name}.yaml", path)
+    source = f"conf/experiment/{name}.yaml"
+    return measured.settings_of(run, seed, source, {"movielens": path})
 
 
 def runs_of(name: str, *, ours: bool, seeds: int) -> dict[str, measured.Run]:
@@ -269,7 +270,7 @@ def _table(
 
 
 def _rows(
-    label: str, settings: Settings, curve: list[float], counts: dict[str, int]
+    label: str, settings: Settings, curve: list[float], counts: dict[str, float]
 ) -> pd.DataFrame:
     """Return a run as rows of the CSV of a figure."""
     return pd.DataFrame(

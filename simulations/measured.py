@@ -6,7 +6,9 @@ measure, with a value for each seed::
 
     {"settings": {"algorithm": "fldb_ons", "tau": 1}, "seeds": 10, "regret": [...]}
 
-Runs can be repeated and are checked. Other values, such as seconds, are only rendered.
+Runs can be repeated and are checked. Other values, such as seconds, are only rendered. The path of
+the data of a run on MovieLens or on a study of real people is not in the file: it is given as one
+of ``Paths``, to which the ``environment.path`` of the run is relative.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -30,9 +33,16 @@ from simulations.pools import map_in_processes
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 COUNTS = ("rounds", "exchanges", "uploaded_bytes", "downloaded_bytes")
+ESTIMATES = ("log_loss", "accuracy", "heterogeneity")  # of algorithms that have them
 Run = dict[str, Any]
-Result = tuple[list[float], dict[str, int]]  # regret by iteration, counts
+Result = tuple[list[float], dict[str, float]]  # regret by iteration, counts and estimates
+Paths = Mapping[str, str]  # of the data of an environment, by its name; "" if it is not there
 
+_NEEDED = {
+    "movielens": "MovieLens ratings: name them with --movielens PATH",
+    "duels": "studies of real people: name their folder with --duels DIR",
+}
+NOWHERE: Paths = MappingProxyType({})
 _DIGITS = 4  # decimals of a regret in a result file
 _TOLERANCE = 1e-5  # relative; limited by the decimals of small regrets
 
@@ -76,14 +86,14 @@ def runs_in(content: Any, name: str = "") -> Iterator[tuple[str, Run]]:
             yield from runs_in(value, f"{name}[{place}]")
 
 
-def settings_of(run: Run, seed: int, source: str, movielens: str = "") -> Settings:
-    """Return the settings of one seed of a run, with the path of the MovieLens ratings."""
-    values = {**run["settings"], "seed": seed}
-    if world_of(run) == "movielens":
-        if not movielens:
-            problem = "needs MovieLens ratings: name them with --movielens PATH"
-            raise SettingsError(f"{source} {problem}")
-        values["environment"] = {**values["environment"], "path": movielens}
+def settings_of(run: Run, seed: int, source: str, paths: Paths = NOWHERE) -> Settings:
+    """Return the settings of one seed of a run, with the path of its data."""
+    values, world = {**run["settings"], "seed": seed}, world_of(run)
+    if world in _NEEDED:
+        if not paths.get(world):
+            raise SettingsError(f"{source} needs {_NEEDED[world]}")
+        own = values["environment"]
+        values["environment"] = {**own, "path": str(Path(paths[world], own.get("path", "")))}
     return from_nested(values, source)
 
 
@@ -97,24 +107,25 @@ def measures_of(run: Run) -> list[str]:
     return [key for key, value in run.items() if isinstance(value, list)] or ["regret"]
 
 
-def measured(name: str, curve: Sequence[float], counts: Mapping[str, int]) -> float:
-    """Return one measure of a run, from its regret by iteration and its counts.
+def measured(name: str, curve: Sequence[float], numbers: Mapping[str, float]) -> float:
+    """Return one measure of a run, from its regret by iteration and its other numbers.
 
-    It is ``regret`` (at the end), ``regret_T`` (after T iterations), or one of ``COUNTS``.
+    It is ``regret`` (at the end), ``regret_T`` (after T iterations), one of ``COUNTS``, or one of
+    ``ESTIMATES`` if the run has it.
     """
-    if name in counts:
-        return counts[name]
+    if name in numbers:
+        return numbers[name]
     if name == "regret":
         name = f"regret_{len(curve)}"
     iteration = name.removeprefix("regret_")
     if not (iteration.isdecimal() and 1 <= int(iteration) <= len(curve)):
-        known = ", ".join(["regret", f"regret_1 to regret_{len(curve)}", *COUNTS])
+        known = ", ".join(["regret", f"regret_1 to regret_{len(curve)}", *numbers])
         raise SettingsError(f"{name}: no such measure: there are {known}")
     return round(curve[int(iteration) - 1], _DIGITS)
 
 
 def simulate(settings: Settings) -> Result:
-    """Run on one processor; return the regret after each iteration, and the counts."""
+    """Run on one processor; return the regret after each iteration, counts and estimates."""
     if settings.engine.name == "inprocess":
         return _simulate_in_process(settings)
     from simulations.engines import vectorized  # noqa: PLC0415 - in the worker process
@@ -122,8 +133,8 @@ def simulate(settings: Settings) -> Result:
     history = History(settings.horizon)
     with threadpool_limits(1, user_api="blas"):  # one run per processor
         vectorized.run(settings, history)
-    counts = {name: int(getattr(history, name)) for name in COUNTS}
-    return history.cumulative_regret.tolist(), counts
+    numbers = {name: getattr(history, name) for name in (*COUNTS, *ESTIMATES)}
+    return history.cumulative_regret.tolist(), _known(numbers)
 
 
 def _simulate_in_process(settings: Settings) -> Result:
@@ -134,12 +145,22 @@ def _simulate_in_process(settings: Settings) -> Result:
         inprocess.run(settings, folder)
         summary = json.loads((Path(folder) / "summary.json").read_text())
         curve = pd.read_csv(Path(folder) / "regret.csv").cumulative_regret.tolist()
-    return curve, {name: summary[name] for name in COUNTS}
+    return curve, _known({name: summary.get(name) for name in (*COUNTS, *ESTIMATES)})
+
+
+def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the numbers that a run has: counts exactly, estimates with six digits."""
+    found = {name: number for name, number in numbers.items() if number is not None}
+    return {
+        name: int(number) if name in COUNTS else float(f"{number:.6g}")
+        for name, number in found.items()
+    }
 
 
 def cost(settings: Settings) -> float:
     """Return an estimate of the duration of a run, in arbitrary units."""
-    factor = {"ldb": 10, "fldb_gd": 8}.get(settings.algorithm, 1)
+    own = {"ldb": 10, "fldb_gd": 8, "alone": 15, "fldb_personal": 20}
+    factor = own.get(settings.algorithm, 1)
     size = settings.num_agents * settings.num_arms * settings.dimension * settings.horizon
     return factor * size * (50 if settings.engine.name == "inprocess" else 1)
 
@@ -157,11 +178,11 @@ def fill(run: Run, results: Sequence[Result]) -> None:
         run[key] = [measured(key, *result) for result in results]
 
 
-def repeat(content: Any, name: str, movielens: str = "") -> None:
+def repeat(content: Any, name: str, paths: Paths = NOWHERE) -> None:
     """Repeat all runs in the content of the result file ``name``, and replace their measures."""
     found = list(runs_in(content, name))
     wanted = [
-        [settings_of(run, seed, where, movielens) for seed in range(run["seeds"])]
+        [settings_of(run, seed, where, paths) for seed in range(run["seeds"])]
         for where, run in found
     ]
     results = each_once(one for group in wanted for one in group)
@@ -169,19 +190,19 @@ def repeat(content: Any, name: str, movielens: str = "") -> None:
         fill(run, [results[one] for one in group])
 
 
-def sample(content: Any, name: str, movielens: str = "") -> Iterator[tuple[str, Run]]:
+def sample(content: Any, name: str, paths: Paths = NOWHERE) -> Iterator[tuple[str, Run]]:
     """Yield the cheapest run of each kind in the content of a result file.
 
-    A kind is a combination of algorithm, environment, schedule, selection and form. Runs on
-    MovieLens are omitted unless ``movielens`` is set. Runs on sentences are always omitted, since
-    the language model takes longer than all other runs together.
+    A kind is a combination of algorithm, environment, schedule, selection and form. Runs on data
+    without a path are omitted. Runs on sentences are always omitted, since the language model takes
+    longer than all other runs together.
     """
     cheapest: dict[tuple[str, ...], tuple[float, str, Run]] = {}
     for where, run in runs_in(content, name):
         world = world_of(run)
-        if world == "sentences" or (world == "movielens" and not movielens):
+        if world == "sentences" or (world in _NEEDED and not paths.get(world)):
             continue
-        settings = settings_of(run, 0, where, movielens)
+        settings = settings_of(run, 0, where, paths)
         forms = (settings.selection, settings.matrix_form, settings.robust)
         key = (settings.algorithm, world, settings.schedule.name, *forms)
         price = cost(settings)
@@ -191,9 +212,9 @@ def sample(content: Any, name: str, movielens: str = "") -> Iterator[tuple[str, 
         yield where, run
 
 
-def stale(where: str, run: Run, movielens: str = "") -> list[str]:
+def stale(where: str, run: Run, paths: Paths = NOWHERE) -> list[str]:
     """Repeat the first seed of a run; return one line per measure that differs."""
-    settings = settings_of(run, 0, where, movielens)
+    settings = settings_of(run, 0, where, paths)
     result = simulate(settings)
     lines = []
     for key in measures_of(run):

@@ -1,11 +1,17 @@
 """The command line of the benchmark: tables on the screen and in result files."""
 
 import json
+import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from fldb_flower.bandit.prior import VARIANCES
+from fldb_flower.settings import from_nested
+from simulations import measured
 from simulations.benchmark import __main__ as benchmark
+from simulations.benchmark import personal
 
 
 @pytest.fixture
@@ -37,3 +43,52 @@ def test_an_output_file_contains_one_section(monkeypatch, tmp_path, table, secti
     with pytest.raises(SystemExit, match=r"^error: --output holds one section: name it$"):
         run(monkeypatch, *sections, "--output", tmp_path / "all.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_rules_for_v():
+    """Losses with the least value at 3, and at most one and three nats above it at 5 and 7."""
+    losses = np.full(11, 1000.0)
+    losses[[3, 5, 7]] = 500.0, 500.9, 502.5
+    for nats, place in ((0, 3), (1, 5), (3, 7)):
+        assert personal.within(nats)(losses, 10.0) == VARIANCES[place]
+    # 10 answers count a half or fully.
+    for tempering, eta in ((10.0, 0.5), (0.0, 1.0)):
+        weights = [1.0, math.exp(-0.9 * eta), math.exp(-2.5 * eta)]
+        mean = np.average(VARIANCES[[3, 5, 7]], weights=weights)
+        assert personal.mean(tempering)(losses, 10.0) == pytest.approx(mean)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Make the sections of FLDB-Personal small, and run them in this process."""
+    monkeypatch.setattr(personal, "MEMBERS", 4)
+    monkeypatch.setattr(personal, "TRAINING", 20)
+    monkeypatch.setattr(personal, "NEWCOMERS", 30)
+    monkeypatch.setattr(personal, "ANSWERS", (1, 3))
+    small = {"num_agents": 2, "horizon": 12, "environment": {"sigma": 0.5}}
+    study = {"horizon": 2, "environment": {"name": "duels", "path": "none"}}
+    monkeypatch.setattr(personal, "CASES", {"small": small, "study": study})
+    monkeypatch.setattr(personal, "map_in_processes", lambda call, jobs: [*map(call, jobs)])
+    return small
+
+
+def test_variances_compares_rules_without_the_studies_that_are_missing(few):
+    table = personal.variances({}, seeds=1)
+    assert table.case.tolist() == ["small"] * 6
+    assert table.rule.tolist() == list(personal.RULES)
+    # The rule of the algorithm gives its results.
+    chosen = from_nested({**few, "algorithm": "fldb_personal", "tau": 1}, "a test")
+    curve, _ = measured.simulate(chosen)
+    assert table.regret[0] == [round(curve[-1], 4)]
+    assert len({tuple(each) for each in table.regret}) > 1
+
+
+def test_newcomers_profit_from_the_federation(few):
+    table = personal.newcomers(seeds=1).set_index(["algorithm", "answers"])
+    assert table.index.tolist() == [
+        (name, count) for name in ("alone", "common", "personal") for count in (1, 3)
+    ]
+    assert table.log_loss["alone", 1] == [0.693147]  # log 2: nothing is known
+    for name in ("common", "personal"):
+        assert max(table.regret[name, 1]) < min(table.regret["alone", 1])
+        assert max(table.log_loss[name, 1]) < 0.65

@@ -11,7 +11,7 @@ import pytest
 from test_run import ROOT
 
 from fldb_flower.errors import DataError, SettingsError
-from simulations import documents, figures, measured
+from simulations import documents, figures, heterogeneity, measured
 from simulations.benchmark.algorithms import ALGORITHMS
 
 pytest.importorskip("jinja2")
@@ -26,6 +26,7 @@ def tree(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "TEMPLATES", tmp_path / "docs" / "templates")
     monkeypatch.setattr(measured, "FOLDER", tmp_path / "docs" / "results")
     monkeypatch.delenv("FLDB_ML100K", raising=False)
+    monkeypatch.delenv("FLDB_DUELS", raising=False)
     run = {"settings": {"num_agents": 3, "horizon": 12, "tau": 2}, "seeds": 3, "regret": []}
     measured.write(measured.FOLDER / "small.json", {"ogd": run, "seconds": 0.25})
     template = "{{ small.ogd.regret | mean | fixed(2) }} in {{ small.seconds }} s\n"
@@ -60,6 +61,68 @@ def test_recompute_requires_ratings_before_the_first_run(tree, monkeypatch):
     monkeypatch.setattr(measured, "simulate", None)
     message = run_tool(monkeypatch, "--recompute")
     assert message == "error: world.a needs MovieLens ratings: name them with --movielens PATH"
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Create a study with two people and two arms; return the folder of studies."""
+    (tmp_path / "studies" / "Two").mkdir(parents=True)
+    (tmp_path / "studies" / "Two" / "arms.csv").write_text("arm,size\na,1\nb,2\n")
+    rows = "person,first,second,preference\np,a,b,1\nq,a,b,0\n"
+    (tmp_path / "studies" / "Two" / "duels.csv").write_text(rows)
+    return tmp_path / "studies"
+
+
+def test_the_path_of_a_study_is_relative_to_the_folder_of_studies(study):
+    world = {"name": "duels", "path": "Two"}
+    run = {"settings": {"horizon": 1, "num_arms": 2, "environment": world}, "seeds": 1}
+    settings = measured.settings_of(run, 0, "here", {"duels": str(study)})
+    assert settings.environment.path == str(study / "Two")
+    assert settings.num_agents == 2
+    with pytest.raises(SettingsError, match=r"^here needs studies of real people: .* --duels DIR$"):
+        measured.settings_of(run, 0, "here")
+    assert list(measured.sample(run, "here")) == []
+    assert [name for name, _ in measured.sample(run, "here", {"duels": str(study)})] == ["here"]
+
+
+def test_log_loss_accuracy_and_heterogeneity_are_measures():
+    """A first prediction is 1/2, with log loss log 2; a v that is set is not estimated."""
+    small = {"num_agents": 3, "horizon": 1, "algorithm": "fldb_personal", "personal_variance": 0.25}
+    runs = [
+        {"settings": small, "seeds": 1, "log_loss": [], "heterogeneity": []},
+        {"settings": {**small, "engine": {"name": "inprocess"}}, "seeds": 1, "log_loss": []},
+        {"settings": {**small, "algorithm": "random"}, "seeds": 1, "log_loss": []},
+    ]
+    measured.repeat(runs[:2], "here")
+    assert runs[0]["log_loss"] == runs[1]["log_loss"] == [0.693147]
+    assert runs[0]["heterogeneity"] == [0.25]
+    with pytest.raises(SettingsError, match="log_loss: no such measure: there are regret, "):
+        measured.repeat(runs[2], "here")
+
+
+def test_the_results_of_personal_have_the_settings_of_their_names():
+    content = documents.load_results()["personal"]
+    for size, by_sigma in content["synthetic"].items():
+        for sigma, runs in by_sigma.items():
+            for name, run in runs.items():
+                settings = run["settings"]
+                assert f"n{settings['num_agents']}" == size
+                assert settings["environment"] == {"sigma": float(sigma)}
+                if name == "known":
+                    assert settings["personal_variance"] == pytest.approx(float(sigma) ** 2)
+                elif name == "theory":
+                    assert settings["beta_scale"] == 1
+                elif name not in ("personal", "common"):
+                    assert settings["algorithm"] == name
+    for study, runs in content["studies"].items():
+        assert {run["settings"]["environment"]["path"] for run in runs.values()} == {study}
+
+
+def test_pictures_are_drawn_from_the_results(tmp_path):
+    paths = heterogeneity.draw(documents.load_results()["personal"], tmp_path)
+    assert [path.name for path in paths] == ["heterogeneity.png", "studies.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert heterogeneity.summary([1.0, 2.0, 6.0]) == pytest.approx((3, 7**0.5 / 3**0.5))
 
 
 def test_the_results_match_the_current_figures():

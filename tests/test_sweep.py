@@ -55,7 +55,8 @@ def test_every_config_composes_into_valid_settings(choice, tmp_path):
 
 
 def test_each_figure_has_its_experiment_and_the_papers_settings():
-    assert {file.stem for file in (CONF / "experiment").glob("*.yaml")} == set(PANELS)
+    experiments = {file.stem for file in (CONF / "experiment").glob("*.yaml")}
+    assert experiments == {*PANELS, "heterogeneity"}
     fig1c = from_nested(composed("experiment=fig1c"), "a test")
     assert (fig1c.num_agents, fig1c.tau, fig1c.num_arms, fig1c.dimension) == (100, 2, 10, 5)
     # App. B: T = 500, lambda = 1 / T, alpha = 1000.

@@ -2,9 +2,10 @@
 
 Sections: ``algorithms`` (vectorized, relative to lower bounds), ``inprocess`` (one exchange of one
 node), ``scale`` (time and memory against N, d, K and T), ``robust`` (regret with dishonest nodes),
-``flower`` (`flwr run` relative to an app that does nothing). By default, all but ``robust`` and
-``flower`` run. Times depend on the load of the machine. The tables have medians over the
-repetitions, and ratios of times measured alternately.
+``flower`` (`flwr run` relative to an app that does nothing); of FLDB-Personal, ``newcomers``
+(agents that join late), ``variances`` (rules for v) and ``pace`` (times relative to LDB). By
+default, ``algorithms``, ``inprocess`` and ``scale`` run. Times depend on the load of the machine.
+The tables have medians over the repetitions, and ratios of times measured alternately.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from fldb_flower.system.signals import interruptible
 from simulations import measured
 from simulations.benchmark.algorithms import algorithms, inprocess_exchange
 from simulations.benchmark.flower import flower
+from simulations.benchmark.personal import newcomers, pace, variances
 from simulations.benchmark.robust import robust
 from simulations.benchmark.scale import scale
 
@@ -41,8 +43,11 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "scale": lambda asked: scale(asked.picture),
     "robust": lambda _asked: robust(),
     "flower": lambda asked: flower(max(1, asked.repetitions // 3)),
+    "newcomers": lambda _asked: newcomers(),
+    "variances": lambda asked: variances({"duels": asked.duels}),
+    "pace": lambda asked: pace(asked.repetitions),
 }
-_LONG = ("robust", "flower")
+_DEFAULT = ("algorithms", "inprocess", "scale")
 
 
 def record(table: pd.DataFrame, path: Path) -> None:
@@ -74,6 +79,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=9, help="of each timing (default 9)")
     parser.add_argument("--picture", type=Path, help="PNG file for the plot of scale")
     parser.add_argument(
+        "--duels",
+        default=os.environ.get("FLDB_DUELS", ""),
+        metavar="DIR",
+        help="studies of real people, for variances (default: the environment variable FLDB_DUELS)",
+    )
+    parser.add_argument(
         "--output", type=Path, metavar="FILE", help="JSON file for the table of one section"
     )
     asked = parser.parse_args()
@@ -87,7 +98,7 @@ def main() -> None:
     asked = _arguments()
     with interruptible():
         print(machine())
-        for section in asked.section or [name for name in SECTIONS if name not in _LONG]:
+        for section in asked.section or _DEFAULT:
             table = SECTIONS[section](asked)
             print(f"\n{section}\n{table.to_string(index=False)}", flush=True)
             if asked.output is not None:
