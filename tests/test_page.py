@@ -465,7 +465,7 @@ def test_the_page_sends_requests_only_to_its_own_service(page, start):
 def test_the_api_documentation_works_without_other_hosts(page, start):
     device = start()
     page.get(f"http://127.0.0.1:{device.port}/docs")
-    wait(lambda: count(page, ".opblock") == 7)
+    wait(lambda: count(page, ".opblock") == 11)
     urls = {m["params"]["request"]["url"] for m in messages(page) if m["method"] == ASKED}
     assert all(url.startswith((f"http://127.0.0.1:{device.port}/", "data:")) for url in urls)
     assert page.get_log("browser") == []

@@ -35,7 +35,7 @@ BAD = {
     "lambda=-1": "must be at least 1e-100 and at most 1e+100",
     "alpha=0": "must be at least 1e-100 and at most 1e+100",
     "num_agents=many": "must be a whole number",
-    "algorithm=fldb-odg": "must be one of fldb_gd, fldb_ogd",
+    "algorithm=fldb-odg": "must be one of alone, fldb_gd, fldb_ogd",
     "tau=[1": "from the command line",
     "environment=movielens": "set it to the downloaded MovieLens ratings",
     "environment=movielens environment.path=x dimension=21": "must be at most 20 for MovieLens",
