@@ -589,7 +589,7 @@ def test_another_process_uses_a_broadcast_at_its_next_duel(agent, path):
         synchronize(agent, [math.log(3), 0], np.eye(2), **scale_for(1.0, 2, 100))
         assert agent.record(duel, "second") == 1
         _, *after = propose([A, B, C])
-        # The own answer is in W too: ||A - C||^2 is 2/3 and ||B - C||^2 is 2, and they tie in reward.
+        # With the own answer in W, ||A - C||^2 is 2/3 and ||B - C||^2 is 2; both have reward 0.
         assert after == [2, 1, pytest.approx(0.75)]
         process.stdin.close()
 
