@@ -163,7 +163,7 @@ def test_a_file_of_the_user_replaces_a_choice(tmp_path):
 
 def test_a_misspelled_choice_of_the_user_has_a_suggestion(mine):
     message = refusal("experiment=mnie", config_dir=str(mine))
-    assert message.endswith("fig5b, mine; did you mean mine?")
+    assert message.endswith("heterogeneity, mine; did you mean mine?")
     assert "mine" not in refusal("experiment=fig9").partition("must be")[2]
 
 

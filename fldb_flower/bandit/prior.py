@@ -25,6 +25,7 @@ LONGEST = 10.0
 MAX_EXCESS = 1.0
 """Largest excess log loss of one predicted answer in the sums that select v, in nats."""
 
+_LEAST = 1e-200  # of a scale
 _TYPICAL = 10.0  # the mean squared length of differences of two N(0, I) arms with d = 5
 
 
@@ -32,10 +33,10 @@ def scale_of(squared_length: Array) -> Array:
     """Return the scale of differences with this mean squared length: 1 for N(0, I) arms, d = 5.
 
     Features in other units change the scale and nothing else: lambda_0 is proportional to it,
-    v inversely proportional. A scale of 0, of arms that are all equal, counts as 1.
+    v inversely proportional. Without a length above 1e-100 (arms that are all equal), it is 1.
     """
     scale = squared_length / _TYPICAL
-    return scale + (scale <= 0.0)
+    return scale + (scale <= _LEAST)
 
 
 class CommonPrior(NamedTuple):
