@@ -16,7 +16,6 @@ if __name__ == "__main__":  # before what takes long to import
 import argparse
 import difflib
 import itertools
-import math
 import os
 import shutil
 import sys
@@ -24,13 +23,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean as mean
-from statistics import median, stdev
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fldb_flower.errors import DataError, FldbError, SettingsError, extra_missing, one_line
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import interruptible
 from simulations import figures, heterogeneity, measured
+from simulations.measured import sem
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -39,11 +39,6 @@ ROOT = Path(__file__).parent.parent
 TEMPLATES = ROOT / "docs" / "templates"
 SEEDS = 10  # of each curve in the figures of the documents
 _NOTE = "<!-- Rendered from {} by `python -m simulations.documents`. Edit the template. -->\n"
-
-
-def sem(values: Sequence[float]) -> float:
-    """Return the standard error of the mean of two or more values."""
-    return stdev(values) / math.sqrt(len(values))
 
 
 def fixed(value: float, digits: int = 0) -> str:

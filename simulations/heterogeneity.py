@@ -9,11 +9,10 @@ runs and draws the pictures again.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from fldb_flower.errors import FldbError, one_line
@@ -35,7 +34,7 @@ _Runs = Mapping[str, measured.Run]
 
 def summary(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and its standard error."""
-    return fmean(values), stdev(values) / math.sqrt(len(values))
+    return fmean(values), measured.sem(values)
 
 
 def draw_heterogeneity(figure: Any, synthetic: Mapping[str, Mapping[str, _Runs]]) -> None:

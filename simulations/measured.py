@@ -19,6 +19,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import stdev
 from types import MappingProxyType
 from typing import Any
 
@@ -71,6 +72,11 @@ def _dump(value: Any, indent: str = "") -> str:
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         return "[\n" + ",\n".join(f"{inner}{_dump(item, inner)}" for item in value) + f"\n{indent}]"
     return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+
+def sem(values: Sequence[float]) -> float:
+    """Return the standard error of the mean of two or more values."""
+    return stdev(values) / math.sqrt(len(values))
 
 
 def runs_in(content: Any, name: str = "") -> Iterator[tuple[str, Run]]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from clients.preference_agent import PreferenceAgent
 from fldb_flower.bandit.outcomes import OUTCOMES
 from fldb_flower.catalogue import ENVIRONMENTS
 from fldb_flower.deployment.processes import tool
@@ -73,6 +74,19 @@ def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess
 def no_pictures(monkeypatch) -> None:
     """Skip the plots, which take longer than a small run; modules that test plots override this."""
     monkeypatch.setattr("fldb_flower.runs.results.plot_regret", lambda path, *_: path.touch())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return the path of the store of a device, which does not exist yet."""
+    return tmp_path / "duels.db"
+
+
+@pytest.fixture
+def agent(path: Path) -> Iterator[PreferenceAgent]:
+    """Open an agent with the store at `path`."""
+    with PreferenceAgent(path) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -30,11 +30,6 @@ MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 ARMS = [[0.0, 0.5], [1.0, 0.25]]
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "duels.db"
-
-
 def propose(agent, marker, features=ARMS):
     """Propose a duel with a unique key and texts of a unique length."""
     keys = [f"key-{marker}-{side}" for side in "ab"]

@@ -19,17 +19,6 @@ from fldb_flower.errors import DataError
 D = 3
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "duels.db"
-
-
-@pytest.fixture
-def agent(path):
-    with PreferenceAgent(path) as opened:
-        yield opened
-
-
 def mu(z):
     return 1 / (1 + np.exp(-z))
 

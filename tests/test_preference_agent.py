@@ -31,17 +31,6 @@ WEEK = 7 * 24 * 3600.0
 DEFAULTS = {"kappa_mu": 1.0, "delta": 0.1, "beta_scale": 1.0, "lambda_": 1 / 500}
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "duels.db"
-
-
-@pytest.fixture
-def agent(path):
-    with PreferenceAgent(path) as opened:
-        yield opened
-
-
 def synchronize(agent, theta, information, *, duels=100, received=50.0, counted=0, **parameters):
     theta, information = np.array(theta, float), np.array(information, float)
     agent.store.synchronize(

@@ -54,11 +54,6 @@ def running(path: Path, **options: Any):
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "duels.db"
-
-
-@pytest.fixture
 def client(path):
     with running(path) as client:
         yield client

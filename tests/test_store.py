@@ -50,11 +50,6 @@ class Clock:
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "duels.db"
-
-
-@pytest.fixture
 def store(path):
     with DuelStore(path) as opened:
         yield opened

@@ -8,6 +8,7 @@ from fldb_flower.algorithms.base import Algorithm, State
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.prior import START, VARIANCES, CommonPrior, mean_variance, scale_of
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest
+from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import AUTO, Settings
 
 
@@ -59,7 +60,7 @@ class FLDBPersonal(Algorithm):
 
     @property
     def heterogeneity(self) -> float | None:
-        """V in squared units of theta, the reciprocal of squared features; None at first."""
+        """The estimate v in squared units of theta; None before the first upload."""
         return float(self.arrays["variances"][0]) / self.scale if self.scale else None
 
     def play(self, round_: Round) -> PlayRequest:
@@ -80,12 +81,7 @@ class FLDBPersonal(Algorithm):
         squares, answers, members = offered
         precision, shift = arrays["information"] + change.precision, arrays["shift"] + change.shift
         scale = float(scale_of(squares / max(answers, 1.0)))
-        known = self.settings.personal_variance
-        variance = (
-            mean_variance(losses, answers / max(members, 1.0))
-            if known == AUTO
-            else float(known) * scale
-        )
+        variance = self.variance(losses, answers / max(members, 1.0), scale)
         ridge = self.settings.personal_ridge * scale
         return {
             "theta_sync": self.form.solve(precision, shift, ridge),
@@ -93,8 +89,23 @@ class FLDBPersonal(Algorithm):
             "shift": shift,
             "losses": losses,
             "offered": offered,
-            "variances": np.array([variance, min(variance, arrays["variances"][1])]),
+            "variances": np.array([variance, min(variance, lowest)]),
         }
+
+    def variance(self, losses: Array, answers: float, scale: float) -> float:
+        """Return v, in units of ``1 / scale``.
+
+        Parameters
+        ----------
+        losses : Array
+            Total excess log loss under each v, (11,).
+        answers : float
+            Answers per agent.
+        scale : float
+            Unit of squared features.
+        """
+        known = self.settings.personal_variance
+        return mean_variance(losses, answers) if known == AUTO else float(known) * scale
 
     def remedy(self) -> str:
         """Return the setting of the ridge."""

@@ -12,15 +12,13 @@ import numpy as np
 import pandas as pd
 
 from fldb_flower.algorithms import make_algorithm, run_rounds
-from fldb_flower.algorithms.base import State
 from fldb_flower.algorithms.personal import FLDBPersonal
-from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.personal import PersonalEstimates, Shares
 from fldb_flower.bandit.prior import HALF_WEIGHT, START, VARIANCES, CommonPrior, mean_variance
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.settings import Settings
@@ -115,13 +113,9 @@ class Ruled(FLDBPersonal):
         super().__init__(settings)
         self._rule = rule
 
-    def learn(self, federation: Federation, round_: Round) -> State:
-        """Return the changes, with v by the rule."""
-        state = super().learn(federation, round_)
-        _, answers, members = state["offered"]
-        variance = self._rule(state["losses"], answers / max(members, 1.0))
-        lowest = min(variance, self.arrays["variances"][1])
-        return {**state, "variances": np.array([variance, lowest])}
+    def variance(self, losses: Array, answers: float, scale: float) -> float:
+        """Return v by the rule."""
+        return self._rule(losses, answers)
 
 
 def variances(paths: measured.Paths, seeds: int = 10) -> pd.DataFrame:
