@@ -82,7 +82,7 @@ class DeviceAgent(NumPyClient):
         The vectors are those of :mod:`fldb_flower.wire.codec`; the ConfigRecords, as dictionaries,
         are those of :mod:`fldb_flower.wire.devices`.
         """
-        header, counted = BroadcastHeader(*config["header"]), config["counted"]
+        header, counted = BroadcastHeader.from_config(config), config["counted"]
         broadcast = decode_broadcast(parameters[0], header, self._form)
         if config["device"] != self.store.device_id:
             # The server does not yet know this device, nor how many of its answers it has counted.

@@ -55,7 +55,7 @@ class SimulatedAgents(NumPyClient):
         ``outcomes`` of each later iteration, five numbers each. ``exchange``, a number, is returned
         unchanged.
         """
-        broadcast = _decode(parameters[0], BroadcastHeader(*config["header"]), self._form)
+        broadcast = _decode(parameters[0], BroadcastHeader.from_config(config), self._form)
         upload = self.group.answer(broadcast, config["counted"])
         vector, header = encode_upload(
             upload, broadcast, self.partition_id, self.num_partitions, parameters[0].dtype.name

@@ -85,7 +85,7 @@ class DeviceNodes(Nodes):
             device = content["config"]["device"]
             vector = unpack_vector(content["arrays"], self._max_mb)
         except (KeyError, TypeError, ValueError) as error:
-            raise UploadError(f"not an upload: {error!r}") from None
+            raise UploadError.malformed(error) from None
         if not isinstance(device, str) or not _DEVICE_ID.fullmatch(device):
             raise UploadError("the id of its store is not 32 hexadecimal digits")
         self._claims[node] = device

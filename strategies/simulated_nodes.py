@@ -72,7 +72,7 @@ class SimulatedNodes(Nodes):
             exchange = config["exchange"]
             vector = unpack_vector(content["arrays"], self._settings.max_message_mb)
         except (KeyError, TypeError, ValueError) as error:
-            raise UploadError(f"not an upload: {error!r}") from None
+            raise UploadError.malformed(error) from None
         claim = Claim(header.partition_id, header.num_partitions)
         try:
             agents = self._agents_of(claim)

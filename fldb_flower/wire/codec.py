@@ -22,7 +22,7 @@ to the diagonal what keeps matrices definite
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ import numpy as np
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.outcomes import OUTCOMES
 from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
-from fldb_flower.errors import FederationError
+from fldb_flower.errors import DataError, FederationError
 from fldb_flower.federation.exchange import Broadcast, Outcomes, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.forms import Form, form_of, pack_symmetric
@@ -64,6 +64,23 @@ class BroadcastHeader(NamedTuple):
     everything: int
     hessian: int
     loss: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> BroadcastHeader:
+        """Read the ``header`` of a broadcast's ConfigRecord.
+
+        Raises
+        ------
+        DataError
+            It is missing or has another length: another version sent the broadcast.
+        """
+        try:
+            return cls(*config["header"])
+        except (KeyError, TypeError):
+            raise DataError(
+                "the server's broadcast has another format: the server and this node use different"
+                " versions of fldb-flower; nothing was sent"
+            ) from None
 
 
 class UploadHeader(NamedTuple):
@@ -111,6 +128,11 @@ def check_counts(numbers: Any, length: int) -> list[int]:
 
 class UploadError(Exception):
     """A reply that must not be counted, with the reason."""
+
+    @classmethod
+    def malformed(cls, error: Exception) -> UploadError:
+        """Return the error for a reply that cannot be parsed."""
+        return cls(f"not an upload of this version of fldb-flower: {error!r}")
 
 
 def broadcast_size(broadcast: Broadcast, form: Form) -> int:
