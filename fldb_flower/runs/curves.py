@@ -130,7 +130,8 @@ def _bars(axes: Axes, values: npt.NDArray[np.float64], style: Style, shift: floa
 def points(axes: Axes, values: Sequence[Any], style: Style, text: str) -> Line2D:
     """Plot points joined by a line, from rows x, y and their errors, if any; return the line."""
     look: dict[str, Any] = {**line_style(style), **_THIN, "marker": marker_of(style), "zorder": 3}
-    line: Line2D = axes.errorbar(*values, label=text, **look).lines[0]
+    line: Line2D = axes.errorbar(*values, **look).lines[0]
+    line.set_label(text)
     return line
 
 
