@@ -223,6 +223,27 @@ def test_labels_are_beside_the_axes_and_do_not_overlap(count, level):
     assert axes.get_legend() is None
 
 
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_lines_to_labels_start_at_the_ends_of_curves_and_end_at_their_labels(scale):
+    ends = {"ldb": 900.0, "fldb_ogd": 3.0, "fldb_ons": 2.0}
+    with plots.style():
+        figure = Figure(figsize=(3.25, 2.4), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_yscale(scale)
+        regret(axes, [Curve(name, [1.0, end]) for name, end in ends.items()])
+        figure.draw_without_rendering()
+    curves, leads = axes.lines[:3], axes.lines[3:]
+    for curve, lead, text in zip(curves, leads, axes.texts, strict=True):
+        where = axes.transData.transform(curve.get_xydata()[-1])
+        start, end = lead.get_transform().transform(lead.get_xydata())
+        assert start == pytest.approx(where, abs=0.1)
+        assert lead.get_color() == curve.get_color()
+        box = text.get_window_extent()
+        assert end[0] < box.x0 < end[0] + 10
+        assert box.y0 < end[1] < box.y1
+    assert axes.get_ylim()[1] < 2000  # the lines do not change the limits
+
+
 def test_more_curves_than_labels_fit_have_a_legend_beside_the_axes():
     axes = drawn([Curve("fldb_ons", [0, place], f"N={place}") for place in range(40)])
     assert not axes.texts
