@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import re
+import zipfile
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from flwr.cli.build import build_fab_from_disk
 from matplotlib.figure import Figure
 from scipy.optimize import minimize
+from test_run import ROOT
 
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.runs import plots, styles
@@ -170,6 +175,14 @@ def test_the_same_figure_has_the_same_bytes_and_no_date(kind, tmp_path, monkeypa
     )
     assert first == second
     assert not re.search(rb"Date|dc:date|20\d\d-\d\d", first)
+
+
+def test_the_style_sheet_is_used_and_is_part_of_flowers_app():
+    with plots.style():
+        assert (mpl.rcParams["pdf.fonttype"], mpl.rcParams["axes.labelsize"]) == (42, 8)
+    assert mpl.rcParams["pdf.fonttype"] == 3  # Matplotlib's default
+    names = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))).namelist()
+    assert "fldb_flower/runs/figure_style.yaml" in names
 
 
 # ---- Curves

@@ -139,11 +139,11 @@ def _save_png(figure: Figure, content: io.BytesIO) -> None:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Use the style of the figures in the block, ``figures.mplstyle``, and then the user's."""
+    """Use the style of the figures in the block, ``figure_style.yaml``, and then the user's."""
     with _default_style():
         import matplotlib as mpl  # noqa: PLC0415
 
-        sheet = Path(__file__).with_name("figures.mplstyle")
+        sheet = Path(__file__).with_name("figure_style.yaml")
         mpl.rcParams.update(mpl.rc_params_from_file(sheet, use_default_template=False))
         yield
 
