@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fldb_flower.runs.plots import FORMATS
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import interruptible
 from simulations import measured
@@ -77,7 +78,9 @@ def _arguments() -> argparse.Namespace:
     parser = Parser(prog="python -m simulations.benchmark", description=__doc__.splitlines()[0])
     parser.add_argument("section", nargs="*", choices=[*SECTIONS, []], help=", ".join(SECTIONS))
     parser.add_argument("--repetitions", type=int, default=9, help="of each timing (default 9)")
-    parser.add_argument("--picture", type=Path, help="PNG file for the plot of scale")
+    parser.add_argument(
+        "--picture", type=Path, help="file for the plot of scale: .png, .svg or .pdf"
+    )
     parser.add_argument(
         "--duels",
         default=os.environ.get("FLDB_DUELS", ""),
@@ -88,6 +91,8 @@ def _arguments() -> argparse.Namespace:
         "--output", type=Path, metavar="FILE", help="JSON file for the table of one section"
     )
     asked = parser.parse_args()
+    if asked.picture is not None and asked.picture.suffix[1:] not in FORMATS:
+        parser.error(f"--picture {asked.picture} must end in .png, .svg or .pdf")
     if asked.output is not None and len(asked.section) != 1:
         parser.error("--output holds one section: name it")
     return asked
