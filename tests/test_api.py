@@ -193,7 +193,8 @@ def test_plot_and_representations():
     assert result.plot(ax, label="again", linestyle=":") is ax
     first, second = ax.lines
     assert first.get_ydata() == pytest.approx(result.regret.cumulative_regret)
-    assert (first.get_label(), second.get_label()) == ("fldb_ogd", "again")
+    assert (first.get_label(), second.get_label()) == ("FLDB-OGD", "again")
+    assert ax.get_xlabel() == "iteration $t$"
     show_html = getattr(result, "_repr_html_")  # noqa: B009 - what notebooks call
     assert "final_regret" in show_html()
     assert len(repr(result)) < 120
