@@ -195,6 +195,12 @@ def test_plot_and_representations():
     assert first.get_ydata() == pytest.approx(result.regret.cumulative_regret)
     assert (first.get_label(), second.get_label()) == ("FLDB-OGD", "again")
     assert ax.get_xlabel() == "iteration $t$"
+    high = fldb.run(SMALL, algorithm="random", horizon=40)
+    high.plot(ax)
+    assert ax.get_ylim()[0] == 0
+    assert ax.get_ylim()[1] >= high.regret.cumulative_regret.max() > first.get_ydata().max()
+    assert ax.get_xlim() == (0, 40)
+    assert len({line.get_color() for line in ax.lines}) == 3
     show_html = getattr(result, "_repr_html_")  # noqa: B009 - what notebooks call
     assert "final_regret" in show_html()
     assert len(repr(result)) < 120

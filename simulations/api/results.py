@@ -119,8 +119,7 @@ class Result:
             Axes to draw in; those of a new figure by default.
         **style
             Arguments of :meth:`matplotlib.axes.Axes.plot`. By default, the first curve of an
-            algorithm has its color, line style and label; further ones have the next color of
-            Matplotlib.
+            algorithm has its color, line style and label; further ones have another color.
 
         Returns
         -------
@@ -138,10 +137,11 @@ class Result:
         """
         ax, algorithm = axes_for(ax), str(self.settings["algorithm"])
         default = style_of(algorithm)
-        look: dict[str, Any] = {"label": default["label"], "gid": algorithm}
-        if all(line.get_gid() != algorithm for line in ax.lines):
-            look |= line_style(default)
+        look = {"label": default["label"], "gid": algorithm, **line_style(default)}
+        if any(line.get_gid() == algorithm for line in ax.lines):
+            look |= {"color": f"C{len(ax.lines)}", "linestyle": "-"}
         ax.plot(self.regret["iteration"], self.regret["cumulative_regret"], **(look | style))
+        ax.autoscale(axis="y")  # an earlier curve may have had other limits
         label_axes(ax)
         ax.legend()
         return ax
