@@ -126,6 +126,11 @@ def test_names_of_groups():
     assert keywords.settings["lambda"] == 0.1
 
 
+def test_a_path_may_be_an_object(tmp_path):
+    with pytest.raises(DataError, match=str(tmp_path / "none")):
+        fldb.run(environment="duels", environment_path=tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
