@@ -74,6 +74,10 @@ def _described(entry: Entry) -> list[str]:
     names = f" One of {', '.join(entry.choices)}." if entry.choices else ""
     width = min(shutil.get_terminal_size().columns, 100)
     meaning = textwrap.wrap(
-        entry.help + names, max(width, 40), initial_indent=_INDENT, subsequent_indent=_INDENT
+        entry.help + names,
+        max(width, 40),
+        initial_indent=_INDENT,
+        subsequent_indent=_INDENT,
+        break_on_hyphens=False,
     )
     return [f"  {entry.dotted}={default if default != '' else repr('')}", *meaning]
