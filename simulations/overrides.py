@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import conf
 from fldb_flower.errors import SettingsError, extra_missing, one_line
-from fldb_flower.settings import defaults_nested, hydra_entries, require_current_name, suggestion
+from fldb_flower.settings import current_name, defaults_nested, hydra_entries, suggestion
 
 CONF = Path(conf.__path__[0])
 _HERE = "(from the command line)"
@@ -116,6 +116,15 @@ def check_overrides(
     with config_groups(searchpath) as (groups, choices):
         for override in parsed:
             _check(override, groups, choices)
+
+
+def with_current_name(text: str) -> str:
+    """Return an override with the current name of its setting; warn of a former name."""
+    name, equals, value = text.partition("=")
+    plain = name.lstrip("+")
+    return (
+        f"{name[: len(name) - len(plain)]}{current_name(plain, 'the command line')}{equals}{value}"
+    )
 
 
 def require_settings(words: Sequence[str]) -> None:
@@ -230,7 +239,6 @@ def _check(override: Override, groups: Sequence[str], choices: Choices) -> None:
                 f"{_named(str(override.input_line))}: must name a file of the group {one_line(key)}"
             )
     elif key not in _ENTRIES:
-        require_current_name(key, "the command line")
         raise SettingsError(
             f"{one_line(key)} {_HERE}: there is no such setting"
             f"{suggestion(key, (*_ENTRIES, *groups)) or '; --help lists them'}"

@@ -41,7 +41,12 @@ from fldb_flower.system.signals import (
 from fldb_flower.system.startup import INTERRUPTED, SIGNALLED, leave, say_interrupted
 from simulations.completers import complete_settings
 from simulations.completion import shell_code
-from simulations.overrides import CONF, check_overrides, require_settings
+from simulations.overrides import (
+    CONF,
+    check_overrides,
+    require_settings,
+    with_current_name,
+)
 from simulations.settings_help import help_text
 from simulations.sweeps.callbacks import jobs_without_result
 from simulations.sweeps.jobs import attempt, settings_of
@@ -203,11 +208,12 @@ def _arguments() -> tuple[Namespace, list[str]]:
 
 
 def _main(asked: Namespace, rest: Sequence[str]) -> None:
-    overrides = [arg for arg in rest if "=" in arg and not arg.startswith("-")]
-    if asked.shell_completion and overrides[:1] == ["install=bash"]:
+    given = [arg for arg in rest if "=" in arg and not arg.startswith("-")]
+    if asked.shell_completion and given == ["install=bash"]:
         print(shell_code("bash"))
         return
-    require_settings([arg for arg in rest if arg not in overrides])
+    require_settings([arg for arg in rest if arg not in given])
+    overrides = [with_current_name(arg) for arg in given]
     check_overrides(overrides, config_dir=asked.config_dir, sweep=asked.multirun)
     is_plain = len(overrides) == len(sys.argv) - 1 and all(
         text.startswith("hydra.run.dir=") or "hydra" not in text.partition("=")[0]
@@ -217,7 +223,7 @@ def _main(asked: Namespace, rest: Sequence[str]) -> None:
         return
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     # Hydra accepts options only before the overrides.
-    sys.argv[1:] = [*(arg for arg in sys.argv[1:] if arg not in overrides), *overrides]
+    sys.argv[1:] = [*(arg for arg in sys.argv[1:] if arg not in given), *overrides]
     _job()
     if jobs_without_result:
         sys.exit(1)
