@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fldb_flower.errors import FldbError, one_line
 from fldb_flower.settings import suggestion
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
@@ -123,11 +124,14 @@ def main() -> None:
     asked = _arguments()
     with interruptible():
         print(machine())
-        for section in asked.section or _DEFAULT:
-            table = SECTIONS[section](asked)
-            print(f"\n{section}\n{table.to_string(index=False)}", flush=True)
-            if asked.output is not None:
-                record(table, asked.output)
+        try:
+            for section in asked.section or _DEFAULT:
+                table = SECTIONS[section](asked)
+                print(f"\n{section}\n{table.to_string(index=False)}", flush=True)
+                if asked.output is not None:
+                    record(table, asked.output)
+        except FldbError as error:
+            sys.exit(f"error: {one_line(error)}")
 
 
 if __name__ == "__main__":
