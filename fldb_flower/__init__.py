@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fldb_flower import former_modules
+
 if TYPE_CHECKING:
     from fldb_flower.bandit.learner import DuelingBandit
     from fldb_flower.catalogue import (
@@ -51,3 +53,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+former_modules.install()

@@ -1,9 +1,20 @@
 """Errors that the user can fix: one line each, shown without a traceback."""
 
+import warnings
+
+REMOVAL = "0.3"
+"""The version in which the names that version 0.2 replaced are removed."""
+
 
 def one_line(text: object) -> str:
     """Return text with unprintable characters escaped, so that it is safe on a terminal line."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
+def warn_renamed(former: str, current: str) -> None:
+    """Warn that a name has a successor, and until when it is valid."""
+    message = f"{former} is now called {current}; the former name is removed in version {REMOVAL}"
+    warnings.warn(message, FutureWarning, stacklevel=3)
 
 
 class FldbError(Exception):

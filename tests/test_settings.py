@@ -325,15 +325,6 @@ def test_unknown_settings_are_refused_with_a_suggestion(build, values, words):
     assert "from x" in str(error.value)
 
 
-@pytest.mark.parametrize(("old", "new"), [("information", "matrix_form"), ("device", "backend")])
-def test_the_error_for_a_former_name_contains_the_current_name(old, new):
-    for build in (from_flat, from_nested):
-        with pytest.raises(SettingsError, match=rf"^{old} \(from x\): .* is now called {new}"):
-            build({old: "cpu"}, "x")
-    with pytest.raises(SettingsError, match=rf"^{old} \(from the command line\): .*called {new}"):
-        check_overrides([f"{old}=cpu"])
-
-
 @pytest.mark.parametrize(
     ("kappa_mu", "matrix_form"), [("kappa_mu", "matrix_form"), ("kappa-mu", "matrix-form")]
 )

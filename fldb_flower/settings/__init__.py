@@ -23,6 +23,7 @@ from fldb_flower.settings.entries import AUTO, Entry, suggestion
 from fldb_flower.settings.spellings import (
     check_value,
     current_identity,
+    current_name,
     current_names,
     defaults_nested,
     entries,
@@ -33,7 +34,6 @@ from fldb_flower.settings.spellings import (
     hydra_entries,
     is_in_identity,
     keyword_entry,
-    require_current_name,
     to_dotted,
     to_flat,
     to_nested,
@@ -42,8 +42,8 @@ from fldb_flower.settings.spellings import (
 __all__ = [
     "AUTO", "EMBEDDING_DIMENSIONS", "ENVIRONMENT_OF", "MAX_DIMENSION", "MOVIELENS_DIMENSIONS",
     "MOVIELENS_ITEMS", "WIRES", "DevicesSettings", "EngineSettings", "Entry", "EnvironmentSettings",
-    "ScheduleSettings", "Settings", "check_value", "current_identity", "current_names",
-    "defaults_nested", "entries", "flower_entries", "from_flat", "from_keywords", "from_nested",
-    "hydra_entries", "is_in_identity", "keyword_entry", "require_current_name", "suggestion",
-    "to_dotted", "to_flat", "to_nested",
+    "ScheduleSettings", "Settings", "check_value", "current_identity", "current_name",
+    "current_names", "defaults_nested", "entries", "flower_entries", "from_flat", "from_keywords",
+    "from_nested", "hydra_entries", "is_in_identity", "keyword_entry", "suggestion", "to_dotted",
+    "to_flat", "to_nested",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from os import PathLike, fspath
 from typing import Any, Literal, NoReturn
 
-from fldb_flower.errors import SettingsError, one_line
+from fldb_flower.errors import SettingsError, one_line, warn_renamed
 from fldb_flower.settings.declaration import Settings
 from fldb_flower.settings.entries import (
     ORIGIN,
@@ -102,7 +102,7 @@ def keyword_entry(key: str, source: str) -> Entry:
     SettingsError
         There is no such setting.
     """
-    known = _spelled("keyword")
+    key, known = current_name(key, source), _spelled("keyword")
     entry = known.get(key) or _spelled("dotted").get(key)
     return entry or _unknown(key, source, known)
 
@@ -161,12 +161,33 @@ def current_identity(identity: str, dropped: Collection[str] = ()) -> str:
     return "".join(line for line in lines if line.partition("=")[0] not in dropped)
 
 
-def require_current_name(key: str, source: str) -> None:
-    """Raise a SettingsError if this is the former name of a setting."""
-    if key in FORMER_NAMES:
-        name = FORMER_NAMES[key]
-        kebab = f" ({name.replace('_', '-')} with Flower)" if "_" in name else ""
-        raise SettingsError(f"{key} (from {source}): this setting is now called {name}{kebab}")
+def current_name(key: str, source: str) -> str:
+    """Return the current name of a setting, in snake_case; warn if ``key`` is its former name."""
+    if key not in FORMER_NAMES:
+        return key
+    name = FORMER_NAMES[key]
+    kebab = f" ({name.replace('_', '-')} with Flower)" if "_" in name else ""
+    warn_renamed(f"the setting {key} (from {source})", f"{name}{kebab}")
+    return name
+
+
+def _with_current_names(
+    values: Mapping[str, Any], known: Mapping[str, Entry], source: str
+) -> dict[str, Any]:
+    """Return settings with former names replaced; warn for each.
+
+    The current name may be there with its default, which configurations contain.
+    """
+    current = {key: value for key, value in values.items() if key not in FORMER_NAMES}
+    names = {entry.dotted: key for key, entry in known.items()}
+    for key in values.keys() - current.keys():
+        name = names[current_name(key, source)]
+        if current.get(name, known[name].default) != known[name].default:
+            raise SettingsError(
+                f"{key} and {name} (from {source}): two names of one setting; give only {name}"
+            )
+        current[name] = values[key]
+    return current
 
 
 @functools.cache
@@ -177,7 +198,6 @@ def _spelled(spelling: Spelling) -> dict[str, Entry]:
 
 def _unknown(key: str, source: str, known: Collection[str]) -> NoReturn:
     """Raise the error for a name that no setting has."""
-    require_current_name(key, source)
     hint = suggestion(key, tuple(known)) or "; the README lists the settings"
     raise SettingsError(f"{one_line(key)} (from {source}): there is no such setting{hint}")
 
@@ -199,7 +219,7 @@ def _build(
     """Build settings; ``shown`` is the spelling of names in error messages."""
     known = _spelled(spelling)
     given: dict[str, dict[str, Any]] = {}
-    for key, value in values.items():
+    for key, value in _with_current_names(values, known, source).items():
         entry = known.get(key) or _unknown(key, source, known)
         group = entry.path[0] if len(entry.path) > 1 else ""
         given.setdefault(group, {})[entry.field] = value

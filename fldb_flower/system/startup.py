@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ _PROCESS = os.getpid()  # differs in forked processes
 def begin() -> None:
     """End with one line on a signal, and check that no module shadows this project's packages.
 
+    Warnings of names that will be removed are one line, too.
+
     Raises
     ------
     SystemExit
@@ -33,6 +36,10 @@ def begin() -> None:
     """
     for number in SIGNALS:
         signal.signal(number, lambda number, _frame: leave(number, INTERRUPTED))
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, category, *place: (
+        f"warning: {message}\n" if category is FutureWarning else before(message, category, *place)
+    )
     for name in PACKAGES:
         if (reason := shadowed(name)) is not None:
             sys.exit(f"error: {reason}")

@@ -2,10 +2,11 @@
 
 Sections: ``algorithms`` (vectorized, relative to lower bounds), ``inprocess`` (one exchange of one
 node), ``scale`` (time and memory against N, d, K and T), ``robust`` (regret with dishonest nodes),
-``flower`` (`flwr run` relative to an app that does nothing); of FLDB-Personal, ``newcomers``
-(agents that join late), ``variances`` (rules for v) and ``pace`` (times relative to LDB). By
-default, ``algorithms``, ``inprocess`` and ``scale`` run. Times depend on the load of the machine.
-The tables have medians over the repetitions, and ratios of times measured alternately.
+``flower`` (`flwr run` relative to an app that does nothing), ``install`` (size and time of
+`pip install` by dependency); of FLDB-Personal, ``newcomers`` (agents that join late), ``variances``
+(rules for v) and ``pace`` (times relative to LDB). By default, ``algorithms``, ``inprocess`` and
+``scale`` run. Times depend on the load of the machine. The tables have medians over the
+repetitions, and ratios of times measured alternately.
 """
 
 from __future__ import annotations
@@ -24,16 +25,20 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fldb_flower.errors import FldbError, one_line
 from fldb_flower.runs.plots import FORMATS
-from fldb_flower.system.commands import Parser
+from fldb_flower.settings import suggestion
+from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
 from simulations import measured
 from simulations.benchmark.algorithms import algorithms, inprocess_exchange
 from simulations.benchmark.flower import flower
+from simulations.benchmark.install import install
 from simulations.benchmark.personal import newcomers, pace, variances
 from simulations.benchmark.robust import robust
 from simulations.benchmark.scale import scale
@@ -44,6 +49,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "scale": lambda asked: scale(asked.picture),
     "robust": lambda _asked: robust(),
     "flower": lambda asked: flower(max(1, asked.repetitions // 3)),
+    "install": lambda _asked: install(),
     "newcomers": lambda _asked: newcomers(),
     "variances": lambda asked: variances({"duels": asked.duels}),
     "pace": lambda asked: pace(asked.repetitions),
@@ -73,14 +79,29 @@ def machine() -> str:
     return f"{processor}, {os.cpu_count()} cores, Python {python}, NumPy {np.__version__}"
 
 
+def _section(name: str) -> str:
+    if name not in SECTIONS:
+        hint = suggestion(name, SECTIONS) or f"; there are {', '.join(SECTIONS)}"
+        raise argparse.ArgumentTypeError(f"there is no section {name!r}{hint}")
+    return name
+
+
 def _arguments() -> argparse.Namespace:
     assert __doc__ is not None
-    parser = Parser(prog="python -m simulations.benchmark", description=__doc__.splitlines()[0])
-    parser.add_argument("section", nargs="*", choices=[*SECTIONS, []], help=", ".join(SECTIONS))
-    parser.add_argument("--repetitions", type=int, default=9, help="of each timing (default 9)")
-    parser.add_argument(
-        "--picture", type=Path, help="file for the plot of scale: .png, .svg or .pdf"
+    parser = Parser(description=__doc__)
+    sections = f"one of {', '.join(SECTIONS)} (default: {' '.join(_DEFAULT)})"
+    section: Any = parser.add_argument(
+        "section", nargs="*", type=_section, metavar="SECTION", help=sections
     )
+    section.completer = lambda **_: list(SECTIONS)  # argcomplete reads this attribute
+    parser.add_argument(
+        "--repetitions", type=bounded(int, 1, 1000), default=9, metavar="N",
+        help="number of timings (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE",
+        help=".png, .svg or .pdf file for the plot of the section scale (default: none)",
+    )  # fmt: skip
     parser.add_argument(
         "--duels",
         default=os.environ.get("FLDB_DUELS", ""),
@@ -88,7 +109,10 @@ def _arguments() -> argparse.Namespace:
         help="studies of real people, for variances (default: the environment variable FLDB_DUELS)",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="JSON file for the table of one section"
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="JSON file for the table of one section (default: none)",
     )
     asked = parser.parse_args()
     if asked.picture is not None and asked.picture.suffix[1:] not in FORMATS:
@@ -103,11 +127,14 @@ def main() -> None:
     asked = _arguments()
     with interruptible():
         print(machine())
-        for section in asked.section or _DEFAULT:
-            table = SECTIONS[section](asked)
-            print(f"\n{section}\n{table.to_string(index=False)}", flush=True)
-            if asked.output is not None:
-                record(table, asked.output)
+        try:
+            for section in asked.section or _DEFAULT:
+                table = SECTIONS[section](asked)
+                print(f"\n{section}\n{table.to_string(index=False)}", flush=True)
+                if asked.output is not None:
+                    record(table, asked.output)
+        except FldbError as error:
+            sys.exit(f"error: {one_line(error)}")
 
 
 if __name__ == "__main__":
