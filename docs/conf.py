@@ -29,6 +29,7 @@ extensions = [
     "sphinx_design",
     "mathml",
     "repository_links",
+    "settings_table",
 ]
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "templates", "results", "**.ipynb_checkpoints"]
@@ -92,7 +93,7 @@ html_theme_options = {
     "show_toc_level": 2,
 }
 html_sidebars = {page: [] for page in ("index", "changelog", "contributing", "search")}
-copyright = "The FLDB-Flower authors. Apache License 2.0"  # noqa: A001 - Sphinx's name
+copyright = "The FLDB-Flower authors. Apache License 2.0"
 html_show_copyright = True
 html_show_sphinx = False
 copybutton_exclude = ".linenos, .gp, .go"

@@ -46,6 +46,12 @@ class AlgorithmEntry(Entry):
         Whether agents keep counted duels, for exchanges with ``scope="all"``.
     online : bool
         Whether a round needs its fresh duels only. ``mode=devices`` and ``robust`` require it.
+
+    Examples
+    --------
+    >>> from fldb_flower.catalogue import ALGORITHMS
+    >>> ALGORITHMS["ldb"].agents, ALGORITHMS["ldb"].online
+    ('local', False)
     """
 
     agents: Literal["common", "local", "personal", "uniform"] = "common"
@@ -57,8 +63,14 @@ class AlgorithmEntry(Entry):
 class SelectionEntry(Entry):
     """A selection rule: a function ``rule(features, theta, whitener, width, noise)``.
 
-    See :mod:`fldb_flower.bandit.selection.rules`. ``noise`` is a function that draws the noise
+    See :func:`fldb_flower.bandit.selection.ucb`. ``noise`` is a function that draws the noise
     from ``(streams, iterations, (arms, d))``, or its reference; None for a deterministic rule.
+
+    Examples
+    --------
+    >>> from fldb_flower.catalogue import SELECTIONS
+    >>> SELECTIONS["ucb"].noise is None
+    True
     """
 
     noise: str | Callable[..., Any] | None = None
@@ -75,13 +87,30 @@ class EnvironmentEntry(Entry):
     ----------
     implies : bool
         Whether its data determine settings that are ``auto``.
+
+    Examples
+    --------
+    >>> from fldb_flower.catalogue import ENVIRONMENTS
+    >>> ENVIRONMENTS["duels"].implies
+    True
     """
 
     implies: bool = False
 
 
 class Catalogue(Mapping[str, E]):
-    """Entries of one kind by name. Those of the package cannot be replaced."""
+    """Entries of one kind by name. Those of the package cannot be replaced.
+
+    Examples
+    --------
+    >>> from fldb_flower.catalogue import ALGORITHMS
+    >>> list(ALGORITHMS)
+    ['fldb_ogd', 'fldb_gd', 'fldb_ons', 'fldb_personal', 'alone', 'ldb', 'random']
+    >>> ALGORITHMS.register("my_ons", "fldb_flower.algorithms.ons:FLDBONS", online=True)
+    'fldb_flower.algorithms.ons:FLDBONS'
+    >>> ALGORITHMS.load("my_ons").__name__
+    'FLDBONS'
+    """
 
     def __init__(self, kind: type[E], entries: dict[str, E]) -> None:
         self._kind, self._entries, self._fixed = kind, dict(entries), frozenset(entries)
