@@ -1,1 +1,53 @@
-"""Federated linear dueling bandits: the mathematics, the settings and the results."""
+"""Federated linear dueling bandits: run, sweep, read back, extend, and learn from duels.
+
+Examples
+--------
+>>> import fldb_flower as fldb
+>>> result = fldb.run(algorithm="fldb_ons", num_agents=10, horizon=20, tau=1, seed=0)
+>>> result.regret.columns.to_list()
+['iteration', 'cumulative_regret', 'exchanges']
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fldb_flower.bandit.learner import DuelingBandit
+    from fldb_flower.catalogue import (
+        register_algorithm,
+        register_environment,
+        register_selection,
+    )
+    from fldb_flower.errors import FldbError, SettingsError
+    from simulations.api.results import Result, load
+    from simulations.api.runs import Callback, run
+    from simulations.api.sweeps import SweepError, sweep
+
+# Imported on first use: `import fldb_flower` is in every process of Flower.
+_MODULES = {
+    "fldb_flower.bandit.learner": ("DuelingBandit",),
+    "fldb_flower.catalogue": ("register_algorithm", "register_environment", "register_selection"),
+    "fldb_flower.errors": ("FldbError", "SettingsError"),
+    "simulations.api.results": ("Result", "load"),
+    "simulations.api.runs": ("Callback", "run"),
+    "simulations.api.sweeps": ("SweepError", "sweep"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "Callback", "DuelingBandit", "FldbError", "Result", "SettingsError", "SweepError", "load",
+    "register_algorithm", "register_environment", "register_selection", "run", "sweep",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -77,6 +77,7 @@ class SelectionEntry(Entry):
 
 
 E = TypeVar("E", bound=Entry)
+T = TypeVar("T", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,11 @@ class Catalogue(Mapping[str, E]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def added(self) -> frozenset[str]:
+        """The names that :meth:`register` added."""
+        return frozenset(self._entries) - self._fixed
+
     def load(self, name: str) -> Any:
         """Return the class or function of an entry."""
         return resolve(self._entries[name].target)
@@ -148,6 +154,7 @@ class Catalogue(Mapping[str, E]):
 
         Examples
         --------
+        >>> import numpy as np
         >>> @SELECTIONS.register("first_two")
         ... def first_two(features, theta, whitener, width, noise):
         ...     arms = np.zeros(len(features), dtype=np.int64)
@@ -208,3 +215,133 @@ ENVIRONMENTS = Catalogue(
         "duels": EnvironmentEntry(f"{_ENVIRONMENTS}.duels:Duels", implies=True),
     },
 )
+
+
+def register_algorithm(
+    name: str,
+    *,
+    agents: Literal["common", "local", "personal", "uniform"] = "common",
+    keeps_duels: bool = False,
+    online: bool = False,
+) -> Callable[[T], T]:
+    """Register an algorithm, so that ``algorithm=name`` is valid.
+
+    Parameters
+    ----------
+    name : str
+        Value of the setting ``algorithm``, in snake_case.
+    agents, keeps_duels, online
+        See :class:`AlgorithmEntry`.
+
+    Returns
+    -------
+    callable
+        Decorator of a subclass of :class:`fldb_flower.algorithms.base.Algorithm`.
+
+    Raises
+    ------
+    SettingsError
+        The name is not in snake_case, or is one of the package's own.
+
+    Examples
+    --------
+    Online gradient descent with half the step size of FLDB-OGD:
+
+    >>> import fldb_flower as fldb
+    >>> from fldb_flower.algorithms.ogd import FLDBOGD
+    >>> @fldb.register_algorithm("slow_ogd", online=True)
+    ... class SlowOGD(FLDBOGD):
+    ...     def step(self, upload, round_):
+    ...         changed = super().step(upload, round_)
+    ...         half = (self.theta_hat + changed["theta_hat"]) / 2
+    ...         return {**changed, "theta_hat": half}
+    >>> result = fldb.run(algorithm="slow_ogd", num_agents=5, horizon=20)
+    >>> result.summary["exchanges"] > 0
+    True
+    """
+    facts = {"agents": agents, "keeps_duels": keeps_duels, "online": online}
+    decorate: Callable[[T], T] = ALGORITHMS.register(name, **facts)
+    return decorate
+
+
+def register_environment(name: str, *, implies: bool = False) -> Callable[[T], T]:
+    """Register an environment, so that ``environment=name`` is valid.
+
+    Parameters
+    ----------
+    name : str
+        Value of the setting ``environment``, in snake_case.
+    implies : bool
+        See :class:`EnvironmentEntry`.
+
+    Returns
+    -------
+    callable
+        Decorator of a class like :class:`fldb_flower.environments.base.Environment`.
+
+    Raises
+    ------
+    SettingsError
+        The name is not in snake_case, or is one of the package's own.
+
+    Examples
+    --------
+    Two arms with the rewards 0 and 1, for every agent:
+
+    >>> import numpy as np
+    >>> import fldb_flower as fldb
+    >>> from fldb_flower.environments.base import Contexts
+    >>> @fldb.register_environment("two_arms")
+    ... class TwoArms:
+    ...     def __init__(self, settings, agents):
+    ...         self.agents = len(agents)
+    ...
+    ...     def contexts(self, streams, iterations):
+    ...         rewards = np.tile([0.0, 1.0], (self.agents, iterations, 1))
+    ...         return Contexts(rewards[..., None].copy(), rewards)
+    >>> result = fldb.run(environment="two_arms", num_agents=5, horizon=20, num_arms=2, dimension=1)
+    >>> result.summary["final_regret"] < 2 * 20
+    True
+    """
+    decorate: Callable[[T], T] = ENVIRONMENTS.register(name, implies=implies)
+    return decorate
+
+
+def register_selection(
+    name: str, *, noise: str | Callable[..., Any] | None = None
+) -> Callable[[T], T]:
+    """Register a selection rule, so that ``selection=name`` is valid.
+
+    Parameters
+    ----------
+    name : str
+        Value of the setting ``selection``, in snake_case.
+    noise : callable or str, optional
+        See :class:`SelectionEntry`.
+
+    Returns
+    -------
+    callable
+        Decorator of a function ``rule(features, theta, whitener, width, noise)``; see
+        :mod:`fldb_flower.bandit.selection.rules`.
+
+    Raises
+    ------
+    SettingsError
+        The name is not in snake_case, or is one of the package's own.
+
+    Examples
+    --------
+    A rule that always shows the first two arms:
+
+    >>> import numpy as np
+    >>> import fldb_flower as fldb
+    >>> @fldb.register_selection("first_two")
+    ... def first_two(features, theta, whitener, width, noise):
+    ...     first = np.zeros(len(features), dtype=np.int64)
+    ...     return first, first + 1
+    >>> fldb.DuelingBandit(selection="first_two").propose([[1.0], [2.0], [3.0]])
+    (0, 1)
+    """
+    decorate: Callable[[T], T] = SELECTIONS.register(name, noise=noise)
+    return decorate

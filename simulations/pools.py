@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.context import BaseContext
 from typing import TypeVar
 
@@ -18,11 +18,14 @@ def map_in_processes(
     arguments: Iterable[_A],
     processes: int | None = None,
     context: BaseContext | None = None,
+    on_done: Callable[[], object] | None = None,
 ) -> list[_R]:
     """Return the results of the calls; any exception, such as Ctrl-C, ends the processes at once.
 
     ``function`` is a function of a module. By default, there is one process per processor.
+    ``on_done`` is called after each call.
     """
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         try:
             # Processes inherit the mask, so Ctrl-C in a terminal reaches this process only.
@@ -31,8 +34,12 @@ def map_in_processes(
                 futures = [pool.submit(function, each) for each in arguments]
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for future in as_completed(futures):
+                future.result()
+                if on_done is not None:
+                    on_done()
             return [future.result() for future in futures]
         except BaseException:
-            for process in multiprocessing.active_children():
+            for process in set(multiprocessing.active_children()) - others:
                 process.kill()
             raise

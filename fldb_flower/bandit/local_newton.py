@@ -78,14 +78,24 @@ class _Batch(NamedTuple):
     duels: Array  # matrices that map points to logits, (agents, m, duels)
     answers: Array  # preferences, (agents, duels)
     prior: Prior
+    weights: Array | None = None  # of the duels, (agents, duels)
 
     def only(self, agents: Array) -> _Batch:
         """Return some agents of the batch."""
-        point, warm, duels, answers = (array[agents] for array in self[:-1])
-        return _Batch(point, warm, duels, answers, self.prior.only(agents))
+        point, warm, duels, answers = (array[agents] for array in self[:4])
+        weights = None if self.weights is None else self.weights[agents]
+        return _Batch(point, warm, duels, answers, self.prior.only(agents), weights)
 
 
-def minimise(start: Array, duels: Array, answers: Array, prior: Prior, arrays: Arrays) -> Array:
+def minimise(
+    start: Array,
+    duels: Array,
+    answers: Array,
+    prior: Prior,
+    arrays: Arrays,
+    *,
+    weights: Array | None = None,
+) -> Array:
     """Return the minimisers of loss and prior, (agents, m), from a warm start.
 
     Damped Newton steps (:mod:`fldb_flower.bandit.newton`). A step that still descends steeply at
@@ -104,6 +114,8 @@ def minimise(start: Array, duels: Array, answers: Array, prior: Prior, arrays: A
         The quadratic term.
     arrays : Arrays
         Backend of all arrays.
+    weights : Array, optional
+        Factors of the duels' losses, (agents, duels); 1 by default.
 
     Raises
     ------
@@ -112,7 +124,7 @@ def minimise(start: Array, duels: Array, answers: Array, prior: Prior, arrays: A
     """
     xp, count = arrays.xp, max(duels.shape[2], 1)
     found, active = copy(start), arrays.arange(len(start))
-    batch = _Batch(start, xp.any(start != 0, axis=1), duels, answers, prior)
+    batch = _Batch(start, xp.any(start != 0, axis=1), duels, answers, prior, weights)
     gradient, curvatures = _derivatives(start, batch)
     for _ in range(MAX_STEPS):
         hessian = _hessian(batch, curvatures)
@@ -177,8 +189,11 @@ def _descend(batch: _Batch, step: Array, slope: Array) -> tuple[_Batch, Array, A
 def _derivatives(point: Array, batch: _Batch) -> tuple[Array, Array]:
     """Gradients (agents, m), and second derivatives in the logits (agents, duels)."""
     wins = logistic((point[:, None, :] @ batch.duels)[:, 0])
-    gradient = (batch.duels @ (wins - batch.answers)[..., None])[..., 0]
-    return gradient + batch.prior.gradient(point), wins * (1.0 - wins)
+    errors, curvatures = wins - batch.answers, wins * (1.0 - wins)
+    if batch.weights is not None:
+        errors, curvatures = batch.weights * errors, batch.weights * curvatures
+    gradient = (batch.duels @ errors[..., None])[..., 0]
+    return gradient + batch.prior.gradient(point), curvatures
 
 
 def _hessian(batch: _Batch, curvatures: Array) -> Array:

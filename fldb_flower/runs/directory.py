@@ -22,6 +22,11 @@ from fldb_flower.system.files import lock_folder, replace_file
 CHECKPOINT, MODEL, SUMMARY = "checkpoint.bin", "model.json", "summary.json"
 
 
+def json_bytes(values: Mapping[str, Any]) -> bytes:
+    """Return the content of a JSON file."""
+    return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()
+
+
 class ResultsDirectory:
     """A locked directory with a checkpoint and JSON files.
 
@@ -71,7 +76,7 @@ class ResultsDirectory:
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
         """Replace a JSON file atomically; see :meth:`write`."""
-        self.write(name, (json.dumps(values, indent=2, allow_nan=False) + "\n").encode())
+        self.write(name, json_bytes(values))
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:

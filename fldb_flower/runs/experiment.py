@@ -173,7 +173,7 @@ def conduct(
     except Exception as error:
         directory.abandon()
         if isinstance(error, MemoryError):
-            raise _out_of_memory(settings, error) from None
+            raise out_of_memory(settings, error) from None
         raise
     finally:
         directory.close()
@@ -194,7 +194,8 @@ def _on_progress(
     return report
 
 
-def _out_of_memory(settings: Settings, error: MemoryError) -> DataError:
+def out_of_memory(settings: Settings, error: MemoryError) -> DataError:
+    """Return the error of a run whose memory does not suffice."""
     return DataError(
         f"out of memory ({error}): num_agents={settings.num_agents}, horizon={settings.horizon},"
         f" num_arms={settings.num_arms} or dimension={settings.dimension} is too large for this"

@@ -20,6 +20,7 @@ from fldb_flower.settings import Settings
 from fldb_flower.system.files import replace_file
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _LOG = logging.getLogger("fldb_flower")
@@ -98,3 +99,12 @@ def _default_style() -> Iterator[None]:
     with mpl.rc_context():
         mpl.rcdefaults()
         yield
+
+
+def axes_for(ax: Axes | None) -> Axes:
+    """Return the given axes, or those of a new figure of pyplot, which notebooks display."""
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt  # noqa: PLC0415 - takes half a second
+
+    return plt.subplots(layout="constrained")[1]

@@ -7,7 +7,8 @@ import csv
 import dataclasses
 import datetime
 import io
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.runs.checkpoints import Checkpoint
-from fldb_flower.runs.directory import CHECKPOINT, MODEL, SUMMARY, ResultsDirectory
+from fldb_flower.runs.directory import (
+    CHECKPOINT,
+    MODEL,
+    SUMMARY,
+    ResultsDirectory,
+    json_bytes,
+)
 from fldb_flower.runs.plots import plot_regret
 from fldb_flower.settings import (
     AUTO,
@@ -35,9 +42,10 @@ from fldb_flower.system.files import partial_of
 CONFIG, REGRET, PLOT = "config.yaml", "regret.csv", "regret.png"
 PREDICTION, PARTICIPATION, STOP = "prediction.csv", "participation.csv", "stop"
 _FORMAT = 2  # of the checkpoint of a run
-_STORAGE_SETTINGS = ("resume", "checkpoint_seconds", "plot")
+STORAGE_SETTINGS = ("resume", "checkpoint_seconds", "plot")
+"""Settings of how a run is stored, which are not in its files."""
 _NOT_IN_IDENTITY = (  # results do not depend on these settings
-    *_STORAGE_SETTINGS, "node_wait", "reply_timeout", "max_message_mb",
+    *STORAGE_SETTINGS, "node_wait", "reply_timeout", "max_message_mb",
     "engine.num_cpus", "engine.num_gpus",
 )  # fmt: skip
 
@@ -83,8 +91,8 @@ class RunDirectory(ResultsDirectory):
     ) -> dict[str, Any]:
         """Write the results, ``summary.json`` last, and return the summary.
 
-        ``model.json`` holds the common estimate; algorithms without one write none. If the plot
-        cannot be drawn, it is omitted and the reason is logged.
+        The files are those of :func:`result_files`. If the plot cannot be drawn, it is omitted and
+        the reason is logged.
 
         Raises
         ------
@@ -95,20 +103,16 @@ class RunDirectory(ResultsDirectory):
         OutputError
             The directory cannot be written.
         """
-        summary = self._summary(history, runtime_seconds)
-        model = self._model(history, theta_sync)
-        self.write(REGRET, _regret_csv(history))
-        if history.log_loss is not None:
-            self.write(PREDICTION, _prediction_csv(history))
-        if history.participation:
-            self.write(PARTICIPATION, _participation_csv(history))
+        files = result_files(self._settings, history, theta_sync, runtime_seconds=runtime_seconds)
+        summary = files.pop(SUMMARY)
+        for name, content in files.items():
+            self.write(name, content)
         if self._settings.plot:
             plot_regret(self.path / PLOT, history, self._settings)
-        if model is not None:
-            self.write_json(MODEL, model)
-        self.write_json(SUMMARY, summary)
+        self.write(SUMMARY, summary)
         _discard_checkpoint(self.path)
-        return summary
+        values: dict[str, Any] = json.loads(summary)
+        return values
 
     def abandon(self) -> None:
         """Remove the files of a failed run, unless it has a checkpoint to resume from."""
@@ -116,54 +120,102 @@ class RunDirectory(ResultsDirectory):
             _remove(self.path, CONFIG, REGRET, PREDICTION, MODEL)
 
     def _claim(self) -> None:
-        files = (CONFIG, REGRET, SUMMARY, CHECKPOINT)
-        if self.saved is None and any((self.path / name).exists() for name in files):
-            unfinished = (self.path / CHECKPOINT).exists() and not (self.path / SUMMARY).exists()
-            raise OutputError(
-                f"{self.path} holds an unfinished run: resume=true resumes it"
-                if unfinished
-                else f"{self.path} already holds a run: name another directory, or remove this one"
-            )
+        if self.saved is None:
+            _require_no_run(self.path)
         self.write(CONFIG, _config_yaml(self._settings).encode())
 
-    def _summary(self, history: History, runtime_seconds: float) -> dict[str, Any]:
-        settings = self._settings
-        chosen = ("algorithm", "num_agents", "horizon", "tau", "seed")
-        summary: dict[str, Any] = {name: getattr(settings, name) for name in chosen}
-        summary |= {"engine": settings.engine.name, "final_regret": history.regret}
-        predictions = {"log_loss": history.log_loss, "accuracy": history.accuracy}
-        summary |= {name: value for name, value in predictions.items() if value is not None}
-        counts = ("exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
-        summary |= {name: getattr(history, name) for name in counts}
-        if history.heterogeneity is not None:
-            summary["heterogeneity"] = history.heterogeneity
-        summary["runtime_seconds"] = round(runtime_seconds, 3)
-        if history.participation:
-            asked = sum(row.asked for row in history.participation)
-            replied = sum(row.replied for row in history.participation)
-            summary["participation"] = replied / asked
-            summary["node_uploaded_bytes"] = history.node_uploaded_bytes
-            summary["node_downloaded_bytes"] = history.node_downloaded_bytes
-        return {**summary, "complete": True}
 
-    def _model(self, history: History, theta_sync: Array) -> dict[str, Any] | None:
-        settings = self._settings
-        common = ALGORITHMS[settings.algorithm].agents == "common"
-        if not common and history.heterogeneity is None:
-            return None
-        if not np.isfinite(theta_sync).all():
-            raise FederationError(
-                f"algorithm={settings.algorithm}: the estimate is not finite after iteration"
-                f" {history.iteration}: use smaller steps or a larger lambda"
-            )
-        return {
-            "algorithm": settings.algorithm,
-            "environment": settings.environment.name,
-            "dimension": settings.dimension,
-            "iteration": history.iteration,
-            "round": history.rounds,
-            "theta_sync": theta_sync.tolist(),
-        } | ({} if common else {"heterogeneity": history.heterogeneity})
+def result_files(
+    settings: Settings, history: History, theta_sync: Array, *, runtime_seconds: float
+) -> dict[str, bytes]:
+    """Return the files of a finished run by name, ``config.yaml`` first, ``summary.json`` last.
+
+    ``model.json`` holds the common estimate; algorithms without one have none.
+
+    Raises
+    ------
+    DataError
+        The regret is not finite.
+    FederationError
+        The estimate is not finite.
+    """
+    summary = _summary(settings, history, runtime_seconds)
+    model = _model(settings, history, theta_sync)
+    files = {CONFIG: _config_yaml(settings).encode(), REGRET: _regret_csv(history)}
+    if history.log_loss is not None:
+        files[PREDICTION] = _prediction_csv(history)
+    if history.participation:
+        files[PARTICIPATION] = _participation_csv(history)
+    if model is not None:
+        files[MODEL] = json_bytes(model)
+    return {**files, SUMMARY: json_bytes(summary)}
+
+
+def save_files(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of a finished run, from :func:`result_files`, to a new directory.
+
+    Raises
+    ------
+    OutputError
+        The directory cannot be written, is in use, or holds a run.
+    """
+    directory = ResultsDirectory(path, "", user="run")
+    try:
+        _require_no_run(directory.path)
+        for name, content in files.items():
+            directory.write(name, content)
+    finally:
+        directory.close()
+
+
+def _summary(settings: Settings, history: History, runtime_seconds: float) -> dict[str, Any]:
+    chosen = ("algorithm", "num_agents", "horizon", "tau", "seed")
+    summary: dict[str, Any] = {name: getattr(settings, name) for name in chosen}
+    summary |= {"engine": settings.engine.name, "final_regret": history.regret}
+    predictions = {"log_loss": history.log_loss, "accuracy": history.accuracy}
+    summary |= {name: value for name, value in predictions.items() if value is not None}
+    counts = ("exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
+    summary |= {name: getattr(history, name) for name in counts}
+    if history.heterogeneity is not None:
+        summary["heterogeneity"] = history.heterogeneity
+    summary["runtime_seconds"] = round(runtime_seconds, 3)
+    if history.participation:
+        asked = sum(row.asked for row in history.participation)
+        replied = sum(row.replied for row in history.participation)
+        summary["participation"] = replied / asked
+        summary["node_uploaded_bytes"] = history.node_uploaded_bytes
+        summary["node_downloaded_bytes"] = history.node_downloaded_bytes
+    return {**summary, "complete": True}
+
+
+def _model(settings: Settings, history: History, theta_sync: Array) -> dict[str, Any] | None:
+    common = ALGORITHMS[settings.algorithm].agents == "common"
+    if not common and history.heterogeneity is None:
+        return None
+    if not np.isfinite(theta_sync).all():
+        raise FederationError(
+            f"algorithm={settings.algorithm}: the estimate is not finite after iteration"
+            f" {history.iteration}: use smaller steps or a larger lambda"
+        )
+    return {
+        "algorithm": settings.algorithm,
+        "environment": settings.environment.name,
+        "dimension": settings.dimension,
+        "iteration": history.iteration,
+        "round": history.rounds,
+        "theta_sync": theta_sync.tolist(),
+    } | ({} if common else {"heterogeneity": history.heterogeneity})
+
+
+def _require_no_run(path: Path) -> None:
+    if not any((path / name).exists() for name in (CONFIG, REGRET, SUMMARY, CHECKPOINT)):
+        return
+    unfinished = (path / CHECKPOINT).exists() and not (path / SUMMARY).exists()
+    raise OutputError(
+        f"{path} holds an unfinished run: resume=true resumes it"
+        if unfinished
+        else f"{path} already holds a run: name another directory, or remove this one"
+    )
 
 
 def is_finished(path: Path, settings: Settings) -> bool:
@@ -250,7 +302,7 @@ def _config_yaml(settings: Settings) -> str:
     from omegaconf import OmegaConf  # noqa: PLC0415 - agents import this module's package
 
     values = to_nested(settings)
-    for name in _STORAGE_SETTINGS:
+    for name in STORAGE_SETTINGS:
         del values[name]
     return OmegaConf.to_yaml(OmegaConf.create(values))
 

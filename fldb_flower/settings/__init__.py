@@ -28,10 +28,13 @@ from fldb_flower.settings.spellings import (
     entries,
     flower_entries,
     from_flat,
+    from_keywords,
     from_nested,
     hydra_entries,
     is_in_identity,
+    keyword_entry,
     require_current_name,
+    to_dotted,
     to_flat,
     to_nested,
 )
@@ -40,6 +43,7 @@ __all__ = [
     "AUTO", "EMBEDDING_DIMENSIONS", "ENVIRONMENT_OF", "MAX_DIMENSION", "MOVIELENS_DIMENSIONS",
     "MOVIELENS_ITEMS", "WIRES", "DevicesSettings", "EngineSettings", "Entry", "EnvironmentSettings",
     "ScheduleSettings", "Settings", "check_value", "current_identity", "current_names",
-    "defaults_nested", "entries", "flower_entries", "from_flat", "from_nested", "hydra_entries",
-    "is_in_identity", "require_current_name", "suggestion", "to_flat", "to_nested",
+    "defaults_nested", "entries", "flower_entries", "from_flat", "from_keywords", "from_nested",
+    "hydra_entries", "is_in_identity", "keyword_entry", "require_current_name", "suggestion",
+    "to_dotted", "to_flat", "to_nested",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection
 from contextvars import ContextVar
 from dataclasses import dataclass
+from keyword import iskeyword
 from numbers import Real
 from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
 
@@ -22,7 +23,7 @@ MAX_INTEGER = 2**63 - 1
 
 _MAX_CHARACTERS = 500  # of a value in an error message
 
-Spelling = Literal["attribute", "dotted", "kebab"]
+Spelling = Literal["attribute", "dotted", "kebab", "keyword"]
 
 ORIGIN: ContextVar[tuple[str, Spelling]] = ContextVar("ORIGIN", default=("Python", "attribute"))
 """Source of the settings being built, and the spelling of names there, for error messages."""
@@ -144,6 +145,12 @@ class Entry:
         """Flower's spelling: ``environment-sigma``, and ``environment`` for a group's name."""
         path = self.path[:-1] if self.path[-1] == "name" else self.path
         return "-".join(path).replace("_", "-")
+
+    @property
+    def keyword(self) -> str:
+        """Spelling of keyword arguments: Flower's in snake_case, and ``lambda_``."""
+        name = self.kebab.replace("-", "_")
+        return f"{name}_" if iskeyword(name) else name
 
     def value(self, settings: Any) -> Any:
         """Return this setting's value."""

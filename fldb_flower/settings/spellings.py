@@ -5,11 +5,18 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from fldb_flower.errors import SettingsError, one_line
 from fldb_flower.settings.declaration import Settings
-from fldb_flower.settings.entries import ORIGIN, Entry, entries_of, groups_of, suggestion
+from fldb_flower.settings.entries import (
+    ORIGIN,
+    Entry,
+    Spelling,
+    entries_of,
+    groups_of,
+    suggestion,
+)
 
 FORMER_NAMES = {"information": "matrix_form", "device": "backend"}
 _FLOWER_ONLY = ("output_dir", "mode", "devices")
@@ -95,6 +102,25 @@ def from_nested(values: Mapping[str, Any], source: str) -> Settings:
     return _build("dotted", dict(_flatten(values)), source)
 
 
+def from_keywords(values: Mapping[str, Any], source: str) -> Settings:
+    """Build settings from keyword arguments: :func:`keyword_entry` finds the names."""
+    dotted = {keyword_entry(key, source).dotted: value for key, value in values.items()}
+    return _build("dotted", dotted, source, shown="keyword")
+
+
+def keyword_entry(key: str, source: str) -> Entry:
+    """Return the setting of a keyword, ``environment_sigma``, or of ``environment.sigma``.
+
+    Raises
+    ------
+    SettingsError
+        There is no such setting.
+    """
+    known = _spelled("keyword")
+    entry = known.get(key) or _spelled("dotted").get(key)
+    return entry or _unknown(key, source, known)
+
+
 def is_in_identity(entry: Entry, settings: Settings) -> bool:
     """Return whether a setting distinguishes runs: new ones only if they are set."""
     return entry.dotted not in _ADDED or entry.value(settings) != entry.default
@@ -110,6 +136,11 @@ def to_flat(settings: Settings) -> dict[str, Any]:
     50
     """
     return {entry.kebab: entry.value(settings) for entry in flower_entries()}
+
+
+def to_dotted(settings: Settings) -> dict[str, Any]:
+    """Return the settings by dotted name."""
+    return {entry.dotted: entry.value(settings) for entry in hydra_entries()}
 
 
 def to_nested(settings: Settings) -> dict[str, Any]:
@@ -167,9 +198,16 @@ def require_current_name(key: str, source: str) -> None:
 
 
 @functools.cache
-def _spelled(spelling: Literal["kebab", "dotted"]) -> dict[str, Entry]:
+def _spelled(spelling: Spelling) -> dict[str, Entry]:
     known = flower_entries() if spelling == "kebab" else hydra_entries()
     return {getattr(entry, spelling): entry for entry in known}
+
+
+def _unknown(key: str, source: str, known: Collection[str]) -> NoReturn:
+    """Raise the error for a name that no setting has."""
+    require_current_name(key, source)
+    hint = suggestion(key, tuple(known)) or "; the README lists the settings"
+    raise SettingsError(f"{one_line(key)} (from {source}): there is no such setting{hint}")
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -181,19 +219,19 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _build(
-    spelling: Literal["kebab", "dotted"], values: Mapping[str, Any], source: str
+    spelling: Literal["kebab", "dotted"],
+    values: Mapping[str, Any],
+    source: str,
+    shown: Spelling | None = None,
 ) -> Settings:
+    """Build settings; ``shown`` is the spelling of names in error messages."""
     known = _spelled(spelling)
     given: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
-        if key not in known:
-            require_current_name(key, source)
-            hint = suggestion(key, tuple(known)) or "; the README lists the settings"
-            raise SettingsError(f"{one_line(key)} (from {source}): there is no such setting{hint}")
-        entry = known[key]
+        entry = known.get(key) or _unknown(key, source, known)
         group = entry.path[0] if len(entry.path) > 1 else ""
         given.setdefault(group, {})[entry.field] = value
-    token = ORIGIN.set((source, spelling))
+    token = ORIGIN.set((source, shown or spelling))
     try:
         groups = {name: kind(**given.get(name, {})) for name, kind in groups_of(Settings).items()}
         return Settings(**given.get("", {}), **groups)

@@ -9,9 +9,12 @@ from pathlib import Path
 from flwr.common.logger import update_console_handler
 
 from fldb_flower.federation.blocks import require_agents
+from fldb_flower.federation.history import History
+from fldb_flower.linalg.arrays import Array
 from fldb_flower.server_app import run_experiment
 from fldb_flower.settings import Settings, to_flat
 from simulations.engines.grid import InProcessGrid, LossyGrid
+from strategies import make_strategy
 
 
 def run(settings: Settings, output_dir: str) -> None:
@@ -22,13 +25,26 @@ def run(settings: Settings, output_dir: str) -> None:
     SettingsError
         The agents need more memory than is available.
     """
-    require_agents(settings, settings.num_agents)  # all in this process
-    run_config = to_flat(settings)
-    grid = (
-        LossyGrid(settings, run_config)
-        if settings.dropout
-        else InProcessGrid(settings.engine.num_nodes, run_config)
-    )
+    grid = _grid(settings)
     logging.getLogger("flwr").propagate = False  # Flower's logger has its own handler
     update_console_handler(colored=sys.stderr.isatty())
     run_experiment(settings, grid, Path(output_dir))
+
+
+def play(settings: Settings, history: History) -> Array:
+    """Run one experiment into a history, without files; return theta_sync.
+
+    Raises
+    ------
+    SettingsError
+        The agents need more memory than is available.
+    """
+    return make_strategy(settings, history).start(_grid(settings))
+
+
+def _grid(settings: Settings) -> InProcessGrid:
+    require_agents(settings, settings.num_agents)  # all in this process
+    run_config = to_flat(settings)
+    if settings.dropout:
+        return LossyGrid(settings, run_config)
+    return InProcessGrid(settings.engine.num_nodes, run_config)

@@ -51,9 +51,15 @@ def table(runs: Sequence[Run], keys: Sequence[str], folder: Path) -> pd.DataFram
 
     Log loss and accuracy follow the regret, if some of the jobs predicted answers.
     """
+    result = numbers(runs, keys)
+    result.insert(0, "job", [str(run.path.relative_to(folder)) for run in runs])
+    return result
+
+
+def numbers(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
+    """Return the columns of :func:`table` after the directory."""
     return pd.DataFrame(
         {
-            "job": str(run.path.relative_to(folder)),
             **{key: run.settings.get(key) for key in keys},
             "final_regret": run.summary["final_regret"],
             **{name: run.summary.get(name) for name in predictions(runs)},

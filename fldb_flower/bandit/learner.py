@@ -1,0 +1,407 @@
+"""A dueling bandit that learns from its own duels, with scikit-learn's conventions."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fldb_flower.bandit.estimator import Estimator, not_fitted
+from fldb_flower.bandit.learner_checks import (
+    Duels,
+    checked_arm,
+    checked_arms,
+    checked_duels,
+    checked_number,
+    checked_preferred,
+    checked_seed,
+)
+from fldb_flower.bandit.local_newton import Ridge, minimise
+from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.selection import find_rule, norms, rewards
+from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.catalogue import SELECTIONS
+from fldb_flower.linalg.arrays import Arrays, FloatArray, IntArray
+from fldb_flower.linalg.whiteners import whiten
+
+_Self = TypeVar("_Self", bound="DuelingBandit")
+
+
+class DuelingBandit(Estimator):
+    r"""A linear dueling bandit of one person, from logged duels or online.
+
+    The probability that the first arm of a duel is preferred is
+    :math:`\mu(\theta \cdot (x_1 - x_2))` with the logistic function :math:`\mu`. The estimate of
+    :math:`\theta` minimises the log loss of the duels plus ``ridge / 2`` times its squared length.
+    This is logistic regression on differences without intercept, with ``C = 1 / ridge``.
+
+    The methods are those of a classifier of scikit-learn, which need not be installed. Cross
+    validation and grid search accept preferences of 0 and 1.
+
+    Parameters
+    ----------
+    dimension : int, optional
+        Number of features d of an arm; by default that of the first data.
+    ridge : float
+        Precision of the prior of theta, N(0, I / ridge). A larger ridge shrinks the estimate.
+    width : float
+        Width of the confidence interval in :meth:`propose`, in posterior standard deviations. 0
+        does not explore.
+    selection : str
+        Selection rule of :meth:`propose`: ``"ucb"``, ``"maxinp"``, ``"colstim"``,
+        ``"maxpairucb"``, ``"thompson"``, or one registered with :func:`register_selection`.
+    random_state : int, optional
+        Seed of the rules that draw random numbers.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (1, d)
+        The estimate of theta.
+    covariance_ : ndarray of shape (d, d)
+        Inverse of the Hessian of the objective at the estimate: the covariance of the normal
+        approximation to the posterior of theta.
+    standard_errors_ : ndarray of shape (d,)
+        Square roots of the diagonal of ``covariance_``.
+    intercept_ : ndarray of shape (1,)
+        Zero: exchanging the arms of a duel exchanges the probabilities.
+    classes_ : ndarray
+        ``[0, 1]``: the second arm is preferred, the first arm is preferred.
+    n_features_in_ : int
+        d.
+
+    See Also
+    --------
+    clients.preference_agent.PreferenceAgent : Keeps its duels in a file and joins a federation.
+
+    Examples
+    --------
+    From logged duels: feature 0 decides, feature 1 does not matter.
+
+    >>> import numpy as np
+    >>> import fldb_flower as fldb
+    >>> differences = np.array([[1, 0], [1, 1], [-1, 1], [-1, -1], [1, -1], [-1, 0]])
+    >>> learner = fldb.DuelingBandit().fit(differences, [1, 1, 0, 0, 1, 0])
+    >>> learner.coef_.round(2)
+    array([[1.29, 0.  ]])
+    >>> learner.rank([[0.0, 5.0], [2.0, 0.0], [1.0, 0.0]])
+    array([1, 2, 0])
+
+    Online:
+
+    >>> arms = np.array([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]])
+    >>> learner = fldb.DuelingBandit(dimension=2)
+    >>> for _ in range(10):
+    ...     i, j = learner.propose(arms)
+    ...     preferred = float(arms[i, 0] > arms[j, 0])  # the answer of a person
+    ...     learner = learner.record(arms[i], arms[j], preferred)
+    >>> int(learner.rank(arms)[0])
+    1
+    """
+
+    coef_: FloatArray
+    covariance_: FloatArray
+    standard_errors_: FloatArray
+    intercept_: FloatArray
+    classes_: IntArray
+    n_features_in_: int
+
+    def __init__(
+        self,
+        dimension: int | None = None,
+        *,
+        ridge: float = 1.0,
+        width: float = 0.75,
+        selection: str = "ucb",
+        random_state: int | None = None,
+    ) -> None:
+        self.dimension = dimension
+        self.ridge = ridge
+        self.width = width
+        self.selection = selection
+        self.random_state = random_state
+
+    def fit(
+        self: _Self,
+        differences: ArrayLike,
+        preferences: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+    ) -> _Self:
+        """Learn from logged duels, and forget earlier ones.
+
+        Parameters
+        ----------
+        differences : array_like of shape (n, d)
+            Features of the first arm of each duel, minus those of the second.
+        preferences : array_like of shape (n,)
+            1 if the first arm was preferred, 0 if the second was, 0.5 for a tie; or a share
+            between 0 and 1 of several answers.
+        sample_weight : array_like of shape (n,), optional
+            Factors of the duels' losses, such as numbers of answers.
+
+        Returns
+        -------
+        DuelingBandit
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            An argument or a parameter is invalid.
+        ConvergenceError
+            The minimiser was not found: the features are too large or ``ridge`` too small.
+
+        Examples
+        --------
+        >>> import fldb_flower as fldb
+        >>> fldb.DuelingBandit().fit([[1.0], [2.0], [-1.0]], [1, 1, 0.5]).coef_.round(3)
+        array([[0.633]])
+        """
+        duels = checked_duels(differences, preferences, sample_weight, self.dimension)
+        return self._learn(duels, np.zeros(duels.differences.shape[1]))
+
+    def partial_fit(
+        self: _Self,
+        differences: ArrayLike,
+        preferences: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> _Self:
+        """Learn from additional duels. The estimate is that of :meth:`fit` with all duels.
+
+        Parameters
+        ----------
+        differences, preferences, sample_weight
+            See :meth:`fit`.
+        classes : ignored
+            For scikit-learn's convention.
+
+        Returns
+        -------
+        DuelingBandit
+            Itself.
+
+        Raises
+        ------
+        ValueError, ConvergenceError
+            See :meth:`fit`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import fldb_flower as fldb
+        >>> x, y = np.array([[1.0], [2.0], [-1.0]]), [1, 1, 0]
+        >>> learner = fldb.DuelingBandit().partial_fit(x[:2], y[:2]).partial_fit(x[2:], y[2:])
+        >>> np.allclose(learner.coef_, fldb.DuelingBandit().fit(x, y).coef_)
+        True
+        """
+        duels = checked_duels(differences, preferences, sample_weight, self._known_dimension())
+        if not self.__sklearn_is_fitted__():
+            return self._learn(duels, np.zeros(duels.differences.shape[1]))
+        return self._learn(self._duels.and_also(duels), self.coef_[0])
+
+    def record(self: _Self, first: ArrayLike, second: ArrayLike, preferred: float) -> _Self:
+        """Learn from the answer to one duel.
+
+        Parameters
+        ----------
+        first, second : array_like of shape (d,)
+            Features of the two arms.
+        preferred : float
+            1 if the first arm was preferred, 0 if the second was, 0.5 for a tie.
+
+        Returns
+        -------
+        DuelingBandit
+            Itself.
+
+        Raises
+        ------
+        ValueError, ConvergenceError
+            See :meth:`fit`.
+
+        Examples
+        --------
+        >>> import fldb_flower as fldb
+        >>> learner = fldb.DuelingBandit(dimension=2).record([1.0, 0.0], [0.0, 1.0], 1.0)
+        >>> learner.rank([[0.0, 1.0], [1.0, 0.0]])
+        array([1, 0])
+        """
+        one = checked_arm(first, self._known_dimension(), "first")
+        other = checked_arm(second, len(one), "second")
+        return self.partial_fit([one - other], [checked_preferred(preferred)])
+
+    def propose(self, arms: ArrayLike) -> tuple[int, int]:
+        """Select two different arms for the next duel.
+
+        If the rule selects the same arm twice, the second arm is the one with the largest upper
+        confidence bound among the others.
+
+        Parameters
+        ----------
+        arms : array_like of shape (K, d)
+            Features of the arms; K may differ each time.
+
+        Returns
+        -------
+        first, second : int
+            Indices of the two arms.
+
+        Raises
+        ------
+        ValueError
+            ``arms`` or a parameter is invalid.
+
+        Examples
+        --------
+        >>> import fldb_flower as fldb
+        >>> fldb.DuelingBandit(selection="thompson", random_state=0).propose([[1.0], [2.0], [3.0]])
+        (0, 2)
+        """
+        features = checked_arms(arms, self._known_dimension(), "arms")
+        if len(features) < 2:
+            raise ValueError(f"arms has {len(features)} rows: a duel needs two arms")
+        width = checked_number("width", self.width, minimum=0.0)
+        if self.selection not in SELECTIONS:
+            raise ValueError(
+                f"selection={self.selection!r}: must be one of {', '.join(SELECTIONS)}"
+            )
+        theta, whitener = self._estimate(features.shape[1])
+        rule = find_rule(self.selection)
+        noise = None if rule.noise is None else rule.noise(self._streams(), 1, features.shape)[:, 0]
+        firsts, seconds = rule.select(features[None], theta, whitener, width, noise)
+        first, second = int(firsts[0]), int(seconds[0])
+        if first == second:
+            bonus = norms((features - features[first])[None], whitener)
+            bounds = (rewards(features[None], theta) + width * bonus)[0]
+            bounds[first] = -np.inf
+            second = int(np.argmax(bounds))
+        return first, second
+
+    def rank(self, arms: ArrayLike) -> IntArray:
+        """Return the indices of arms, best first. Equal arms keep their order.
+
+        Parameters
+        ----------
+        arms : array_like of shape (K, d)
+            Features of the arms.
+
+        Raises
+        ------
+        ValueError
+            ``arms`` is invalid, or there is no estimate yet.
+
+        Examples
+        --------
+        >>> import fldb_flower as fldb
+        >>> fldb.DuelingBandit().fit([[1.0]], [1]).rank([[0.0], [2.0], [0.0], [1.0]])
+        array([1, 3, 0, 2])
+        """
+        theta = self._fitted()
+        features = checked_arms(arms, len(theta), "arms")
+        order: IntArray = np.argsort(-(features @ theta), kind="stable")
+        return order
+
+    def decision_function(self, differences: ArrayLike) -> FloatArray:
+        """Return the logit of the probability that the first arm is preferred, (n,).
+
+        Examples
+        --------
+        >>> import fldb_flower as fldb
+        >>> fldb.DuelingBandit().fit([[1.0]], [1]).decision_function([[0.0], [2.0]]).round(3)
+        array([0.   , 0.802])
+        """
+        theta = self._fitted()
+        logits: FloatArray = checked_arms(differences, len(theta), "differences") @ theta
+        return logits
+
+    def predict_proba(self, differences: ArrayLike) -> FloatArray:
+        """Return the probabilities that the second and the first arm are preferred, (n, 2).
+
+        Examples
+        --------
+        >>> import fldb_flower as fldb
+        >>> fldb.DuelingBandit().fit([[1.0]], [1]).predict_proba([[0.0], [2.0]]).round(3)
+        array([[0.5 , 0.5 ],
+               [0.31, 0.69]])
+        """
+        logits = self.decision_function(differences)
+        return np.stack([logistic(-logits), logistic(logits)], axis=1)
+
+    def predict(self, differences: ArrayLike) -> IntArray:
+        """Return 1 where the first arm is predicted to be preferred, else 0, (n,).
+
+        Examples
+        --------
+        >>> import fldb_flower as fldb
+        >>> fldb.DuelingBandit().fit([[1.0]], [1]).predict([[-1.0], [2.0]])
+        array([0, 1])
+        """
+        logits = self.decision_function(differences)
+        return self.classes_[(logits > 0).astype(np.int64)]
+
+    def score(
+        self,
+        differences: ArrayLike,
+        preferences: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+    ) -> float:
+        """Return the share of duels whose preferred arm is predicted; ties are left out.
+
+        The parameters are those of :meth:`fit`. The score is NaN if all duels are ties.
+
+        Examples
+        --------
+        >>> import fldb_flower as fldb
+        >>> learner = fldb.DuelingBandit().fit([[1.0]], [1])
+        >>> learner.score([[1.0], [2.0], [3.0], [4.0]], [1, 1, 0, 0.5])
+        0.6666666666666666
+        """
+        duels = checked_duels(differences, preferences, sample_weight, len(self._fitted()))
+        weights = np.where(duels.preferences == 0.5, 0.0, duels.weights)
+        correct = self.predict(duels.differences) == (duels.preferences > 0.5)
+        total = float(weights.sum())
+        return float(weights @ correct) / total if total else float("nan")
+
+    def _known_dimension(self) -> int | None:
+        """Return d, or None before it is known."""
+        known: int | None = getattr(self, "n_features_in_", self.dimension)
+        return known
+
+    def _learn(self: _Self, duels: Duels, start: FloatArray) -> _Self:
+        """Set the estimate to the minimiser for these duels."""
+        ridge = checked_number("ridge", self.ridge, above=0.0)
+        arrays, prior = Arrays(), Ridge(ridge, Arrays())
+        columns, answers, weights = duels.differences.T[None], duels[1][None], duels[2][None]
+        theta = minimise(start[None], columns, answers, prior, arrays, weights=weights)[0]
+        wins = logistic(duels.differences @ theta)
+        curvatures = duels.weights * wins * (1.0 - wins)
+        hessian = (duels.differences.T * curvatures) @ duels.differences
+        self._duels, self._whitener = duels, whiten(hessian + ridge * np.eye(len(theta)))
+        self.coef_, self.intercept_ = theta[None], np.zeros(1)
+        self.covariance_ = self._whitener @ self._whitener.T
+        self.standard_errors_ = np.sqrt(np.diag(self.covariance_))
+        self.classes_, self.n_features_in_ = np.array([0, 1]), len(theta)
+        return self
+
+    def _fitted(self) -> FloatArray:
+        """Return theta, (d,)."""
+        if not self.__sklearn_is_fitted__():
+            raise not_fitted(type(self).__name__)
+        theta: FloatArray = self.coef_[0]
+        return theta
+
+    def _estimate(self, dimension: int) -> tuple[FloatArray, FloatArray]:
+        """Return theta and the whitener, which are those of the prior before the first duel."""
+        if self.__sklearn_is_fitted__():
+            return self._fitted(), self._whitener
+        ridge = checked_number("ridge", self.ridge, above=0.0)
+        return np.zeros(dimension), np.eye(dimension) / np.sqrt(ridge)
+
+    def _streams(self) -> AgentStreams:
+        """Return the random numbers, which continue from one proposal to the next."""
+        state = self.random_state
+        seeded: tuple[Any, AgentStreams] | None = getattr(self, "_seeded", None)
+        if seeded is None or seeded[0] is not state:
+            seeded = self._seeded = state, AgentStreams(checked_seed(state), range(1))
+        return seeded[1]

@@ -1,0 +1,161 @@
+"""Checks of what :class:`fldb_flower.bandit.learner.DuelingBandit` is given."""
+
+from __future__ import annotations
+
+import math
+import os
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fldb_flower.errors import one_line
+from fldb_flower.linalg.arrays import FloatArray
+
+_LARGEST = 1e100  # sums of squares are then finite
+
+
+class Duels(NamedTuple):
+    """Answered duels: differences (n, d), preferences (n,) and weights (n,)."""
+
+    differences: FloatArray
+    preferences: FloatArray
+    weights: FloatArray
+
+    def and_also(self, more: Duels) -> Duels:
+        """Return the duels of both."""
+        return Duels(*(np.concatenate(each) for each in zip(self, more, strict=True)))
+
+
+def checked_duels(
+    differences: ArrayLike,
+    preferences: ArrayLike,
+    weights: ArrayLike | None,
+    dimension: int | None,
+) -> Duels:
+    """Return duels as arrays of float64.
+
+    Raises
+    ------
+    ValueError
+        An argument is invalid; the message names it.
+    """
+    rows = checked_arms(differences, dimension, "differences")
+    answers = _column(preferences, "preferences", len(rows))
+    if wrong := [value for value in answers.tolist() if not 0.0 <= value <= 1.0]:
+        raise ValueError(
+            f"preferences contains {wrong[0]:g}: must be 1 (first arm preferred), 0 (second),"
+            " 0.5 (tie), or between 0 and 1"
+        )
+    if weights is None:
+        return Duels(rows, answers, np.ones(len(rows)))
+    factors = _column(weights, "sample_weight", len(rows))
+    if (factors < 0).any():
+        raise ValueError(f"sample_weight contains {factors.min():g}: must be at least 0")
+    return Duels(rows, answers, factors)
+
+
+def checked_arms(arms: ArrayLike, dimension: int | None, name: str) -> FloatArray:
+    """Return features (n, d) as float64; the error names the argument ``name``."""
+    array = _numbers(arms, name)
+    if array.ndim != 2:
+        raise ValueError(
+            f"{name} has shape {array.shape}: must be (n, d), a row per arm or duel."
+            " Reshape your data, such as with reshape(1, -1) for one row"
+        )
+    if array.shape[0] == 0:
+        raise ValueError(f"{name} has 0 sample(s) (shape={array.shape}): needs at least one row")
+    if array.shape[1] == 0:
+        raise ValueError(
+            f"{name} has 0 feature(s) (shape={array.shape}) while a minimum of 1 is required"
+        )
+    if dimension is not None and array.shape[1] != _checked_dimension(dimension):
+        raise ValueError(f"{name} has {array.shape[1]} features: must have {dimension}")
+    return array
+
+
+def checked_arm(arm: ArrayLike, dimension: int | None, name: str) -> FloatArray:
+    """Return features (d,) of one arm."""
+    array = _numbers(arm, name)
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}: must be (d,), the features of one arm")
+    row: FloatArray = checked_arms(array[None], dimension, name)[0]
+    return row
+
+
+def checked_preferred(preferred: Any) -> float:
+    """Return the preference of one duel."""
+    if not isinstance(preferred, Real | np.bool) or not 0.0 <= float(preferred) <= 1.0:
+        raise ValueError(
+            f"preferred={_shown(preferred)}: must be 1 (first arm preferred), 0 (second), 0.5"
+            " (tie), or between 0 and 1"
+        )
+    return float(preferred)
+
+
+def checked_number(
+    name: str, value: Any, *, above: float = -math.inf, minimum: float = -math.inf
+) -> float:
+    """Return a parameter that is a finite number."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not (above < float(value) < math.inf and float(value) >= minimum):
+        limit = f"above {above:g}" if above > -math.inf else f"at least {minimum:g}"
+        raise ValueError(f"{name}={_shown(value)}: must be a number, {limit}")
+    return float(value)
+
+
+def checked_seed(state: Any) -> int:
+    """Return the seed of a ``random_state``: an integer, None, or a generator of NumPy."""
+    if state is None:
+        return int.from_bytes(os.urandom(8), "little")
+    if isinstance(state, np.random.Generator):
+        return int(state.integers(2**63))
+    if isinstance(state, np.random.RandomState):
+        return int(state.randint(2**31))
+    if isinstance(state, Integral) and not isinstance(state, bool) and int(state) >= 0:
+        return int(state)
+    raise ValueError(
+        f"random_state={_shown(state)}: must be a whole number, at least 0, a generator of NumPy or"
+        " None"
+    )
+
+
+def _checked_dimension(dimension: Any) -> int:
+    if not isinstance(dimension, Integral) or isinstance(dimension, bool) or int(dimension) < 1:
+        raise ValueError(f"dimension={_shown(dimension)}: must be a whole number, at least 1")
+    return int(dimension)
+
+
+def _column(values: ArrayLike, name: str, length: int) -> FloatArray:
+    if values is None:
+        raise ValueError(f"{name} is None: requires y, one number for each row of differences")
+    array = _numbers(values, name)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.shape != (length,):
+        raise ValueError(f"{name} has shape {array.shape}: must be ({length},), one for each duel")
+    return array
+
+
+def _numbers(values: Any, name: str) -> FloatArray:
+    if hasattr(values, "toarray") and not isinstance(values, np.ndarray):
+        raise ValueError(f"{name} is a sparse matrix, which is not supported: use .toarray()")
+    try:
+        array = np.asarray(values)
+        if np.iscomplexobj(array):
+            raise ValueError(f"Complex data not supported: {name} must contain real numbers")
+        array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        if "Complex" in str(error):
+            raise
+        raise ValueError(f"{name} must contain numbers: {one_line(error)}") from None
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} contains NaN or infinity: must contain finite numbers")
+    if array.size and np.abs(array).max() > _LARGEST:
+        raise ValueError(f"{name} contains numbers above {_LARGEST:g} in absolute value")
+    return array
+
+
+def _shown(value: Any) -> str:
+    return one_line(repr(value))[:100]

@@ -1,0 +1,1 @@
+"""The Python API of simulations: what :mod:`fldb_flower` exports, over the engines."""

@@ -1,0 +1,240 @@
+"""The result of one run, in memory, and results read back from disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from collections.abc import Mapping
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fldb_flower.errors import DataError, one_line
+from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.runs.directory import MODEL, SUMMARY
+from fldb_flower.runs.plots import axes_for
+from fldb_flower.runs.results import (
+    CONFIG,
+    PARTICIPATION,
+    PREDICTION,
+    REGRET,
+    save_files,
+)
+from simulations.saved_runs import Run, Unfinished, find_runs, read_run, varying
+from simulations.sweeps.tables import table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_FILES = (
+    CONFIG,
+    REGRET,
+    PREDICTION,
+    PARTICIPATION,
+    MODEL,
+    SUMMARY,
+)
+_SHOWN = ("num_agents", "horizon", "tau", "seed")
+
+
+class Result:
+    """The result of one run, from :func:`run` or :func:`load`.
+
+    Attributes
+    ----------
+    settings : dict
+        The settings by dotted name (``"environment.sigma"``). ``run(result.settings)`` repeats
+        the run.
+    summary : dict
+        The content of ``summary.json``, such as ``final_regret``, ``exchanges``, ``rounds``,
+        ``uploaded_bytes``, ``downloaded_bytes`` and ``runtime_seconds``.
+    regret : DataFrame
+        One row per iteration. The columns are ``iteration``, ``cumulative_regret`` (averaged over
+        the agents) and ``exchanges``.
+
+    Examples
+    --------
+    >>> import fldb_flower as fldb
+    >>> result = fldb.run(algorithm="fldb_ons", num_agents=10, horizon=20, tau=1, seed=0)
+    >>> result.regret.shape
+    (20, 3)
+    >>> result.theta.shape
+    (5,)
+    >>> result.settings["environment.name"]
+    'synthetic'
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        summary: dict[str, Any],
+        regret: pd.DataFrame,
+        files: Mapping[str, bytes],
+    ) -> None:
+        self.settings, self.summary, self.regret = settings, summary, regret
+        self._files = dict(files)
+
+    @classmethod
+    def of_files(cls, settings: dict[str, Any], files: Mapping[str, bytes]) -> Result:
+        """Return the result with the files of a run; ``settings`` are those of the run."""
+        return cls(settings, json.loads(files[SUMMARY]), _table(files[REGRET]), files)
+
+    @cached_property
+    def theta(self) -> FloatArray | None:
+        """The final common estimate theta_sync, (d,); None if the algorithm has none."""
+        if MODEL not in self._files:
+            return None
+        return np.array(json.loads(self._files[MODEL])["theta_sync"])
+
+    @cached_property
+    def participation(self) -> pd.DataFrame | None:
+        """Participation of the nodes, one row per exchange; None on the vectorized engine.
+
+        The columns are ``iteration``, ``asked``, ``replied``, ``absent`` and ``rejected``.
+        """
+        return self._optional(PARTICIPATION)
+
+    @cached_property
+    def prediction(self) -> pd.DataFrame | None:
+        """Log loss and accuracy up to each iteration; None if the run predicted no answers."""
+        return self._optional(PREDICTION)
+
+    def _optional(self, name: str) -> pd.DataFrame | None:
+        return _table(self._files[name]) if name in self._files else None
+
+    def plot(self, ax: Axes | None = None, **style: Any) -> Axes:
+        """Plot the cumulative regret against the iterations.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Axes to draw in; those of a new figure by default.
+        **style
+            Arguments of :meth:`matplotlib.axes.Axes.plot`. ``label`` is the algorithm by default.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Examples
+        --------
+        >>> import fldb_flower as fldb
+        >>> ax = None
+        >>> for algorithm in ["fldb_ogd", "fldb_ons"]:
+        ...     result = fldb.run(algorithm=algorithm, num_agents=10, horizon=20)
+        ...     ax = result.plot(ax)
+        >>> [line.get_label() for line in ax.lines]
+        ['fldb_ogd', 'fldb_ons']
+        """
+        ax = axes_for(ax)
+        style = {"label": str(self.settings["algorithm"])} | style
+        ax.plot(self.regret["iteration"], self.regret["cumulative_regret"], **style)
+        ax.set(xlabel="iteration", ylabel="cumulative regret, average per agent")
+        ax.legend()
+        return ax
+
+    def save(self, directory: str | PathLike[str]) -> Path:
+        """Write the files of the run, as the command line does, to a new directory.
+
+        Parameters
+        ----------
+        directory : path-like
+            It is created if missing.
+
+        Returns
+        -------
+        Path
+            The directory.
+
+        Raises
+        ------
+        OutputError
+            The directory cannot be written, or holds a run.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import fldb_flower as fldb
+        >>> folder = fldb.run(num_agents=10, horizon=20).save(tempfile.mkdtemp())
+        >>> sorted(path.name for path in folder.iterdir())
+        ['config.yaml', 'model.json', 'prediction.csv', 'regret.csv', 'summary.json']
+        """
+        path = Path(directory).expanduser()
+        save_files(path, self._files)
+        return path
+
+    def as_run(self, path: Path = Path()) -> Run:
+        """Return the result as the run in a directory."""
+        return Run(path, self.settings, self.summary, self.regret)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={self.settings.get(name)}" for name in _SHOWN)
+        return (
+            f"Result({self.settings.get('algorithm')} on {self.settings.get('environment.name')},"
+            f" {shown}: final regret {self.summary['final_regret']:.2f},"
+            f" {self.summary['exchanges']} exchanges)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the summary as an HTML table."""
+        values = {key: value for key, value in self.summary.items() if key != "complete"}
+        return pd.DataFrame({"": values}, dtype=object).to_html(header=False, border=0)
+
+
+def load(path: str | PathLike[str]) -> Result | pd.DataFrame:
+    """Read a run, or the runs of a sweep, from a folder.
+
+    Parameters
+    ----------
+    path : path-like
+        The folder of a run, as :meth:`Result.save`, ``python -m simulations.run`` and ``flwr run``
+        write it, or a folder that contains some.
+
+    Returns
+    -------
+    Result or DataFrame
+        The run in the folder. If there is none, the table of all finished runs below the folder:
+        one row per run, with its folder as ``job``, the settings that differ, and the columns of
+        :func:`sweep`. Runs without a result are left out with a warning.
+
+    Raises
+    ------
+    DataError
+        There is no finished run, or its files are not valid.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import fldb_flower as fldb
+    >>> result = fldb.run(num_agents=10, horizon=20)
+    >>> fldb.load(result.save(tempfile.mkdtemp()))
+    Result(fldb_ogd on synthetic, num_agents=10, horizon=20, tau=5, seed=0: final regret ...)
+    """
+    folder = Path(path).expanduser()
+    if any((folder / name).exists() for name in (CONFIG, SUMMARY)) and folder.is_dir():
+        return _loaded(read_run(folder), folder)
+    runs, unfinished = find_runs([folder])
+    for each in unfinished:
+        warnings.warn(one_line(f"{each.path}: {each.reason}"), stacklevel=2)
+    if not runs:
+        raise DataError(f"{folder}: contains no finished run")
+    return table(runs, varying(runs), folder)
+
+
+def _loaded(run: Run | Unfinished, folder: Path) -> Result:
+    if isinstance(run, Unfinished):
+        raise DataError(f"{run.path}: {run.reason}")
+    try:
+        files = {name: (folder / name).read_bytes() for name in _FILES if (folder / name).exists()}
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    return Result(run.settings, run.summary, run.curve, files)
+
+
+def _table(content: bytes) -> pd.DataFrame:
+    return pd.read_csv(io.BytesIO(content), float_precision="round_trip")

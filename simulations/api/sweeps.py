@@ -1,0 +1,230 @@
+"""Many runs from Python: all combinations of the given values, as one table."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import multiprocessing
+import sys
+from collections.abc import Iterable, Mapping
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing.context import BaseContext
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from tqdm.auto import tqdm
+
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
+from fldb_flower.errors import FldbError, SettingsError
+from fldb_flower.runs.results import identity
+from fldb_flower.settings import Settings, from_keywords, to_dotted
+from simulations.api.runs import SOURCE, merged, run_settings
+from simulations.pools import map_in_processes
+from simulations.saved_runs import Run, find_finished
+from simulations.sweeps.jobs import describe_exception
+from simulations.sweeps.tables import TABLE, numbers, table
+
+_REGISTRIES = (ALGORITHMS, ENVIRONMENTS, SELECTIONS)
+
+
+class SweepError(FldbError):
+    """Some runs of a sweep failed; the others finished.
+
+    Attributes
+    ----------
+    table : DataFrame
+        The table of the runs that finished.
+    errors : dict
+        The error of each failed run, in one line, by its swept settings.
+
+    Examples
+    --------
+    >>> import fldb_flower as fldb
+    >>> try:
+    ...     fldb.sweep(algorithm="fldb_gd", solver="gd", gd_step_size=[0.1, 1e9], num_agents=3,
+    ...                horizon=5, progress=False)
+    ... except fldb.SweepError as error:
+    ...     print(len(error.table), list(error.errors))
+    1 ['gd_step_size=1000000000.0']
+    """
+
+    def __init__(self, table: pd.DataFrame, errors: dict[str, str]) -> None:
+        name, reason = next(iter(errors.items()))
+        others = f" (and {len(errors) - 1} more, see .errors)" if len(errors) > 1 else ""
+        super().__init__(
+            f"{len(errors)} of {len(table) + len(errors)} runs failed: {name}: {reason}{others};"
+            " .table has the others"
+        )
+        self.table, self.errors = table, errors
+
+
+def sweep(
+    settings: Mapping[str, Any] | None = None,
+    /,
+    *,
+    jobs: int = 1,
+    directory: str | PathLike[str] | None = None,
+    progress: bool = True,
+    **values: Any,
+) -> pd.DataFrame:
+    """Run all combinations of the given values and return one row per run.
+
+    A value that is a list, a tuple, a range, an array or another iterable is swept. Texts and
+    numbers are the same in every run. Equal runs are run once. All settings are checked before the
+    first run starts.
+
+    Parameters
+    ----------
+    settings : mapping, optional
+        Settings by name, as in :func:`run`. Keyword arguments take precedence.
+    jobs : int
+        Number of processes. On Linux they are forks of this one, so algorithms, rules and
+        environments that were registered are known. Elsewhere they import the modules, so a script
+        needs ``if __name__ == "__main__":``.
+    directory : path-like, optional
+        Folder for the files of all runs and their table ``sweep.csv``. Runs that finished there
+        before are read back. By default, no files are written.
+    progress : bool
+        Whether to show a progress bar.
+    **values
+        Settings by name, each a value or several values.
+
+    Returns
+    -------
+    DataFrame
+        The swept settings by dotted name, then ``final_regret``, ``log_loss`` and ``accuracy`` if
+        answers were predicted, ``exchanges``, ``rounds``, ``uploaded_bytes``,
+        ``downloaded_bytes`` and ``runtime_seconds``. With ``directory``, the first column ``job``
+        is the folder of a run.
+
+    Raises
+    ------
+    SettingsError
+        Settings are invalid. No run is started.
+    SweepError
+        Some runs failed. The others are in its ``table``.
+
+    Examples
+    --------
+    >>> import fldb_flower as fldb
+    >>> table = fldb.sweep(
+    ...     algorithm=["fldb_ogd", "fldb_ons"], tau=[1, 2], seed=range(3),
+    ...     num_agents=10, horizon=20, progress=False,
+    ... )
+    >>> table.columns[:4].to_list()
+    ['algorithm', 'tau', 'seed', 'final_regret']
+    >>> table.groupby(["algorithm", "tau"]).size().to_list()
+    [3, 3, 3, 3]
+    """
+    workers = _checked_jobs(jobs)
+    chosen, swept = _combinations(merged(settings, values))
+    folder = None if directory is None else Path(directory).expanduser()
+    wanted = {identity(each): each for each in chosen}
+    found = {} if folder is None else find_finished(folder, wanted)
+    todo = {key: each for key, each in wanted.items() if key not in found}
+    errors: dict[str, str] = {}
+    with tqdm(total=len(wanted), initial=len(found), unit="run", disable=not progress) as bar:
+        work = partial(_attempt, folder=folder)
+        for (key, each), outcome in zip(
+            todo.items(), _outcomes(work, list(todo.values()), workers, bar), strict=True
+        ):
+            if isinstance(outcome, str):
+                errors[_name(each, swept)] = outcome
+            else:
+                found[key] = outcome
+    return _finished([found[key] for key in wanted if key in found], swept, folder, errors)
+
+
+def _finished(
+    runs: list[Run], swept: list[str], folder: Path | None, errors: dict[str, str]
+) -> pd.DataFrame:
+    """Return the table of the runs; raise a SweepError if some failed."""
+    if folder is None:
+        result = numbers(runs, swept)
+    else:
+        result = table(runs, swept, folder)
+        if runs:
+            result.to_csv(folder / TABLE, index=False, lineterminator="\n")
+    if errors:
+        raise SweepError(result, errors)
+    return result
+
+
+def _combinations(values: Mapping[str, Any]) -> tuple[list[Settings], list[str]]:
+    """Return the checked settings of all runs, and the names that have several values."""
+    choices: dict[str, list[Any]] = {}
+    swept = []
+    for name, value in values.items():
+        if isinstance(value, Mapping | set | frozenset):
+            raise SettingsError(f"{name}={value!r} (from {SOURCE}): must be a value or a list")
+        is_list = isinstance(value, Iterable) and not isinstance(value, str)
+        if is_list and getattr(value, "ndim", 1) > 0:
+            choices[name] = list(value)
+            swept.append(name)
+        else:
+            choices[name] = [value]
+        if not choices[name]:
+            raise SettingsError(f"{name}={value!r} (from {SOURCE}): needs at least one value")
+    combinations = itertools.product(*choices.values())
+    return [
+        from_keywords(dict(zip(choices, each, strict=True)), SOURCE) for each in combinations
+    ], swept
+
+
+def _checked_jobs(jobs: Any) -> int:
+    if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
+        raise SettingsError(f"jobs={jobs!r} (from {SOURCE}): must be a whole number, at least 1")
+    return jobs
+
+
+def _outcomes(
+    work: partial[Run | str], todo: list[Settings], jobs: int, bar: tqdm[Any]
+) -> list[Run | str]:
+    if min(jobs, len(todo)) < 2:
+        outcomes = []
+        for each in todo:
+            outcomes.append(work(each))
+            bar.update()
+        return outcomes
+    try:
+        return map_in_processes(work, todo, min(jobs, len(todo)), _context(todo), bar.update)
+    except BrokenProcessPool:
+        raise FldbError(
+            f"a process of the sweep with jobs={jobs} ended: out of memory, or a script without"
+            ' `if __name__ == "__main__":`; jobs=1 needs no other process'
+        ) from None
+
+
+def _context(todo: list[Settings]) -> BaseContext:
+    """Return how processes start: as forks if that is safe, else with new imports."""
+    if sys.platform == "linux" and all(each.backend == "numpy" for each in todo):
+        return multiprocessing.get_context("fork")
+    added = [name for registry in _REGISTRIES for name in registry.added]
+    used = {getattr(each, key) for each in todo for key in ("algorithm", "selection")}
+    used |= {each.environment.name for each in todo}
+    if names := used & set(added):
+        raise SettingsError(
+            f"jobs above 1 (from {SOURCE}): {', '.join(sorted(names))} is registered in this"
+            " process only, and others here import the package's own; use jobs=1"
+        )
+    return multiprocessing.get_context("spawn")
+
+
+def _attempt(settings: Settings, folder: Path | None) -> Run | str:
+    """Run and save one job; return why it failed, in one line."""
+    try:
+        result = run_settings(settings, [])
+        if folder is None:
+            return result.as_run()
+        name = hashlib.sha256(identity(settings).encode()).hexdigest()[:12]
+        return result.as_run(result.save(folder / name))
+    except Exception as error:
+        return describe_exception(error)
+
+
+def _name(settings: Settings, swept: list[str]) -> str:
+    values = to_dotted(settings)
+    return ", ".join(f"{name}={values[name]}" for name in swept) or "the run"
