@@ -323,7 +323,7 @@ def register_selection(
     -------
     callable
         Decorator of a function ``rule(features, theta, whitener, width, noise)``; see
-        :mod:`fldb_flower.bandit.selection.rules`.
+        :func:`fldb_flower.bandit.selection.ucb`.
 
     Raises
     ------

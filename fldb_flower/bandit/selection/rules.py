@@ -56,8 +56,6 @@ def ucb(
         C with ``||x||_{W^-1} = ||x C||_2``; see :func:`~fldb_flower.bandit.selection.whiten`.
     width : float or Array
         Factor on the norm, for all agents or for each, (agents,).
-    _noise : Array, optional
-        Ignored: the rule is deterministic.
 
     Returns
     -------
