@@ -1,6 +1,7 @@
 """Configuration of the documentation site: ``python docs/make.py`` builds it."""
 
 import hashlib
+import os
 import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -27,6 +28,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx_copybutton",
     "sphinx_design",
+    "gallery",
     "mathml",
     "repository_links",
     "settings_table",
@@ -57,6 +59,8 @@ def _digest_of_the_code() -> str:
 
 
 # Notebooks
+os.environ["MATPLOTLIBRC"] = str(DOCS / "matplotlibrc")
+os.environ.pop("MPLBACKEND", None)  # the kernel sets its own
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(DOCS / "_build" / "notebooks" / _digest_of_the_code())
 nb_execution_raise_on_error = True
