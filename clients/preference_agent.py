@@ -19,6 +19,8 @@ from fldb_flower.bandit import preference
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.system.process import one_blas_thread
 
+__all__ = ["Duel", "PreferenceAgent", "Weights"]
+
 PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 """Values of ``preferred`` in :meth:`PreferenceAgent.record`, and their y."""
 
@@ -35,23 +37,60 @@ class Duel:
 
     The first arm is the favourite: show the two in random order, or a preference for a position is
     learned as a preference for an arm.
+
+    Attributes
+    ----------
+    id : str
+        Argument of :meth:`PreferenceAgent.record`.
+    first, second : int
+        Indices of the arms among those proposed, from 0; they differ.
+    first_key, second_key : str or None
+        Their keys, if keys were given.
+    predicted : float or None
+        P(first preferred); None before the first answer and broadcast.
+    expires : float
+        In seconds since 1970.
+
+    Examples
+    --------
+    >>> from clients.preference_agent import PreferenceAgent
+    >>> with PreferenceAgent("duels.db") as agent:
+    ...     duel = agent.propose([[0.1, 0.9], [0.8, 0.2]], keys=["tea", "coffee"])
+    >>> sorted([duel.first_key, duel.second_key]), duel.predicted
+    (['coffee', 'tea'], None)
     """
 
-    id: str  # argument of PreferenceAgent.record
-    first: int  # indices of the arms among those proposed, from 0; they differ
+    id: str
+    first: int
     second: int
-    first_key: str | None  # their keys, if keys were given
+    first_key: str | None
     second_key: str | None
-    predicted: float | None  # P(first preferred); None before the first answer and broadcast
-    expires: float  # in seconds since 1970
+    predicted: float | None
+    expires: float
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What was learned: the estimate of theta and its uncertainty."""
+    """What was learned: the estimate of theta and its uncertainty.
 
-    weights: list[float]  # theta, of d features
-    deviations: list[float]  # a standard deviation of each weight
+    Attributes
+    ----------
+    weights : list of float
+        theta, of d features.
+    deviations : list of float
+        A standard deviation of each weight.
+
+    Examples
+    --------
+    Nothing is known before the first duel:
+
+    >>> from clients.preference_agent import PreferenceAgent
+    >>> PreferenceAgent("duels.db").explain()
+    Weights(weights=[], deviations=[])
+    """
+
+    weights: list[float]
+    deviations: list[float]
 
 
 class PreferenceAgent:
@@ -82,10 +121,19 @@ class PreferenceAgent:
 
     Examples
     --------
+    Coffee is preferred to tea once, so the first feature has a positive weight:
+
+    >>> from clients.preference_agent import PreferenceAgent
     >>> agent = PreferenceAgent("duels.db")
-    >>> duel = agent.propose([[0.1, 0.9], [0.8, 0.2], [0.5, 0.5]], keys=["tea", "coffee", "cocoa"])
-    >>> agent.record(duel.id, preferred="second")
+    >>> duel = agent.propose([[0.1, 0.9], [0.8, 0.2]], keys=["tea", "coffee"])
+    >>> agent.record(duel.id, "first" if duel.first_key == "coffee" else "second")
+    1
     >>> agent.rank([[0.1, 0.9], [0.8, 0.2], [0.5, 0.5]])
+    [1, 2, 0]
+    >>> agent.predict([0.8, 0.2], [0.1, 0.9]) > 0.5
+    True
+    >>> agent.explain().weights[0] > 0
+    True
     """
 
     def __init__(
@@ -131,7 +179,7 @@ class PreferenceAgent:
         The selection uses the last broadcast and all answers on this device: with FLDB-Personal
         and before the first broadcast, the person's own theta; with FLDB-ONS and FLDB-OGD,
         theta_sync, and W with the answers that are not yet in it.
-        :class:`~clients.selection.PairSelector` describes the rules.
+        ``clients.selection.PairSelector`` describes the rules.
 
         Parameters
         ----------
@@ -192,7 +240,7 @@ class PreferenceAgent:
         DataError
             ``duel_id`` or ``preferred`` is invalid.
         UnknownDuelError, DuelExpiredError, ConflictingAnswerError
-            See :mod:`clients.store`.
+            See :class:`~clients.store.DuelStore`.
         """
         check_answer(duel_id, preferred)
         (result,) = self.store.record([(duel_id, PREFERENCES[preferred])])
@@ -249,7 +297,7 @@ class PreferenceAgent:
         """Return the weight of each feature in the reward of an arm, with standard deviations.
 
         With FLDB-ONS and FLDB-OGD, the weights are theta_sync, and the deviations follow from W
-        (:meth:`clients.learning.CommonLearner.deviations`). All lists are empty before the first
+        (``clients.learning.CommonLearner.deviations``). All lists are empty before the first
         duel and broadcast.
         """
         dimension = self.store.dimension

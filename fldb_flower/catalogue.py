@@ -49,6 +49,12 @@ class AlgorithmEntry(Entry):
     scheduled : bool
         Whether ``tau`` and ``schedule`` determine the rounds. If not, results do not depend on
         them.
+
+    Examples
+    --------
+    >>> from fldb_flower.catalogue import ALGORITHMS
+    >>> ALGORITHMS["ldb"].agents, ALGORITHMS["ldb"].online
+    ('local', False)
     """
 
     agents: Literal["common", "local", "personal", "uniform"] = "common"
@@ -61,8 +67,14 @@ class AlgorithmEntry(Entry):
 class SelectionEntry(Entry):
     """A selection rule: a function ``rule(features, theta, whitener, width, noise)``.
 
-    See :mod:`fldb_flower.bandit.selection.rules`. ``noise`` is a function that draws the noise
+    See :func:`fldb_flower.bandit.selection.ucb`. ``noise`` is a function that draws the noise
     from ``(streams, iterations, (arms, d))``, or its reference; None for a deterministic rule.
+
+    Examples
+    --------
+    >>> from fldb_flower.catalogue import SELECTIONS
+    >>> SELECTIONS["ucb"].noise is None
+    True
     """
 
     noise: str | Callable[..., Any] | None = None
@@ -80,13 +92,30 @@ class EnvironmentEntry(Entry):
     ----------
     implies : bool
         Whether its data determine settings that are ``auto``.
+
+    Examples
+    --------
+    >>> from fldb_flower.catalogue import ENVIRONMENTS
+    >>> ENVIRONMENTS["duels"].implies
+    True
     """
 
     implies: bool = False
 
 
 class Catalogue(Mapping[str, E]):
-    """Entries of one kind by name. Those of the package cannot be replaced."""
+    """Entries of one kind by name. Those of the package cannot be replaced.
+
+    Examples
+    --------
+    >>> from fldb_flower.catalogue import ALGORITHMS
+    >>> list(ALGORITHMS)
+    ['fldb_ogd', 'fldb_gd', 'fldb_ons', 'fldb_personal', 'alone', 'ldb', 'random']
+    >>> ALGORITHMS.register("my_ons", "fldb_flower.algorithms.ons:FLDBONS", online=True)
+    'fldb_flower.algorithms.ons:FLDBONS'
+    >>> ALGORITHMS.load("my_ons").__name__
+    'FLDBONS'
+    """
 
     def __init__(self, kind: type[E], entries: dict[str, E]) -> None:
         self._kind, self._entries, self._fixed = kind, dict(entries), frozenset(entries)
@@ -306,7 +335,7 @@ def register_selection(
     -------
     callable
         Decorator of a function ``rule(features, theta, whitener, width, noise)``; see
-        :mod:`fldb_flower.bandit.selection.rules`.
+        :func:`fldb_flower.bandit.selection.ucb`.
 
     Raises
     ------

@@ -34,7 +34,7 @@ _CONNECT_POLL_SECONDS = 0.1
 class DuelingStrategy(Federation, Strategy):
     """Runs the algorithm of the settings with exchanges that are Flower messages.
 
-    :meth:`collect` makes an :class:`~strategies.exchange.Exchange` and repeats
+    :meth:`collect` makes an ``strategies.exchange.Exchange`` and repeats
     ``configure_train`` -> messages -> ``aggregate_train`` until enough nodes have contributed.
     Replies are checked, and summed in an order that does not depend on their arrival. Duels are
     acknowledged node by node, so a lost, late or repeated reply loses no duel and counts none
@@ -55,7 +55,23 @@ class DuelingStrategy(Federation, Strategy):
     algorithm : Algorithm
         What the Central Server computes.
     watch : callable
-        Called while an exchange waits for replies; see :data:`strategies.transport.Watch`.
+        Called while an exchange waits for replies; see ``strategies.transport.Watch``.
+
+    Examples
+    --------
+    Ten agents on two nodes in this process. In a ServerApp, the grid is that of its main function:
+
+    >>> from fldb_flower.federation.history import History
+    >>> from fldb_flower.settings import Settings, to_flat
+    >>> from simulations.engines.grid import InProcessGrid
+    >>> from strategies import DuelingStrategy
+    >>> from strategies.simulated_nodes import SimulatedNodes
+    >>> settings = Settings(algorithm="fldb_ons", num_agents=10, horizon=20, dimension=3, tau=5)
+    >>> history = History(settings.horizon)
+    >>> strategy = DuelingStrategy(settings, history, SimulatedNodes(settings, history))
+    >>> theta = strategy.start(InProcessGrid(2, to_flat(settings)))
+    >>> theta.shape, history.iteration, history.participation[-1].replied
+    ((3,), 20, 2)
     """
 
     ALGORITHM: ClassVar[str] = ""

@@ -22,6 +22,15 @@ class Contribution(NamedTuple):
         The statistics.
     claim : Any
         Identity and duels of the node, in the form that the kind of nodes needs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fldb_flower.federation.exchange import Upload
+    >>> from strategies.nodes import Contribution
+    >>> upload = Upload(1, np.array([-0.5]), np.eye(1), None, None, ())
+    >>> Contribution(order=0, upload=upload, claim="the first node").order
+    0
     """
 
     order: Any
@@ -34,6 +43,16 @@ class Nodes(ABC):
 
     A node states its identity in each reply. It is checked in two steps: :meth:`check` validates
     a reply by itself, and :meth:`disputes` compares the identities of all nodes.
+
+    Examples
+    --------
+    Nodes of simulated agents, and of devices, are two kinds:
+
+    >>> from strategies.device_nodes import DeviceNodes
+    >>> from strategies.nodes import Nodes
+    >>> from strategies.simulated_nodes import SimulatedNodes
+    >>> issubclass(SimulatedNodes, Nodes), issubclass(DeviceNodes, Nodes)
+    (True, True)
     """
 
     @abstractmethod

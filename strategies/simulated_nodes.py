@@ -31,6 +31,15 @@ class SimulatedNodes(Nodes):
 
     A node that contributed to an exchange keeps its partition for the rest of the run. The history
     has the last iteration played.
+
+    Examples
+    --------
+    >>> from fldb_flower.federation.history import History
+    >>> from fldb_flower.settings import Settings
+    >>> from strategies.simulated_nodes import SimulatedNodes
+    >>> SimulatedNodes(Settings(num_agents=10), History(5)).check_number(range(11))
+    Traceback (most recent call last):
+    fldb_flower.errors.FederationError: 11 nodes for num-agents=10: ...
     """
 
     def __init__(self, settings: Settings, history: Counts) -> None:

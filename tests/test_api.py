@@ -205,6 +205,9 @@ def test_plot_and_representations():
     assert ax.get_ylim()[0] == 0
     assert ax.get_ylim()[1] >= high.regret.cumulative_regret.max() > first.get_ydata().max()
     assert ax.get_xlim() == (0, 40)
+    ax.set_yscale("log")
+    lowest = min(float(line.get_ydata()[0]) for line in ax.lines)
+    assert lowest / 2 < ax.get_ylim()[0] <= lowest
     assert len({line.get_color() for line in ax.lines}) == 3
     show_html = getattr(result, "_repr_html_")  # noqa: B009 - what notebooks call
     assert "final_regret" in show_html()

@@ -23,7 +23,15 @@ EXTRA = 2
 
 
 def duel_key(difference: FloatArray) -> bytes:
-    """Return what identifies a duel: its difference up to the sign."""
+    """Return what identifies a duel: its difference up to the sign.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from clients.store import duel_key
+    >>> duel_key(np.array([1.0, -2.0])) == duel_key(np.array([-1.0, 2.0]))
+    True
+    """
     sign = np.sign(difference[difference != 0.0][:1]).sum()
     key: FloatArray = sign * difference + 0.0  # no negative zeros
     return key.tobytes()

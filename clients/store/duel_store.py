@@ -55,6 +55,16 @@ class DuelStore(ShareLog):
         The file is not a duel store, is damaged, or was written by a newer version.
     OutputError
         The file cannot be written.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from clients.store import DuelStore
+    >>> with DuelStore("duels.db") as store:
+    ...     proposal = store.propose(np.array([1.0, 0.0]), np.nan, expire_after=60.0)
+    ...     numbers = store.record([(proposal.id, 1.0)])
+    ...     print(numbers, store.counts())
+    [1] {'open': 0, 'answered': 1, 'counted': 0}
     """
 
     @property

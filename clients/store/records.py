@@ -17,19 +17,70 @@ SELECTION_SETTINGS = (
 
 
 class UnknownDuelError(FldbError):
-    """The duel was never proposed on this device, or it was removed."""
+    """The duel was never proposed on this device, or it was removed.
+
+    Examples
+    --------
+    >>> from clients.store import DuelStore
+    >>> DuelStore("duels.db").record([("no-such-duel", 1.0)])
+    [UnknownDuelError(...)]
+    """
 
 
 class DuelExpiredError(FldbError):
-    """The duel can no longer be answered."""
+    """The duel can no longer be answered.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from clients.store import DuelStore
+    >>> now = 1000.0
+    >>> store = DuelStore("duels.db", clock=lambda: now)
+    >>> proposal = store.propose(np.array([1.0, 0.0]), np.nan, expire_after=60.0)
+    >>> now = 1061.0
+    >>> store.record([(proposal.id, 1.0)])
+    [DuelExpiredError(...)]
+    """
 
 
 class ConflictingAnswerError(FldbError):
-    """The duel already has a different answer."""
+    """The duel already has a different answer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from clients.store import DuelStore
+    >>> store = DuelStore("duels.db")
+    >>> proposal = store.propose(np.array([1.0, 0.0]), np.nan, expire_after=60.0)
+    >>> store.record([(proposal.id, 1.0), (proposal.id, 1.0), (proposal.id, 0.0)])
+    [1, 1, ConflictingAnswerError(...)]
+    """
 
 
 class Proposal(NamedTuple):
-    """A duel without an answer; ``contents`` is what a page shows of its two arms."""
+    """A duel without an answer.
+
+    Attributes
+    ----------
+    id : str
+        Identifies the duel.
+    created, expires : float
+        In seconds since 1970.
+    first_key, second_key : str or None
+        The application's names for the two arms.
+    contents : Any
+        What a page shows of the two arms.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from clients.store import DuelStore
+    >>> store = DuelStore("duels.db", clock=lambda: 1000.0)
+    >>> difference = np.array([1.0, 0.0])
+    >>> proposal = store.propose(difference, 0.5, keys=("tea", "coffee"), expire_after=60.0)
+    >>> proposal.first_key, proposal.expires
+    ('tea', 1060.0)
+    """
 
     id: str
     created: float
@@ -41,36 +92,110 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True)
 class Synchronization:
-    """The estimate of the last broadcast."""
+    """The estimate of the last broadcast.
 
-    received: float  # time of receipt, in seconds since 1970
-    round: int  # of the server
-    counted: int  # answers of this device that the server has acknowledged
-    duels: int  # of all devices, that theta is computed from
-    theta: FloatArray  # theta_sync, (d,)
-    information: FloatArray  # W_sync, or A of FLDB-ONS, packed in the form of the parameters
-    parameters: dict[str, Any]  # the SELECTION_SETTINGS of the run
-    prior: CommonPrior | None = None  # of FLDB-Personal
+    Attributes
+    ----------
+    received : float
+        Time of receipt, in seconds since 1970.
+    round : int
+        Round of the server.
+    counted : int
+        Answers of this device that the server has acknowledged.
+    duels : int
+        Duels of all devices that theta is computed from.
+    theta : ndarray
+        theta_sync, (d,).
+    information : ndarray
+        W_sync, or A of FLDB-ONS, packed in the form of the parameters.
+    parameters : dict
+        The ``SELECTION_SETTINGS`` of the run.
+    prior : CommonPrior or None
+        Prior of FLDB-Personal.
+
+    Examples
+    --------
+    There is none before the first broadcast:
+
+    >>> from clients.store import DuelStore
+    >>> DuelStore("duels.db").synchronized() is None
+    True
+    """
+
+    received: float
+    round: int
+    counted: int
+    duels: int
+    theta: FloatArray
+    information: FloatArray
+    parameters: dict[str, Any]
+    prior: CommonPrior | None = None
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """Numbers of open duels and answers that were removed, by :meth:`DuelStore.forget`."""
+    """Numbers of open duels and answers that were removed by ``DuelStore.forget``.
 
-    proposals: int  # open duels
-    forgotten: int  # answers that the server had not acknowledged
-    may_be_counted: int  # those of them that had been uploaded: the server may have counted them
-    counted: int  # answers that the server has counted; only FLDB-Personal's sums lose them
+    Attributes
+    ----------
+    proposals : int
+        Open duels.
+    forgotten : int
+        Answers that the server had not acknowledged.
+    may_be_counted : int
+        Those of them that had been uploaded: the server may have counted them.
+    counted : int
+        Answers that the server has counted; only FLDB-Personal's sums lose them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from clients.store import DuelStore
+    >>> store = DuelStore("duels.db")
+    >>> proposal = store.propose(np.array([1.0, 0.0]), np.nan, expire_after=60.0)
+    >>> store.forget()
+    Forgotten(proposals=1, forgotten=0, may_be_counted=0, counted=0)
+    """
+
+    proposals: int
+    forgotten: int
+    may_be_counted: int
+    counted: int
 
 
 class Evidence(NamedTuple):
-    """Answers in the order of their numbers."""
+    """Answers in the order of their numbers.
 
-    numbers: IntArray  # (n,)
+    Attributes
+    ----------
+    numbers : ndarray
+        Numbers of the answers, (n,).
+    differences : ndarray
+        phi(first) - phi(second), (n, d).
+    preferences : ndarray
+        1, 0, or 0.5 for a tie, (n,).
+    predicted : ndarray
+        P(first preferred) when proposed, (n,); NaN before the first broadcast.
 
-    differences: FloatArray  # phi(first) - phi(second), (n, d)
-    preferences: FloatArray  # 1, 0, or 0.5 for a tie, (n,)
-    predicted: FloatArray  # P(first preferred) when proposed, (n,); NaN before the first broadcast
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from clients.store import DuelStore
+    >>> store = DuelStore("duels.db")
+    >>> for difference, preference in [([1.0, 0.0], 1.0), ([0.0, 2.0], 0.0)]:
+    ...     proposal = store.propose(np.array(difference), np.nan, expire_after=60.0)
+    ...     numbers = store.record([(proposal.id, preference)])
+    >>> store.answers().preferences
+    array([1., 0.])
+    >>> store.answers().after(1).differences
+    array([[0., 2.]])
+    """
+
+    numbers: IntArray
+
+    differences: FloatArray
+    preferences: FloatArray
+    predicted: FloatArray
 
     def after(self, number: int) -> Evidence:
         """Return the answers after a number."""

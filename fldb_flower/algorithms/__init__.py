@@ -17,13 +17,35 @@ from fldb_flower.settings import Settings
 
 
 def make_algorithm(settings: Settings) -> Algorithm:
-    """Return the settings' algorithm in its initial state."""
+    """Return the settings' algorithm in its initial state.
+
+    Examples
+    --------
+    >>> from fldb_flower.algorithms import make_algorithm
+    >>> from fldb_flower.settings import Settings
+    >>> algorithm = make_algorithm(Settings(algorithm="fldb_ons", dimension=2))
+    >>> algorithm.theta_sync
+    array([0., 0.])
+    """
     algorithm: Algorithm = ALGORITHMS.load(settings.algorithm)(settings)
     return algorithm
 
 
 def run_algorithm(federation: Federation, settings: Settings) -> Array:
-    """Run the settings' algorithm to the horizon; return its final theta_sync, (d,)."""
+    """Run the settings' algorithm to the horizon; return its final theta_sync, (d,).
+
+    Examples
+    --------
+    >>> from fldb_flower.algorithms import run_algorithm
+    >>> from fldb_flower.federation.history import History
+    >>> from fldb_flower.settings import Settings
+    >>> from simulations.engines.vectorized import DirectFederation
+    >>> settings = Settings(num_agents=10, horizon=20, dimension=3, tau=1)
+    >>> history = History(settings.horizon)
+    >>> theta = run_algorithm(DirectFederation(settings, history), settings)
+    >>> theta.shape, history.iteration, history.rounds
+    ((3,), 20, 20)
+    """
     return run_rounds(federation, make_algorithm(settings))
 
 
@@ -45,6 +67,22 @@ def run_rounds(
         Called after each round, once its uploads are counted.
     attempt : callable, optional
         Runs a round, or returns False if the round must be repeated.
+
+    Examples
+    --------
+    >>> from fldb_flower.algorithms import make_algorithm, run_rounds
+    >>> from fldb_flower.federation.history import History
+    >>> from fldb_flower.settings import Settings
+    >>> from simulations.engines.vectorized import DirectFederation
+    >>> settings = Settings(num_agents=10, horizon=8, dimension=3, tau=4)
+    >>> history = History(settings.horizon)
+    >>> federation = DirectFederation(settings, history)
+    >>> def report():
+    ...     print("played", history.iteration)
+    >>> theta = run_rounds(federation, make_algorithm(settings), after_round=report)
+    played 1
+    played 4
+    played 8
     """
     for round_ in algorithm.rounds():
         if round_.last <= federation.history.iteration:

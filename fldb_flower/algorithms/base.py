@@ -34,6 +34,27 @@ class Algorithm(ABC):
     ``arrays`` is the state, all that later rounds depend on. It always has ``theta_sync``, (d,),
     zero at first, and ``information``, W_sync in the form of the settings, (lambda / kappa_mu) I
     at first. :meth:`learn` returns the arrays that a round changes.
+
+    Examples
+    --------
+    The mean of the differences between winners and losers, in five lines. At theta = 0 the gradient
+    of the loss is the sum of ``-(y - 1/2) phi``, because mu(0) = 1/2:
+
+    >>> from fldb_flower.algorithms import Algorithm, run_algorithm
+    >>> from fldb_flower.catalogue import ALGORITHMS
+    >>> from fldb_flower.federation.exchange import Broadcast
+    >>> @ALGORITHMS.register("mean_winner")
+    ... class MeanWinner(Algorithm):
+    ...     def learn(self, federation, round_):
+    ...         zero = 0.0 * self.theta_sync
+    ...         upload = federation.exchange(Broadcast(self.play(round_), zero, scope="all"))
+    ...         return {"theta_sync": -2.0 * upload.gradient / upload.num_duels}
+
+    It is now a value of the setting ``algorithm``:
+
+    >>> from fldb_flower.settings import Settings
+    >>> Settings(algorithm="mean_winner").algorithm
+    'mean_winner'
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -120,6 +141,24 @@ class Online(Algorithm):
 
     The first minimiser is that of the loss of the duels of t = 1. The state also has
     ``theta_hat``, (d,), the point at which gradients are taken.
+
+    Examples
+    --------
+    Stochastic gradient descent with steps 1 / t, from the first minimiser:
+
+    >>> from fldb_flower.algorithms import Online
+    >>> class GradientDescent(Online):
+    ...     first_ridge = 1.0
+    ...
+    ...     def begin(self, minimum):
+    ...         return {}
+    ...
+    ...     def step(self, upload, round_):
+    ...         theta = self.theta_hat - upload.gradient / round_.last
+    ...         return {"theta_hat": theta, "theta_sync": theta}
+    >>> from fldb_flower.settings import Settings
+    >>> GradientDescent(Settings(dimension=3)).theta_hat
+    array([0., 0., 0.])
     """
 
     HESSIAN = False

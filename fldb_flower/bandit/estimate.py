@@ -18,7 +18,17 @@ class Estimate:
     """An estimate of theta, (d,), and the matrix of the norm that rules select with.
 
     The matrix is W_sync, or the Hessian A of FLDB-ONS. It is symmetric positive definite: (d, d),
-    or another form of :mod:`fldb_flower.linalg.forms`.
+    or another form of ``fldb_flower.linalg.forms``.
+
+    Examples
+    --------
+    With W = diag(4, 1), a vector along the first axis has half its length:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.estimate import Estimate
+    >>> estimate = Estimate(np.array([1.0, 0.0]), np.diag([4.0, 1.0]))
+    >>> np.linalg.norm(np.array([3.0, 0.0]) @ estimate.whitener)
+    np.float64(1.5)
     """
 
     theta_sync: Array

@@ -34,9 +34,32 @@ from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.linalg.whiteners import Whitener, add_to_whiteners, on_backend
 from fldb_flower.settings import Settings
 
+__all__ = [
+    "CommonEstimatePolicy",
+    "LocalEstimatesPolicy",
+    "PersonalPolicy",
+    "Policy",
+    "UniformPolicy",
+    "make_policy",
+]
+
 
 class Policy:
-    """Selects pairs for a block of agents."""
+    """Selects pairs for a block of agents.
+
+    Examples
+    --------
+    A policy that always selects the first two arms:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.policies import Policy
+    >>> class FirstTwo(Policy):
+    ...     def select(self, iterations, features):
+    ...         first = np.zeros(len(features), dtype=np.int64)
+    ...         return first, first + 1
+    >>> FirstTwo().select(range(1, 2), np.ones((3, 4, 2)))
+    (array([0, 0, 0]), array([1, 1, 1]))
+    """
 
     learns = False
     """Whether it learns from each duel. If not, several iterations can be selected at once."""
@@ -78,7 +101,23 @@ class Policy:
 
 
 class CommonEstimatePolicy(Policy):
-    """Selects with the estimate of the last broadcast (Algorithm 1, lines 4 and 5)."""
+    """Selects with the estimate of the last broadcast (Algorithm 1, lines 4 and 5).
+
+    Examples
+    --------
+    All agents select with the estimate that they received:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.estimate import Estimate
+    >>> from fldb_flower.bandit.policies import make_policy
+    >>> from fldb_flower.bandit.streams import AgentStreams
+    >>> from fldb_flower.settings import Settings
+    >>> settings = Settings(algorithm="fldb_ogd", dimension=2, beta_scale=0.0)
+    >>> policy = make_policy(settings, AgentStreams(0, range(2)))
+    >>> policy.receive(Estimate(np.array([1.0, 0.0]), np.eye(2)))
+    >>> policy.select(range(1, 2), np.array([[[1.0, 0.0], [2.0, 0.0]]] * 2))
+    (array([1, 1]), array([1, 1]))
+    """
 
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         self._selector = Selector(settings, streams, arrays)
@@ -115,6 +154,20 @@ class LocalEstimatesPolicy(Policy):
     """LDB: each agent selects with its own theta_i and W_i, and learns from its own duels.
 
     Only the whitener of W_i is stored and updated.
+
+    Examples
+    --------
+    Agent 0 learns that the first feature is good, and agent 1 that it is bad:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.policies import make_policy
+    >>> from fldb_flower.bandit.streams import AgentStreams
+    >>> from fldb_flower.settings import Settings
+    >>> settings = Settings(algorithm="ldb", dimension=2, beta_scale=0.0)
+    >>> policy = make_policy(settings, AgentStreams(0, range(2)))
+    >>> policy.learn(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([1.0, 0.0]))
+    >>> policy.select(range(2, 3), np.array([[[1.0, 0.0], [2.0, 0.0]]] * 2))
+    (array([1, 0]), array([1, 0]))
     """
 
     learns = True
@@ -151,6 +204,20 @@ class PersonalPolicy(Policy):
 
     Agents upload changes of their shares since the last upload that the server has counted. The
     shares after an iteration are computed once, so that repeated requests return the same change.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.policies import make_policy
+    >>> from fldb_flower.bandit.streams import AgentStreams
+    >>> from fldb_flower.settings import Settings
+    >>> settings = Settings(algorithm="fldb_personal", dimension=2, personal_width=0.0)
+    >>> policy = make_policy(settings, AgentStreams(0, range(2)))
+    >>> arms = np.array([[[1.0, 0.0], [2.0, 0.0]]] * 2)
+    >>> _ = policy.select(range(1, 2), arms)
+    >>> policy.learn(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([1.0, 0.0]))
+    >>> policy.select(range(2, 3), arms)
+    (array([1, 0]), array([1, 0]))
     """
 
     learns = True
@@ -249,7 +316,21 @@ def _as_arrays(values: NamedTuple) -> dict[str, Array]:
 
 
 class UniformPolicy(Policy):
-    """Draws each pair uniformly among the pairs of different arms."""
+    """Draws each pair uniformly among the pairs of different arms.
+
+    Examples
+    --------
+    With two arms, there is one pair of different arms, in one of two orders:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.policies import make_policy
+    >>> from fldb_flower.bandit.streams import AgentStreams
+    >>> from fldb_flower.settings import Settings
+    >>> policy = make_policy(Settings(algorithm="random", num_arms=2), AgentStreams(0, range(5)))
+    >>> first, second = policy.select(range(1, 2), np.ones((5, 2, 5)))
+    >>> first + second
+    array([1, 1, 1, 1, 1])
+    """
 
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         self._streams = streams
@@ -271,6 +352,15 @@ _POLICIES: dict[str, Callable[[Settings, AgentStreams, Arrays], Policy]] = {
 
 
 def make_policy(settings: Settings, streams: AgentStreams, arrays: Arrays | None = None) -> Policy:
-    """Return the policy of the settings' algorithm, on the given kind of arrays."""
+    """Return the policy of the settings' algorithm, on the given kind of arrays.
+
+    Examples
+    --------
+    >>> from fldb_flower.bandit.policies import make_policy
+    >>> from fldb_flower.bandit.streams import AgentStreams
+    >>> from fldb_flower.settings import Settings
+    >>> make_policy(Settings(algorithm="ldb"), AgentStreams(0, range(2))).learns
+    True
+    """
     policy = _POLICIES[ALGORITHMS[settings.algorithm].agents]
     return policy(settings, streams, arrays or Arrays())

@@ -25,7 +25,19 @@ from fldb_flower.settings import Settings
 
 
 def keyed_generator(seed: int, *key: int | str) -> np.random.Generator:
-    """Return the generator of a key: SFC64, NumPy's fastest for normal draws."""
+    """Return the generator of a key: SFC64, NumPy's fastest for normal draws.
+
+    Examples
+    --------
+    Equal keys give equal draws:
+
+    >>> from fldb_flower.bandit.streams import keyed_generator
+    >>> first = keyed_generator(0, "participation", 3).random()
+    >>> first == keyed_generator(0, "participation", 3).random()
+    True
+    >>> first == keyed_generator(0, "participation", 4).random()
+    False
+    """
     return np.random.Generator(np.random.SFC64(keyed_seed(seed, *key)))
 
 
@@ -36,7 +48,14 @@ def keyed_seed(seed: int, *key: int | str) -> np.random.SeedSequence:
 
 
 def shared_generator(seed: int, name: str) -> np.random.Generator:
-    """Return a generator of values that all agents share, such as the true theta."""
+    """Return a generator of values that all agents share, such as the true theta.
+
+    Examples
+    --------
+    >>> from fldb_flower.bandit.streams import shared_generator
+    >>> shared_generator(0, "theta").standard_normal(3).shape
+    (3,)
+    """
     return keyed_generator(seed, 0, name)
 
 
@@ -73,6 +92,19 @@ class AgentStreams:
     ------
     SettingsError
         The seed or the agents are invalid.
+
+    Examples
+    --------
+    Three agents draw two numbers in each of four iterations. In a block of its own, an agent draws
+    the same numbers:
+
+    >>> from fldb_flower.bandit.streams import AgentStreams
+    >>> draws = AgentStreams(0, range(3)).standard_normal("arms", 4, 2)
+    >>> draws.shape
+    (3, 4, 2)
+    >>> alone = AgentStreams(0, range(2, 3)).standard_normal("arms", 4, 2)
+    >>> bool((alone[0] == draws[2]).all())
+    True
     """
 
     COHORT = 32  # largest number of agents that share a stream; a power of two, as all sizes are
@@ -98,11 +130,11 @@ class AgentStreams:
         return keyed_generator(self._seed, 1, cohort, name)
 
     def standard_normal(self, name: str, iterations: int, *shape: int) -> Array:
-        """Draw N(0, 1); shape (agents, iterations, *shape)."""
+        """Draw N(0, 1); the shape is ``(agents, iterations, *shape)``."""
         return self._draw(np.random.Generator.standard_normal, name, iterations, shape)
 
     def random(self, name: str, iterations: int, *shape: int) -> Array:
-        """Draw uniformly from [0, 1); shape (agents, iterations, *shape)."""
+        """Draw uniformly from [0, 1); the shape is ``(agents, iterations, *shape)``."""
         return self._draw(np.random.Generator.random, name, iterations, shape)
 
     def _draw(
@@ -220,7 +252,15 @@ class TorchStreams(AgentStreams):
 
 
 def make_streams(settings: Settings, agents: range) -> AgentStreams:
-    """Return the streams of a block of agents, drawn by NumPy or by torch (setting ``rng``)."""
+    """Return the streams of a block of agents, drawn by NumPy or by torch (setting ``rng``).
+
+    Examples
+    --------
+    >>> from fldb_flower.bandit.streams import make_streams
+    >>> from fldb_flower.settings import Settings
+    >>> make_streams(Settings(seed=1), range(10)).agents
+    range(0, 10)
+    """
     if settings.rng == "torch":
         return TorchStreams(settings.seed, agents, arrays_on(settings.backend))
     return AgentStreams(settings.seed, agents)

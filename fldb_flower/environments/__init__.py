@@ -14,7 +14,17 @@ from fldb_flower.settings import AUTO, Settings
 
 
 def make_environment(settings: Settings, agents: range) -> Environment:
-    """Return the settings' environment for a block of agents."""
+    """Return the settings' environment for a block of agents.
+
+    Examples
+    --------
+    >>> from fldb_flower.bandit.streams import AgentStreams
+    >>> from fldb_flower.environments import make_environment
+    >>> from fldb_flower.settings import Settings
+    >>> environment = make_environment(Settings(num_arms=4, dimension=3), range(2))
+    >>> environment.contexts(AgentStreams(0, range(2)), iterations=5).features.shape
+    (2, 5, 4, 3)
+    """
     check_agents(agents, settings.num_agents)
     environment: Environment = ENVIRONMENTS.load(settings.environment.name)(settings, agents)
     return environment
@@ -26,6 +36,15 @@ def max_difference(settings: Settings) -> float:
     With ``max_difference=auto`` it is the result of the environment's static method
     ``max_difference(settings)``. It is infinite for devices, and for an environment without that
     method.
+
+    Examples
+    --------
+    >>> from fldb_flower.environments import max_difference
+    >>> from fldb_flower.settings import Settings
+    >>> max_difference(Settings(max_difference=3))
+    3.0
+    >>> max_difference(Settings(mode="devices"))
+    inf
     """
     if settings.max_difference != AUTO:
         return float(settings.max_difference)

@@ -20,6 +20,16 @@ class Contexts:
     rewards : Array
         Latent reward ``f(x)`` of every arm, (agents, iterations, arms), float64. Used only to
         draw preferences and to compute the regret.
+
+    Examples
+    --------
+    One agent, one iteration, two arms with three features:
+
+    >>> import numpy as np
+    >>> from fldb_flower.environments import Contexts
+    >>> features = np.array([[[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]]])
+    >>> Contexts(features, features @ np.array([2.0, 5.0, 0.0])).rewards
+    array([[[2., 5.]]])
     """
 
     features: Array
@@ -31,11 +41,36 @@ class Environment(Protocol):
 
     It is constructed as ``Class(settings, agents)``, with the range of the agents' numbers.
     Preferences are drawn from the rewards with the BTL model by
-    :class:`fldb_flower.federation.agents.AgentBlock`.
+    ``fldb_flower.federation.agents.AgentBlock``.
 
     Static methods are optional. ``max_difference(settings)`` returns an upper bound of the length
     of a difference of two arms' features. ``implied(settings)`` returns values of settings that
     are ``auto``, by name, if the catalogue's entry has ``implies=True``.
+
+    Examples
+    --------
+    Arms on the unit sphere, and one theta for all agents:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.streams import AgentStreams, shared_generator
+    >>> from fldb_flower.catalogue import ENVIRONMENTS
+    >>> from fldb_flower.environments import Contexts, make_environment
+    >>> from fldb_flower.settings import EnvironmentSettings, Settings
+    >>> @ENVIRONMENTS.register("unit_sphere")
+    ... class UnitSphere:
+    ...     def __init__(self, settings, agents):
+    ...         self.shape = (settings.num_arms, settings.dimension)
+    ...         generator = shared_generator(settings.seed, "theta")
+    ...         self.theta = generator.standard_normal(settings.dimension)
+    ...
+    ...     def contexts(self, streams, iterations):
+    ...         features = streams.standard_normal("arms", iterations, *self.shape)
+    ...         features /= np.linalg.norm(features, axis=-1, keepdims=True)
+    ...         return Contexts(features, features @ self.theta)
+    >>> settings = Settings(environment=EnvironmentSettings(name="unit_sphere"))
+    >>> environment = make_environment(settings, range(4))
+    >>> environment.contexts(AgentStreams(0, range(4)), iterations=3).rewards.shape
+    (4, 3, 10)
     """
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
@@ -59,6 +94,26 @@ class RecordedAnswers(Protocol):
     ----------
     shows_pairs : bool
         Whether an iteration shows one pair of arms that the policy cannot change.
+
+    Examples
+    --------
+    An environment of two agents, who always prefer the first arm:
+
+    >>> import numpy as np
+    >>> from fldb_flower.environments import RecordedAnswers
+    >>> class AlwaysFirst:
+    ...     shows_pairs = False
+    ...
+    ...     def answers(self, first, second):
+    ...         return np.where(first == second, np.nan, 1.0)
+    ...
+    ...     def state(self):
+    ...         return {}
+    ...
+    ...     def restore(self, state):
+    ...         pass
+    >>> isinstance(AlwaysFirst(), RecordedAnswers)
+    True
     """
 
     shows_pairs: bool

@@ -22,6 +22,16 @@ from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import LARGEST, Array
 from fldb_flower.linalg.forms import Form, form_of
 
+__all__ = [
+    "Broadcast",
+    "Federation",
+    "Outcomes",
+    "PlayRequest",
+    "Upload",
+    "statistics",
+    "total",
+]
+
 Scope = Literal["fresh", "all"]
 
 
@@ -30,6 +40,12 @@ class PlayRequest(NamedTuple):
 
     Iterations count from 1. The estimate is a prior for FLDB-Personal; it is None if agents use
     local estimates or none.
+
+    Examples
+    --------
+    >>> from fldb_flower.federation.exchange import PlayRequest
+    >>> PlayRequest(first=6, last=10)
+    PlayRequest(first=6, last=10, estimate=None)
     """
 
     first: int
@@ -57,6 +73,17 @@ class Broadcast(NamedTuple):
         Whether agents return changes of their shares (FLDB-Personal).
     lowest_variance : float
         The smallest v so far, which bounds changes of shares. Used by the server only; not sent.
+
+    Examples
+    --------
+    Only the first of these requests statistics, so only it is counted as an exchange:
+
+    >>> import numpy as np
+    >>> from fldb_flower.federation.exchange import Broadcast, PlayRequest
+    >>> Broadcast(PlayRequest(1, 5), np.zeros(2)).learns
+    True
+    >>> Broadcast(PlayRequest(1, 5), None).learns
+    False
     """
 
     play: PlayRequest | None
@@ -77,8 +104,18 @@ class Broadcast(NamedTuple):
 class Outcomes(NamedTuple):
     """Regret and predictions of consecutive iterations (simulation only).
 
-    ``sums`` are the :data:`~fldb_flower.bandit.outcomes.OUTCOMES` of each iteration from ``first``
+    ``sums`` are the ``fldb_flower.bandit.outcomes.OUTCOMES`` of each iteration from ``first``
     on, (iterations, 5), summed over a block of ``agents`` agents.
+
+    Examples
+    --------
+    The regrets of iterations 3 and 4, summed over 10 agents, without predictions:
+
+    >>> import numpy as np
+    >>> from fldb_flower.federation.exchange import Outcomes
+    >>> sums = np.array([[2.5, 0, 0, 0, 0], [1.5, 0, 0, 0, 0]])
+    >>> Outcomes(first=3, agents=10, sums=sums).sums.shape
+    (2, 5)
     """
 
     first: int
@@ -105,6 +142,16 @@ class Upload(NamedTuple):
         Of the iterations not yet acknowledged, one entry per block of agents.
     shares : ShareChange or None
         Change of the shares of FLDB-Personal.
+
+    Examples
+    --------
+    :func:`statistics` creates uploads, and :func:`total` sums them:
+
+    >>> import numpy as np
+    >>> from fldb_flower.federation.exchange import Upload
+    >>> upload = Upload(1, np.array([-0.5, 0.0]), np.diag([1.0, 0.0]), None, None, ())
+    >>> upload.num_duels
+    1
     """
 
     num_duels: int
@@ -131,6 +178,25 @@ def statistics(
         Differences of the duels not yet acknowledged, (m, d), for W_new.
     form : Form
         Form of W_new and the Hessian.
+
+    Examples
+    --------
+    One duel with difference (1, 0), which the first arm won. At theta_hat = 0, mu is 1/2, so the
+    gradient of the loss is (1/2 - 1) phi and W_new is phi phi^T:
+
+    >>> import numpy as np
+    >>> from fldb_flower.federation.exchange import Broadcast, PlayRequest, statistics
+    >>> from fldb_flower.linalg.forms import make_form
+    >>> from fldb_flower.settings import Settings
+    >>> differences, preferences = np.array([[1.0, 0.0]]), np.array([1.0])
+    >>> request = Broadcast(PlayRequest(1, 1), np.zeros(2))
+    >>> form = make_form(Settings(dimension=2))
+    >>> upload = statistics(request, differences, preferences, differences, form)
+    >>> upload.gradient
+    array([-0.5,  0. ])
+    >>> upload.information
+    array([[1., 0.],
+           [0., 0.]])
     """
     theta = broadcast.theta_hat
     if theta is None:
@@ -148,7 +214,19 @@ def statistics(
 
 
 def total(uploads: Sequence[Upload]) -> Upload:
-    """Sum uploads in the given order, which must not depend on the order of arrival."""
+    """Sum uploads in the given order, which must not depend on the order of arrival.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fldb_flower.federation.exchange import Upload, total
+    >>> one = Upload(1, np.array([-0.5, 0.0]), np.diag([1.0, 0.0]), None, None, ())
+    >>> two = Upload(2, np.array([0.0, 1.0]), np.diag([0.0, 8.0]), None, None, ())
+    >>> total([one, two]).num_duels
+    3
+    >>> total([one, two]).gradient
+    array([-0.5,  1. ])
+    """
     if len(uploads) == 1:
         return uploads[0]
     form = form_of(uploads[0].information)
@@ -167,7 +245,36 @@ def total(uploads: Sequence[Upload]) -> Upload:
 
 
 class Federation(ABC):
-    """Agents that are reached by exchanges. The history records exchanges, bytes and regret."""
+    """Agents that are reached by exchanges. The history records exchanges, bytes and regret.
+
+    A subclass defines :meth:`collect` and :meth:`mark_counted`.
+
+    Examples
+    --------
+    A federation of one agent, whose only duel is known:
+
+    >>> import numpy as np
+    >>> from fldb_flower.federation.exchange import Broadcast, Federation, statistics
+    >>> from fldb_flower.federation.history import Counts
+    >>> from fldb_flower.linalg.forms import make_form
+    >>> from fldb_flower.settings import Settings
+    >>> class OneDuel(Federation):
+    ...     differences, preferences = np.array([[1.0, 0.0]]), np.array([1.0])
+    ...     form = make_form(Settings(dimension=2))
+    ...
+    ...     def collect(self, broadcast):
+    ...         x, y = self.differences, self.preferences
+    ...         return statistics(broadcast, x, y, x, self.form)
+    ...
+    ...     def mark_counted(self):
+    ...         pass
+    >>> federation = OneDuel(Counts())
+    >>> federation.exchange(Broadcast(None, np.zeros(2))).gradient
+    array([-0.5,  0. ])
+    >>> federation.acknowledge()
+    >>> federation.history.exchanges, federation.history.rounds
+    (1, 1)
+    """
 
     def __init__(self, history: Counts) -> None:
         self.history = history

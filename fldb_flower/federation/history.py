@@ -37,6 +37,12 @@ class Participation:
         One line for each node that failed or whose upload was refused.
     absent : tuple of str
         Every node asked whose upload was not counted, including those without a reply.
+
+    Examples
+    --------
+    >>> from fldb_flower.federation.history import Participation
+    >>> Participation(iteration=5, asked=2, replied=1, absent=("node 7",))
+    Participation(iteration=5, asked=2, replied=1, rejected=(), absent=('node 7',))
     """
 
     iteration: int
@@ -65,6 +71,15 @@ class Counts:
         One entry per exchange over Flower.
     heterogeneity : float or None
         v of FLDB-Personal, in squared units of theta.
+
+    Examples
+    --------
+    >>> from fldb_flower.federation.history import Counts
+    >>> counts = Counts()
+    >>> counts.count_exchange((1, 5), learns=True)
+    >>> counts.count_round()
+    >>> counts.iteration, counts.exchanges, counts.rounds
+    (5, 1, 1)
     """
 
     iteration: int = 0
@@ -131,6 +146,16 @@ class History(Counts):
     ------
     SettingsError
         The horizon is not a positive integer, or too long for the memory.
+
+    Examples
+    --------
+    Two agents have regrets of 4 and 2 in sum, in the two iterations of a run:
+
+    >>> from fldb_flower.federation.history import History
+    >>> history = History(horizon=2)
+    >>> history.add_outcomes(first=1, agents=2, sums=[[4, 0, 0, 0, 0], [2, 0, 0, 0, 0]])
+    >>> history.cumulative_regret
+    array([2., 3.])
     """
 
     horizon: int

@@ -28,6 +28,14 @@ def whiten(information: Array) -> Array:
     Because the factor is inverted and not W, the relative error is that of a Cholesky solve. The
     norms of all agents' arms then take one matrix product. Since ``W^-1 = C C^T``, ``C n`` has
     covariance ``W^-1`` if n is standard normal. W is positive definite, (..., d, d).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.selection import whiten
+    >>> whiten(np.diag([4.0, 25.0]))
+    array([[0.5, 0. ],
+           [0. , 0.2]])
     """
     return _inverse(namespace(information).linalg.cholesky(information, upper=True))
 

@@ -45,7 +45,14 @@ WAIT = Limits(above=0, maximum=MAX_SECONDS)
 
 @dataclass(frozen=True)
 class EnvironmentSettings(Checked):
-    """Arms and preferences."""
+    """Arms and preferences.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import EnvironmentSettings, Settings
+    >>> Settings(environment=EnvironmentSettings(sigma=0.3)).environment.name
+    'synthetic'
+    """
 
     GROUP: ClassVar[str] = "environment"
 
@@ -85,7 +92,14 @@ class EnvironmentSettings(Checked):
 
 @dataclass(frozen=True)
 class ScheduleSettings(Checked):
-    """Communication rounds."""
+    """Communication rounds.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import ScheduleSettings, Settings
+    >>> Settings(schedule=ScheduleSettings("geometric", ratio=2.0)).schedule.ratio
+    2.0
+    """
 
     GROUP: ClassVar[str] = "schedule"
 
@@ -101,7 +115,14 @@ class ScheduleSettings(Checked):
 
 @dataclass(frozen=True)
 class EngineSettings(Checked):
-    """Engine of `python -m simulations.run`."""
+    """Engine of ``python -m simulations.run``.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import EngineSettings, Settings
+    >>> Settings(engine=EngineSettings("inprocess", num_nodes=4)).engine.num_nodes
+    4
+    """
 
     GROUP: ClassVar[str] = "engine"
 
@@ -117,7 +138,14 @@ class EngineSettings(Checked):
 
 @dataclass(frozen=True)
 class DevicesSettings(Checked):
-    """Rounds with real devices (mode=devices); Flower only."""
+    """Rounds with real devices (mode=devices); Flower only.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import DevicesSettings
+    >>> DevicesSettings(at_least=3).first_duels
+    'auto'
+    """
 
     GROUP: ClassVar[str] = "devices"
 
@@ -151,6 +179,16 @@ class Settings(Checked):
         A value is of the wrong type or out of range, or two settings are incompatible.
     DataError
         Settings are auto, and the data that determine them cannot be read.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import Settings
+    >>> settings = Settings(algorithm="fldb_ons", tau=1)
+    >>> settings.num_agents, settings.horizon, settings.dimension
+    (100, 500, 5)
+    >>> Settings(tau=0)
+    Traceback (most recent call last):
+    fldb_flower.errors.SettingsError: tau=0 (from Python): must be at least 1...
     """
 
     mode: str = setting(

@@ -59,6 +59,12 @@ def check_value(name: str, value: Any) -> Any:
     ------
     SettingsError
         The type or the range is wrong.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import check_value
+    >>> check_value("schedule.ratio", 2)
+    2.0
     """
     entry = _spelled("dotted")[name]
     return entry.check(value, entry.path[-1], "Python")
@@ -73,12 +79,27 @@ def from_flat(values: Mapping[str, Any], source: str) -> Settings:
     ------
     SettingsError
         A name is unknown, or a value is of the wrong type or out of range.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import from_flat
+    >>> from_flat({"num-agents": 50, "environment-sigma": 0.3}, "a script").environment.sigma
+    0.3
     """
     return _build("kebab", values, source)
 
 
 def from_nested(values: Mapping[str, Any], source: str) -> Settings:
-    """Build settings from nested snake_case keys, as Hydra composes them; see :func:`from_flat`."""
+    """Build settings from nested snake_case keys, as Hydra composes them.
+
+    See :func:`from_flat`.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import from_nested
+    >>> from_nested({"num_agents": 50, "environment": {"sigma": 0.3}}, "a script").num_agents
+    50
+    """
     return _build("dotted", dict(_flatten(values)), source)
 
 
@@ -113,7 +134,14 @@ def is_in_identity(entry: Entry, settings: Settings) -> bool:
 
 
 def to_flat(settings: Settings) -> dict[str, Any]:
-    """Return the settings as Flower's run config."""
+    """Return the settings as Flower's run config.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import Settings, to_flat
+    >>> to_flat(Settings(num_agents=50))["num-agents"]
+    50
+    """
     return {entry.kebab: entry.value(settings) for entry in flower_entries()}
 
 
@@ -123,7 +151,14 @@ def to_dotted(settings: Settings) -> dict[str, Any]:
 
 
 def to_nested(settings: Settings) -> dict[str, Any]:
-    """Return the settings as nested keys for :func:`from_nested` and ``config.yaml``."""
+    """Return the settings as nested keys for :func:`from_nested` and ``config.yaml``.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import Settings, to_nested
+    >>> to_nested(Settings())["schedule"]
+    {'name': 'periodic', 'ratio': 1.5}
+    """
     return _nested({entry.path: entry.value(settings) for entry in hydra_entries()})
 
 

@@ -140,9 +140,12 @@ class Result:
         look = {"label": default["label"], "gid": algorithm, **line_style(default)}
         if any(line.get_gid() == algorithm for line in ax.lines):
             look |= {"color": f"C{len(ax.lines)}", "linestyle": "-"}
-        ax.plot(self.regret["iteration"], self.regret["cumulative_regret"], **(look | style))
-        ax.autoscale(axis="y")  # an earlier curve may have had other limits
+        x, y = self.regret["iteration"], self.regret["cumulative_regret"]
+        (line,) = ax.plot(x, y, **(look | style))
         label_axes(ax)
+        line.sticky_edges.y.append(0)
+        ax.update_datalim([(0, 0)])
+        ax.autoscale(axis="y")  # from 0; a logarithmic scale that is set later has its own limits
         ax.legend()
         return ax
 

@@ -45,6 +45,41 @@ def ucb(
 
     ``first = argmax theta . phi(x)``; ``second = argmax theta . (phi(x) - phi(first))
     + width ||phi(x) - phi(first)||_{W^-1}``.
+
+    Parameters
+    ----------
+    features : Array
+        Features of the arms, (agents, arms, d).
+    theta : Array
+        The estimate, (d,), or one per agent, (agents, d).
+    whitener : Whitener
+        C with ``||x||_{W^-1} = ||x C||_2``; see :func:`~fldb_flower.bandit.selection.whiten`.
+    width : float or Array
+        Factor on the norm, for all agents or for each, (agents,).
+
+    Returns
+    -------
+    tuple of Array
+        Numbers of the first and of the second arm, (agents,) each. They may be equal.
+
+    Raises
+    ------
+    FloatingPointError
+        A feature, theta or W is NaN or infinite.
+
+    Examples
+    --------
+    One agent with arms of reward 1, 0.5 and 0. W is the identity. The leads over the best arm are
+    -0.5 and -1, and the distances to it 0.5 and 3, so the width decides about the second arm:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.selection import ucb, whiten
+    >>> features = np.array([[[1.0, 0.0], [0.5, 0.0], [0.0, np.sqrt(8)]]])
+    >>> theta, whitener = np.array([1.0, 0.0]), whiten(np.eye(2))
+    >>> ucb(features, theta, whitener, 0.1)
+    (array([0]), array([0]))
+    >>> ucb(features, theta, whitener, 1.0)
+    (array([0]), array([2]))
     """
     xp = namespace(features)
     ties = tie_breaks(features, theta, whitener, width)
@@ -80,6 +115,18 @@ def colstim(features: Array, theta: Array, whitener: Whitener, width: Width, noi
     ----------
     Bengs, Saha and Huellermeier, "Stochastic Contextual Dueling Bandits under Linear
     Stochastic Transitivity Models", ICML 2022, Algorithm 1.
+
+    Examples
+    --------
+    The noise of the second arm is clipped to 1. Its perturbed reward, 0.5 + 1 * 0.5, is below that
+    of the first:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.selection import colstim, whiten
+    >>> features = np.array([[[1.2, 0.0], [0.5, 0.0]]])
+    >>> noise = np.array([[0.0, 9.0]])
+    >>> colstim(features, np.array([1.0, 0.0]), whiten(np.eye(2)), 1.0, noise)
+    (array([0]), array([0]))
     """
     xp = namespace(features)
     ties = tie_breaks(features, theta, whitener, width)
@@ -101,6 +148,17 @@ def thompson(features: Array, theta: Array, whitener: Whitener, width: Width, no
     ----------
     Li, Zhao and Gu, "Feel-Good Thompson Sampling for Contextual Dueling Bandits", ICML 2024,
     for the two independent draws; the posterior differs.
+
+    Examples
+    --------
+    With theta = 0 and W = I, the drawn thetas are the noise, here (1, 0) and (0, 1):
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.selection import thompson, whiten
+    >>> features = np.array([[[1.0, 0.0], [0.0, 1.0]]])
+    >>> noise = np.array([[[1.0, 0.0], [0.0, 1.0]]])
+    >>> thompson(features, np.zeros(2), whiten(np.eye(2)), 1.0, noise)
+    (array([0]), array([1]))
     """
     xp = namespace(features)
     deviations = whitened(noise, transposed(whitener))  # (agents, 2, d): row j is C n_j
@@ -126,6 +184,16 @@ def maxpairucb(
     ----------
     Di, Jin, Wu, Zhao, Farnoud and Gu, "Variance-Aware Regret Bounds for Stochastic Contextual
     Dueling Bandits", ICLR 2024: the selection within a layer of VACDB, called MaxPairUCB there.
+
+    Examples
+    --------
+    With theta = 0, the sums of rewards are 0, and the pair with the largest distance is selected:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.selection import maxpairucb, whiten
+    >>> features = np.array([[[0.0], [1.0], [3.0]]])
+    >>> maxpairucb(features, np.zeros(1), whiten(np.eye(1)), 1.0)
+    (array([0]), array([2]))
     """
     step = tie_step(features, theta, whitener, width)
     predicted = rewards(features, theta)
@@ -149,6 +217,19 @@ def maxinp(
     ----------
     Saha, "Optimal Algorithms for Stochastic Contextual Preference Bandits", NeurIPS 2021,
     "Maximum-Informative-Pair".
+
+    Examples
+    --------
+    The arms have rewards 0, 2 and 3. With width 0.5, both leads of the last arm are certain, for
+    example 2 - 3 + 0.5 * 1 < 0. With width 1.5, all arms are candidates:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.selection import maxinp, whiten
+    >>> features = np.array([[[0.0], [2.0], [3.0]]])
+    >>> maxinp(features, np.ones(1), whiten(np.eye(1)), 0.5)
+    (array([2]), array([2]))
+    >>> maxinp(features, np.ones(1), whiten(np.eye(1)), 1.5)
+    (array([0]), array([2]))
     """
     xp = namespace(features)
     step = tie_step(features, theta, whitener, width)

@@ -27,7 +27,16 @@ def column(width: Width, axes: int = 1) -> Width:
 
 
 def rewards(features: Array, theta: Array) -> Array:
-    """Predicted rewards ``theta . phi(x)``: (agents, arms)."""
+    """Return the predicted rewards of the arms, (agents, arms): ``theta^T phi(x)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.selection import rewards
+    >>> features = np.array([[[1.0, 0.0], [0.5, 2.0]]])
+    >>> rewards(features, np.array([2.0, 1.0]))
+    array([[2., 3.]])
+    """
     if theta.ndim == 1:
         flat = features.reshape((-1, features.shape[-1])) @ theta
         return flat.reshape(features.shape[:-1])
@@ -35,7 +44,17 @@ def rewards(features: Array, theta: Array) -> Array:
 
 
 def norms(vectors: Array, whitener: Whitener) -> Array:
-    """``||x||_{W^-1}`` of vectors (agents, arms, d): (agents, arms)."""
+    """Return ``||x||_{W^-1}`` of vectors, (agents, arms, d) -> (agents, arms).
+
+    Examples
+    --------
+    With W = 4 I, norms are half the lengths:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.selection import norms, whiten
+    >>> norms(np.array([[[3.0, 4.0], [0.0, 2.0]]]), whiten(4.0 * np.eye(2)))
+    array([[2.5, 1. ]])
+    """
     xp = namespace(vectors)
     d = vectors.shape[-1]
     shared = isinstance(whitener, LowRank) or whitener.ndim < 3
@@ -46,7 +65,15 @@ def norms(vectors: Array, whitener: Whitener) -> Array:
 
 
 def pick(values: Array, arms: Array) -> Array:
-    """Return one arm of each agent: (agents, arms, ...), (agents,) -> (agents, ...)."""
+    """Return one arm of each agent: (agents, arms, ...), (agents,) -> (agents, ...).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.selection import pick
+    >>> pick(np.array([[10.0, 11.0], [20.0, 21.0]]), np.array([1, 0]))
+    array([11., 20.])
+    """
     xp = namespace(values)
     agents, num_arms, *rest = values.shape
     places = xp.arange(0, agents * num_arms, num_arms, device=values.device) + arms
@@ -58,6 +85,16 @@ def tie_breaks(features: Array, theta: Array, whitener: Whitener, width: Width) 
 
     Scores that differ by rounding errors only are ties, so that results do not depend on the order
     of summation. Raises as :func:`tie_step`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.selection import tie_breaks, whiten
+    >>> features = np.array([[[1.0, 0.0], [1.0, 0.0]]])  # equal arms
+    >>> theta = np.array([0.3, 0.0])
+    >>> scores = features @ theta - tie_breaks(features, theta, whiten(np.eye(2)), 1.0)
+    >>> np.argmax(scores, axis=1)
+    array([0])
     """
     xp = namespace(features)
     step = tie_step(features, theta, whitener, width)
@@ -65,15 +102,25 @@ def tie_breaks(features: Array, theta: Array, whitener: Whitener, width: Width) 
 
 
 def tie_step(features: Array, theta: Array, whitener: Whitener, width: Width) -> float:
-    """Return the largest difference of scores ``theta . phi(x) + width ||x||_{W^-1}`` in a tie.
+    """Return the largest difference of two scores that is a tie.
 
-    It is proportional to an upper bound of the scores, from norms that take one pass over the
-    features. Rounding errors are smaller.
+    Scores are ``theta . phi(x) + width ||x||_{W^-1}``. The result is proportional to an upper bound
+    of the scores, from norms that take one pass over the features. Rounding errors are smaller.
 
     Raises
     ------
     FloatingPointError
         A feature, theta or W is NaN or infinite, or the scores overflow.
+
+    Examples
+    --------
+    Far below any difference that matters, and above 0:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.selection import tie_step, whiten
+    >>> features = np.array([[[1.0, 0.0], [0.5, 2.0]]])
+    >>> 0 < tie_step(features, np.ones(2), whiten(np.eye(2)), 1.0) < 1e-12
+    True
     """
     width = width if isinstance(width, float) else float(namespace(width).max(width))
     flat = features.reshape((-1,))

@@ -35,9 +35,15 @@ def normal_per_draw(streams: AgentStreams, iterations: int, shape: tuple[int, in
 class Rule:
     """A selection rule with its source of noise.
 
-    ``select(features, theta, whitener, width, noise)`` is a function of
-    :mod:`~fldb_flower.bandit.selection.rules`. ``noise(streams, iterations, (arms, d))`` draws its
+    ``select(features, theta, whitener, width, noise)`` is a function like
+    :func:`~fldb_flower.bandit.selection.ucb`. ``noise(streams, iterations, (arms, d))`` draws its
     noise, (agents, iterations, ...); it is None if the rule is deterministic.
+
+    Examples
+    --------
+    >>> from fldb_flower.bandit.selection import Rule, ucb
+    >>> Rule(ucb).noise is None
+    True
     """
 
     select: Callable[[Array, Array, Whitener, Width, Array | None], Pair]
@@ -45,7 +51,14 @@ class Rule:
 
 
 def find_rule(name: str) -> Rule:
-    """Return the selection rule of a name in :data:`fldb_flower.catalogue.SELECTIONS`."""
+    """Return the selection rule of a name in :data:`fldb_flower.catalogue.SELECTIONS`.
+
+    Examples
+    --------
+    >>> from fldb_flower.bandit.selection import find_rule, thompson
+    >>> find_rule("thompson").select is thompson
+    True
+    """
     entry = SELECTIONS[name]
     return Rule(resolve(entry.target), resolve(entry.noise))
 
@@ -55,6 +68,20 @@ class Selector:
 
     The rule is that of the setting ``selection``. Noise is drawn from the block's stream
     "selection", and made an array of the backend of features and estimates, NumPy by default.
+
+    Examples
+    --------
+    Two agents with the same two arms; with width 0, both select the better arm twice:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.selection import Selector, whiten
+    >>> from fldb_flower.bandit.streams import AgentStreams
+    >>> from fldb_flower.settings import Settings
+    >>> selector = Selector(Settings(selection="ucb"), AgentStreams(0, range(2)))
+    >>> features = np.array([[[1.0, 0.0], [2.0, 0.0]]] * 2)
+    >>> theta, whitener = np.array([1.0, 0.0]), whiten(np.eye(2))
+    >>> selector.select(range(1, 2), features, theta, whitener, num_agents=2, width=0.0)
+    (array([1, 1]), array([1, 1]))
     """
 
     def __init__(
@@ -84,7 +111,7 @@ class Selector:
         features : Array
             (rows, arms, d): a row per agent for the first iteration, then for the second, ...
         theta, whitener : Array
-            See :mod:`~fldb_flower.bandit.selection.rules`: shared by all agents, or one per agent
+            See :func:`~fldb_flower.bandit.selection.ucb`: shared by all agents, or one per agent
             (for a single iteration).
         num_agents : int
             Number of agents whose duels are in W: N, or 1 for independent agents.
