@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fldb_flower.runs.plots import save_figure
-from simulations.saved_runs import Run, group_by_seed, predictions, varying
+from simulations.saved_runs import Run, group_by_seed, one_per_seed, predictions, relevant, varying
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
 _COLUMNS = ("exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
@@ -67,17 +67,19 @@ def statistics(runs: Sequence[Run], swept: Collection[str] = ()) -> pd.DataFrame
     """Return one row per configuration: varying settings, and the final regret over the seeds.
 
     The standard error is that of the mean, ``deviation / sqrt(seeds)``. It is NaN for one seed.
-    Log loss and accuracy, if some of the runs predicted answers, are means as well.
+    Log loss and accuracy, if some of the runs predicted answers, are means as well. A setting that
+    a configuration does not use is None.
     """
     keys = [key for key in _columns(runs, swept) if key != "seed"]
     rows = []
-    for group in group_by_seed(runs):
+    for group in map(one_per_seed, group_by_seed(runs)):
         final = pd.Series([run.summary["final_regret"] for run in group], dtype=float)
         numbers = {"mean": final.mean(), "std. error": final.sem(), "median": final.median()}
         for name in predictions(runs):
             values = [run.summary.get(name) for run in group]
             numbers[name] = pd.Series(values, dtype=float).mean()
-        chosen = {key: group[0].settings.get(key) for key in keys}
+        used = relevant(group[0].settings)
+        chosen = {key: used.get(key) for key in keys}
         rows.append({**chosen, **numbers, "seeds": len(group)})
     return pd.DataFrame(rows)
 
