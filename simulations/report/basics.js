@@ -21,35 +21,41 @@ const escaped = (text) => text.replace(/[&<>"']/g, (character) => `&#${character
 const cut = (text, most = 60) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
-function formatNumber(value) {
-  if (value === null || !Number.isFinite(value)) return "–";
+/** Return a format with fixed digits, so that the numbers of a column are aligned. */
+const fixed = (digits) => (value) => {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2);
-  const digits = Number.isInteger(value) ? 0 : size >= 1 ? 2 : 4;
-  return value.toLocaleString("en", { minimumFractionDigits: Math.min(digits, 2), maximumFractionDigits: digits });
-}
+  if (size >= 1e7 || (size > 0 && size < 10 ** -digits)) return value.toExponential(2);
+  return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+};
+const formatRegret = fixed(2);
+const formatCount = (value) => fixed(Number.isInteger(value) || value >= 100 ? 0 : 1)(value);
 
 function formatBytes(value) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   const power = value < 1 ? 0 : Math.min(Math.floor(Math.log10(value) / 3), units.length - 1);
   const number = value / 1000 ** power;
-  return `${power === 0 ? formatNumber(number) : number.toFixed(number < 10 ? 2 : number < 100 ? 1 : 0)} ${units[power]}`;
+  return `${power === 0 ? formatCount(number) : number.toFixed(number < 10 ? 2 : number < 100 ? 1 : 0)} ${units[power]}`;
 }
 
 const MEASURES = {
-  exchanges: { title: "Exchanges", format: formatNumber },
+  exchanges: { title: "Exchanges", format: formatCount },
   up: { title: "Bytes up", format: formatBytes },
   down: { title: "Bytes down", format: formatBytes },
-  seconds: { title: "Seconds", format: formatNumber },
+  seconds: { title: "Seconds", format: fixed(2) },
 };
 const PREDICTIONS = { log_loss: "Log loss", accuracy: "Accuracy" };
+const formatPrediction = fixed(4);
 
 /* ---- Runs ------------------------------------------------------------------------------------ */
 
 DATA.runs.forEach((run, index) => {
   run.index = index;
   run.shown = run.settings.map((place, setting) => DATA.settings[setting].values[place]);
-  const words = run.shown.map((value, setting) => `${DATA.settings[setting].name}=${value}`);
+  const words = run.shown.flatMap((value, setting) => {
+    const { name, varies } = DATA.settings[setting];
+    return varies && value !== UNUSED ? [`${name}=${value}`] : [];
+  });
   run.words = [run.path, ...words].join("\n").toLowerCase();
 });
 
@@ -75,12 +81,14 @@ function summaries(runs) {
   const { groups, of } = grouping();
   const members = new Map();
   for (const run of runs) members.set(of[run.index], [...(members.get(of[run.index]) ?? []), run]);
+  const algorithms = new Set([...members.keys()].map((index) => groups[index].algorithm));
   return [...members].sort(([a], [b]) => a - b).map(([index, all]) => {
     // A run that was repeated with equal settings counts once.
     const distinct = [...new Map(all.toReversed().map((run) => [run.settings.join(), run])).values()].reverse();
     const measured = ["regret", ...Object.keys(MEASURES), ...DATA.predictions]
       .map((name) => [name, statistics(distinct.map((run) => run[name]).filter((value) => value !== undefined))]);
-    return { ...groups[index], ...Object.fromEntries(measured), index, runs: distinct };
+    const style = algorithms.size > 1 ? groups[index].style : groups[index].alone;
+    return { ...style, label: groups[index].label, ...Object.fromEntries(measured), index, runs: distinct };
   });
 }
 

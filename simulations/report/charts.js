@@ -9,6 +9,7 @@ const colorOf = (group, shown) => group.colors[Number(isDark(shown))];
 const dashOf = (group) => group.dash.map((length) => `${length * 2}px`).join(",") || "solid";
 const HELP = "Left and right: along the curve. Up and down: to another curve. Plus and minus: zoom. 0: all.";
 const charts = [];
+const touch = matchMedia("(pointer: coarse)");
 
 function layoutOf(shown, { xaxis, yaxis, ...layout }) {
   const ink = INK[shown];
@@ -17,7 +18,8 @@ function layoutOf(shown, { xaxis, yaxis, ...layout }) {
     automargin: true, rangemode: "tozero", exponentformat: "power", minorloglabels: "none",
   };
   return {
-    font: { family: "system-ui, sans-serif", size: 13, color: ink.text }, hovermode: "closest", dragmode: "zoom",
+    font: { family: "system-ui, sans-serif", size: 13, color: ink.text }, hovermode: "closest",
+    dragmode: touch.matches ? false : "zoom", // touch scrolls the page
     paper_bgcolor: ink.card, plot_bgcolor: ink.card, margin: { l: 10, r: 14, t: 34, b: 10 }, showlegend: false,
     hoverlabel: { bgcolor: ink.card, bordercolor: ink.line, font: { color: ink.text }, align: "left", namelength: -1 },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: ink.line, activecolor: ink.text },
@@ -29,12 +31,12 @@ function layoutOf(shown, { xaxis, yaxis, ...layout }) {
  * A chart with buttons for scales and export, and readings by keyboard. `figure(shown, log)` returns
  * Plotly's traces and layout, and a note. A trace that can be read has its name and unit in `meta`.
  */
-function makeChart(place, { title, file, figure, hasScales = true, isFirst = false }) {
+function makeChart(place, { title, file, figure, hasScales = true, isFirst = false, heading = "h3" }) {
   const log = { x: false, y: false };
   let [isNear, isStale] = [isFirst, true]; // charts far below are drawn when they are scrolled to
   const live = h("p", { class: "unseen", "aria-live": "polite" });
   const note = h("p", { class: "note" });
-  const plot = h("div", { class: "plot", tabindex: 0, role: "group", "aria-label": `Chart of ${title}. ${HELP}` });
+  const plot = h("div", { class: "plot", tabindex: 0, role: "group", "aria-label": `${title}, a chart. ${HELP}` });
 
   function full(shown) {
     const { data, layout, text = "" } = figure(shown, log);
@@ -74,7 +76,7 @@ function makeChart(place, { title, file, figure, hasScales = true, isFirst = fal
   function download(format) {
     const { data, layout } = full("light");
     const size = { width: 900, height: 560, scale: format === "png" ? 3 : 1 };
-    const legend = { ...layout, showlegend: true, margin: { ...layout.margin, t: 20 } };
+    const legend = { ...layout, showlegend: true, margin: { ...layout.margin, t: 20 }, height: undefined };
     return Plotly.downloadImage({ data, layout: legend }, { format, filename: file, ...size });
   }
 
@@ -83,7 +85,7 @@ function makeChart(place, { title, file, figure, hasScales = true, isFirst = fal
     format.toUpperCase(),
   ));
   const scales = hasScales ? ["x", "y"].map(toggle) : [];
-  place.replaceChildren(h("div", { class: "row" }, h("h3", {}, title), ...scales, ...exports), plot, note, live);
+  place.replaceChildren(h("div", { class: "row" }, h(heading, {}, title), ...scales, ...exports), plot, note, live);
   addReadings(plot, live);
   new IntersectionObserver((entries) => {
     isNear = entries.at(-1).isIntersecting || isFirst;
@@ -117,9 +119,9 @@ function addReadings(plot, live) {
       else at = { curve: at.curve, point: Math.min(Math.max(at.point + dx, 0), last) };
     }
     const trace = plot.data[at.curve];
-    const error = trace.customdata?.[at.point];
-    const value = `${formatNumber(trace.y[at.point])}${error ? ` ± ${formatNumber(error)}` : ""}`;
-    live.textContent = `${trace.meta.label}, ${trace.meta.x} ${formatNumber(trace.x[at.point])}, ${trace.meta.y} ${value}`;
+    const [error, reading] = [trace.customdata?.[at.point], (value) => Number(value.toPrecision(6)).toLocaleString("en", { maximumSignificantDigits: 6 })];
+    const value = `${reading(trace.y[at.point])}${error ? ` ± ${reading(error)}` : ""}`;
+    live.textContent = `${trace.meta.label}, ${trace.meta.x} ${reading(trace.x[at.point])}, ${trace.meta.y} ${value}`;
     Plotly.Fx.hover(plot, [{ curveNumber: at.curve, pointNumber: at.point }]);
   }
 
@@ -172,6 +174,9 @@ function singlesTrace(group, color) {
 
 const REGRET_AXES = { xaxis: { title: { text: "iteration" } }, yaxis: { title: { text: "cumulative regret per agent" } } };
 
+const LEGEND = { itemclick: false, itemdoubleclick: false }; // the table below shows and hides
+const narrow = matchMedia("(max-width: 40rem)");
+
 function curvesFigure(shownGroups) {
   return (shown, log) => {
     const curves = shownGroups().map((group) => ({ group, curve: meanCurve(group.runs), color: colorOf(group, shown) }));
@@ -182,11 +187,12 @@ function curvesFigure(shownGroups) {
     });
     const lines = curves.map(({ group, curve, color }) =>
       lineTrace(group.label, curve, { color, width: 2.25, dash: dashOf(group) }, ["iteration", "regret"]));
-    return { data: [...below, ...lines], layout: { height: 440, ...REGRET_AXES }, text: curves.length ? "" : "No group is shown." };
+    const layout = { height: 440, showlegend: !narrow.matches && lines.length <= BEST, legend: LEGEND, ...REGRET_AXES };
+    return { data: [...below, ...lines], layout, text: curves.length ? "" : "No group is shown." };
   };
 }
 
-function tradeFigure(shownGroups, measure, title) {
+function tradeFigure(shownGroups, measure, title, ticks = {}) {
   return (shown, log) => {
     const points = shownGroups().map((group) => ({ group, x: measure(group), y: group.regret.mean, error: group.regret.error }));
     const frontier = paretoFrontier(points);
@@ -203,7 +209,7 @@ function tradeFigure(shownGroups, measure, title) {
     const lost = points.filter(({ x }) => log.x && x <= 0).length;
     return {
       data: [...stairs(frontier, points, shown, log), ...marks],
-      layout: { height: 380, xaxis: { title: { text: title }, rangemode: "normal" }, yaxis: { ...REGRET_AXES.yaxis, title: { text: "final regret per agent" }, rangemode: "normal" } },
+      layout: { height: 380, xaxis: { title: { text: title }, rangemode: "normal", ...ticks }, yaxis: { ...REGRET_AXES.yaxis, title: { text: "final regret per agent" }, rangemode: "normal" } },
       text: lost ? `${plural(lost, "group")} at 0 ${lost === 1 ? "is" : "are"} not on a log axis.` : "",
     };
   };

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import datetime
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fldb_flower.errors import DataError
-from fldb_flower.runs.styles import styles_of
+from fldb_flower.runs.styles import Style, styles_of
 from simulations.saved_runs import (
     NUMBERS,
     PREDICTIONS,
@@ -81,7 +80,7 @@ def kept_iterations(horizons: Sequence[int]) -> npt.NDArray[np.int64]:
     if last <= MAX_POINTS:
         return np.arange(1, last + 1)
     half = MAX_POINTS // 2
-    spaced = [np.linspace(1, last, half), np.geomspace(1, last, half), horizons]
+    spaced = [np.linspace(1, last, half), np.geomspace(1, last, half), np.array(horizons)]
     return np.unique(np.rint(np.concatenate(spaced)).astype(np.int64))
 
 
@@ -151,8 +150,6 @@ def _grouping(
     algorithms: list[set[str]] = [set() for _ in groups]
     for run, key in zip(runs, keys, strict=True):
         algorithms[groups[key]].add(str(run.settings.get("algorithm")))
-    one_each = all(len(names) == 1 for names in algorithms)
-    styles = styles_of([min(names) if one_each else "" for names in algorithms])
     labels = [
         [_label(settings[index], place) for index, place in zip(by, key, strict=False)]
         for key in groups
@@ -161,16 +158,30 @@ def _grouping(
         "title": title,
         "by": list(by),
         "groups": [
-            {
-                "label": ", ".join(filter(None, label)) or "all runs",
-                "colors": [style["color"], style["dark"]],
-                "dash": style["dash"],
-                "marker": style["marker"],
-            }
-            for label, style in zip(labels, styles, strict=True)
+            {"label": ", ".join(filter(None, label)) or "all runs", **style}
+            for label, style in zip(labels, _styles(algorithms), strict=True)
         ],
         "of": [groups[key] for key in keys],
     }
+
+
+def _styles(algorithms: Sequence[set[str]]) -> list[dict[str, Any]]:
+    """Return two styles of each group: among all groups, and among those of its algorithm."""
+    names = ["" if len(each) > 1 else min(each) for each in algorithms]
+    one_each = [name if all(names) else "" for name in names]
+    alone: dict[int, Style] = {}
+    for name in set(one_each):
+        places = [place for place, other in enumerate(one_each) if other == name]
+        alone |= zip(places, styles_of([name] * len(places)), strict=True)
+    return [
+        {"algorithm": name, "style": _style(style), "alone": _style(alone[place])}
+        for place, (name, style) in enumerate(zip(one_each, styles_of(one_each), strict=True))
+    ]
+
+
+def _style(style: Style) -> dict[str, Any]:
+    colors = [style["color"], style["dark"]]
+    return {"colors": colors, "dash": style["dash"], "marker": style["marker"]}
 
 
 def _label(setting: Mapping[str, Any], place: int) -> str:

@@ -50,13 +50,14 @@ function filterOf({ name, values }, setting) {
 const tables = {};
 
 function buildOverview() {
-  makeChart(byId("curves"), { title: "cumulative regret", file: "regret", figure: curvesFigure(shownGroups), isFirst: true });
+  makeChart(byId("curves"), { title: "Cumulative regret", file: "regret", figure: curvesFigure(shownGroups), isFirst: true, heading: "h2" });
   const costs = [
-    ["by-exchanges", "Exchanges", ({ exchanges }) => exchanges.mean],
-    ["by-bytes", "Bytes up and down", ({ up, down }) => up.mean + down.mean],
+    ["by-exchanges", "Exchanges", ({ exchanges }) => exchanges.mean, {}],
+    ["by-bytes", "Bytes up and down", ({ up, down }) => up.mean + down.mean, { tickformat: "~s", ticksuffix: "B" }],
   ];
-  for (const [id, title, measure] of costs) {
-    makeChart(byId(id), { title: `regret against ${title.toLowerCase()}`, file: `regret-${id}`, figure: tradeFigure(shownGroups, measure, title) });
+  for (const [id, title, measure, ticks] of costs) {
+    const figure = tradeFigure(shownGroups, measure, title, ticks);
+    makeChart(byId(id), { title: `Regret against ${title.toLowerCase()}`, file: `regret-${id}`, figure });
   }
   const single = h("button", {
     type: "button", class: "button", id: "single", "aria-pressed": "false",
@@ -66,11 +67,12 @@ function buildOverview() {
       draw();
     },
   }, "Single runs");
-  byId("curves").querySelector("h3").after(single);
+  byId("curves").querySelector("h2").after(single);
 
   const lowest = [[groupColumns().findIndex(({ title }) => title === "Mean regret"), "asc"]];
   tables.groups = makeTable("groups", groupColumns(toggle), { file: "configurations", order: lowest });
   tables.runs = makeTable("runs", runColumns(pick), { file: "runs", order: [[1, "asc"]] });
+  byId("show-best").textContent = `Show best ${BEST}`;
   byId("show-best").addEventListener("click", () => show(best()));
   byId("show-all").addEventListener("click", () => show(groups));
   byId("show-none").addEventListener("click", () => show([]));
@@ -119,6 +121,7 @@ function group() {
 
 function draw() {
   const isWhole = state.shown.size === groups.length;
+  byId("show-best").hidden = groups.length <= BEST;
   byId("shown").textContent = isWhole ? "All are drawn." : `${state.shown.size} of ${groups.length} are drawn.`;
   return Promise.all(charts.map((chart) => chart.draw()));
 }
@@ -137,8 +140,8 @@ function heading(text) {
 
 function figuresOf(run) {
   return [
-    ["Final regret", formatNumber(run.regret)],
-    ...DATA.predictions.filter((name) => name in run).map((name) => [PREDICTIONS[name], formatNumber(run[name])]),
+    ["Final regret", formatRegret(run.regret)],
+    ...DATA.predictions.filter((name) => name in run).map((name) => [PREDICTIONS[name], formatPrediction(run[name])]),
     ...Object.entries(MEASURES).map(([name, { title, format }]) => [title, format(run[name])]),
   ];
 }
@@ -147,7 +150,7 @@ function figuresOf(run) {
 function viewChart(place, title, file, lines, yaxis) {
   const figure = (shown) => ({
     data: lines.map(({ label, curve, color, dash }) => lineTrace(label, curve, { color: color(shown), width: 2.25, dash }, ["iteration", yaxis.title.text])),
-    layout: { height: 340, showlegend: lines.length > 1, legend: { orientation: "h", y: 1.12 }, xaxis: REGRET_AXES.xaxis, yaxis },
+    layout: { height: 340, showlegend: lines.length > 1, legend: { ...LEGEND, orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, xaxis: REGRET_AXES.xaxis, yaxis },
   });
   const own = h("div", {});
   place.append(own);
@@ -155,7 +158,7 @@ function viewChart(place, title, file, lines, yaxis) {
 }
 
 const oneColor = (run) => (shown) => colorOf(groupOf(run), shown);
-const groupOf = (run) => DATA.groupings[0].groups[DATA.groupings[0].of[run.index]];
+const groupOf = (run) => DATA.groupings[0].groups[DATA.groupings[0].of[run.index]].style;
 const lineOf = (run, text, dash = "solid") => {
   const ys = [...decoded(text)];
   return { label: run.path, curve: { xs: iterationsOf(ys.length), ys, errors: null }, color: oneColor(run), dash };
@@ -205,12 +208,13 @@ function diffView(one, two) {
   const others = rows.filter(([, a, b]) => a === b && a !== UNUSED);
   const figures = figuresOf(one).map(([title, value], index) => [title, value, figuresOf(two)[index]?.[1] ?? "–"]);
   const line = (cells) => h("tr", {}, h("th", { scope: "row" }, cells[0]), ...cells.slice(1).map((cell) => h("td", {}, cell === "" ? "(empty)" : cell)));
-  const head = () => h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Setting"), ...[one, two].map((run) => h("th", { scope: "col" }, h("a", { href: runLink(run) }, run.path)))));
-  const table = (id, caption, lines) => h("table", { id, class: "plain-table" }, h("caption", {}, caption), head(), h("tbody", {}, ...lines.map(line)));
+  const head = (title) => h("thead", {}, h("tr", {}, h("th", { scope: "col" }, title), ...[one, two].map((run) => h("th", { scope: "col" }, h("a", { href: runLink(run) }, run.path)))));
+  const table = (id, caption, lines, title = "Setting") =>
+    h("table", { id, class: "plain-table" }, h("caption", {}, caption), head(title), h("tbody", {}, ...lines.map(line)));
   const place = h("section", { class: "card" }, ...heading("Two runs"));
   place.append(
     table("diff", differing.length ? "Settings that differ" : "All settings are equal", differing),
-    table("diff-results", "Results", figures),
+    table("diff-results", "Results", figures, "Measure"),
   );
   const lines = [lineOf(one, one.curve), lineOf(two, two.curve, "6px,4px")];
   if (groupOf(one) === groupOf(two)) lines[1].color = (shown) => INK[shown].text;

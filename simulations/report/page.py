@@ -81,7 +81,9 @@ def _as_script(module: str) -> str:
     exported = re.search(r"export\s*\{[^}]*?([\w$]+) as default[^}]*\};?", module)
     if exported is None:
         raise OutputError("this version of itables has an unknown bundle: install itables 2.9")
-    body = f"{module[: exported.start()]}globalThis.DataTable={exported[1]};{module[exported.end() :]}"
+    body = (
+        f"{module[: exported.start()]}globalThis.DataTable={exported[1]};{module[exported.end() :]}"
+    )
     return f"(()=>{{{body}\n}})();"
 
 

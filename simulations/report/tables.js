@@ -1,6 +1,5 @@
 /* ---- DataTables ------------------------------------------------------------------------------ */
 
-const narrow = matchMedia("(max-width: 40rem)");
 const SHAPES = {
   circle: "●", square: "■", diamond: "◆", cross: "✚",
   "triangle-up": "▲", "triangle-down": "▼", "triangle-left": "◀", "triangle-right": "▶",
@@ -75,7 +74,7 @@ function columnOf(column) {
     return shown instanceof Node ? shown : escaped(String(shown));
   };
   const className = [at, isNumber ? "number" : "text"].join(" ");
-  return { title: escaped(title), data: null, className, visible: at !== "hidden", type: "num", render };
+  return { title: escaped(cut(title, 28)), data: null, className, visible: at !== "hidden", type: "num", render };
 }
 
 const csvButton = (file) => ({
@@ -83,10 +82,12 @@ const csvButton = (file) => ({
   titleAttr: "All rows and columns, in full precision", exportOptions: { columns: ":not(.more)", orthogonal: "export", stripHtml: false, decodeEntities: false },
 });
 
-const numberColumn = (title, value, format = formatNumber, at = "") =>
+const numberColumn = (title, value, format, at = "") =>
   ({ title, at, isNumber: true, value: (row) => value(row) ?? "", order: (row) => value(row) ?? null, show: (row) => format(value(row) ?? null) });
-const settingColumn = ({ name }, setting, at = "") =>
-  ({ title: name, at, value: (run) => run.shown[setting], order: (run) => run.settings[setting] });
+const settingColumn = ({ name }, setting) => ({
+  title: name, value: (run) => run.shown[setting], order: (run) => run.settings[setting],
+  show: ({ shown }) => (shown[setting] === UNUSED ? "–" : shown[setting]),
+});
 
 /* ---- The two tables -------------------------------------------------------------------------- */
 
@@ -104,11 +105,11 @@ function groupColumns(onToggle) {
   return [
     { title: "Group", at: "first", value: ({ label }) => label, order: ({ index }) => index, show: box },
     ...settings,
-    numberColumn("Runs", ({ runs }) => runs.length),
-    numberColumn("Mean regret", ({ regret }) => regret.mean, formatNumber, "first"),
-    numberColumn("Std. error", ({ regret }) => regret.error, formatNumber, "first"),
-    numberColumn("Median", ({ regret }) => regret.median),
-    ...DATA.predictions.map((name) => numberColumn(PREDICTIONS[name], (group) => group[name].mean)),
+    numberColumn("Runs", ({ runs }) => runs.length, formatCount),
+    numberColumn("Mean regret", ({ regret }) => regret.mean, formatRegret, "first"),
+    numberColumn("Std. error", ({ regret }) => regret.error, formatRegret, "first"),
+    numberColumn("Median", ({ regret }) => regret.median, formatRegret),
+    ...DATA.predictions.map((name) => numberColumn(PREDICTIONS[name], (group) => group[name].mean, formatPrediction)),
     ...Object.entries(MEASURES).map(([name, { title, format }]) => numberColumn(title, (group) => group[name].mean, format)),
   ];
 }
@@ -121,9 +122,9 @@ function runColumns(onPick) {
   const name = (run) => h("span", { class: "name" }, pick(run), h("a", { href: runLink(run) }, run.path));
   return [
     { title: "Run", at: "first", value: ({ path }) => path, order: ({ index }) => index, show: name },
-    numberColumn("Final regret", ({ regret }) => regret, formatNumber, "first"),
+    numberColumn("Final regret", ({ regret }) => regret, formatRegret, "first"),
     ...DATA.settings.flatMap((setting, index) => (setting.varies ? [settingColumn(setting, index)] : [])),
-    ...DATA.predictions.map((key) => numberColumn(PREDICTIONS[key], (run) => run[key])),
+    ...DATA.predictions.map((key) => numberColumn(PREDICTIONS[key], (run) => run[key], formatPrediction)),
     ...Object.entries(MEASURES).map(([key, { title, format }]) => numberColumn(title, (run) => run[key], format)),
   ];
 }
