@@ -9,6 +9,7 @@ const colorOf = (group, shown) => group.colors[Number(isDark(shown))];
 const dashOf = (group) => group.dash.map((length) => `${length * 2}px`).join(",") || "solid";
 const HELP = "Left and right: along the curve. Up and down: to another curve. Plus and minus: zoom. 0: all.";
 const charts = [];
+const narrow = matchMedia("(max-width: 40rem)");
 const touch = matchMedia("(pointer: coarse)");
 
 function layoutOf(shown, { xaxis, yaxis, ...layout }) {
@@ -144,10 +145,12 @@ function addReadings(plot, live) {
 
 /* ---- Traces ---------------------------------------------------------------------------------- */
 
+const nameOf = (label) => escaped(cut(label, narrow.matches ? 36 : 48));
+
 function lineTrace(label, { xs, ys, errors }, line, [x, y]) {
   const error = errors ? " ± %{customdata:.4~g}" : "";
   return {
-    x: xs, y: ys, customdata: errors, mode: "lines", name: escaped(cut(label)), line, meta: { label, x, y },
+    x: xs, y: ys, customdata: errors, mode: "lines", name: nameOf(label), line, meta: { label, x, y },
     hovertemplate: `<b>%{fullData.name}</b><br>${x} %{x:,}<br>${y} %{y:,.5~g}${error}<extra></extra>`,
   };
 }
@@ -175,7 +178,6 @@ function singlesTrace(group, color) {
 const REGRET_AXES = { xaxis: { title: { text: "iteration" } }, yaxis: { title: { text: "cumulative regret per agent" } } };
 
 const LEGEND = { itemclick: false, itemdoubleclick: false }; // the table below shows and hides
-const narrow = matchMedia("(max-width: 40rem)");
 
 function curvesFigure(shownGroups) {
   return (shown, log) => {
@@ -197,7 +199,7 @@ function tradeFigure(shownGroups, measure, title, ticks = {}) {
     const points = shownGroups().map((group) => ({ group, x: measure(group), y: group.regret.mean, error: group.regret.error }));
     const frontier = paretoFrontier(points);
     const marks = points.map((point) => ({
-      x: [point.x], y: [point.y], customdata: [point.error ?? 0], mode: "markers", name: escaped(cut(point.group.label)),
+      x: [point.x], y: [point.y], customdata: [point.error ?? 0], mode: "markers", name: nameOf(point.group.label),
       meta: { label: point.group.label, x: title.toLowerCase(), y: "regret", best: frontier.includes(point) },
       marker: {
         symbol: point.group.marker + (frontier.includes(point) ? "" : "-open"), size: 11, color: colorOf(point.group, shown),

@@ -186,9 +186,9 @@ def _style(style: Style) -> dict[str, Any]:
 
 def _label(setting: Mapping[str, Any], place: int) -> str:
     shown = setting["values"][place]
-    if shown == NOT_USED:
+    if shown in (NOT_USED, ""):
         return ""
-    return str(shown) if setting["bare"] and shown else f"{setting['name']}={shown}"
+    return str(shown) if setting["bare"] else f"{setting['name']}={shown}"
 
 
 # ---- Runs

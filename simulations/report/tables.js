@@ -34,8 +34,9 @@ function makeTable(id, columns, { file, order, length = 25 }) {
   });
 
   function details(row) {
-    const below = columns.filter(({ at }) => !at);
-    return h("dl", { class: "facts" }, ...below.map((column) => h("div", {}, h("dt", {}, column.title), h("dd", {}, shownIn(column, row)))));
+    const [{ title, value }, ...others] = columns;
+    const below = others.filter(({ at }) => !at).map((column) => [column.title, shownIn(column, row)]);
+    return h("dl", { class: "facts" }, ...[[title, value(row)], ...below].map(definition));
   }
 
   function moreButton(row) {
