@@ -73,7 +73,8 @@ function selectedRuns() {
   const words = state.search.toLowerCase().split(/\s+/).filter(Boolean);
   const filters = [...state.filters].filter(([, places]) => places.size);
   return DATA.runs.filter((run) =>
-    words.every((word) => run.words.includes(word)) && filters.every(([setting, places]) => places.has(run.settings[setting])));
+    words.every((word) => run.words.includes(word))
+    && filters.every(([setting, places]) => places.has(run.settings[setting])));
 }
 
 /** Groups of runs in the current grouping, with their statistics. */

@@ -81,10 +81,10 @@ function makeChart(place, { title, file, figure, hasScales = true, isFirst = fal
     return Plotly.downloadImage({ data, layout: legend }, { format, filename: file, ...size });
   }
 
-  const exports = ["svg", "png"].map((format) => h(
-    "button", { type: "button", class: `button save-${format}`, "aria-label": `Save ${title} as ${format.toUpperCase()}`, click: () => download(format) },
-    format.toUpperCase(),
-  ));
+  const exports = ["svg", "png"].map((format) => h("button", {
+    type: "button", class: `button save-${format}`, "aria-label": `Save ${title} as ${format.toUpperCase()}`,
+    click: () => download(format),
+  }, format.toUpperCase()));
   const scales = hasScales ? ["x", "y"].map(toggle) : [];
   place.replaceChildren(h("div", { class: "row" }, h(heading, {}, title), ...scales, ...exports), plot, note, live);
   addReadings(plot, live);
@@ -97,33 +97,35 @@ function makeChart(place, { title, file, figure, hasScales = true, isFirst = fal
 
 /** Let arrow keys move between the points of a chart, and zoom by keys. */
 function addReadings(plot, live) {
-  let at = null;
+  let cursor = null;
   const readable = () => plot.data.flatMap((trace, curve) => (trace.meta ? [curve] : []));
   const nearest = (curve, x) => plot.data[curve].x.reduce(
     (best, value, i, xs) => (Math.abs(value - x) < Math.abs(xs[best] - x) ? i : best), 0,
   );
   const next = (points, step, axis) => {
-    const order = points.sort((a, b) => plot.data[a.curve][axis][a.point] - plot.data[b.curve][axis][b.point] || a.curve - b.curve);
-    const now = order.findIndex(({ curve }) => curve === at.curve);
+    const at = ({ curve, point }) => plot.data[curve][axis][point];
+    const order = points.sort((a, b) => at(a) - at(b) || a.curve - b.curve);
+    const now = order.findIndex(({ curve }) => curve === cursor.curve);
     return order[Math.min(Math.max(now + step, 0), order.length - 1)];
   };
 
   function move(dx, dy) {
     const curves = readable();
     if (!curves.length) return;
-    if (!at || !curves.includes(at.curve)) at = { curve: curves[0], point: plot.data[curves[0]].x.length >> 1 };
+    if (!cursor || !curves.includes(cursor.curve)) cursor = { curve: curves[0], point: plot.data[curves[0]].x.length >> 1 };
     else {
-      const { x } = plot.data[at.curve];
+      const { x } = plot.data[cursor.curve];
       const last = x.length - 1;
-      const points = curves.map((curve) => ({ curve, point: last ? nearest(curve, x[at.point]) : 0 }));
-      if (dy || !last) at = next(points, dy || Math.sign(dx), dy ? "y" : "x");
-      else at = { curve: at.curve, point: Math.min(Math.max(at.point + dx, 0), last) };
+      const points = curves.map((curve) => ({ curve, point: last ? nearest(curve, x[cursor.point]) : 0 }));
+      if (dy || !last) cursor = next(points, dy || Math.sign(dx), dy ? "y" : "x");
+      else cursor = { curve: cursor.curve, point: Math.min(Math.max(cursor.point + dx, 0), last) };
     }
-    const trace = plot.data[at.curve];
-    const [error, reading] = [trace.customdata?.[at.point], (value) => Number(value.toPrecision(6)).toLocaleString("en", { maximumSignificantDigits: 6 })];
-    const value = `${reading(trace.y[at.point])}${error ? ` ± ${reading(error)}` : ""}`;
-    live.textContent = `${trace.meta.label}, ${trace.meta.x} ${reading(trace.x[at.point])}, ${trace.meta.y} ${value}`;
-    Plotly.Fx.hover(plot, [{ curveNumber: at.curve, pointNumber: at.point }]);
+    const trace = plot.data[cursor.curve];
+    const error = trace.customdata?.[cursor.point];
+    const reading = (number) => number.toLocaleString("en", { maximumSignificantDigits: 6 });
+    const value = `${reading(trace.y[cursor.point])}${error ? ` ± ${reading(error)}` : ""}`;
+    live.textContent = `${trace.meta.label}, ${trace.meta.x} ${reading(trace.x[cursor.point])}, ${trace.meta.y} ${value}`;
+    Plotly.Fx.hover(plot, [{ curveNumber: cursor.curve, pointNumber: cursor.point }]);
   }
 
   const press = (selector) => plot.querySelector(`.modebar-btn${selector}`).click();
@@ -196,7 +198,9 @@ function curvesFigure(shownGroups) {
 
 function tradeFigure(shownGroups, measure, title, ticks = {}) {
   return (shown, log) => {
-    const points = shownGroups().map((group) => ({ group, x: measure(group), y: group.regret.mean, error: group.regret.error }));
+    const points = shownGroups().map((group) => (
+      { group, x: measure(group), y: group.regret.mean, error: group.regret.error }
+    ));
     const frontier = paretoFrontier(points);
     const marks = points.map((point) => ({
       x: [point.x], y: [point.y], customdata: [point.error ?? 0], mode: "markers", name: nameOf(point.group.label),
@@ -206,12 +210,16 @@ function tradeFigure(shownGroups, measure, title, ticks = {}) {
         line: { width: 2, color: colorOf(point.group, shown) },
       },
       error_y: { type: "data", array: [point.error ?? 0], visible: point.error !== null, thickness: 1.5, width: 4 },
-      hovertemplate: `<b>%{fullData.name}</b><br>${title.toLowerCase()} %{x:,.5~s}<br>regret %{y:,.5~g} ± %{customdata:.4~g}<extra></extra>`,
+      hovertemplate: `<b>%{fullData.name}</b><br>${title.toLowerCase()} %{x:,.5~s}<br>`
+        + "regret %{y:,.5~g} ± %{customdata:.4~g}<extra></extra>",
     }));
     const lost = points.filter(({ x }) => log.x && x <= 0).length;
     return {
       data: [...stairs(frontier, points, shown, log), ...marks],
-      layout: { height: 380, xaxis: { title: { text: title }, rangemode: "normal", ...ticks }, yaxis: { ...REGRET_AXES.yaxis, title: { text: "final regret per agent" }, rangemode: "normal" } },
+      layout: {
+        height: 380, xaxis: { title: { text: title }, rangemode: "normal", ...ticks },
+        yaxis: { title: { text: "final regret per agent" }, rangemode: "normal" },
+      },
       text: lost ? `${plural(lost, "group")} at 0 ${lost === 1 ? "is" : "are"} not on a log axis.` : "",
     };
   };
@@ -223,7 +231,8 @@ function stairs(frontier, points, shown, log) {
   if (!kept.length) return [];
   const [top, right] = [Math.max(...points.map(({ y }) => y)), Math.max(...points.map(({ x }) => x))];
   return [{
-    x: [kept[0].x, ...kept.map(({ x }) => x), right], y: [top, ...kept.map(({ y }) => y), kept.at(-1).y], mode: "lines", name: "Pareto frontier",
+    x: [kept[0].x, ...kept.map(({ x }) => x), right], y: [top, ...kept.map(({ y }) => y), kept.at(-1).y],
+    mode: "lines", name: "Pareto frontier",
     line: { shape: "hv", dash: "dot", width: 1.5, color: INK[shown].text }, hoverinfo: "skip", showlegend: false,
   }];
 }

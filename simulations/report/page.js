@@ -42,7 +42,8 @@ function filterOf({ name, values }, setting) {
     currentTarget.open = false;
     summary.focus();
   };
-  return h("details", { class: "filter", keydown: close }, summary, h("fieldset", {}, h("legend", { class: "unseen" }, name), ...choices));
+  const fields = h("fieldset", {}, h("legend", { class: "unseen" }, name), ...choices);
+  return h("details", { class: "filter", keydown: close }, summary, fields);
 }
 
 /* ---- The overview ------------------------------------------------------------------------------ */
@@ -50,7 +51,8 @@ function filterOf({ name, values }, setting) {
 const tables = {};
 
 function buildOverview() {
-  makeChart(byId("curves"), { title: "Cumulative regret", file: "regret", figure: curvesFigure(shownGroups), isFirst: true, heading: "h2" });
+  const curves = { title: "Cumulative regret", file: "regret", figure: curvesFigure(shownGroups) };
+  makeChart(byId("curves"), { ...curves, isFirst: true, heading: "h2" });
   const costs = [
     ["by-exchanges", "Exchanges", ({ exchanges }) => exchanges.mean, {}],
     ["by-bytes", "Bytes up and down", ({ up, down }) => up.mean + down.mean, { tickformat: "~s", ticksuffix: "B" }],
@@ -113,8 +115,10 @@ function group() {
   const runs = selectedRuns();
   groups = summaries(runs);
   const { title } = grouping();
-  byId("selected").textContent = `${runs.length.toLocaleString("en")} of ${plural(DATA.runs.length, "run")} in ${plural(groups.length, "group")}`;
-  byId("groups-title").textContent = title === "configuration" ? "Configurations" : title === "run" ? "Single runs" : `Groups by ${title}`;
+  const count = runs.length.toLocaleString("en");
+  byId("selected").textContent = `${count} of ${plural(DATA.runs.length, "run")} in ${plural(groups.length, "group")}`;
+  const titles = { configuration: "Configurations", run: "Single runs" };
+  byId("groups-title").textContent = titles[title] ?? `Groups by ${title}`;
   tables.runs(runs);
   choose(best());
 }
@@ -127,8 +131,6 @@ function draw() {
 }
 
 /* ---- Views of one run and of two ----------------------------------------------------------------- */
-
-const views = new Map(["run", "diff"].map((name) => [name, null]));
 
 function definition([name, value]) {
   return h("div", {}, h("dt", {}, name), h("dd", {}, value === "" ? "(empty)" : value));
@@ -148,9 +150,11 @@ function figuresOf(run) {
 
 /** One line chart of a view. */
 function viewChart(place, title, file, lines, yaxis) {
+  const legend = { ...LEGEND, orientation: "h", x: 0, y: 1.02, yanchor: "bottom" };
   const figure = (shown) => ({
-    data: lines.map(({ label, curve, color, dash }) => lineTrace(label, curve, { color: color(shown), width: 2.25, dash }, ["iteration", yaxis.title.text])),
-    layout: { height: 340, showlegend: lines.length > 1, legend: { ...LEGEND, orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, xaxis: REGRET_AXES.xaxis, yaxis },
+    data: lines.map(({ label, curve, color, dash }) =>
+      lineTrace(label, curve, { color: color(shown), width: 2.25, dash }, ["iteration", yaxis.title.text])),
+    layout: { height: 340, showlegend: lines.length > 1, legend, xaxis: REGRET_AXES.xaxis, yaxis },
   });
   const own = h("div", {});
   place.append(own);
@@ -166,7 +170,8 @@ const lineOf = (run, text, dash = "solid") => {
 
 function runView(run) {
   const place = h("section", { class: "card" }, ...heading(run.path));
-  place.append(h("p", {}, h("a", { href: run.href }, "Open its folder")), h("dl", { class: "facts" }, ...figuresOf(run).map(definition)));
+  place.append(h("p", {}, h("a", { href: run.href }, "Open its folder")));
+  place.append(h("dl", { class: "facts" }, ...figuresOf(run).map(definition)));
   const pair = h("div", { class: "pair" });
   place.append(pair);
   viewChart(pair, "Cumulative regret", "regret", [lineOf(run, run.curve)], REGRET_AXES.yaxis);
@@ -181,7 +186,8 @@ function addPredictions(place, run) {
   if (run.predicted?.problem) place.append(h("p", { class: "note" }, run.predicted.problem));
   else if (run.predicted) {
     for (const [name, title] of Object.entries(PREDICTIONS)) {
-      viewChart(place, `${title} of predictions`, name, [lineOf(run, run.predicted[name])], { title: { text: title.toLowerCase() }, rangemode: "normal" });
+      const yaxis = { title: { text: title.toLowerCase() }, rangemode: "normal" };
+      viewChart(place, `${title} of predictions`, name, [lineOf(run, run.predicted[name])], yaxis);
     }
   }
 }
@@ -195,7 +201,8 @@ function addParticipation(place, run) {
   }
   const named = (list) => list.map(([node, count]) => `${node} (${count})`).join(", ");
   const line = { ...lineOf(run, share), curve: { xs: iterations, ys: [...decoded(share)], errors: null } };
-  viewChart(place, "Participation of nodes", "participation", [line], { title: { text: "share of replies" }, range: [0, 1.05] });
+  const yaxis = { title: { text: "share of replies" }, range: [0, 1.05] };
+  viewChart(place, "Participation of nodes", "participation", [line], yaxis);
   const facts = [["Replies", `${replied.toLocaleString("en")} of ${asked.toLocaleString("en")}`]];
   if (absent.length) facts.push(["No reply", named(absent)]);
   if (rejected.length) facts.push(["Rejected", named(rejected)]);
@@ -207,8 +214,11 @@ function diffView(one, two) {
   const differing = rows.filter(([, a, b]) => a !== b);
   const others = rows.filter(([, a, b]) => a === b && a !== UNUSED);
   const figures = figuresOf(one).map(([title, value], index) => [title, value, figuresOf(two)[index]?.[1] ?? "–"]);
-  const line = (cells) => h("tr", {}, h("th", { scope: "row" }, cells[0]), ...cells.slice(1).map((cell) => h("td", {}, cell === "" ? "(empty)" : cell)));
-  const head = (title) => h("thead", {}, h("tr", {}, h("th", { scope: "col" }, title), ...[one, two].map((run) => h("th", { scope: "col" }, h("a", { href: runLink(run) }, run.path)))));
+  const cell = (text) => h("td", {}, text === "" ? "(empty)" : text);
+  const line = ([name, ...values]) => h("tr", {}, h("th", { scope: "row" }, name), ...values.map(cell));
+  const column = (content) => h("th", { scope: "col" }, content);
+  const links = () => [one, two].map((run) => column(h("a", { href: runLink(run) }, run.path)));
+  const head = (title) => h("thead", {}, h("tr", {}, column(title), ...links()));
   const table = (id, caption, lines, title = "Setting") =>
     h("table", { id, class: "plain-table" }, h("caption", {}, caption), head(title), h("tbody", {}, ...lines.map(line)));
   const place = h("section", { class: "card" }, ...heading("Two runs"));
@@ -219,7 +229,8 @@ function diffView(one, two) {
   const lines = [lineOf(one, one.curve), lineOf(two, two.curve, "6px,4px")];
   if (groupOf(one) === groupOf(two)) lines[1].color = (shown) => INK[shown].text;
   viewChart(place, "Cumulative regret", "regret", lines, REGRET_AXES.yaxis);
-  place.append(h("details", {}, h("summary", {}, plural(others.length, "equal setting")), table("same", "Settings that are equal", others)));
+  const same = table("same", "Settings that are equal", others);
+  place.append(h("details", {}, h("summary", {}, plural(others.length, "equal setting")), same));
   return place;
 }
 
@@ -245,7 +256,8 @@ function route() {
 function describe() {
   byId("counts").textContent = `${plural(DATA.runs.length, "run")}. Made ${DATA.created.replace("T", " ")}.`;
   const thinned = DATA.thinned ? " Curves are thinned to some of their iterations; the values there are exact." : "";
-  byId("curves-note").textContent = `Average per agent, in units of latent reward. Lines are means of the runs of a group, bands one standard error.${thinned}`;
+  byId("curves-note").textContent = "Average per agent, in units of latent reward. Lines are means of the runs of a"
+    + ` group, bands one standard error.${thinned}`;
   const common = DATA.settings.filter(({ varies }) => !varies);
   byId("common").append(...common.map(({ name, values }) => definition([name, values[0]])));
   byId("unfinished-card").hidden = !DATA.unfinished.length;

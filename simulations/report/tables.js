@@ -28,7 +28,8 @@ function makeTable(id, columns, { file, order, length = 25 }) {
     columns: [...columns.map(columnOf), more],
     language: { emptyTable: "No run is selected.", entries: { _: "rows", 1: "row" } },
     layout: {
-      topStart: { buttons: [csvButton(file), { extend: "colvis", text: "Columns", columns: ":not(.more, .hidden)" }] }, topEnd: null,
+      topStart: { buttons: [csvButton(file), { extend: "colvis", text: "Columns", columns: ":not(.more, .hidden)" }] },
+      topEnd: null,
       bottomStart: ["info", "pageLength"], bottomEnd: "paging",
     },
   });
@@ -80,11 +81,14 @@ function columnOf(column) {
 
 const csvButton = (file) => ({
   extend: "csvHtml5", text: "CSV", filename: file, bom: true, footer: false,
-  titleAttr: "All rows and columns, in full precision", exportOptions: { columns: ":not(.more)", orthogonal: "export", stripHtml: false, decodeEntities: false },
+  titleAttr: "All rows and columns, in full precision",
+  exportOptions: { columns: ":not(.more)", orthogonal: "export", stripHtml: false, decodeEntities: false },
 });
 
-const numberColumn = (title, value, format, at = "") =>
-  ({ title, at, isNumber: true, value: (row) => value(row) ?? "", order: (row) => value(row) ?? null, show: (row) => format(value(row) ?? null) });
+const numberColumn = (title, value, format, at = "") => ({
+  title, at, isNumber: true,
+  value: (row) => value(row) ?? "", order: (row) => value(row) ?? null, show: (row) => format(value(row) ?? null),
+});
 const settingColumn = ({ name }, setting) => ({
   title: name, value: (run) => run.shown[setting], order: (run) => run.settings[setting],
   show: ({ shown }) => (shown[setting] === UNUSED ? "–" : shown[setting]),
@@ -95,7 +99,10 @@ const settingColumn = ({ name }, setting) => ({
 function groupColumns(onToggle) {
   const box = (group) => h(
     "label", { class: "name" },
-    h("input", { type: "checkbox", checked: state.shown.has(group.index), change: ({ target }) => onToggle(group.index, target.checked) }),
+    h("input", {
+      type: "checkbox", checked: state.shown.has(group.index),
+      change: ({ target }) => onToggle(group.index, target.checked),
+    }),
     swatch(group), h("span", {}, group.label),
   );
   const settings = DATA.settings.flatMap((setting, index) => {
