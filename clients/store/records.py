@@ -28,6 +28,10 @@ class ConflictingAnswerError(FldbError):
     """The duel already has a different answer."""
 
 
+class UndoError(FldbError):
+    """The answer can no longer be undone."""
+
+
 class Proposal(NamedTuple):
     """A duel without an answer; ``contents`` is what a page shows of its two arms."""
 
