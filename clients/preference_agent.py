@@ -18,6 +18,7 @@ from clients.store import DuelStore, Forgotten, duel_key
 from clients.validation import check_answer, check_answers, check_arms, check_names, shortened
 from fldb_flower.bandit import preference
 from fldb_flower.errors import DataError, FldbError
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.system.process import one_blas_thread
 
 PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
@@ -282,10 +283,21 @@ class PreferenceAgent:
         DataError
             See :meth:`propose`.
         """
+        return _best_first(self._rewards(features))
+
+    def favourites(self, features: ArrayLike, most: int = 5) -> list[int]:
+        """Return the indices of the ``most`` best arms, best first.
+
+        Unlike :meth:`rank`, it returns none if the arms are predicted to be equally good, for
+        example before the first answer and broadcast.
+        """
+        rewards = self._rewards(features)
+        return _best_first(rewards)[:most] if np.ptp(rewards) > 0 else []
+
+    def _rewards(self, features: ArrayLike) -> FloatArray:
         arms, _, _ = check_arms(features, None, None)
-        rewards = arms @ self._current(arms.shape[1]).learner.theta
-        order: list[int] = np.argsort(-rewards, kind="stable").tolist()
-        return order
+        rewards: FloatArray = arms @ self._current(arms.shape[1]).learner.theta
+        return rewards
 
     def predict(self, first: ArrayLike, second: ArrayLike) -> float:
         """Return the probability that the first of two arms is preferred.
@@ -365,6 +377,11 @@ class PreferenceAgent:
                 self.store, dimension, self._purpose, self._skipped
             )
         return current
+
+
+def _best_first(rewards: FloatArray) -> list[int]:
+    order: list[int] = np.argsort(-rewards, kind="stable").tolist()
+    return order
 
 
 def _probability(logit: float) -> float:

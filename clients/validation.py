@@ -43,7 +43,12 @@ class Model(BaseModel):
 Key = Annotated[str, Field(max_length=MAX_KEY, strict=True)]
 Text = Annotated[
     str | None,
-    Field(max_length=MAX_TEXT, strict=True, description=f"At most {MAX_TEXT} characters."),
+    Field(
+        max_length=MAX_TEXT,
+        strict=True,
+        description=f"At most {MAX_TEXT} characters.",
+        examples=["A pot of tea"],
+    ),
 ]
 Image = Annotated[
     str | None,
@@ -52,12 +57,14 @@ Image = Annotated[
         strict=True,
         description="`data:image/...`, or an `https://` URL, whose host learns when the image is"
         " shown, and to which address.",
+        examples=["https://images.example/tea.jpg"],
     ),
 ]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-LONGEST, le=LONGEST)]
 Features = Annotated[list[Number], Field(min_length=1, max_length=MAX_DIMENSION, fail_fast=True)]
 Preferred = Annotated[
-    Literal["first", "second", "tie"], Field(description="Winner: `first`, `second` or `tie`.")
+    Literal["first", "second", "tie"],
+    Field(description="Winner: `first`, `second` or `tie`.", examples=["first"]),
 ]
 
 
@@ -107,6 +114,7 @@ class Arms(Model):
     contents: list[Content] | None = Field(
         default=None,
         description="What the page shows of each arm. Without them, your application shows it.",
+        examples=[[{"text": "A pot of tea"}, {"text": "A cup of coffee"}, {"text": "Cocoa"}]],
         strict=True,
     )
 
@@ -129,7 +137,9 @@ class Answer(Model):
 class NamedAnswer(Answer):
     """Which arm won which duel."""
 
-    id: str = Field(description="The duel's id.", max_length=MAX_KEY, strict=True)
+    id: str = Field(
+        description="The duel's id.", max_length=MAX_KEY, strict=True, examples=["Zm9vYmFyYmF6cXV4"]
+    )
 
 
 def _distinct(names: list[str]) -> list[str]:
