@@ -82,7 +82,7 @@ def sweep(
 
     Parameters
     ----------
-    settings, **values
+    settings : mapping, optional
         Settings by name, as in :func:`run`, each a value or several values.
     jobs : int
         Number of processes. On Linux they are forks of this one, so what was registered is known.
@@ -92,6 +92,8 @@ def sweep(
         before are read back. By default, no files are written.
     progress : bool
         Whether to show a progress bar.
+    **values
+        Settings by name. They take precedence over ``settings``.
 
     Returns
     -------
