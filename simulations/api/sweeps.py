@@ -77,8 +77,7 @@ def sweep(
 ) -> pd.DataFrame:
     """Run all combinations of the given values and return one row per run.
 
-    A list, a range, an array or another iterable is swept; texts and numbers are not. Equal runs
-    are run once. All settings are checked before the first run starts.
+    Lists, ranges and arrays are swept; texts and numbers are not. Equal runs are run once.
 
     Parameters
     ----------
@@ -93,14 +92,13 @@ def sweep(
     progress : bool
         Whether to show a progress bar.
     **values
-        Settings by name. They take precedence over ``settings``.
+        As ``settings``, with precedence.
 
     Returns
     -------
     DataFrame
-        The swept settings by dotted name, ``final_regret``, ``log_loss`` and ``accuracy`` of
-        predicted answers, ``exchanges``, ``rounds``, ``uploaded_bytes``, ``downloaded_bytes``,
-        ``runtime_seconds``; with ``directory``, first the folder of the run as ``job``.
+        The swept settings by dotted name, then numbers of the summary such as ``final_regret`` and
+        ``exchanges``; with ``directory``, first the folder of the run as ``job``.
 
     Raises
     ------
@@ -116,8 +114,8 @@ def sweep(
     >>> fldb.sweep(small, tau=[1, 2], seed=range(3), progress=False).groupby("tau").size().to_list()
     [3, 3]
     """
-    workers = _checked_jobs(jobs)
-    return _table(*_combinations(merged(settings, values)), workers, directory, progress)
+    chosen, swept = _combinations(merged(settings, values))
+    return _table(chosen, swept, _checked_jobs(jobs), directory, progress)
 
 
 def _table(
