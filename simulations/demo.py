@@ -28,7 +28,7 @@ import numpy as np
 
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.system.commands import Parser, bounded
+from fldb_flower.system.commands import Parser, bounded, program
 from fldb_flower.system.signals import interruptible
 from fldb_flower.system.startup import SERVICE_EXTRA, require
 from simulations.local_federation import Device, LocalFederation
@@ -220,16 +220,33 @@ def _say(line: str) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m simulations.demo", description=__doc__.split("\n\n")[1])
+    parser = Parser(description=__doc__.split("\n\n")[1])
     add = parser.add_argument
     count = bounded(int, 0)
-    add("--devices", type=bounded(int, 1), default=3, metavar="N", help="(%(default)s)")
-    add("--people", type=count, default=2, metavar="N", help="simulated users (%(default)s)")
+    add(
+        "--devices", type=bounded(int, 1), default=3, metavar="N",
+        help="number of devices (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--people", type=count, default=2, metavar="N",
+        help="number of simulated users, one per device (default: %(default)s)",
+    )  # fmt: skip
+    never = "(default: until Ctrl-C)"
     until = parser.add_mutually_exclusive_group()
-    until.add_argument("--rounds", type=bounded(int, 1), metavar="N", help="(until Ctrl-C)")
-    until.add_argument("--minutes", type=bounded(float, 0.01), metavar="N", help="(until Ctrl-C)")
-    add("--dir", type=Path, help="folder to keep and resume from (default: a temporary one)")
-    add("--seed", type=count, default=0, help="of the preference (%(default)s)")
+    until.add_argument(
+        "--rounds", type=bounded(int, 1), metavar="N", help=f"end after N rounds {never}"
+    )
+    until.add_argument(
+        "--minutes", type=bounded(float, 0.01), metavar="N", help=f"end after N minutes {never}"
+    )
+    add(
+        "--dir", type=Path,
+        help="folder of the federation, to resume it later (default: a temporary one)",
+    )  # fmt: skip
+    add(
+        "--seed", type=count, default=0, metavar="N",
+        help="seed of the users' preference (default: %(default)s)",
+    )  # fmt: skip
     arguments = parser.parse_args(argv)
     if arguments.people > arguments.devices:
         parser.error(f"--people {arguments.people}: must be at most --devices {arguments.devices}")
@@ -239,7 +256,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exit status 1, with an error on stderr, if it fails."""
     arguments = _arguments(argv)
-    require("python -m simulations.demo", *SERVICE_EXTRA)
+    require(program(), *SERVICE_EXTRA)
     # Stopping takes seconds; a second signal must not interrupt it.
     with interruptible(lambda: "stopped", insist=False), contextlib.ExitStack() as stack:
         try:

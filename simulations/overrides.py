@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -63,15 +64,21 @@ def config_groups(searchpath: Sequence[str] = ()) -> Iterator[tuple[list[str], C
     ``searchpath`` is Hydra's search path beside ``conf/``: ``file://`` and ``pkg://`` addresses.
     """
     quoted = ",".join(QuotedString(each, Quote.double).with_quotes() for each in searchpath)
-    store_settings(searchpath)
-    with initialize_config_dir(str(CONF), version_base="1.3"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Hydra reports a missing folder when it starts
-        loader = GlobalHydra.instance().config_loader()
+    with config_loader(searchpath) as loader:
 
         def choices(group: str) -> list[str]:
             return loader.get_group_options(group, overrides=[f"hydra.searchpath=[{quoted}]"])
 
         yield [group for group in loader.list_groups("") if group != "hydra"], choices
+
+
+@contextmanager
+def config_loader(searchpath: Sequence[str] = ()) -> Iterator[ConfigLoader]:
+    """Yield Hydra's loader of the configuration."""
+    store_settings(searchpath)
+    with initialize_config_dir(str(CONF), version_base="1.3"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Hydra reports a missing folder when it starts
+        yield GlobalHydra.instance().config_loader()
 
 
 def search_path(config_dir: str | None) -> list[str]:
@@ -109,6 +116,25 @@ def check_overrides(
     with config_groups(searchpath) as (groups, choices):
         for override in parsed:
             _check(override, groups, choices)
+
+
+def require_settings(words: Sequence[str]) -> None:
+    """Refuse arguments that are neither options nor overrides, except deletions (``~NAME``).
+
+    Raises
+    ------
+    SettingsError
+        Names the argument that was probably meant.
+    """
+    for word in words:
+        name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        if name in _ENTRIES:
+            example = f"{name}={word.partition('=')[2] or _ENTRIES[name].default}"
+            raise SettingsError(f"{_named(word)}: a setting is written {example}")
+        if not word.startswith("~"):
+            kind = "option" if word.startswith("-") else "setting"
+            hint = suggestion(name, tuple(_ENTRIES)) or "; --help lists them"
+            raise SettingsError(f"{_named(word)}: there is no such {kind}{hint}")
 
 
 def _parse(text: str, *, sweep: bool) -> Override:

@@ -30,8 +30,8 @@ from fldb_flower.errors import FldbError, one_line
 from fldb_flower.runs.directory import CHECKPOINT
 from fldb_flower.runs.experiment import StoppedError, conduct
 from fldb_flower.runs.results import RunDirectory, is_finished, request_stop, stop_requested
-from fldb_flower.settings import Settings, hydra_entries
-from fldb_flower.system.commands import Parser
+from fldb_flower.settings import Settings
+from fldb_flower.system.commands import COMPLETING, Parser
 from fldb_flower.system.signals import (
     Interrupted,
     handling_signals,
@@ -39,11 +39,21 @@ from fldb_flower.system.signals import (
     leaving_if_dropped,
 )
 from fldb_flower.system.startup import INTERRUPTED, SIGNALLED, leave, say_interrupted
-from simulations.overrides import CONF, check_overrides, config_groups, search_path
+from simulations.completers import complete_settings
+from simulations.completion import shell_code
+from simulations.overrides import CONF, check_overrides, require_settings
+from simulations.settings_help import help_text
 from simulations.sweeps.callbacks import jobs_without_result
 from simulations.sweeps.jobs import attempt, settings_of
 
 _LOG = logging.getLogger("fldb_flower")
+OPTIONS_WITH_VALUE = {
+    "config-name": ("-cn",), "config-path": ("-cp",), "package": ("-p",), "experimental-rerun": (),
+}  # fmt: skip
+FLAGS = {
+    "help": ("-h",), "hydra-help": (), "multirun": ("-m",), "resolve": (), "run": ("-r",),
+    "shell-completion": ("-sc",), "version": (),
+}  # fmt: skip
 _INTERRUPTED_SWEEP = (
     "interrupted: finished jobs are kept; resume=true with the same hydra.sweep.dir runs the rest"
 )
@@ -174,56 +184,30 @@ def _stopping_on_signals(directory: Path, *, sweep: bool = False) -> Iterator[No
         sys.exit(SIGNALLED + received[0])
 
 
-def help_text(config_dir: str | None = None) -> str:
-    """Return the text of ``--help``: the groups, and every setting with default and meaning."""
-    lines = [
-        "usage: python -m simulations.run [-m] [GROUP=CHOICE ...] [SETTING=VALUE ...]",
-        "",
-        "-m runs a sweep over all combinations of the given values:",
-        "  python -m simulations.run -m tau=1,2,4 'seed=range(3)'",
-        "A value with spaces or special characters needs quotes, and quotes for the shell:",
-        "  python -m simulations.run environment=movielens 'environment.path=\"~/ml (1).zip\"'",
-        "--config-dir DIR adds your own choices, such as DIR/experiment/mine.yaml:",
-        "  python -m simulations.run --config-dir DIR experiment=mine",
-        "",
-        "groups:",
-    ]
-    with config_groups(search_path(config_dir)) as (groups, choices):
-        lines += [f"  {group}={'|'.join(choices(group))}" for group in groups]
-    lines += ["", "settings:"]
-    for entry in hydra_entries():
-        if entry.path[-1] != "name" and entry.dotted not in groups:
-            default = entry.default if entry.default != "" else "''"
-            lines.append(f"  {f'{entry.dotted}={default}':32} {entry.help}")
-    lines += [
-        "",
-        "hydra.run.dir=DIR, or hydra.sweep.dir=DIR for a sweep, sets the folder of the results.",
-        "--hydra-help prints the options of Hydra.",
-    ]
-    return "\n".join(lines)
-
-
 def _arguments() -> tuple[Namespace, list[str]]:
-    """Parse the options used here; return the other arguments unparsed.
+    """Parse the options, Hydra's too; return the other arguments unparsed.
 
-    Hydra's options with a value are declared, so that the value is not taken for an override.
+    Hydra parses its own options again. Its error messages have several lines.
     """
-    parser = Parser(prog="python -m simulations.run", add_help=False, allow_abbrev=False)
-    parser.add_argument("--multirun", "-m", action="store_true")
-    parser.add_argument("--help", "-h", action="store_true")
+    parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd")
-    for long, short in {
-        "cfg": "c",
-        "config-name": "cn",
-        "config-path": "cp",
-        "package": "p",
-    }.items():
-        parser.add_argument(f"--{long}", f"-{short}")
+    parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
+    parser.add_argument("--info", "-i", nargs="?")
+    for name, short in OPTIONS_WITH_VALUE.items():
+        parser.add_argument(f"--{name}", *short)
+    for name, short in FLAGS.items():
+        parser.add_argument(f"--{name}", *short, action="store_true")
+    if COMPLETING in os.environ:
+        complete_settings(parser)
     return parser.parse_known_args()
 
 
 def _main(asked: Namespace, rest: Sequence[str]) -> None:
     overrides = [arg for arg in rest if "=" in arg and not arg.startswith("-")]
+    if asked.shell_completion and overrides[:1] == ["install=bash"]:
+        print(shell_code("bash"))
+        return
+    require_settings([arg for arg in rest if arg not in overrides])
     check_overrides(overrides, config_dir=asked.config_dir, sweep=asked.multirun)
     is_plain = len(overrides) == len(sys.argv) - 1 and all(
         text.startswith("hydra.run.dir=") or "hydra" not in text.partition("=")[0]
@@ -243,11 +227,11 @@ def main() -> None:
     """Run the command; exit status 1, with one line on stderr, for an error of the user."""
     asked, rest = _arguments()
     with interruptible(lambda: _INTERRUPTED_SWEEP if asked.multirun else INTERRUPTED):
+        if asked.help:
+            print(help_text(asked.config_dir))
+            return
         try:
-            if asked.help:
-                print(help_text(asked.config_dir))
-            else:
-                _main(asked, rest)
+            _main(asked, rest)
         except FldbError as error:
             sys.exit(f"error: {one_line(error)}")
         except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:

@@ -104,7 +104,7 @@ def test_the_demonstration_is_stopped_by_sigterm(demo):
     ("options", "words"),
     [
         (["--people", "4"], "--people 4: must be at most --devices 3"),
-        (["--devices", "0"], "argument --devices: invalid number of at least 1 value: '0'"),
+        (["--devices", "0"], "argument --devices: '0' must be a whole number, at least 1"),
         (["--rounds", "3", "--minutes", "2"], "not allowed with argument"),
         (["--dir", "/dev/null/demo"], "cannot write /dev/null/demo/arms.json: Not a directory"),
     ],

@@ -186,8 +186,8 @@ def commands():
     """Yield the commands in help texts and docstrings of `simulations`."""
     texts = [path.read_text() for path in sorted((ROOT / "simulations").glob("**/*.py"))]
     for text in (*texts, help_text()):
-        quoted = re.findall(r"`(python -m [^`]*)`", text)
-        yield from (*quoted, *re.findall(r"^ +(python -m .*)$", text, re.MULTILINE))
+        quoted = re.findall(r"`((?:fldb|python -m) [^`]*)`", text)
+        yield from (*quoted, *re.findall(r"^ +((?:fldb|python -m) .*)$", text, re.MULTILINE))
 
 
 @pytest.mark.slow
@@ -202,17 +202,20 @@ def test_every_example_is_accepted_by_bash():
 
 
 @pytest.mark.slow
-def test_the_examples_of_help_are_accepted(mine):
+@pytest.mark.parametrize("name", ["fldb run", "fldb sweep"])
+def test_the_examples_of_help_are_accepted(name, mine, monkeypatch):
     """Words as split by bash, accepted by Hydra."""
-    shown = re.findall(r"^  (python -m simulations.run .*)$", help_text(), re.MULTILINE)
-    assert len(shown) == 3
+    monkeypatch.setattr("sys.argv", [name])
+    shown = re.findall(r"^  (fldb .*)$", help_text(), re.MULTILINE)
+    assert len(shown) == 4
     for command in shown:
         printed = subprocess.run(
             ["bash", "-c", f"printf '%s\\n' {command.replace('DIR', str(mine))}"],
             capture_output=True, text=True, check=True,
         ).stdout.splitlines()  # fmt: skip
-        overrides = [word for word in printed[3:] if "=" in word]
-        check_overrides(overrides, config_dir=str(mine), sweep="-m" in printed)
+        overrides = [word for word in printed[2:] if "=" in word]
+        assert overrides
+        check_overrides(overrides, config_dir=str(mine), sweep=printed[1] == "sweep")
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 COMMANDS = {
     "run": ["simulations.run", "num_agents=20", "horizon=400000", "hydra.run.dir=DIR/run"],
     "sweep": ["simulations.run", "-m", "seed=1,2", "horizon=400000", "hydra.sweep.dir=DIR/sweep"],
+    "fldb": ["fldb_flower", "sweep", "seed=1,2", "horizon=400000", "hydra.sweep.dir=DIR/fldb"],
     "figures": ["simulations.figures", "fig2b", "--output", "DIR/figures"],
     "documents": ["simulations.documents", "--recompute", "no-such-file"],
     "report": ["simulations.report", "DIR"],
@@ -227,6 +228,7 @@ def test_a_run_without_a_plot_imports_nothing_heavy(code, tmp_path):
         ("fldb_flower.py", "simulations.report"),
         ("fldb_flower/__init__.py", "clients.service"),
         ("simulations.py", "clients.service"),
+        ("simulations.py", "fldb_flower"),
     ],
 )
 @pytest.mark.parametrize("place", ["working directory", "PYTHONPATH"])

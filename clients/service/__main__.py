@@ -38,7 +38,7 @@ _STOP_SECONDS = 40  # for open requests, which may wait 30 seconds for a locked 
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m clients.service", description=__doc__)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--store", metavar="FILE", type=Path, required=True, help="the device's duels")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")

@@ -19,7 +19,7 @@ from fldb_flower.system.signals import interruptible
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m fldb_flower.deployment", description=__doc__)
+    parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     create = commands.add_parser(
         "credentials",
@@ -31,16 +31,26 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--host", action="append", required=True, metavar="NAME",
         help="name or IP address of the server, as devices use it; may be repeated",
     )  # fmt: skip
-    create.add_argument("--devices", type=int, default=3, metavar="N", help="(%(default)s)")
-    add = commands.add_parser("add-devices", help="create keys of more devices")
-    add.add_argument("--devices", type=int, default=1, metavar="N", help="(%(default)s)")
+    add = commands.add_parser(
+        "add-devices",
+        help="create keys of more devices",
+        description="Create keys of more devices, numbered after the existing ones.",
+    )
+    for command, number in ((create, 3), (add, 1)):
+        command.add_argument(
+            "--devices", type=int, default=number, metavar="N",
+            help="number of new devices (default: %(default)s)",
+        )  # fmt: skip
     renew = commands.add_parser(
         "renew",
-        help="create a new server certificate with the same CA and key; devices need no change",
+        help="create a new server certificate",
+        description="Create a new server certificate with the same CA and key. Devices need no"
+        " change.",
     )
     renew.add_argument(
-        "--host", action="append", default=[], metavar="NAME", help="(those of the old certificate)"
-    )
+        "--host", action="append", default=[], metavar="NAME",
+        help="name or IP address of the server (default: those of the old certificate)",
+    )  # fmt: skip
     create.set_defaults(run=lambda a: credentials.create(a.folder, a.host, a.devices))
     add.set_defaults(run=lambda a: credentials.add_devices(a.folder, a.devices))
     renew.set_defaults(run=lambda a: [credentials.renew(a.folder, a.host)])

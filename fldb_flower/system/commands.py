@@ -4,30 +4,77 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import re
 import sys
-from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 _N = TypeVar("_N", int, float)
 
+COMPLETING = "_ARGCOMPLETE"
+"""argcomplete sets this environment variable if the shell requests completions.
+
+Its value is one more than the number of words of the command line before the arguments.
+"""
+
 
 class Parser(argparse.ArgumentParser):
-    """A parser that prints errors in one line, without the usage."""
+    """A parser that prints errors in one line, without the usage.
+
+    The name of the program is by default that of :func:`program`. A description may be the
+    docstring of a module: it is shown without the name of the command and without markup.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("prog", program())
+        if text := options.get("description"):
+            text = re.sub(r"\A`python -m [^`]*`: (.)", lambda match: match[1].upper(), text)
+            options["description"] = text.replace("``", "")
+        super().__init__(**options)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None
+    ) -> argparse.Namespace:
+        """Parse arguments, or print completions of them if the shell requests that."""
+        complete(self)
+        return super().parse_args(args)
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 1."""
         sys.exit(f"error: {message}")
 
 
+def program() -> str:
+    """Return how this command was started: ``fldb figures``, ``python -m simulations.figures``."""
+    name = Path(sys.argv[0]).name
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if name.startswith("fldb ") or spec is None:
+        return name
+    return f"python -m {spec.name.removesuffix('.__main__')}"
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Print completions and exit if the shell requests them, else do nothing."""
+    if COMPLETING in os.environ:
+        import argcomplete  # noqa: PLC0415 - the completion extra
+
+        argcomplete.autocomplete(parser)
+
+
 def bounded(kind: type[_N], least: float, most: float = math.inf) -> Callable[[str], _N]:
     """Return the type of an argument: a finite number within limits, both included."""
+    limits = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+    what = "a whole number" if kind is int else "a number"
 
     def convert(text: str) -> _N:
-        value = kind(text)
-        if not (least <= value <= most and value < math.inf):
-            raise ValueError
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not (least <= value <= most and value < math.inf):
+            raise argparse.ArgumentTypeError(f"{text!r} must be {what}, {limits}")
         return value
 
-    limits = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-    convert.__name__ = f"number {limits}"  # in argparse's error message
     return convert

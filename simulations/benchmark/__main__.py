@@ -24,11 +24,13 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fldb_flower.system.commands import Parser
+from fldb_flower.settings import suggestion
+from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
 from simulations import measured
 from simulations.benchmark.algorithms import algorithms, inprocess_exchange
@@ -72,12 +74,29 @@ def machine() -> str:
     return f"{processor}, {os.cpu_count()} cores, Python {python}, NumPy {np.__version__}"
 
 
+def _section(name: str) -> str:
+    if name not in SECTIONS:
+        hint = suggestion(name, SECTIONS) or f"; there are {', '.join(SECTIONS)}"
+        raise argparse.ArgumentTypeError(f"there is no section {name!r}{hint}")
+    return name
+
+
 def _arguments() -> argparse.Namespace:
     assert __doc__ is not None
-    parser = Parser(prog="python -m simulations.benchmark", description=__doc__.splitlines()[0])
-    parser.add_argument("section", nargs="*", choices=[*SECTIONS, []], help=", ".join(SECTIONS))
-    parser.add_argument("--repetitions", type=int, default=9, help="of each timing (default 9)")
-    parser.add_argument("--picture", type=Path, help="PNG file for the plot of scale")
+    parser = Parser(description=__doc__)
+    sections = f"one of {', '.join(SECTIONS)} (default: {' '.join(_DEFAULT)})"
+    section: Any = parser.add_argument(
+        "section", nargs="*", type=_section, metavar="SECTION", help=sections
+    )
+    section.completer = lambda **_: list(SECTIONS)  # argcomplete reads this attribute
+    parser.add_argument(
+        "--repetitions", type=bounded(int, 1, 1000), default=9, metavar="N",
+        help="number of timings (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE",
+        help="PNG file for the plot of the section scale (default: none)",
+    )  # fmt: skip
     parser.add_argument(
         "--duels",
         default=os.environ.get("FLDB_DUELS", ""),
@@ -85,7 +104,10 @@ def _arguments() -> argparse.Namespace:
         help="studies of real people, for variances (default: the environment variable FLDB_DUELS)",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="JSON file for the table of one section"
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="JSON file for the table of one section (default: none)",
     )
     asked = parser.parse_args()
     if asked.output is not None and len(asked.section) != 1:

@@ -27,7 +27,6 @@ REPORT = "report.html"
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m simulations.report",
         description="Write one self-contained page about the runs below folders.",
     )
     parser.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="searched for runs")

@@ -1,0 +1,144 @@
+"""`fldb COMMAND ...`, also `python -m fldb_flower`: all commands of this project.
+
+Each command is the module of the same `python -m MODULE`. Only that module is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NamedTuple
+
+from simulations import start
+
+
+class Command(NamedTuple):
+    """A command: its module, its line in the help, and the words and the extra that it adds."""
+
+    module: str
+    summary: str
+    words: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    """Name of the extra, and the modules in it, if the module imports them."""
+
+
+GROUPS: dict[str, dict[str, Command]] = {
+    "simulations": {
+        "run": Command("simulations.run", "simulate once: fldb run tau=1"),
+        "sweep": Command("simulations.run", "simulate often: fldb sweep tau=1,2 seed=0,1", ("-m",)),
+        "figures": Command("simulations.figures", "draw the figures of the paper"),
+        "report": Command("simulations.report.__main__", "compare runs on one HTML page"),
+        "benchmark": Command("simulations.benchmark.__main__", "measure times, bytes and regret"),
+    },
+    "devices": {
+        "demo": Command("simulations.demo", "run a federation of devices on this machine"),
+        "keys": Command("fldb_flower.deployment.__main__", "create keys and certificates"),
+        "serve": Command(
+            "clients.service.__main__",
+            "offer a device's duels over HTTP and on a page",
+            extra=("service", "fastapi", "uvicorn", "fastapi_offline"),
+        ),
+    },
+    "shell": {
+        "completion": Command("simulations.completion", "set up completion in bash, zsh or fish"),
+    },
+}
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+
+
+def help_text() -> str:
+    """Return the text of ``fldb --help``."""
+    lines = [
+        "usage: fldb COMMAND [ARGUMENT ...]",
+        "",
+        "Federated linear dueling bandits: simulations, and federations of devices.",
+    ]
+    for title, commands in GROUPS.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {name:12} {command.summary}" for name, command in commands.items()]
+    return "\n".join([
+        *lines,
+        "",
+        "options:",
+        "  -h, --help   show this help",
+        "  --version    show the version",
+        "",
+        "`fldb COMMAND --help` describes a command.",
+    ])  # fmt: skip
+
+
+def main() -> None:
+    """Run the command that the first argument names; exit status 1 if it does not exist."""
+    start.begin()
+    _, *words = sys.argv
+    if "_ARGCOMPLETE" in os.environ:
+        words = _words_to_complete()
+    if not words or words[0] not in COMMANDS:
+        _answer(words)
+        return
+    name, *rest = words
+    command = COMMANDS[name]
+    sys.argv = [f"fldb {name}", *command.words, *rest]
+    _run(command, f"fldb {name}")
+
+
+def _run(command: Command, name: str) -> None:
+    import importlib  # noqa: PLC0415 - after the signal handlers, like all imports here
+
+    if command.extra:
+        from fldb_flower.system.startup import require  # noqa: PLC0415
+
+        require(name, *command.extra)
+    try:
+        importlib.import_module(command.module).main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _answer(words: list[str]) -> None:
+    """Answer a command line without a known command."""
+    from fldb_flower.system.commands import Parser  # noqa: PLC0415
+
+    parser = Parser(prog="fldb", add_help=False)
+    parser.add_argument("command", choices=COMMANDS, nargs="?")
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--version", action="store_true")
+    if words and not words[0].startswith("-"):
+        from fldb_flower.errors import one_line  # noqa: PLC0415
+        from fldb_flower.settings import suggestion  # noqa: PLC0415
+
+        hint = suggestion(words[0], tuple(COMMANDS)) or f"; there are {', '.join(COMMANDS)}"
+        sys.exit(f"error: {one_line(words[0])}: there is no such command{hint}")
+    asked = parser.parse_args(words)
+    print(f"fldb-flower {_version()}" if asked.version else help_text())
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+    try:
+        return version("fldb-flower")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _words_to_complete() -> list[str]:
+    """Return the complete words before the one that the shell completes.
+
+    The arguments of a command start one word later than those of ``fldb``.
+    """
+    from argcomplete.lexers import split_line  # noqa: PLC0415 - the completion extra
+
+    before = int(os.environ["_ARGCOMPLETE"])
+    line, point = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
+    words: list[str] = split_line(line, point)[3][before:]
+    if words and words[0] in COMMANDS:
+        os.environ["_ARGCOMPLETE"] = str(before + 1)
+        return words
+    return []
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The text of ``fldb run --help``."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+
+from fldb_flower.settings import Entry, hydra_entries
+from fldb_flower.system.commands import program
+from simulations.overrides import config_groups, search_path
+
+HEADINGS = {  # by the first setting below
+    "num_agents": "problem",
+    "environment.sigma": "environment",
+    "schedule.ratio": "schedule and engine",
+    "lambda": "confidence widths",
+    "alpha": "FLDB-OGD",
+    "solver": "FLDB-GD",
+    "ons_ridge": "FLDB-ONS",
+    "personal_ridge": "FLDB-Personal",
+    "max_difference": "messages and nodes",
+    "resume": "files of a run",
+}
+_INDENT = " " * 4
+
+
+def help_text(config_dir: str | None = None) -> str:
+    """Return the usage, the groups with their choices, and the settings with their defaults.
+
+    Parameters
+    ----------
+    config_dir : str, optional
+        Folder with the user's configuration groups.
+    """
+    run = program()
+    sweep = "fldb sweep" if run.startswith("fldb ") else f"{run} -m"
+    run = run.replace("fldb sweep", "fldb run")
+    lines = [
+        f"usage: {run} [GROUP=CHOICE ...] [SETTING=VALUE ...]",
+        f"       {sweep} [GROUP=CHOICE,CHOICE ...] [SETTING=VALUE,VALUE ...]",
+        "",
+        "Simulate a federation and write the results to a new folder. A sweep runs all",
+        "combinations of the given values, and writes tables and a plot of all runs.",
+        "",
+        "examples:",
+        f"  {run} algorithm=fldb_ons tau=1",
+        f"  {sweep} tau=1,2,4 'seed=range(3)'",
+        "A value with spaces or special characters needs quotes, and quotes for the shell:",
+        f"  {run} environment=movielens 'environment.path=\"~/ml (1).zip\"'",
+        "--config-dir DIR adds your own choices, such as DIR/experiment/mine.yaml:",
+        f"  {run} --config-dir DIR experiment=mine",
+        "",
+        "groups:",
+    ]
+    with config_groups(search_path(config_dir)) as (groups, choices):
+        lines += [f"  {group}={'|'.join(choices(group))}" for group in groups]
+    lines += ["", "settings, with their defaults:"]
+    for entry in hydra_entries():
+        if entry.dotted in HEADINGS:
+            lines += ["", f"{HEADINGS[entry.dotted]}:"]
+        if entry.path[-1] != "name" and entry.dotted not in groups:
+            lines += _described(entry)
+    return "\n".join([
+        *lines,
+        "",
+        "hydra.run.dir=DIR, or hydra.sweep.dir=DIR for a sweep, sets the folder of the results.",
+        "--hydra-help prints the options of Hydra.",
+    ])  # fmt: skip
+
+
+def _described(entry: Entry) -> list[str]:
+    """Return a setting with its default, and its meaning below."""
+    default = str(entry.default).lower() if entry.kind is bool else entry.default
+    names = f" One of {', '.join(entry.choices)}." if entry.choices else ""
+    width = min(shutil.get_terminal_size().columns, 100)
+    meaning = textwrap.wrap(
+        entry.help + names,
+        max(width, 40),
+        initial_indent=_INDENT,
+        subsequent_indent=_INDENT,
+        break_on_hyphens=False,
+    )
+    return [f"  {entry.dotted}={default if default != '' else repr('')}", *meaning]
