@@ -46,6 +46,9 @@ class AlgorithmEntry(Entry):
         Whether agents keep counted duels, for exchanges with ``scope="all"``.
     online : bool
         Whether a round needs its fresh duels only. ``mode=devices`` and ``robust`` require it.
+    scheduled : bool
+        Whether ``tau`` and ``schedule`` determine the rounds. If not, results do not depend on
+        them.
 
     Examples
     --------
@@ -57,6 +60,7 @@ class AlgorithmEntry(Entry):
     agents: Literal["common", "local", "personal", "uniform"] = "common"
     keeps_duels: bool = False
     online: bool = False
+    scheduled: bool = True
 
 
 @dataclass(frozen=True)
@@ -180,18 +184,24 @@ class Catalogue(Mapping[str, E]):
 _ALGORITHMS, _RULES = "fldb_flower.algorithms", "fldb_flower.bandit.selection.rules"
 _ENVIRONMENTS, _NOISE = "fldb_flower.environments", "fldb_flower.bandit.selection.selector"
 
+
+def _independent(agents: Literal["local", "personal", "uniform"]) -> AlgorithmEntry:
+    target = f"{_ALGORITHMS}.independent:Independent"
+    return AlgorithmEntry(target, agents=agents, scheduled=False)
+
+
 ALGORITHMS = Catalogue(
     AlgorithmEntry,
     {
         "fldb_ogd": AlgorithmEntry(f"{_ALGORITHMS}.ogd:FLDBOGD", online=True),
-        "fldb_gd": AlgorithmEntry(f"{_ALGORITHMS}.gd:FLDBGD", keeps_duels=True),
+        "fldb_gd": AlgorithmEntry(f"{_ALGORITHMS}.gd:FLDBGD", keeps_duels=True, scheduled=False),
         "fldb_ons": AlgorithmEntry(f"{_ALGORITHMS}.ons:FLDBONS", online=True),
         "fldb_personal": AlgorithmEntry(
             f"{_ALGORITHMS}.personal:FLDBPersonal", agents="personal", online=True
         ),
-        "alone": AlgorithmEntry(f"{_ALGORITHMS}.independent:Independent", agents="personal"),
-        "ldb": AlgorithmEntry(f"{_ALGORITHMS}.independent:Independent", agents="local"),
-        "random": AlgorithmEntry(f"{_ALGORITHMS}.independent:Independent", agents="uniform"),
+        "alone": _independent("personal"),
+        "ldb": _independent("local"),
+        "random": _independent("uniform"),
     },
 )
 

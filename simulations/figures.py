@@ -1,4 +1,4 @@
-"""`python -m simulations.figures [NAME ...]`: the paper's figures, each as PNG and CSV.
+"""`python -m simulations.figures [NAME ...]`: the paper's figures, and their data as CSV.
 
 The settings of a figure are in ``conf/experiment/NAME.yaml``; its curves are defined here.
 ``+ours`` adds FLDB-ONS, and LDB with a tuned width, as further curves. ``+bounds`` adds the paper's
@@ -15,7 +15,7 @@ if __name__ == "__main__":  # before what takes long to import
 import itertools
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,12 @@ from omegaconf import OmegaConf
 
 import conf
 from fldb_flower.bandit.theory import average_bound
-from fldb_flower.errors import FldbError, OutputError, SettingsError, one_line
-from fldb_flower.runs.plots import save_figure
+from fldb_flower.errors import DataError, FldbError, SettingsError, one_line
 from fldb_flower.settings import Settings
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
-from simulations import measured
-from simulations.sweeps.tables import draw_mean
+from simulations import drawing, measured
+from simulations.drawing import DEFAULT, Output
 
 SEEDS = (0, 1, 2)  # "three independent runs", App. B
 Overrides = dict[str, Any]
@@ -81,7 +80,7 @@ PANELS = {
     "fig2a": Panel("FLDB-OGD (K=10, d=5)", _AGENTS),
     "fig2b": Panel("FLDB-OGD (K=50, d=5)", _AGENTS),
     "fig2c": Panel(
-        "heterogeneous (K=5, d=5)",
+        "heterogeneous agents (K=5, d=5)",
         {
             f"{name}, sigma^2={sigma**2:.2g}": {**algorithm, "environment": {"sigma": sigma}}
             for sigma in (0.1**0.5, 0.5)
@@ -166,46 +165,20 @@ def runs_of(name: str, *, ours: bool, seeds: int) -> dict[str, measured.Run]:
     }
 
 
-def draw(name: str, rows: pd.DataFrame, bounds: dict[str, Any], folder: Path) -> None:
-    """Write the PNG of a figure; ``bounds`` holds the bounds by label of the curve."""
-    panel = panel_of(name)
-
-    def paint(figure: Any) -> None:
-        axes = figure.add_subplot()
-        if panel.against == "iteration":
-            _draw_curves(axes, rows, bounds)
-        else:
-            _draw_final(axes, rows, panel.against)
-        axes.set_xlabel(panel.against)
-        if name == OVERVIEW:
-            axes.set_yscale("log")
-        axes.set_title(f"{panel.title}, {rows.seed.nunique()} seeds", fontsize=10)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=9)
-
-    size = (7.2, 4.0) if name == OVERVIEW else (4.6, 3.6)
-    save_figure(folder / f"{name}.png", paint, size=size, dpi=120)
-
-
-def _draw_curves(axes: Any, rows: pd.DataFrame, bounds: dict[str, Any]) -> None:
-    for label in rows.curve.unique().tolist():
-        part = rows[rows.curve == label]
-        wide = part.pivot(index="seed", columns="iteration", values="cumulative_regret")
-        draw_mean(axes, list(wide.to_numpy()), label=label, linewidth=2)
-        if label in bounds:
-            color, steps = axes.lines[-1].get_color(), wide.columns.to_numpy()
-            axes.plot(steps, bounds[label], "--", color=color, label=f"{label}, bound")
-    axes.set_ylabel("average cumulative regret")
-
-
-def _draw_final(axes: Any, rows: pd.DataFrame, against: str) -> None:
-    last = rows[rows.iteration == rows.iteration.max()]
-    for arms, part in last.groupby("num_arms"):
-        points = part.groupby(against).cumulative_regret.agg(["mean", "sem"])
-        low, high = points["mean"] - points["sem"], points["mean"] + points["sem"]
-        (line,) = axes.plot(points.index, points["mean"], marker="o", label=f"K={arms}")
-        axes.fill_between(points.index, low, high, alpha=0.2, linewidth=0, color=line.get_color())
-    axes.set_ylabel("final average cumulative regret")
+def draw(
+    name: str, rows: pd.DataFrame, bounds: Mapping[str, Any], folder: Path, output: Output
+) -> list[Path]:
+    """Write a figure and return its files; ``bounds`` has the bounds by label of the curve."""
+    panel, is_overview = panel_of(name), name == OVERVIEW
+    algorithms = {
+        label: str(values_of(name, overrides).get("algorithm", Settings.algorithm))
+        for label, overrides in curves_of(name, ours=True).items()
+    }
+    if output.width is None:
+        output = output._replace(width="page" if is_overview else "column")
+    title = drawing.math(panel.title)
+    what = drawing.Drawing(title, panel.against, algorithms, bounds, logarithmic=is_overview)
+    return drawing.save(folder / f"{name}.png", what, rows, output)
 
 
 def make(
@@ -216,6 +189,7 @@ def make(
     bounds: bool,
     movielens: str,
     seeds: int = len(SEEDS),
+    output: Output = DEFAULT,
 ) -> dict[str, Any]:
     """Simulate and draw figures; a run of two figures is simulated once.
 
@@ -224,13 +198,15 @@ def make(
     names : sequence of str
         Names of the figures.
     folder : Path
-        Folder of NAME.png and NAME.csv.
+        Folder of the figures and NAME.csv.
     ours, bounds : bool
         Whether to add FLDB-ONS and the tuned LDB, and the paper's regret bounds.
     movielens : str
         Path of the ratings, for fig1d.
     seeds : int
         Number of runs per curve.
+    output : Output
+        Width and formats.
 
     Returns
     -------
@@ -244,10 +220,7 @@ def make(
         }
         for name in names
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot write to {folder}: {error.strerror}") from None
+    drawing.make_folder(folder)
     groups = [group for curves in wanted.values() for group in curves.values()]
     results = measured.each_once(itertools.chain.from_iterable(groups))
     figures = {name: runs_of(name, ours=ours, seeds=seeds) for name in names}
@@ -256,8 +229,28 @@ def make(
             measured.fill(figures[name][label], [results[each] for each in group])
         rows = _table(curves, results)
         rows.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
-        draw(name, rows, _bounds(curves) if bounds else {}, folder)
+        draw(name, rows, _bounds(curves) if bounds else {}, folder, output)
     return figures
+
+
+def redraw(name: str, folder: Path, *, bounds: bool, movielens: str, output: Output) -> None:
+    """Draw a figure again from its CSV file, without simulating.
+
+    Raises
+    ------
+    DataError
+        The CSV file is missing, or is not that of this figure.
+    """
+    path, known = folder / f"{name}.csv", curves_of(name, ours=True)
+    try:
+        rows = pd.read_csv(path)
+        labels = rows.curve.unique().tolist()
+        curves = {each: [settings_of(name, known[each], 0, movielens)] for each in labels}
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, AttributeError):
+        raise DataError(f"{path} is not the CSV file of {name}: draw without --redraw") from None
+    draw(name, rows, _bounds(curves) if bounds else {}, folder, output)
 
 
 def _table(
@@ -294,16 +287,26 @@ def _bounds(curves: dict[str, list[Settings]]) -> dict[str, Any]:
 
 
 def _make_asked(asked: Namespace) -> list[Path]:
-    """Make the requested figures; return their PNG files, or CSV files without a plot."""
+    """Make the requested figures; return their files, or CSV files without a plot."""
     extras = {name: f"+{name}" in asked.name for name in ("ours", "bounds")}
     names = [name for name in asked.name if name not in ("+ours", "+bounds")]
     if not names:
         names = [name for name in PANELS if asked.movielens or name != "fig1d"]
         if "fig1d" not in names:
             print("fig1d is omitted: it needs --movielens PATH", file=sys.stderr)
-    make(names, asked.output, **extras, movielens=asked.movielens, seeds=asked.seeds)
-    pictures = [asked.output / f"{name}.png" for name in names]
-    return [path if path.exists() else path.with_suffix(".csv") for path in pictures]
+    output = Output(asked.width, asked.format)
+    if asked.redraw:
+        for name in names:
+            redraw(name, asked.output, bounds=extras["bounds"], movielens=asked.movielens,
+                   output=output)  # fmt: skip
+    else:
+        make(names, asked.output, **extras, movielens=asked.movielens, seeds=asked.seeds,
+             output=output)  # fmt: skip
+    paths = []
+    for name in names:
+        drawn = [asked.output / f"{name}.{each}" for each in output.formats]
+        paths += [path for path in drawn if path.exists()] or [asked.output / f"{name}.csv"]
+    return paths
 
 
 def main() -> None:
@@ -316,6 +319,10 @@ def main() -> None:
     parser.add_argument("--movielens", default="", metavar="PATH", help="ratings, for fig1d")
     seeds = bounded(int, 1, 1000)
     parser.add_argument("--seeds", type=seeds, default=len(SEEDS), help="of each curve (default 3)")
+    drawing.add_options(parser)
+    parser.add_argument(
+        "--redraw", action="store_true", help="draw the CSV files in the folder, without simulating"
+    )
     asked = parser.parse_args()
     with interruptible():
         try:

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.results import CONFIG, REGRET, identity
@@ -126,13 +127,16 @@ def identity_of(run: Run) -> str:
 
 
 def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop settings that other settings make irrelevant, such as tau of a geometric schedule."""
+    """Drop settings that other settings make irrelevant, such as tau with ``algorithm=ldb``."""
     environment = settings.get("environment.name")
     others = {own for own, owner in ENVIRONMENT_OF.items() if owner != environment}
+    algorithm = ALGORITHMS.get(str(settings.get("algorithm")))
+    scheduled = algorithm is None or algorithm.scheduled
     ignored = {
         {"geometric": "tau", "periodic": "schedule.ratio"}.get(str(settings.get("schedule.name"))),
         None if settings.get("matrix_form") == "sketch" else "sketch_rank",
         *(f"environment.{own}" for own in others),
+        *(() if scheduled else ("tau", "schedule.name", "schedule.ratio")),
     }
     return {key: value for key, value in settings.items() if key not in ignored}
 
@@ -164,6 +168,11 @@ def group_by_seed(runs: Sequence[Run]) -> list[list[Run]]:
         key = frozenset((name, _identity(value)) for name, value in others)
         groups.setdefault(key, []).append(run)
     return list(groups.values())
+
+
+def one_per_seed(group: Sequence[Run]) -> list[Run]:
+    """Return the first run of each seed: its repetitions are not independent runs."""
+    return list({run.settings.get("seed"): run for run in reversed(group)}.values())[::-1]
 
 
 def _identity(value: Any) -> Any:

@@ -14,7 +14,9 @@ from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS, Catalogu
 from fldb_flower.environments.base import Contexts
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
+from simulations.engines import vectorized
 from simulations.run import run
 
 ENGINES = ["vectorized", "inprocess"]
@@ -163,3 +165,13 @@ def test_a_script_accepts_its_algorithm_on_the_command_line(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "algorithm: mine\n" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_results_depend_on_tau_if_and_only_if_the_algorithm_is_scheduled(algorithm):
+    small = {"algorithm": algorithm, "num_agents": 3, "horizon": 40}
+    histories = [History(40) for _ in range(2)]
+    for tau, history in zip((1, 8), histories, strict=True):
+        vectorized.run(from_nested({**small, "tau": tau}, "a test"), history)
+    first, second = (history.cumulative_regret.tolist() for history in histories)
+    assert (first != second) is ALGORITHMS[algorithm].scheduled

@@ -26,7 +26,14 @@ import yaml
 from fldb_flower.errors import DataError, OutputError
 from simulations.report.data import MAX_POINTS, kept_iterations, payload
 from simulations.report.page import write
-from simulations.saved_runs import Run, find_runs, group_by_seed, relevant, varying
+from simulations.saved_runs import (
+    Run,
+    find_runs,
+    group_by_seed,
+    one_per_seed,
+    relevant,
+    varying,
+)
 
 ROOT = Path(__file__).parent.parent
 LEFT, RIGHT = 70, 14  # pixels between a chart's frame and the edges of its drawing
@@ -255,6 +262,17 @@ def test_settings_ignored_by_the_schedule_do_not_form_groups():
     assert varying([*runs, periodic]) == ["seed", "schedule.name"]
 
 
+def test_tau_and_schedule_do_not_form_groups_of_algorithms_that_ignore_them():
+    runs = [a_run(algorithm="ldb", tau=tau, seed=0) for tau in (1, 2)]
+    other = a_run(algorithm="fldb_ons", tau=1, seed=0)
+    assert varying(runs) == []
+    assert varying([*runs, other]) == ["algorithm"]
+    assert group_by_seed([*runs, other]) == [runs, [other]]
+    assert one_per_seed(runs) == runs[:1]
+    assert one_per_seed([runs[0], runs[1], a_run(seed=1)])[0] is runs[0]
+    assert len(one_per_seed([runs[0], runs[1], a_run(seed=1)])) == 2
+
+
 def test_groups_differ_by_more_than_the_seed():
     runs = [a_run(seed=s, tau=t) for s in (0, 1) for t in (1, 2)]
     assert group_by_seed(runs) == [[runs[0], runs[2]], [runs[1], runs[3]]]
@@ -297,11 +315,11 @@ def test_predictions_are_columns_if_a_run_has_them(tmp_path):
 def test_labels_name_settings_as_users_write_them(tmp_path):
     make_run(tmp_path / "a", environment={"sigma": 0.0})
     geometric = {"name": "geometric", "ratio": 1.5}
-    make_run(tmp_path / "b", algorithm="ldb", schedule=geometric, environment={"sigma": 0.3})
+    make_run(tmp_path / "b", algorithm="fldb_ons", schedule=geometric, environment={"sigma": 0.3})
     made = payload(*find_runs([tmp_path]), tmp_path)
     assert made["varying"] == ["algorithm", "schedule", "environment.sigma"]
     assert made["groups"][0]["label"] == ["fldb_ogd", "periodic", "environment.sigma=0"]
-    assert made["groups"][1]["label"] == ["ldb", "geometric", "environment.sigma=0.3"]
+    assert made["groups"][1]["label"] == ["fldb_ons", "geometric", "environment.sigma=0.3"]
     assert ["tau", "1"] in made["common"]  # of the runs that use it
 
 

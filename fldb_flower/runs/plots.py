@@ -7,22 +7,26 @@ import io
 import logging
 import os
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import one_line
 from fldb_flower.federation.history import History
-from fldb_flower.settings import Settings
+from fldb_flower.runs.curves import REGRET, Curve, regret, title_of, wrap
+from fldb_flower.settings import Settings, hydra_entries
 from fldb_flower.system.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+WIDTHS = {"column": 3.25, "page": 6.75}
+"""Widths of figures in inches: one column of a paper with two, and its page."""
+FORMATS = {"png": ("Software",), "svg": ("Date", "Creator"), "pdf": ("CreationDate", "Producer")}
+"""Formats of figures, and the metadata that depend on the date or Matplotlib's version."""
+_COLORS = 128  # of a PNG image
 _LOG = logging.getLogger("fldb_flower")
 _BACKEND = "MPLBACKEND"
 
@@ -43,41 +47,97 @@ def plot_regret(path: Path, history: History, settings: Settings) -> bool:
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        axes.plot(np.arange(1, history.horizon + 1), history.cumulative_regret, linewidth=2)
-        axes.set_xlabel("iteration")
-        axes.set_ylabel("cumulative regret, average per agent\n(units of latent reward)")
-        axes.set_title(textwrap.fill(describe(settings), 72), fontsize=10)
-        axes.set_xlim(0, history.horizon)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
+        regret(axes, [Curve(settings.algorithm, history.cumulative_regret)])
+        values = {entry.dotted: entry.value(settings) for entry in hydra_entries()}
+        periodic = settings.schedule.name == "periodic"
+        unused = {"schedule.ratio" if periodic else "tau"}
+        if not ALGORITHMS[settings.algorithm].scheduled:
+            unused = {"schedule.ratio", "tau"}
+        title = title_of({key: value for key, value in values.items() if key not in unused})
+        axes.set_title(wrap(f"{title}, {settings.selection}, seed {settings.seed}", 42))
+        axes.set_ylabel(f"{REGRET}\n(units of latent reward)")
 
-    return save_figure(path, draw, size=(6.4, 4.2))
+    return bool(save_figure(path, draw, height=2.4))
 
 
 def save_figure(
-    path: Path, draw: Callable[[Figure], None], *, size: tuple[float, float], dpi: int = 150
-) -> bool:
-    """Save a figure as PNG. If that fails, log one line and return False.
+    path: Path,
+    draw: Callable[[Figure], None],
+    *,
+    height: float,
+    width: str = "column",
+    formats: Sequence[str] = ("png",),
+) -> list[Path]:
+    """Draw and save a figure. If that fails, log one line and return no path.
 
     The figure does not depend on the user's Matplotlib backend, ``matplotlibrc`` or style. The same
-    data gives the same bytes. Only this module imports Matplotlib. ``size`` is the width and height
-    in inches.
+    data gives the same bytes. Only this module imports Matplotlib.
+
+    Parameters
+    ----------
+    path : Path
+        Path of the PNG file; other formats have their suffix instead.
+    draw : callable
+        Draws on the figure.
+    height : float
+        Height in inches.
+    width : {"column", "page"}
+        Width: :data:`WIDTHS`.
+    formats : sequence of {"png", "svg", "pdf"}
+        Formats: :data:`FORMATS`.
+
+    Returns
+    -------
+    list of Path
+        The files, in the order of the formats.
     """
+    paths = [path.with_suffix(f".{each}") for each in formats]
     try:
-        with _default_style():
+        with style():
             from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
             from matplotlib.figure import Figure  # noqa: PLC0415 - takes half a second
 
-            figure = Figure(figsize=size, layout="constrained")
+            figure = Figure(figsize=(WIDTHS[width], height), layout="constrained")
             FigureCanvasAgg(figure)
             draw(figure)
-            content = io.BytesIO()
-            figure.savefig(content, format="png", dpi=dpi, metadata={"Software": None})
-        replace_file(path, content.getvalue())
+            contents = [_encoded(figure, each) for each in formats]
+        for each, content in zip(paths, contents, strict=True):
+            replace_file(each, content)
     except Exception as error:  # results do not depend on the plot
-        _LOG.warning("%s", one_line(f"no plot {path}: {type(error).__name__}: {error}"))
-        return False
-    return True
+        names = ", ".join(map(str, paths))
+        _LOG.warning("%s", one_line(f"no plot {names}: {type(error).__name__}: {error}"))
+        return []
+    return paths
+
+
+def _encoded(figure: Figure, kind: str) -> bytes:
+    """Return a figure in a format, without the date."""
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, metadata=dict.fromkeys(FORMATS[kind]))
+    return _fewer_colors(content) if kind == "png" else content.getvalue()
+
+
+def _fewer_colors(png: io.BytesIO) -> bytes:
+    """Return a PNG image with a palette, which takes a third of the bytes."""
+    from PIL import Image  # noqa: PLC0415 - Matplotlib's own dependency
+
+    with Image.open(png) as image:
+        dpi = image.info["dpi"]
+        palette = image.convert("RGB").quantize(_COLORS, dither=Image.Dither.NONE)
+    content = io.BytesIO()
+    palette.save(content, format="png", dpi=dpi, optimize=True)
+    return content.getvalue()
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Use the style of the figures in the block, ``figures.mplstyle``, and then the user's."""
+    with _default_style():
+        import matplotlib as mpl  # noqa: PLC0415
+
+        sheet = Path(__file__).with_name("figures.mplstyle")
+        mpl.rcParams.update(mpl.rc_params_from_file(sheet, use_default_template=False))
+        yield
 
 
 @contextlib.contextmanager

@@ -16,7 +16,9 @@ import pandas as pd
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import arrays_on
+from fldb_flower.runs.curves import points
 from fldb_flower.runs.plots import save_figure
+from fldb_flower.runs.styles import ALGORITHM_STYLES
 from fldb_flower.settings import Settings, from_nested
 from simulations.benchmark.algorithms import seconds
 from simulations.engines import vectorized
@@ -30,8 +32,8 @@ VARIED: dict[str, tuple[dict[str, int], list[int]]] = {
     "num_arms": ({}, [2, 5, 10, 50, 200]),
     "dimension": ({"num_agents": 100, "horizon": 50}, [5, 16, 64, 256, 384, 1024]),
 }
-_NAMES = {"num_agents": "agents N", "horizon": "iterations T", "num_arms": "arms K",
-          "dimension": "features d"}  # fmt: skip
+_NAMES = {"num_agents": "agents $N$", "horizon": "iterations $T$", "num_arms": "arms $K$",
+          "dimension": "features $d$"}  # fmt: skip
 
 
 def scale(picture: Path | None = None) -> pd.DataFrame:
@@ -51,7 +53,7 @@ def scale(picture: Path | None = None) -> pd.DataFrame:
             print(rows[-1], file=sys.stderr, flush=True)
     table = pd.DataFrame(rows)
     if picture is not None:
-        _draw(table, picture)
+        draw(table, picture)
     return table
 
 
@@ -77,19 +79,24 @@ def _measure(chosen: Settings) -> tuple[float, float]:
     return duration, own + child * len(os.sched_getaffinity(0))  # each child is at most as large
 
 
-def _draw(table: pd.DataFrame, picture: Path) -> None:
-    def paint(figure: Any) -> None:
-        for place, name in enumerate(VARIED, start=1):
-            axes = figure.add_subplot(2, 2, place)
-            for backend, rows in table[table["varied"] == name].groupby("backend"):
-                axes.loglog(rows["size"], rows["seconds"], "o-", label=f"{backend}: seconds")
-                peak = rows["peak MB"] / 1000
-                axes.loglog(rows["size"], peak, "s--", label=f"{backend}: GB at peak")
-            sizes = VARIED[name][1]
-            axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=8)
-            axes.minorticks_off()
-            axes.set_xlabel(_NAMES[name])
-            axes.grid(alpha=0.3)
-            axes.legend(fontsize=8)
+def draw(table: pd.DataFrame, picture: Path) -> None:
+    """Plot time and memory against each size."""
 
-    save_figure(picture, paint, size=(9.0, 6.0), dpi=110)
+    def paint(figure: Any) -> None:
+        panels = figure.subplots(2, 2, sharey=True)
+        lines: dict[str, Any] = {}
+        for axes, (name, (_, sizes)) in zip(panels.flat, VARIED.items(), strict=True):
+            styles = iter(ALGORITHM_STYLES.values())
+            for backend, rows in table[table["varied"] == name].groupby("backend"):
+                shown = {"time (s)": rows["seconds"], "peak memory (GB)": rows["peak MB"] / 1000}
+                for kind, values in shown.items():
+                    text = kind if backend == "numpy" else f"{kind}, {backend}"
+                    lines[text] = points(axes, [rows["size"], values], next(styles), text)
+            axes.loglog()
+            axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+            axes.minorticks_off()
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.set_xlabel(_NAMES[name])
+        figure.legend(lines.values(), lines, loc="outside upper center", ncols=len(lines))
+
+    save_figure(picture, paint, width="page", height=4.6, formats=(picture.suffix[1:],))

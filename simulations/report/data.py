@@ -21,6 +21,7 @@ from simulations.saved_runs import (
     Unfinished,
     group_by_seed,
     natural_order,
+    one_per_seed,
     predictions,
     relevant,
     varying,
@@ -144,8 +145,7 @@ def _figures(run: Run) -> dict[str, float]:
 
 
 def _group(group: Sequence[Run], labels: Sequence[str], grid: int) -> dict[str, Any]:
-    # Repetitions of a seed are not independent runs in a standard error.
-    runs = list({run.settings.get("seed"): run for run in reversed(group)}.values())[::-1]
+    runs = one_per_seed(group)
     mean, error = _mean(np.stack([_regrets(run) for run in runs]))
     figures = [_figures(run) for run in runs]
     centre, spread = _mean(np.array([list(row.values()) for row in figures]))

@@ -10,12 +10,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fldb_flower.runs.curves import (
+    Curve,
+    errors_text,
+    label,
+    label_axes,
+    means,
+    settings_text,
+    title_of,
+    wrap,
+)
 from fldb_flower.runs.plots import save_figure
-from simulations.saved_runs import Run, group_by_seed, predictions, varying
+from simulations.saved_runs import Run, group_by_seed, one_per_seed, predictions, relevant, varying
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
 _COLUMNS = ("exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
 _MAX_ROWS = 60  # of the printed table
+_MAX_LABELS = 40  # of curves
+_MAX_LETTERS = 40  # of a line of a label
+_LABEL_HEIGHT = 0.14  # of a line of a label, in inches
 
 
 def report(
@@ -32,7 +45,7 @@ def report(
         keys = _columns(runs, swept)
         table(runs, keys, folder).to_csv(folder / TABLE, index=False, lineterminator="\n")
         curves(runs, keys).to_csv(folder / CURVES, index=False, lineterminator="\n")
-        picture(runs, keys, folder / PICTURE)
+        picture(runs, folder / PICTURE)
         print(statistics_text(runs, swept))
         files = [name for name in (TABLE, CURVES, PICTURE) if (folder / name).exists()]
         print(f"results of {len(runs)} jobs: {', '.join(files)} in {folder}")
@@ -73,17 +86,19 @@ def statistics(runs: Sequence[Run], swept: Collection[str] = ()) -> pd.DataFrame
     """Return one row per configuration: varying settings, and the final regret over the seeds.
 
     The standard error is that of the mean, ``deviation / sqrt(seeds)``. It is NaN for one seed.
-    Log loss and accuracy, if some of the runs predicted answers, are means as well.
+    Log loss and accuracy, if some of the runs predicted answers, are means as well. A setting that
+    a configuration does not use is None.
     """
     keys = [key for key in _columns(runs, swept) if key != "seed"]
     rows = []
-    for group in group_by_seed(runs):
+    for group in map(one_per_seed, group_by_seed(runs)):
         final = pd.Series([run.summary["final_regret"] for run in group], dtype=float)
         numbers = {"mean": final.mean(), "std. error": final.sem(), "median": final.median()}
         for name in predictions(runs):
             values = [run.summary.get(name) for run in group]
             numbers[name] = pd.Series(values, dtype=float).mean()
-        chosen = {key: group[0].settings.get(key) for key in keys}
+        used = relevant(group[0].settings)
+        chosen = {key: used.get(key) for key in keys}
         rows.append({**chosen, **numbers, "seeds": len(group)})
     return pd.DataFrame(rows)
 
@@ -106,33 +121,37 @@ def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[columns]
 
 
-def picture(runs: Sequence[Run], keys: Sequence[str], path: Path) -> None:
+def picture(runs: Sequence[Run], path: Path) -> None:
     """Plot mean and standard error over the seeds, with a curve per configuration."""
-    labels = [key for key in keys if key != "seed"]
-    groups = group_by_seed(runs)
+    shown = mean_curves(runs)
+    count = len(shown) if len(shown) <= _MAX_LABELS else 0
+    used = [relevant(run.settings) for run in runs]
+    title = title_of({key: used[0][key] for key in used[0] if key not in varying(runs)})
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
-        for group in groups:
-            names = ", ".join(f"{key}={group[0].settings.get(key)}" for key in labels)
-            draw_mean(axes, [run.curve.cumulative_regret.to_numpy() for run in group], label=names)
-        axes.set_xlabel("iteration")
-        axes.set_ylabel("cumulative regret, average per agent")
-        seeds = max(len(group) for group in groups)
-        axes.set_title(f"mean ± standard error of {seeds} seeds", fontsize=10)
-        axes.grid(alpha=0.3)
-        if labels:
-            axes.legend(fontsize=8, ncols=1 + len(groups) // 8)
+        lines = means(axes, shown)
+        label_axes(axes)
+        if len(shown) > 1 and count:
+            label(axes, lines)
+        more = "" if count else f", {len(shown)} configurations: see {TABLE}"
+        seeds = [len(np.atleast_2d(curve.values)) for curve in shown]
+        axes.set_title(f"{wrap(title, 90)}\n{errors_text(seeds)}{more}")
 
-    save_figure(path, draw, size=(7.2, 4.6))
+    height = max(
+        3.2, 0.8 + _LABEL_HEIGHT * sum(1 + each.label.count("\n") for each in shown[:count])
+    )
+    save_figure(path, draw, width="page", height=height)
 
 
-def draw_mean(axes: Any, values: Sequence[Any], *, label: str, **style: Any) -> None:
-    """Plot the mean of curves, and their standard error as a band if there are several."""
-    rows = np.array(values)
-    mean, steps = rows.mean(axis=0), np.arange(1, rows.shape[1] + 1)
-    (line,) = axes.plot(steps, mean, label=label, **style)
-    if len(rows) > 1:
-        error = rows.std(axis=0, ddof=1) / np.sqrt(len(rows))
-        band = {"alpha": 0.2, "linewidth": 0, "color": line.get_color()}
-        axes.fill_between(steps, mean - error, mean + error, **band)
+def mean_curves(runs: Sequence[Run]) -> list[Curve]:
+    """Return a curve per configuration, labelled with the settings that differ and that it uses."""
+    differing = [key for key in varying(runs) if key != "seed"]
+    found = []
+    for group in map(one_per_seed, group_by_seed(runs)):
+        used = relevant(group[0].settings)
+        text = settings_text({key: used[key] for key in differing if key in used})
+        values = np.array([run.curve.cumulative_regret for run in group])
+        algorithm = str(used.get("algorithm"))
+        found.append(Curve(algorithm, values, wrap(text, _MAX_LETTERS)))
+    return found
