@@ -169,18 +169,19 @@ class Script:
 
     def __init__(self, device: Device, folder: Path) -> None:
         self.device = device
-        arms = folder / "arms.txt"
+        arms = folder / "arms.csv"
         rng = np.random.default_rng(99)
         arms.write_text(
-            "".join(
-                f"secret-{i} {' '.join(map(repr, row.tolist()))}\n"
+            "arm,a,b,c\n"
+            + "".join(
+                f"secret-{i},{','.join(map(repr, row.tolist()))}\n"
                 for i, row in enumerate(rng.standard_normal((30, D)))
             )
         )
         command = folder / "prefer.sh"
         command.write_text(
             "#!/bin/sh\nsleep 0.8\n"
-            f'awk -v one="$1" -v other="$2" -v seed="$(od -An -N4 -tu4 /dev/urandom)" \'\n'
+            f'awk -F , -v one="$1" -v other="$2" -v seed="$(od -An -N4 -tu4 /dev/urandom)" \'\n'
             f"  {{ worth[$1] = {THETA[0]} * $2 + {THETA[1]} * $3 + {THETA[2]} * $4 }}\n"
             "  END { srand(seed)\n"
             "    chance = 1 / (1 + exp(worth[other] - worth[one]))\n"
