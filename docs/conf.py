@@ -77,10 +77,13 @@ autodoc_inherit_docstrings = True
 numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False
 
+toc_object_entries_show_parents = "hide"
+
 # Look
 html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_context = {"default_mode": "auto"}
 html_copy_source = False
 html_show_sourcelink = False
 html_show_search_summary = False  # summaries are fetched, which a browser refuses for file://

@@ -275,7 +275,7 @@ def _curve(path: Path, settings: Mapping[str, Any]) -> pd.DataFrame:
     text = _text(path)
     columns, horizon = list(CURVE_COLUMNS), settings["horizon"]
     try:
-        curve = pd.read_csv(io.StringIO(text), float_precision="round_trip")
+        curve = pd.read_csv(io.StringIO(text))
     except (ValueError, pd.errors.ParserError):
         raise DataError(f"{path.name} is not a table") from None
     if list(curve.columns) != columns:

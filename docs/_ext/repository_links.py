@@ -2,7 +2,8 @@
 
 The pages link to such files by relative paths, as on a code host. Here, links to files below
 ``docs`` become downloads, and the others lead to the repository, ``repository`` in ``conf.py``. Two
-files of the repository's root are pages of the site under another name.
+files of the repository's root are pages of the site under another name. A link to a page whose text
+is the name of the file (``theory.md``) gets the title of the page.
 """
 
 from pathlib import Path
@@ -33,6 +34,8 @@ class RepositoryLinks(SphinxTransform):
     def _resolve(self, link: Any) -> None:
         is_page = link.get("refdomain") == "doc"
         path, _, anchor = link["reftarget"].partition("#")
+        if link.astext().endswith(".md"):
+            link["refexplicit"] = False
         if not path or (is_page and path in self.env.found_docs):
             return
         anchor = link.get("reftargetid") or anchor

@@ -62,8 +62,15 @@ class Estimator:
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def __sklearn_tags__(self) -> Any:
-        """Return the tags of scikit-learn 1.6 and later."""
-        return sklearn_tags()
+        """Return the tags of a classifier of two classes, for scikit-learn 1.6 and later."""
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags  # noqa: PLC0415
+
+        return Tags(
+            estimator_type="classifier",
+            target_tags=TargetTags(required=True),
+            classifier_tags=ClassifierTags(multi_class=False),
+            input_tags=InputTags(),
+        )
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether there is an estimate."""
@@ -77,7 +84,7 @@ class NotFittedError(ValueError, AttributeError):
 def not_fitted(name: str) -> Exception:
     """Return the error of a method that needs an estimate, scikit-learn's if it is imported."""
     line = f"this {name} has no estimate yet: call fit or record first"
-    if "sklearn" in sys.modules:
+    if sys.modules.get("sklearn"):
         from sklearn.exceptions import NotFittedError as SklearnsError  # noqa: PLC0415
 
         error: Exception = SklearnsError(line)
@@ -85,24 +92,6 @@ def not_fitted(name: str) -> Exception:
     return NotFittedError(line)
 
 
-def sklearn_tags() -> Any:
-    """Return the tags of a classifier of two classes, for scikit-learn 1.6 and later."""
-    from sklearn.utils import (  # noqa: PLC0415 - only scikit-learn calls this
-        ClassifierTags,
-        InputTags,
-        Tags,
-        TargetTags,
-    )
-
-    return Tags(
-        estimator_type="classifier",
-        target_tags=TargetTags(required=True),
-        classifier_tags=ClassifierTags(multi_class=False),
-        input_tags=InputTags(),
-    )
-
-
 def _parameters(kind: type) -> dict[str, inspect.Parameter]:
     """Return the parameters of a class's constructor."""
-    named = dict(inspect.signature(kind).parameters)
-    return {name: each for name, each in named.items() if each.kind is not each.VAR_KEYWORD}
+    return dict(inspect.signature(kind).parameters)

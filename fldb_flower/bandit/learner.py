@@ -123,19 +123,19 @@ class DuelingBandit(Estimator):
 
     def fit(
         self: _Self,
-        differences: ArrayLike,
-        preferences: ArrayLike,
+        X: ArrayLike,
+        y: ArrayLike,
         sample_weight: ArrayLike | None = None,
     ) -> _Self:
         """Learn from logged duels, and forget earlier ones.
 
         Parameters
         ----------
-        differences : array_like of shape (n, d)
-            Features of the first arm of each duel, minus those of the second.
-        preferences : array_like of shape (n,)
-            1 if the first arm was preferred, 0 if the second was, 0.5 for a tie; or a share
-            between 0 and 1 of several answers.
+        X : array_like of shape (n, d)
+            Differences: the features of the first arm of each duel, minus those of the second.
+        y : array_like of shape (n,)
+            Preferences: 1 if the first arm was preferred, 0 if the second was, 0.5 for a tie; or
+            the share of several answers for the first arm.
         sample_weight : array_like of shape (n,), optional
             Factors of the duels' losses, such as numbers of answers.
 
@@ -157,13 +157,13 @@ class DuelingBandit(Estimator):
         >>> fldb.DuelingBandit().fit([[1.0], [2.0], [-1.0]], [1, 1, 0.5]).coef_.round(3)
         array([[0.633]])
         """
-        duels = checked_duels(differences, preferences, sample_weight, self.dimension)
+        duels = checked_duels(X, y, sample_weight, self.dimension)
         return self._learn(duels, np.zeros(duels.differences.shape[1]))
 
     def partial_fit(
         self: _Self,
-        differences: ArrayLike,
-        preferences: ArrayLike,
+        X: ArrayLike,
+        y: ArrayLike,
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> _Self:
@@ -171,7 +171,7 @@ class DuelingBandit(Estimator):
 
         Parameters
         ----------
-        differences, preferences, sample_weight
+        X, y, sample_weight
             See :meth:`fit`.
         classes : ignored
             For scikit-learn's convention.
@@ -180,11 +180,6 @@ class DuelingBandit(Estimator):
         -------
         DuelingBandit
             Itself.
-
-        Raises
-        ------
-        ValueError, ConvergenceError
-            See :meth:`fit`.
 
         Examples
         --------
@@ -195,7 +190,7 @@ class DuelingBandit(Estimator):
         >>> np.allclose(learner.coef_, fldb.DuelingBandit().fit(x, y).coef_)
         True
         """
-        duels = checked_duels(differences, preferences, sample_weight, self._known_dimension())
+        duels = checked_duels(X, y, sample_weight, self._known_dimension())
         if not self.__sklearn_is_fitted__():
             return self._learn(duels, np.zeros(duels.differences.shape[1]))
         return self._learn(self._duels.and_also(duels), self.coef_[0])
@@ -214,11 +209,6 @@ class DuelingBandit(Estimator):
         -------
         DuelingBandit
             Itself.
-
-        Raises
-        ------
-        ValueError, ConvergenceError
-            See :meth:`fit`.
 
         Examples
         --------
@@ -302,7 +292,7 @@ class DuelingBandit(Estimator):
         order: IntArray = np.argsort(-(features @ theta), kind="stable")
         return order
 
-    def decision_function(self, differences: ArrayLike) -> FloatArray:
+    def decision_function(self, X: ArrayLike) -> FloatArray:
         """Return the logit of the probability that the first arm is preferred, (n,).
 
         Examples
@@ -312,10 +302,10 @@ class DuelingBandit(Estimator):
         array([0.   , 0.802])
         """
         theta = self._fitted()
-        logits: FloatArray = checked_arms(differences, len(theta), "differences") @ theta
+        logits: FloatArray = checked_arms(X, len(theta), "X") @ theta
         return logits
 
-    def predict_proba(self, differences: ArrayLike) -> FloatArray:
+    def predict_proba(self, X: ArrayLike) -> FloatArray:
         """Return the probabilities that the second and the first arm are preferred, (n, 2).
 
         Examples
@@ -325,10 +315,10 @@ class DuelingBandit(Estimator):
         array([[0.5 , 0.5 ],
                [0.31, 0.69]])
         """
-        logits = self.decision_function(differences)
+        logits = self.decision_function(X)
         return np.stack([logistic(-logits), logistic(logits)], axis=1)
 
-    def predict(self, differences: ArrayLike) -> IntArray:
+    def predict(self, X: ArrayLike) -> IntArray:
         """Return 1 where the first arm is predicted to be preferred, else 0, (n,).
 
         Examples
@@ -337,13 +327,13 @@ class DuelingBandit(Estimator):
         >>> fldb.DuelingBandit().fit([[1.0]], [1]).predict([[-1.0], [2.0]])
         array([0, 1])
         """
-        logits = self.decision_function(differences)
+        logits = self.decision_function(X)
         return self.classes_[(logits > 0).astype(np.int64)]
 
     def score(
         self,
-        differences: ArrayLike,
-        preferences: ArrayLike,
+        X: ArrayLike,
+        y: ArrayLike,
         sample_weight: ArrayLike | None = None,
     ) -> float:
         """Return the share of duels whose preferred arm is predicted; ties are left out.
@@ -357,7 +347,7 @@ class DuelingBandit(Estimator):
         >>> learner.score([[1.0], [2.0], [3.0], [4.0]], [1, 1, 0, 0.5])
         0.6666666666666666
         """
-        duels = checked_duels(differences, preferences, sample_weight, len(self._fitted()))
+        duels = checked_duels(X, y, sample_weight, len(self._fitted()))
         weights = np.where(duels.preferences == 0.5, 0.0, duels.weights)
         correct = self.predict(duels.differences) == (duels.preferences > 0.5)
         total = float(weights.sum())

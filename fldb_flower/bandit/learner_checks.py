@@ -29,10 +29,7 @@ class Duels(NamedTuple):
 
 
 def checked_duels(
-    differences: ArrayLike,
-    preferences: ArrayLike,
-    weights: ArrayLike | None,
-    dimension: int | None,
+    x: ArrayLike, y: ArrayLike, weights: ArrayLike | None, dimension: int | None
 ) -> Duels:
     """Return duels as arrays of float64.
 
@@ -41,11 +38,11 @@ def checked_duels(
     ValueError
         An argument is invalid; the message names it.
     """
-    rows = checked_arms(differences, dimension, "differences")
-    answers = _column(preferences, "preferences", len(rows))
+    rows = checked_arms(x, dimension, "X")
+    answers = _column(y, "y", len(rows))
     if wrong := [value for value in answers.tolist() if not 0.0 <= value <= 1.0]:
         raise ValueError(
-            f"preferences contains {wrong[0]:g}: must be 1 (first arm preferred), 0 (second),"
+            f"y contains {wrong[0]:g}: must be 1 (first arm preferred), 0 (second),"
             " 0.5 (tie), or between 0 and 1"
         )
     if weights is None:
@@ -53,6 +50,8 @@ def checked_duels(
     factors = _column(weights, "sample_weight", len(rows))
     if (factors < 0).any():
         raise ValueError(f"sample_weight contains {factors.min():g}: must be at least 0")
+    if not factors.any():
+        raise ValueError("sample_weight is zero for every duel: at least one must be above 0")
     return Duels(rows, answers, factors)
 
 
@@ -68,10 +67,14 @@ def checked_arms(arms: ArrayLike, dimension: int | None, name: str) -> FloatArra
         raise ValueError(f"{name} has 0 sample(s) (shape={array.shape}): needs at least one row")
     if array.shape[1] == 0:
         raise ValueError(
-            f"{name} has 0 feature(s) (shape={array.shape}) while a minimum of 1 is required"
+            f"{name} has 0 feature(s) (shape={array.shape}) while a minimum of 1 is required in a"
+            " row"
         )
     if dimension is not None and array.shape[1] != _checked_dimension(dimension):
-        raise ValueError(f"{name} has {array.shape[1]} features: must have {dimension}")
+        raise ValueError(
+            f"{name} has {array.shape[1]} features, but DuelingBandit is expecting {dimension}"
+            " features as input"
+        )
     return array
 
 
@@ -129,7 +132,7 @@ def _checked_dimension(dimension: Any) -> int:
 
 def _column(values: ArrayLike, name: str, length: int) -> FloatArray:
     if values is None:
-        raise ValueError(f"{name} is None: requires y, one number for each row of differences")
+        raise ValueError(f"requires {name} to be passed, but the target {name} is None")
     array = _numbers(values, name)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]

@@ -115,7 +115,7 @@ class ScheduleSettings(Checked):
 
 @dataclass(frozen=True)
 class EngineSettings(Checked):
-    """Engine of `python -m simulations.run`.
+    """Engine of ``python -m simulations.run``.
 
     Examples
     --------

@@ -39,6 +39,7 @@ _FILES = (
     MODEL,
     SUMMARY,
 )
+_REAL = ("cumulative_regret", "log_loss", "accuracy")
 _SHOWN = ("num_agents", "horizon", "tau", "seed")
 
 
@@ -233,8 +234,9 @@ def _loaded(run: Run | Unfinished, folder: Path) -> Result:
         files = {name: (folder / name).read_bytes() for name in _FILES if (folder / name).exists()}
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    return Result(run.settings, run.summary, run.curve, files)
+    return Result.of_files(run.settings, files)
 
 
 def _table(content: bytes) -> pd.DataFrame:
-    return pd.read_csv(io.BytesIO(content), float_precision="round_trip")
+    # Read with Python's float, so that numbers are exactly those of the run.
+    return pd.read_csv(io.BytesIO(content), converters=dict.fromkeys(_REAL, float))

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import multiprocessing
 import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from tqdm.auto import tqdm
+from tqdm import TqdmWarning
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import FldbError, SettingsError
@@ -26,6 +27,10 @@ from simulations.pools import map_in_processes
 from simulations.saved_runs import Run, find_finished
 from simulations.sweeps.jobs import describe_exception
 from simulations.sweeps.tables import TABLE, numbers, table
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", TqdmWarning)  # in a notebook without ipywidgets
+    from tqdm.auto import tqdm
 
 _REGISTRIES = (ALGORITHMS, ENVIRONMENTS, SELECTIONS)
 
