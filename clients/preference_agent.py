@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from clients.learning import make_learner, settings_of
-from clients.selection import PURPOSES, PairSelector
-from clients.store import DuelStore, Forgotten
-from clients.validation import check_answer, check_answers, check_arms, shortened
+from clients.knowledge import Knowledge
+from clients.selection import PURPOSES
+from clients.store import DuelStore, Forgotten, duel_key
+from clients.validation import check_answer, check_answers, check_arms, check_names, shortened
 from fldb_flower.bandit import preference
 from fldb_flower.errors import DataError, FldbError
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.system.process import one_blas_thread
 
 __all__ = ["Duel", "PreferenceAgent", "Weights"]
@@ -79,6 +81,11 @@ class Weights:
         theta, of d features.
     deviations : list of float
         A standard deviation of each weight.
+    names : list of str or None
+        Names of the features, if they have names.
+    own : bool
+        Whether theta is the person's own, which each answer changes at once. Otherwise it is the
+        server's.
 
     Examples
     --------
@@ -86,11 +93,13 @@ class Weights:
 
     >>> from clients.preference_agent import PreferenceAgent
     >>> PreferenceAgent("duels.db").explain()
-    Weights(weights=[], deviations=[])
+    Weights(weights=[], deviations=[], names=None, own=True)
     """
 
     weights: list[float]
     deviations: list[float]
+    names: list[str] | None
+    own: bool
 
 
 class PreferenceAgent:
@@ -156,7 +165,8 @@ class PreferenceAgent:
         self.store = DuelStore(path, clock=clock)
         self._expire_after = expire_after
         self._purpose = purpose
-        self._knowledge: _Knowledge | None = None
+        self._skipped: Counter[bytes] = Counter()
+        self._knowledge: Knowledge | None = None
 
     def close(self) -> None:
         """Close the store."""
@@ -257,6 +267,59 @@ class PreferenceAgent:
         checked = check_answers(answers)
         return self.store.record([(duel, PREFERENCES[preferred]) for duel, preferred in checked])
 
+    def undo(self, duel_id: str) -> str:
+        """Remove the last answer; its duel is open again, under another id.
+
+        The answer is no longer learned from. It can be undone until it is part of an upload to the
+        server. The duel keeps neither keys nor contents, which were deleted when it was answered:
+        the application shows the two arms again, and records the answer with the other id. A
+        repeated request changes nothing, and returns the same id.
+
+        Parameters
+        ----------
+        duel_id : str
+            ``id`` of the duel that was answered last.
+
+        Returns
+        -------
+        str
+            Id of the duel, to be answered again or left.
+
+        Raises
+        ------
+        UndoError, UnknownDuelError
+            See :meth:`~clients.store.DuelStore.undo`.
+        """
+        check_answer(duel_id, "tie")
+        return self.store.undo(duel_id, expire_after=self._expire_after)
+
+    def skip(self, duel_id: str) -> None:
+        """Remove an open duel without an answer; nothing is learned from it.
+
+        As long as this agent is open, it proposes other duels first. A tie is an answer instead:
+        the person compared the two arms, and likes both equally.
+
+        Raises
+        ------
+        ConflictingAnswerError, UnknownDuelError
+            The duel was answered, or is not open.
+        """
+        check_answer(duel_id, "tie")
+        self._skipped[duel_key(self.store.skip(duel_id))] += 1
+
+    def name_features(self, names: Sequence[str] | None) -> None:
+        """Set the names of the d features, which stay on the device; None removes them.
+
+        :meth:`explain` returns them, and the page of the local service shows them. While their
+        number is not d, the features have no names.
+
+        Raises
+        ------
+        DataError
+            A name is not a text of 1 to 1,000 characters, or occurs twice.
+        """
+        self.store.name_features(check_names(names, self.store.dimension))
+
     def rank(self, features: ArrayLike) -> list[int]:
         """Return the indices of K arms, best first.
 
@@ -273,10 +336,21 @@ class PreferenceAgent:
         DataError
             See :meth:`propose`.
         """
+        return _best_first(self._rewards(features))
+
+    def favourites(self, features: ArrayLike, most: int = 5) -> list[int]:
+        """Return the indices of the ``most`` best arms, best first.
+
+        Unlike :meth:`rank`, it returns none if the arms are predicted to be equally good, for
+        example before the first answer and broadcast.
+        """
+        rewards = self._rewards(features)
+        return _best_first(rewards)[:most] if np.ptp(rewards) > 0 else []
+
+    def _rewards(self, features: ArrayLike) -> FloatArray:
         arms, _, _ = check_arms(features, None, None)
-        rewards = arms @ self._current(arms.shape[1]).learner.theta
-        order: list[int] = np.argsort(-rewards, kind="stable").tolist()
-        return order
+        rewards: FloatArray = arms @ self._current(arms.shape[1]).learner.theta
+        return rewards
 
     def predict(self, first: ArrayLike, second: ArrayLike) -> float:
         """Return the probability that the first of two arms is preferred.
@@ -300,11 +374,12 @@ class PreferenceAgent:
         (``clients.learning.CommonLearner.deviations``). All lists are empty before the first
         duel and broadcast.
         """
-        dimension = self.store.dimension
+        dimension, names = self.store.dimension, self.store.feature_names
         if dimension is None:
-            return Weights([], [])
-        learner = self._current(dimension).learner
-        return Weights(learner.theta.tolist(), learner.deviations().tolist())
+            return Weights([], [], names, own=True)
+        known = self._current(dimension)
+        learner = known.learner
+        return Weights(learner.theta.tolist(), learner.deviations().tolist(), names, known.is_own)
 
     def forget(self) -> Forgotten:
         """Remove all open duels and answers from this device.
@@ -324,20 +399,24 @@ class PreferenceAgent:
         Returns
         -------
         dict
-            ``open``, ``answered`` and ``counted`` duels of this device; ``dimension``;
-            ``theta`` (list of d numbers), ``round``, ``duels`` (of all devices) and
-            ``received`` (seconds since 1970) of the last broadcast, or None.
+            ``open``, ``answered`` and ``counted`` duels of this device; ``sent``, the number of
+            the last answer that is part of an upload; ``needed``, how many distinct duels the next
+            upload lacks, or None before the first request; ``dimension``; ``theta`` (list of d
+            numbers), ``round``, ``duels`` (of all devices) and ``received`` (seconds since 1970)
+            of the last broadcast, or None.
         """
         last = self.store.synchronized()
         names = ("round", "duels", "received")
         return {
             **self.store.counts(),
+            "sent": self.store.sent,
+            "needed": self.store.needed,
             "dimension": self.store.dimension,
             "theta": None if last is None else last.theta.tolist(),
             **{name: None if last is None else getattr(last, name) for name in names},
         }
 
-    def _current(self, dimension: int) -> _Knowledge:
+    def _current(self, dimension: int) -> Knowledge:
         expected = self.store.dimension
         if expected is not None and expected != dimension:
             raise DataError(f"features of {dimension} numbers each: this device's have {expected}")
@@ -347,35 +426,16 @@ class PreferenceAgent:
             current.update()
             return current
         with one_blas_thread(dimension):
-            current = self._knowledge = _Knowledge(self.store, dimension, self._purpose)
+            current = self._knowledge = Knowledge(
+                self.store, dimension, self._purpose, self._skipped
+            )
         return current
+
+
+def _best_first(rewards: FloatArray) -> list[int]:
+    order: list[int] = np.argsort(-rewards, kind="stable").tolist()
+    return order
 
 
 def _probability(logit: float) -> float:
     return float(preference.logistic(np.float64(logit)))
-
-
-class _Knowledge:
-    """What is known after one broadcast, and the answers of this device that it includes."""
-
-    def __init__(self, store: DuelStore, dimension: int, purpose: str) -> None:
-        self.version = store.version()
-        self.dimension = dimension
-        self._store = store
-        last, duels = store.synchronized(), store.answers()
-        self._known = int(duels.numbers.max(initial=0))
-        self.is_informed = last is not None or self._known > 0
-        settings = settings_of(last, dimension)
-        self.learner = make_learner(store, last, settings, duels)
-        self.selector = PairSelector(self.learner, settings, purpose)
-        self.selector.count(duels)
-
-    def update(self) -> None:
-        """Learn from the answers that are new in the store."""
-        if self._store.last > self._known:
-            new = self._store.answers(self._known)
-            with one_blas_thread(self.dimension):
-                self.learner.learn(new)
-            self.selector.count(new)
-            self._known = int(new.numbers.max(initial=self._known))
-            self.is_informed |= self._known > 0

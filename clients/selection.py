@@ -44,14 +44,29 @@ class PairSelector:
       rule of the server's settings.
     - ``purpose="rank"``: the most informative pair. It has the largest
       ``log(1 + p (1 - p) ||x - x'||^2) / (1 + n)``: the information gained about theta, where p is
-      the predicted probability and n how often the pair was answered. Regret is ignored.
+      the predicted probability and n how often the pair was answered or skipped. Regret is ignored.
 
-    If a rule selects the same arm twice, the second arm is the best challenger among the others.
+    If a rule selects the same arm twice, or a pair that the person has skipped, the second arm is
+    the best challenger among the others: those that were skipped least often with the first arm.
+
+    Parameters
+    ----------
+    learner : Learner
+        What is known about the person.
+    settings : Settings
+        With which a device selects.
+    purpose : {"suggest", "rank"}
+        What duels are for.
+    skipped : Counter
+        How often each duel was skipped, by its :func:`~clients.store.duel_key`.
     """
 
-    def __init__(self, learner: Learner, settings: Settings, purpose: str) -> None:
+    def __init__(
+        self, learner: Learner, settings: Settings, purpose: str, skipped: Counter[bytes]
+    ) -> None:
         self._learner = learner
         self._purpose = purpose
+        self._skipped = skipped
         self._answered: Counter[bytes] = Counter()
         self._avoids_repeats = (settings.algorithm, settings.selection) == ("fldb_personal", "ucb")
         self._rule = find_rule(settings.selection)
@@ -65,22 +80,26 @@ class PairSelector:
         """Return the indices of two different arms, (K, d); the first is the favourite of both."""
         theta, whitener, width = self._learner.theta, self._learner.whitener, self._learner.width
         if self._purpose == "rank":
-            return self._most_informative(arms, theta, whitener)
-        if self._avoids_repeats:
-            return self._least_compared(arms, theta, whitener, width)
-        rule = self._rule
-        noise = None if rule.noise is None else rule.noise(self._streams, 1, arms.shape)[:, 0]
-        firsts, seconds = rule.select(arms[None], theta, whitener, width, noise)
-        first, second = int(firsts[0]), int(seconds[0])
-        if first == second:
-            others = np.delete(arms, first, axis=0)
-            bonus = norms((others - arms[first])[None], whitener)
-            best = int(np.argmax(rewards(others[None], theta) + width * bonus))
-            second = best + int(best >= first)
-        return first, second
+            first, second = self._most_informative(arms, theta, whitener)
+        elif self._avoids_repeats:
+            first, second = self._least_compared(arms, theta, whitener, width)
+        else:
+            rule = self._rule
+            noise = None if rule.noise is None else rule.noise(self._streams, 1, arms.shape)[:, 0]
+            firsts, seconds = rule.select(arms[None], theta, whitener, width, noise)
+            first, second = int(firsts[0]), int(seconds[0])
+        if first != second and not self._skipped[duel_key(arms[first] - arms[second])]:
+            return first, second
+        others = np.delete(arms, first, axis=0)
+        skips = np.array([self._skipped[duel_key(arms[first] - other)] for other in others])
+        bonus = norms((others - arms[first])[None], whitener)
+        bounds = (rewards(others[None], theta) + width * bonus)[0]
+        best = int(np.argmax(np.where(skips == skips.min(), bounds, -np.inf)))
+        return first, best + int(best >= first)
 
     def _repeats(self, difference: FloatArray) -> int:
-        return self._answered[duel_key(difference)]
+        key = duel_key(difference)
+        return self._answered[key] + self._skipped[key]
 
     def _least_compared(
         self, arms: FloatArray, theta: FloatArray, whitener: Whitener, width: float

@@ -43,7 +43,12 @@ class Model(BaseModel):
 Key = Annotated[str, Field(max_length=MAX_KEY, strict=True)]
 Text = Annotated[
     str | None,
-    Field(max_length=MAX_TEXT, strict=True, description=f"At most {MAX_TEXT} characters."),
+    Field(
+        max_length=MAX_TEXT,
+        strict=True,
+        description=f"At most {MAX_TEXT} characters.",
+        examples=["A pot of tea"],
+    ),
 ]
 Image = Annotated[
     str | None,
@@ -52,12 +57,14 @@ Image = Annotated[
         strict=True,
         description="`data:image/...`, or an `https://` URL, whose host learns when the image is"
         " shown, and to which address.",
+        examples=["https://images.example/tea.jpg"],
     ),
 ]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-LONGEST, le=LONGEST)]
 Features = Annotated[list[Number], Field(min_length=1, max_length=MAX_DIMENSION, fail_fast=True)]
 Preferred = Annotated[
-    Literal["first", "second", "tie"], Field(description="Winner: `first`, `second` or `tie`.")
+    Literal["first", "second", "tie"],
+    Field(description="Winner: `first`, `second` or `tie`.", examples=["first"]),
 ]
 
 
@@ -107,6 +114,7 @@ class Arms(Model):
     contents: list[Content] | None = Field(
         default=None,
         description="What the page shows of each arm. Without them, your application shows it.",
+        examples=[[{"text": "A pot of tea"}, {"text": "A cup of coffee"}, {"text": "Cocoa"}]],
         strict=True,
     )
 
@@ -129,10 +137,38 @@ class Answer(Model):
 class NamedAnswer(Answer):
     """Which arm won which duel."""
 
-    id: str = Field(description="The duel's id.", max_length=MAX_KEY, strict=True)
+    id: str = Field(
+        description="The duel's id.", max_length=MAX_KEY, strict=True, examples=["Zm9vYmFyYmF6cXV4"]
+    )
+
+
+def _distinct(names: list[str]) -> list[str]:
+    seen: set[str] = set()
+    for number, name in enumerate(names):
+        if name in seen:
+            raise ValueError(f"name {number}, {name!r}, is also the name of another feature")
+        seen.add(name)
+    return names
+
+
+class FeatureNames(Model):
+    """Names of the features. They stay on the device."""
+
+    names: (
+        Annotated[
+            list[Annotated[Key, Field(min_length=1)]],
+            Field(min_length=1, max_length=MAX_DIMENSION, strict=True, fail_fast=True),
+            AfterValidator(_distinct),
+        ]
+        | None
+    ) = Field(
+        description="d different names, in the order of the features; null removes the names.",
+        examples=[["sweetness", "bitterness"]],
+    )
 
 
 _ARMS, _ANSWER = TypeAdapter(Arms), TypeAdapter(NamedAnswer)
+_NAMES = TypeAdapter(FeatureNames)
 _ANSWERS = TypeAdapter(list[NamedAnswer])
 _SIZES = {"missing", "too_short", "too_long", "string_too_long", "value_error"}
 
@@ -197,6 +233,14 @@ def check_answers(answers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     except (TypeError, ValueError):
         raise DataError("answers must be pairs of a duel's id and a preference") from None
     return [(answer.id, answer.preferred) for answer in _validated(_ANSWERS, given)]
+
+
+def check_names(names: object, dimension: int | None) -> list[str] | None:
+    """Return names of d features as a list; d is None if it is not yet known."""
+    checked = _validated(_NAMES, {"names": _plain(names)}).names
+    if checked is not None and dimension not in {None, len(checked)}:
+        raise DataError(f"names: {len(checked)} names for {dimension} features: one for each")
+    return checked
 
 
 def _validated(kind: TypeAdapter[_T], value: object) -> _T:

@@ -80,7 +80,7 @@ _NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leave
 
 
 def arms() -> list[dict[str, Any]]:
-    """Return the drinks in the format of the ``--arms`` file; features from -1 to 1."""
+    """Return key, text and features of the drinks; features are from -1 to 1."""
     return [
         {
             "key": text.split(",")[0].lower(),
@@ -117,7 +117,7 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
     """
     theta = np.random.default_rng(arguments.seed).standard_normal(len(FEATURES))
     theta *= _SCALE / np.linalg.norm(theta)
-    file = _write_arms(folder / "arms.json")
+    file = _write_arms(folder / "arms.csv")
     local = LocalFederation(folder, arguments.devices, node_config=_NODE_CONFIG, arms=file)
     with local as federation:
         _say(f"the logs are in {federation.folder / 'logs'}")
@@ -144,7 +144,9 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
 def _write_arms(path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(arms(), indent=1))
+        with path.open("w", encoding="utf-8", newline="") as file:
+            rows = [[arm["key"], arm["text"], *arm["features"]] for arm in arms()]
+            csv.writer(file).writerows([("arm", "text", *FEATURES), *rows])
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
     return path

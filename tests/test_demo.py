@@ -106,7 +106,7 @@ def test_the_demonstration_is_stopped_by_sigterm(demo):
         (["--people", "4"], "--people 4: must be at most --devices 3"),
         (["--devices", "0"], "argument --devices: '0' must be a whole number, at least 1"),
         (["--rounds", "3", "--minutes", "2"], "not allowed with argument"),
-        (["--dir", "/dev/null/demo"], "cannot write /dev/null/demo/arms.json: Not a directory"),
+        (["--dir", "/dev/null/demo"], "cannot write /dev/null/demo/arms.csv: Not a directory"),
     ],
 )
 def test_an_invalid_option_gives_a_one_line_error(options, words):

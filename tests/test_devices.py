@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from clients.device import DeviceAgent, Limits
 from clients.preference_agent import PreferenceAgent
-from clients.store import DuelStore
+from clients.store import DuelStore, UndoError, UnknownDuelError
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.selection import ucb
 from fldb_flower.errors import CheckpointError, DataError, FldbError, OutputError, SettingsError
@@ -96,6 +96,7 @@ class Federation:
         self.config = {**to_flat(from_flat(BASE, "a test")), **changes}
         self.stores = [folder / f"device{number}.db" for number in range(devices)]
         self.agents = [PreferenceAgent(path) for path in self.stores]
+        self.last = dict.fromkeys(range(devices), "none")  # the duel that was answered last
         self.grid = Devicegrid(self.stores, self.config, min_duels=min_duels)
         self.rng = np.random.default_rng(7)
         self.theta = np.array([1.0, -2.0, 0.5])
@@ -109,6 +110,16 @@ class Federation:
             gap = self.theta @ (arms[duel.first] - arms[duel.second])
             first = self.rng.random() < 1 / (1 + math.exp(-gap))
             self.agents[device].record(duel.id, "first" if first else "second")
+            self.last[device] = duel.id
+
+    def undo(self, device, preferred=None):
+        """Undo the last answer of a device, unless it is part of an upload; perhaps replace it."""
+        with contextlib.suppress(UndoError, UnknownDuelError):
+            self.last[device] = self.agents[device].undo(self.last[device])
+            if preferred is not None:
+                self.agents[device].record(self.last[device], preferred)
+            return True
+        return False
 
     def server(self, **changes):
         settings = from_flat({**self.config, **changes}, "a test")
@@ -320,6 +331,13 @@ FAULTS = ("none", "none", "none", "never arrives", "raises", "reply lost", "answ
 DEATHS = ("none", "before commit", "after commit")
 
 
+def undoing(federation, faults):
+    """Return the fault of a message; meanwhile, a person may undo the last answer."""
+    if faults.random() < 0.3:
+        federation.undo(faults.randrange(3), faults.choice([None, "first", "tie"]))
+    return faults.choice(FAULTS)
+
+
 @pytest.mark.slow
 @examples(60)
 @given(
@@ -331,7 +349,10 @@ DEATHS = ("none", "before commit", "after commit")
     ),
 )
 def test_any_schedule_of_faults_counts_every_answer_once(seed, servers):
-    """Lost broadcasts, lost and repeated replies, failing clients, servers killed at any point."""
+    """Lost broadcasts, lost and repeated replies, failing clients, servers killed at any point.
+
+    Meanwhile, people undo their last answers, and replace some of them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         federation = Federation(Path(folder), quorum=0.3, **{"node-wait": 0.001})
         faults = random.Random(seed)
@@ -339,7 +360,7 @@ def test_any_schedule_of_faults_counts_every_answer_once(seed, servers):
             for device, count in enumerate(answers):
                 federation.answer(device, count)
             federation.answer(0, 1)
-            federation.grid.fault = lambda _node: faults.choice(FAULTS)
+            federation.grid.fault = lambda _node: undoing(federation, faults)
             federation.serve_until(death)
         federation.grid.fault = lambda _node: "none"
         federation.answer(0, 6)

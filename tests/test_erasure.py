@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from clients.device import DeviceAgent, Limits
 from clients.preference_agent import PreferenceAgent
-from clients.store import DuelStore, UnknownDuelError
+from clients.store import DuelStore, UndoError, UnknownDuelError
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
@@ -218,6 +218,7 @@ class Forgetting(RuleBasedStateMachine):
         self.device, self.at_least = device_of(self.other, at_least), at_least
         self.values: list[int | None] = []
         self.open: list[str] = []
+        self.duels: list[str] = []  # that were answered
         self.made = self.sent = self.known = 0  # answers, the last cut, the last acknowledgement
         self.counted, self.total, self.right = 0, 0.0, 0.0
         self.flight: tuple[int, int, float, float] | None = None
@@ -239,8 +240,26 @@ class Forgetting(RuleBasedStateMachine):
             if answered:
                 assert self.agent.record(duel, "tie") == len(self.values) + 1
                 self.values.append(self.made)
+                self.duels.append(duel)
             else:
                 self.open.append(duel)
+
+    @rule(again=st.booleans())
+    def undo(self, again):
+        """Undo the last answer, unless it was sent; perhaps give it once more."""
+        if not self.values:
+            return
+        if len(self.values) == self.sent:
+            with pytest.raises((UndoError, UnknownDuelError)):  # the second if it was erased
+                self.agent.undo(self.duels[-1])
+            return
+        value, duel = self.values.pop(), self.agent.undo(self.duels.pop())
+        if again:
+            assert self.agent.record(duel, "tie") == len(self.values) + 1
+            self.values.append(value)
+            self.duels.append(duel)
+        else:
+            self.open.append(duel)
 
     @rule(lost=st.booleans())
     def upload(self, lost):
@@ -291,6 +310,7 @@ class Forgetting(RuleBasedStateMachine):
         assert (result.proposals, result.forgotten) == (len(self.open), unsent + uncertain)
         assert (result.may_be_counted, result.counted) == (uncertain, self.known)
         self.values[:] = [None] * self.sent
+        del self.duels[self.sent :]
         assert evidence(self.path) <= {0.0}
         for duel in self.open:
             with pytest.raises(UnknownDuelError, match="forgotten"):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import uvicorn
+from accessibility import violations
 from test_report import (  # noqa: F401 - two of them are fixtures
     browser,
     chrome,
@@ -23,15 +24,15 @@ from test_report import (  # noqa: F401 - two of them are fixtures
     messages,
     texts,
 )
-from test_service import TOKEN, recorded
+from test_service import TOKEN, TRAINS, recorded
 
 from clients.preference_agent import PreferenceAgent
 from clients.service.app import create_app
+from clients.service.catalogue import read_arms
 from clients.store import Synchronization
 
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
 PICTURE = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='40' height='30'/%3E"
-SETTLE = 0.5  # seconds before the page accepts an answer
 
 
 class Device:
@@ -118,8 +119,13 @@ def cards(page) -> list[str]:
 def wait_for_duel(page, *expected: str) -> list[str]:
     """Wait for a duel with these texts, in either order; return them as displayed."""
     wait(lambda: sorted(cards(page)) == sorted(expected))
-    time.sleep(SETTLE)
+    wait_until_ready(page)
     return cards(page)
+
+
+def wait_until_ready(page) -> None:
+    """Wait until the page accepts an answer, half a second after it has shown a duel."""
+    wait(lambda: page.execute_script("return choose !== null && !byId('duel').hidden"))
 
 
 def wait_for_notice(page, text: str) -> None:
@@ -138,7 +144,8 @@ def console_messages(page) -> list[Any]:
 def press(page, side: str) -> None:
     from selenium.webdriver import Keys
 
-    keys(page, {"left": Keys.ARROW_LEFT, "right": Keys.ARROW_RIGHT, "tie": Keys.ARROW_DOWN}[side])
+    arrows = {"left": Keys.ARROW_LEFT, "right": Keys.ARROW_RIGHT, "tie": Keys.ARROW_DOWN}
+    keys(page, {**arrows, "skip": Keys.ARROW_UP, "undo": Keys.BACKSPACE}[side])
 
 
 def click(page, side: str) -> None:
@@ -237,9 +244,10 @@ def test_browser_shortcuts_do_not_answer(page, start):
     wait_for_duel(page, "a", "b")
     for held in (Keys.CONTROL, Keys.SHIFT):
         ActionChains(page).key_down(held).send_keys(Keys.ARROW_RIGHT).key_up(held).perform()
-    keys(page, Keys.ARROW_UP, "x", " ")
+    keys(page, Keys.BACKSPACE, Keys.ESCAPE, "x", " ")  # there is nothing to undo
     time.sleep(0.3)
     assert recorded(device.path) == {}
+    assert cards(page)
 
 
 def test_answers_with_tab_and_enter(page, start):
@@ -252,13 +260,13 @@ def test_answers_with_tab_and_enter(page, start):
     reached = []
     script = """const e = document.activeElement; const style = getComputedStyle(e);
       return [e.id, style.outlineStyle, style.outlineWidth]"""
-    for _ in range(3):
+    for _ in range(4):
         keys(page, Keys.TAB)
         name, style, width = page.execute_script(script)
         assert (style, float(width[:-2]) >= 2) == ("solid", True)
         reached.append(name)
-    assert reached == ["left", "right", "tie"]
-    keys(page, Keys.ENTER)
+    assert reached == ["left", "right", "tie", "skip"]
+    find(page, "#tie").send_keys(Keys.ENTER)
     wait_for_answered(page, 1)
     assert recorded(device.path) == {duel: (1, 0.5)}
 
@@ -282,8 +290,216 @@ def test_changes_are_announced_to_screen_readers(page, start):
         "return [...document.querySelectorAll('section')].map((s) => s.getAttribute('aria-label')"
         " || document.getElementById(s.getAttribute('aria-labelledby'))?.textContent)"
     )
-    assert len(labels) == 4
+    assert len(labels) == 6
     assert all(labels)
+
+
+# ---- Undo and skip
+
+
+@pytest.mark.parametrize("give", [press, click])
+def test_the_last_answer_is_undone_and_given_again(give, page, start):
+    device = start()
+    first = device.propose("a", "b")
+    device.propose("c", "d")
+    page.draw(0.9)
+    page.get(device.url())
+    wait_for_duel(page, "a", "b")
+    assert count(page, "#undo:not([hidden])") == 0
+    give(page, "left")
+    wait_for_duel(page, "c", "d")
+    assert recorded(device.path) == {first: (1, 1.0)}
+    page.execute_script("Math.random = () => 0.1")  # the arms stay where they were
+    give(page, "undo")
+    assert wait_for_duel(page, "a", "b") == ["a", "b"]
+    wait_for_answered(page, 0)
+    assert recorded(device.path) == {}
+    assert texts(page, "#note") == ["Your last answer was undone."]
+    live = find(page, "[role=status]").get_attribute("textContent")
+    assert live == "Your last answer was undone. Next: A: a. B: b."
+    assert count(page, "#undo:not([hidden])") == 0
+    give(page, "right")
+    wait_for_answered(page, 1)
+    assert list(recorded(device.path).values()) == [(1, 0.0)]
+    wait_for_duel(page, "c", "d")
+    give(page, "tie")
+    wait_for_notice(page, "Nothing to answer now")
+    assert texts(page, "#note") == [""]
+    give(page, "undo")  # also when no duel is shown
+    wait_for_duel(page, "c", "d")
+    assert count(page, "#notice[hidden]") == 1
+    assert list(recorded(device.path).values()) == [(1, 0.0)]
+    assert console_messages(page) == []
+
+
+def test_an_uploaded_answer_cannot_be_undone(page, start):
+    device = start()
+    duels = [device.propose("a", "b"), device.propose("c", "d"), device.propose("e", "f")]
+    page.get(device.url())
+    wait_for_duel(page, "a", "b")
+    press(page, "tie")
+    wait_for_duel(page, "c", "d")
+    device.agent.store.cut(0, 1)
+    wait(lambda: texts(page, "#note") == [UPLOADED])
+    assert count(page, "#undo:not([hidden])") == 0
+    press(page, "undo")
+    time.sleep(0.3)
+    assert recorded(device.path) == {duels[0]: (1, 0.5)}
+    press(page, "tie")
+    wait_for_duel(page, "e", "f")
+    wait(lambda: count(page, "#undo:not([hidden])") == 1)
+    page.execute_script("drawStatus = () => {}")  # the page does not know of the upload in time
+    device.agent.store.cut(1, 1)
+    press(page, "undo")
+    wait(lambda: texts(page, "#note") == ["Your last answer can no longer be undone."])
+    assert wait_for_duel(page, "e", "f")
+    assert recorded(device.path).keys() == set(duels[:2])
+
+
+UPLOADED = "Your last answer was uploaded. It can no longer be undone."
+
+
+def test_an_undo_is_repeated_until_the_service_is_back(page, start):
+    device = start()
+    device.propose("a", "b")
+    device.propose("c", "d")
+    page.get(device.url())
+    wait_for_duel(page, "a", "b")
+    press(page, "left")
+    wait_for_duel(page, "c", "d")
+    device.stop()
+    press(page, "undo")
+    wait_for_notice(page, "The service does not answer")
+    device.start()
+    wait_for_duel(page, "a", "b")
+    assert recorded(device.path) == {}
+    press(page, "tie")
+    wait_for_answered(page, 1)
+
+
+@pytest.mark.parametrize("give", [press, click])
+def test_a_skipped_duel_is_no_answer(give, page, start):
+    device = start()
+    device.propose("a", "b")
+    second = device.propose("c", "d")
+    page.get(device.url())
+    wait_for_duel(page, "a", "b")
+    give(page, "skip")
+    wait_for_duel(page, "c", "d")
+    live = find(page, "[role=status]").get_attribute("textContent")
+    assert live.startswith("Skipped. Next: A: ")
+    assert (texts(page, "#answered"), recorded(device.path)) == (["0"], {})
+    give(page, "tie")
+    wait_for_notice(page, "Nothing to answer now")
+    assert recorded(device.path) == {second: (1, 0.5)}
+    assert console_messages(page) == []
+
+
+# ---- What influences answers
+
+
+def test_left_and_right_are_equally_frequent(page, start):
+    device = start()
+    device.propose("a", "b")
+    page.get(device.url())
+    wait_for_duel(page, "a", "b")
+    script = "return [...Array(4000)].filter(() => placed({first: 1})[0]).length"
+    assert abs(page.execute_script(script) - 2000) < 5 * 31.6  # five standard deviations
+    script = """const duel = {first: 1, second: 2}; const [left] = placed(duel);
+      return [...Array(50)].every(() => placed(duel)[0] === left)"""
+    assert page.execute_script(script)
+
+
+LOOKS = """return ["left", "right"].map((id) => {
+  const { backgroundColor, borderColor, outlineStyle, boxShadow, transform } =
+    getComputedStyle(document.getElementById(id));
+  return JSON.stringify({ backgroundColor, borderColor, outlineStyle, boxShadow, transform });
+})"""
+FOCUS = "return document.activeElement.id || document.activeElement.tagName"
+
+
+def with_mouse(page) -> None:
+    """Apply the style of devices with a mouse; headless Chromium has none."""
+    page.execute_script("""for (const { media } of document.styleSheets[0].cssRules)
+      if (media?.mediaText === "(hover: hover)") media.mediaText = "all" """)
+
+
+def test_neither_arm_is_highlighted_after_a_click(page, start):
+    """The mouse stays where the last arm was chosen."""
+    from selenium.webdriver import ActionChains
+
+    device = start()
+    for number in range(3):
+        device.propose(f"a{number}", f"b{number}")
+    page.get(device.url())
+    wait_for_duel(page, "a0", "b0")
+    with_mouse(page)
+    left, right = page.execute_script(LOOKS)
+    assert left == right
+    ActionChains(page).move_to_element(find(page, "#left")).move_by_offset(9, 9).perform()
+    hovered, right = page.execute_script(LOOKS)
+    assert hovered != right
+    ActionChains(page).click().perform()
+    wait_for_duel(page, "a1", "b1")
+    assert page.execute_script(LOOKS) == [left, left]
+    assert page.execute_script("return document.querySelector('#left').matches(':hover')")
+    assert page.execute_script(FOCUS) == "question"
+    ActionChains(page).move_by_offset(9, 9).perform()
+    assert page.execute_script(LOOKS) == [hovered, left]
+    press(page, "right")  # by a key, with the mouse over the left arm
+    wait_for_duel(page, "a2", "b2")
+    assert page.execute_script(LOOKS) == [left, left]
+
+
+def test_neither_arm_is_focused_after_an_answer_by_key(page, start):
+    from selenium.webdriver import Keys
+
+    device = start()
+    for number in range(3):
+        device.propose(f"a{number}", f"b{number}")
+    page.get(device.url())
+    wait_for_duel(page, "a0", "b0")
+    left, right = page.execute_script(LOOKS)
+    assert left == right
+    keys(page, Keys.TAB)
+    focused, right = page.execute_script(LOOKS)
+    assert focused != right == left
+    keys(page, Keys.ENTER)
+    wait_for_duel(page, "a1", "b1")
+    assert page.execute_script(LOOKS) == [left, left]
+    assert page.execute_script(FOCUS) == "question"
+    assert page.execute_script("return getComputedStyle(document.activeElement).outlineStyle") in {
+        "none",
+    }
+    keys(page, Keys.TAB)  # the next stop is again the first arm
+    assert page.execute_script(FOCUS) == "left"
+    press(page, "tie")
+    wait_for_duel(page, "a2", "b2")
+    assert page.execute_script(LOOKS) == [left, left]
+
+
+def test_neither_arm_is_highlighted_after_a_touch(page, start):
+    device = start()
+    device.propose("a", "b")
+    device.propose("c", "d")
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    try:
+        page.get(device.url())
+        wait_for_duel(page, "a", "b")
+        assert page.execute_script("return matchMedia('(hover: none)').matches")
+        assert texts(page, "kbd")
+        assert not find(page, "kbd").is_displayed()
+        left, right = page.execute_script(LOOKS)
+        assert left == right
+        tap(page, "#left")
+        wait_for_duel(page, "c", "d")
+        assert page.execute_script(LOOKS) == [left, left]
+        assert page.execute_script(FOCUS) != "left"
+        tap(page, "#skip")
+        wait_for_notice(page, "Nothing to answer now")
+    finally:
+        page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
 
 
 # ---- Errors
@@ -389,12 +605,14 @@ def test_progress_and_the_estimate_are_shown(page, start):
     page.get(device.url())
     wait_for_answered(page, 0)
     assert texts(page, "dd") == ["0", "0", "never"]
-    assert texts(page, "#bars li") == []
-    assert "never synchronized" in texts(page, "#learned-note")[0]
+    wait(lambda: texts(page, "#learned:not([hidden]) #learned-note"))
+    assert "Nothing has been learned yet" in texts(page, "#learned-note")[0]
+    assert count(page, "#weights:not([hidden]), #favourites:not([hidden])") == 0
     duel = device.agent.propose(np.eye(10)).id
     device.agent.record(duel, "first")
     synchronize(device, [0.1, -2, 0.5, 1, 0, 0.25, -0.001, 0.3, 0.4, -0.2], 200, counted=1)
     wait(lambda: texts(page, "dd") == ["1", "1", "3 minutes ago"])
+    wait(lambda: count(page, "#bars li") == 8)
     assert texts(page, "#bars .name") == [f"Feature {i}" for i in (2, 4, 3, 9, 8, 6, 10, 1)]
     assert texts(page, "#bars .value") == [
         *("−2.00", "+1.00", "+0.50", "+0.40", "+0.30", "+0.25", "−0.20", "+0.10"),  # noqa: RUF001
@@ -407,6 +625,155 @@ def test_progress_and_the_estimate_are_shown(page, start):
     values = [-2, 1, 0.5, 0.4, 0.3, 0.25, -0.2, 0.1]
     expected = [sorted([0, value / 4]) for value in values]  # the largest fills half the track
     assert np.allclose(boxes, expected, atol=0.005)
+
+
+@pytest.fixture
+def trains(start, tmp_path):
+    (tmp_path / "trains.csv").write_text(TRAINS)
+    return start(catalogue=read_arms(tmp_path / "trains.csv"))
+
+
+def test_features_have_names_and_arms_are_ranked(page, trains):
+    page.get(trains.url())
+    wait(lambda: len(cards(page)) == 2)
+    wait(lambda: texts(page, "#learned:not([hidden]) #learned-note"))
+    assert count(page, "#favourites:not([hidden]), #weights:not([hidden])") == 0
+    shown = {"slow": "price 20, time 5.5", "fast": "price 90, time 2", "Sleep in a bed": ""}
+    script = """return [...document.querySelectorAll(".choice")].map((card) =>
+      [...card.querySelectorAll(".features:not([hidden]) .feature")]
+        .map((row) => row.textContent).join(", "))"""
+    assert page.execute_script(script) == [shown[text] for text in cards(page)]
+    live = find(page, "[role=status]").get_attribute("textContent")
+    for name, text in zip("AB", cards(page), strict=True):
+        assert f"{name}: {text}{', ' if shown[text] else ''}{shown[text]}." in live
+    with PreferenceAgent(trains.path) as agent:  # prefers short trips, then cheap ones
+        duel = agent.propose([[0.0, 1.0], [0.0, -1.0]])
+        agent.record(duel.id, "second" if duel.first == 0 else "first")
+    wait(lambda: count(page, "#favourites:not([hidden]) li") == 3)
+    best = texts(page, "#best .label")
+    assert best == ["fast", "slow", "Sleep in a bed"]
+    assert texts(page, "#best .words .muted") == ["price 90, time 2", "price 20, time 5.5"]
+    assert texts(page, "#favourites-title") == ["Your favourites so far"]
+    assert texts(page, "#bars .name") == ["time"]  # the weight of the price is 0
+    note = "From your 1 answer. Each answer counts at once."
+    assert texts(page, "#learned-note") == [note]
+    synchronize(trains, [-1.0, -10.0], 5)
+    wait(lambda: texts(page, "#best .label") == ["slow", "fast", "Sleep in a bed"])
+    assert texts(page, "#bars .name") == ["time", "price"]
+    assert texts(page, "#favourites-title") == ["Favourites so far"]
+    assert "1,234 answers of all devices" in texts(page, "#learned-note")[0]
+    assert "from the next round on" in texts(page, "#learned-note")[0]
+
+
+def test_progress_of_a_round_by_hand(page, start):
+    page.get(start().url())
+    state = {"answered": 0, "counted": 0, "sent": 0, "needed": None, "received": None}
+    expected: dict[tuple[Any, ...], str] = {
+        (): "This device has not taken part in a round yet.",
+        ("answered", 4): "This device has not taken part in a round yet.",
+        ("received", 1): "",
+        ("answered", 4, "received", 1): "4 answers for the next round.",
+        ("answered", 1, "needed", 0): "1 answer for the next round.",
+        ("needed", 3): "The next round needs at least 3 answers.",
+        ("answered", 2, "needed", 1): "2 answers for the next round, which needs at least 1 more"
+        " answer.",
+        ("answered", 9, "sent", 9, "received", 1): "9 answers uploaded, not yet confirmed by the"
+        " server.",
+        ("answered", 9, "sent", 9, "counted", 9, "received", 1): "All answers are counted.",
+        ("answered", 9, "sent", 7, "counted", 5, "needed", 4, "received", 1): "2 answers uploaded,"
+        " not yet confirmed by the server. 2 answers for the next round, which needs at least 4"
+        " more answers.",
+    }
+    for pairs, text in expected.items():
+        changed = {**state, **dict(zip(pairs[::2], pairs[1::2], strict=True))}
+        assert page.execute_script("return inRounds(arguments[0])", changed) == text
+
+
+def test_the_source_of_the_estimate_by_hand(page, start):
+    page.get(start().url())
+    own, common = {"own": True, "weights": [0.5]}, {"own": False, "weights": [0.5]}
+    nothing = {"own": True, "weights": [0.0]}
+    status = {"answered": 0, "duels": 40, "received": None}
+    cases = [
+        ({}, nothing, "Nothing has been learned yet. What you prefer appears here after your first"
+         " answers."),
+        ({"answered": 2}, nothing, "No preference is visible in the answers so far."),
+        ({"answered": 2}, own, "From your 2 answers. Each answer counts at once."),
+        ({"received": 1}, own, "From what other devices have learned. Each of your answers counts"
+         " at once."),
+        ({"answered": 1, "received": 1}, own, "From your 1 answer and from what other devices have"
+         " learned. Each answer counts at once."),
+        ({"answered": 1, "received": 1}, common, "From 40 answers of all devices, as of the last"
+         " round. Your new answers count from the next round on."),
+    ]  # fmt: skip
+    for changes, weights, text in cases:
+        script = "return sourceOf(arguments[0], arguments[1])"
+        assert page.execute_script(script, {**status, **changes}, weights) == text
+
+
+def test_the_progress_bar_shows_how_many_answers_a_round_needs(page, start):
+    device = start()
+    for number in range(3):
+        device.propose({"text": f"a{number}"}, {"text": f"b{number}"})
+    device.agent.store.cut(0, 4)
+    page.get(device.url())
+    wait(lambda: texts(page, "#waiting") == ["The next round needs at least 4 answers."])
+    wait(lambda: len(cards(page)) == 2)
+    wait_until_ready(page)
+    press(page, "left")
+    wait_for_answered(page, 1)
+    script = "const { value, max, hidden } = document.querySelector('#upload');"
+    assert page.execute_script(f"{script} return [value, max, hidden]") == [1, 4, False]
+    device.agent.store.cut(0, 1)
+    wait(lambda: "not yet confirmed" in texts(page, "#waiting")[0])
+
+
+WIDTHS = {
+    "wide": {"width": 1400, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+    "phone": {**PHONE, "width": 390},
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_axe_core_finds_no_violation_in_any_state(width, scheme, page, trains):
+    device = trains
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", WIDTHS[width])
+    emulate(page, "prefers-color-scheme", scheme)
+    found = {}
+
+    def check(state):
+        found[state] = violations(page)
+        inner = "return [document.documentElement.scrollWidth, innerWidth]"
+        scroll, seen = page.execute_script(inner)
+        assert scroll <= seen
+
+    page.get(device.url())
+    wait(lambda: len(cards(page)) == 2 and count(page, "#learned:not([hidden])"))
+    wait_until_ready(page)
+    check("first duel")
+    device.agent.store.cut(0, 5)
+    for number in (1, 2):
+        wait_until_ready(page)
+        press(page, "left")
+        wait_for_answered(page, number)
+    wait(lambda: count(page, "#favourites:not([hidden]) li") == 3)
+    check("answers and favourites")
+    press(page, "undo")
+    wait_for_answered(page, 1)
+    wait_until_ready(page)
+    check("undone")
+    device.stop()
+    press(page, "left")
+    wait_for_notice(page, "The service does not answer")
+    check("offline")
+    device.start()
+    wait_for_answered(page, 2)
+    page.execute_script("sessionStorage.clear()")
+    wait_for_notice(page, "needs the service's token")
+    check("no token")
+    assert found == {state: [] for state in found}
+    assert len(found) == 5
 
 
 def test_times_are_shown_as_text(page, start):
@@ -465,10 +832,19 @@ def test_the_page_sends_requests_only_to_its_own_service(page, start):
 def test_the_api_documentation_works_without_other_hosts(page, start):
     device = start()
     page.get(f"http://127.0.0.1:{device.port}/docs")
-    wait(lambda: count(page, ".opblock") == 11)
+    wait(lambda: count(page, ".opblock") == 15)
     urls = {m["params"]["request"]["url"] for m in messages(page) if m["method"] == ASKED}
     assert all(url.startswith((f"http://127.0.0.1:{device.port}/", "data:")) for url in urls)
     assert page.get_log("browser") == []
+
+
+def tap(page, selector: str) -> None:
+    """Touch an element near its top left corner."""
+    place = box(page, selector)
+    point = {"x": place["left"] + 30, "y": place["top"] + 30}
+    touch = "Input.dispatchTouchEvent"
+    page.execute_cdp_cmd(touch, {"type": "touchStart", "touchPoints": [point]})
+    page.execute_cdp_cmd(touch, {"type": "touchEnd", "touchPoints": []})
 
 
 def box(page, selector: str) -> dict[str, float]:
@@ -490,14 +866,14 @@ def test_cards_are_side_by_side_and_below_each_other_on_a_phone(page, start):
     wait(lambda: box(page, "#right")["top"] >= box(page, "#left")["bottom"])
     sizes = page.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert sizes == [360, 360]
-    for name in ("left", "right", "tie"):
+    for name in ("left", "right", "tie", "skip"):
         assert min(box(page, f"#{name}")[side] for side in ("width", "height")) >= 48
-    point = {"x": 100, "y": box(page, "#right")["top"] + 30}
-    touch = "Input.dispatchTouchEvent"
-    page.execute_cdp_cmd(touch, {"type": "touchStart", "touchPoints": [point]})
-    page.execute_cdp_cmd(touch, {"type": "touchEnd", "touchPoints": []})
+    tap(page, "#right")
     wait_for_answered(page, 1)
     assert [y for _, y in recorded(device.path).values()] == [0.0]
+    assert min(box(page, "#undo")[side] for side in ("width", "height")) >= 48
+    tap(page, "#undo")
+    wait_for_answered(page, 0)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -375,6 +375,84 @@ def test_several_answers_in_one_call(agent):
     assert agent.record_many(iter([])) == []
 
 
+def test_what_was_learned_from_an_undone_answer_is_unlearned(agent, path):
+    """The same answers without it give the same weights, also in another process."""
+    arms = np.random.default_rng(8).normal(size=(6, 3))
+    with PreferenceAgent(path.with_name("other.db")) as other, PreferenceAgent(path) as late:
+        for one in (agent, other):
+            for preferred in ("first", "second", "tie"):
+                one.record(one.propose(arms).id, preferred)
+        right = other.explain()
+        duel = agent.propose(arms).id
+        agent.record(duel, "first")
+        assert max(np.abs(np.subtract(late.explain().weights, right.weights))) > 0.01
+        again = agent.undo(duel)
+        assert agent.undo(duel) == again
+        for each in (agent, late):
+            np.testing.assert_allclose(each.explain().weights, right.weights, rtol=1e-9)
+            assert each.rank(arms) == other.rank(arms)
+        assert agent.status()["answered"] == 3
+        assert agent.record(again, "second") == 4
+
+
+@pytest.mark.parametrize("purpose", ["suggest", "rank"])
+@pytest.mark.parametrize("selection", [None, "ucb", "thompson"])
+def test_another_duel_follows_a_skipped_one(path, purpose, selection):
+    """Until each challenger of the favourite was skipped; and nothing is learned."""
+    arms = [[0.0, 1.0], [1.0, 0.0], [3.0, 2.0], [2.0, 4.0]]
+    with PreferenceAgent(path, purpose=purpose) as agent:
+        agent.record(agent.propose(arms).id, "first")
+        if selection:
+            synchronize(agent, [5.0, 0.0], 1e6 * np.eye(2), counted=1, selection=selection)
+        weights = agent.explain()
+        before, shown = agent.status(), []
+        for _ in range(3):
+            duel = agent.propose(arms)
+            shown.append(frozenset((duel.first, duel.second)))
+            agent.skip(duel.id)
+        assert len(set(shown)) == 3
+        assert agent.explain() == weights
+        assert agent.status() == before
+        duel = agent.propose(arms[:2])  # these two are the only duel left
+        agent.skip(duel.id)
+        again = agent.propose(arms[:2])
+        assert {again.first, again.second} == {0, 1}
+        with pytest.raises(UnknownDuelError):
+            agent.skip(duel.id)
+
+
+def test_features_have_names(agent, path):
+    agent.name_features(["sweetness", "bitterness"])
+    assert agent.explain().names == ["sweetness", "bitterness"]
+    agent.propose([A, B])
+    with PreferenceAgent(path) as other:
+        assert other.explain().names == ["sweetness", "bitterness"]
+        other.name_features(np.array(["sweet", "bitter"]))
+    assert agent.explain().names == ["sweet", "bitter"]
+    agent.name_features(None)
+    assert agent.explain().names is None
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a", "a"], "names: name 1, 'a', is also the name of another feature"),
+        (["a"], "names: 1 names for 2 features"),
+        (["a", ""], "names.1: .* at least 1 character"),
+        (["a", "b" * 1001], "names.1: .* at most 1000 characters"),
+        (["a", 7], "names.1: .* valid string, not 7"),
+        ("ab", "names: .* valid list, not 'ab'"),
+        ([], "names: .* at least 1 item"),
+    ],
+)
+def test_wrong_names_are_refused(agent, names, message):
+    agent.propose([A, B])
+    with pytest.raises(DataError, match=f"^{message}") as error:
+        agent.name_features(names)
+    assert len(str(error.value).splitlines()) == 1
+    assert agent.explain().names is None
+
+
 # --- errors ----------------------------------------------------------------------------------
 
 
@@ -590,6 +668,8 @@ def test_status_by_hand(path):
             "open": 0,
             "answered": 0,
             "counted": 0,
+            "sent": 0,
+            "needed": None,
             "dimension": None,
             "theta": None,
             "round": None,
@@ -609,6 +689,8 @@ def test_status_by_hand(path):
             "open": 1,
             "answered": 2,
             "counted": 1,
+            "sent": 1,
+            "needed": None,
             "dimension": 2,
             "theta": [0.5, -1.0],
             "round": 3,

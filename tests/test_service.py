@@ -27,15 +27,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from clients.preference_agent import PreferenceAgent
+from clients.service import models
 from clients.service.__main__ import main
 from clients.service.app import create_app
-from clients.service.files import read_arms, read_token
+from clients.service.catalogue import read_arms
+from clients.service.files import read_token
 from clients.service.models import Arms
 from clients.store import DuelStore, Synchronization
-from fldb_flower.errors import FldbError
+from fldb_flower.errors import DataError, FldbError
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "a-token-of-the-tests"
@@ -77,6 +80,11 @@ def propose(client, features=LINE, **more: Any) -> dict[str, Any]:
     reply = client.post("/duels", json={"features": features, **more})
     assert reply.status_code == 200, reply.text
     return reply.json()
+
+
+def arm_of(key: str | None, text: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return an arm as a page shows it."""
+    return {"key": key, "text": text, "image": None, "features": None, **more}
 
 
 def answer(client, duel: str, preferred: str) -> httpx.Response:
@@ -159,8 +167,8 @@ def test_several_answers_have_separate_results(client, path):
 
 def test_status_and_prediction_follow_the_last_broadcast(client, path):
     assert client.get("/status").json() == {
-        "open": 0, "answered": 0, "counted": 0, "dimension": None,
-        "theta": None, "round": None, "duels": None, "received": None,
+        "open": 0, "answered": 0, "counted": 0, "sent": 0, "needed": None,
+        "dimension": None, "theta": None, "round": None, "duels": None, "received": None,
     }  # fmt: skip
     answer(client, propose(client)["id"], "first")
     theta, information = np.array([2.0, -1.0]), np.array([50.0, 0.0, 50.0])
@@ -170,8 +178,8 @@ def test_status_and_prediction_follow_the_last_broadcast(client, path):
     difference = LINE[duel["first"]][0] - LINE[duel["second"]][0]
     assert duel["predicted"] == pytest.approx(1 / (1 + np.exp(-2.0 * difference)))
     assert client.get("/status").json() == {
-        "open": 1, "answered": 1, "counted": 1, "dimension": 2,
-        "theta": [2.0, -1.0], "round": 4, "duels": 77, "received": 123.5,
+        "open": 1, "answered": 1, "counted": 1, "sent": 1, "needed": None,
+        "dimension": 2, "theta": [2.0, -1.0], "round": 4, "duels": 77, "received": 123.5,
     }  # fmt: skip
 
 
@@ -189,14 +197,17 @@ def test_rankings_predictions_and_weights(client, path, tmp_path):
     probability = client.post("/predict", json=two).json()["probability"]
     assert probability == pytest.approx(1 / (1 + math.exp(-2)))
     assert client.get("/weights").json() == {
-        "weights": [2.0, -1.0], "deviations": pytest.approx([2 / math.sqrt(50)] * 2),
+        "names": None, "weights": [2.0, -1.0],
+        "deviations": pytest.approx([2 / math.sqrt(50)] * 2), "own": False,
     }  # fmt: skip
     problem(client.get("/rank"), 404, "--arms")
-    arms = read_arms(write_arms(tmp_path / "arms.json"))
-    with running(tmp_path / "other.db", arms=arms) as other:
-        assert other.get("/weights").json() == {"weights": [], "deviations": []}
+    catalogue = read_arms(write_arms(tmp_path / "arms.json"))
+    with running(tmp_path / "other.db", catalogue=catalogue) as other:
+        assert other.get("/weights").json() == {
+            "names": None, "weights": [], "deviations": [], "own": True,
+        }  # fmt: skip
         assert other.get("/rank").json() == {
-            "order": list(range(len(arms))), "keys": [arm.key for arm in arms],
+            "order": list(range(6)), "keys": [f"k{i}" for i in range(6)],
         }  # fmt: skip
 
 
@@ -222,12 +233,12 @@ def test_the_next_duel_is_the_oldest_that_a_page_can_show(client, path):
     assert shown == {
         "id": duel.id,
         "expires": duel.expires,
-        "first": {"key": "a", "text": "near", "image": None},
-        "second": {"key": "c", "text": "far", "image": None},
+        "first": arm_of("a", "near"),
+        "second": arm_of("c", "far"),
     }
     answer(client, duel.id, "tie")
     shown = client.get("/duels/next").json()
-    assert shown["first"] == {"key": None, "text": None, "image": "https://a.example/x.png"}
+    assert shown["first"] == arm_of(None, image="https://a.example/x.png")
 
 
 def test_contents_that_were_stored_unchecked_are_not_shown_as_json(client, path):
@@ -236,8 +247,132 @@ def test_contents_that_were_stored_unchecked_are_not_shown_as_json(client, path)
         contents = ["plain", {"text": 5, "more": []}]
         other.propose(np.ones(2), 0.5, keys=("a", "b"), contents=contents, expire_after=60)
     shown = client.get("/duels/next").json()
-    assert shown["first"] == {"key": "a", "text": "plain", "image": None}
-    assert shown["second"] == {"key": "b", "text": None, "image": None}  # the page shows the key
+    assert shown["first"] == arm_of("a", "plain")
+    assert shown["second"] == arm_of("b")  # the page shows the key
+
+
+# ---- Undo and skip
+
+
+def test_an_answer_is_undone_and_given_again(client, path):
+    one, other = propose(client)["id"], propose(client)["id"]
+    answer(client, one, "first")
+    answer(client, other, "first")
+    again = client.delete(f"/duels/{other}/answer").json()["id"]
+    assert again != other
+    assert recorded(path).keys() == {one}
+    assert client.delete(f"/duels/{other}/answer").json() == {"id": again}  # a repeated request
+    problem(answer(client, other, "first"), 404, other, "undone")  # a late one
+    assert answer(client, again, "second").json() == {"number": 2}
+    assert recorded(path) == {one: (1, 1.0), again: (2, 0.0)}
+    problem(client.delete(f"/duels/{one}/answer"), 409, one, "only the last one can be undone")
+    problem(client.delete("/duels/none/answer"), 404, "'none'")
+    with DuelStore(path) as store:
+        assert store.cut(0, 1) == 2
+    problem(client.delete(f"/duels/{again}/answer"), 409, "part of an upload", "no longer")
+    assert client.get("/status").json()["sent"] == 2
+    assert recorded(path) == {one: (1, 1.0), again: (2, 0.0)}
+
+
+def test_a_skipped_duel_is_no_answer_and_another_follows(client, path):
+    duel = propose(client)
+    reply = client.delete(f"/duels/{duel['id']}")
+    assert (reply.status_code, reply.content) == (204, b"")
+    assert (client.get("/status").json()["open"], recorded(path)) == (0, {})
+    problem(client.delete(f"/duels/{duel['id']}"), 404, duel["id"], "skipped")
+    other = propose(client)
+    assert {other["first"], other["second"]} != {duel["first"], duel["second"]}
+    answer(client, other["id"], "tie")
+    problem(client.delete(f"/duels/{other['id']}"), 409, "was answered")
+    assert recorded(path) == {other["id"]: (1, 0.5)}
+
+
+def test_arms_are_proposed_after_a_skip(path, tmp_path):
+    catalogue = read_arms(write_arms(tmp_path / "arms.json", 3))
+    with running(path, catalogue=catalogue) as client:
+        pairs = []
+        for _ in range(2):
+            shown = client.get("/duels/next").json()
+            pairs.append({shown["first"]["key"], shown["second"]["key"]})
+            assert client.delete(f"/duels/{shown['id']}").status_code == 204
+    assert pairs[0] != pairs[1]
+
+
+# ---- Names of features, favourites
+
+TRAINS = """arm,price,time,text
+slow,20,5.5,
+fast,90,2,
+"night, with bed",60,9,Sleep in a bed
+"""
+
+
+@pytest.fixture
+def trains(path, tmp_path):
+    (tmp_path / "trains.csv").write_text(TRAINS)
+    with running(path, catalogue=read_arms(tmp_path / "trains.csv")) as client:
+        yield client
+
+
+def test_a_csv_file_has_the_names_of_the_features(trains, path):
+    assert trains.get("/weights").json()["names"] == ["price", "time"]
+    slow = arm_of("slow", "slow", features=named(price=20, time=5.5))
+    fast = arm_of("fast", "fast", features=named(price=90, time=2))
+    night = arm_of("night, with bed", "Sleep in a bed")  # has a text of its own
+    seen = set()
+    for _ in range(3):
+        shown = trains.get("/duels/next").json()
+        for arm in (shown["first"], shown["second"]):
+            assert arm in (slow, fast, night)
+            seen.add(arm["key"])
+        trains.delete(f"/duels/{shown['id']}")
+    assert seen == {"slow", "fast", "night, with bed"}
+    with PreferenceAgent(path) as other:
+        assert other.explain().names == ["price", "time"]
+
+
+def named(**features: float) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in features.items()]
+
+
+def test_favourites_are_the_best_arms_and_none_at_first(trains, path):
+    assert trains.get("/favourites").json() == []
+    with PreferenceAgent(path) as agent:
+        duel = agent.propose([[0.0, 0.0], [1.0, 1.0]]).id
+        agent.record(duel, "tie")
+        assert trains.get("/favourites").json() == []  # nothing is preferred to anything
+        theta, information = np.array([-1.0, -10.0]), np.array([50.0, 0.0, 50.0])
+        agent.store.synchronize(Synchronization(123.5, 4, 1, 77, theta, information, {}))
+    best = trains.get("/favourites").json()  # rewards -75, -110 and -150
+    assert [arm["key"] for arm in best] == ["slow", "fast", "night, with bed"]
+    assert best[1] == arm_of("fast", "fast", features=named(price=90, time=2))
+    assert trains.get("/favourites?most=1").json() == best[:1]
+    problem(trains.get("/favourites?most=0"), 422, "most")
+    problem(trains.get("/favourites?most=101"), 422, "most")
+
+
+def test_favourites_need_arms(idle):
+    assert idle.get("/favourites").json() == []
+
+
+def test_an_application_names_the_features(client):
+    names = {"names": ["sweetness", "bitterness"]}
+    assert client.put("/features", json=names).json() == names
+    assert client.get("/weights").json()["names"] == names["names"]
+    propose(client)
+    problem(client.put("/features", json={"names": ["a"]}), 422, "1 names for 2 features")
+    problem(client.put("/features", json={"names": ["a", "a"]}), 422, "'a'", "another feature")
+    problem(client.put("/features", json={}), 422, "names", "required")
+    assert client.get("/weights").json()["names"] == names["names"]
+    assert client.put("/features", json={"names": None}).json() == {"names": None}
+    assert client.get("/weights").json()["names"] is None
+
+
+def test_features_that_only_tell_arms_apart_are_not_shown(path, tmp_path):
+    (tmp_path / "names.csv").write_text("arm,Tim,Lucas\nTim,1,0\nLucas,0,1\n")
+    with running(path, catalogue=read_arms(tmp_path / "names.csv")) as client:
+        shown = client.get("/duels/next").json()
+        assert shown["first"] == arm_of(shown["first"]["key"], shown["first"]["key"])
 
 
 # ---- --arms
@@ -251,14 +386,14 @@ def write_arms(path: Path, count: int = 6, **changes: Any) -> Path:
 
 
 def test_arms_are_proposed_if_no_duel_is_open(path, tmp_path):
-    arms = read_arms(write_arms(tmp_path / "arms.json"))
+    catalogue = read_arms(write_arms(tmp_path / "arms.json"))
     met = set()
-    with running(path, arms=arms, choices=2) as client:
+    with running(path, catalogue=catalogue, choices=2) as client:
         for _ in range(60):
             shown = client.get("/duels/next").json()
             assert client.get("/duels/next").json() == shown  # the same duel until it is answered
             for arm in (shown["first"], shown["second"]):
-                assert arm == {"key": arm["key"], "text": f"arm {arm['key'][1:]}", "image": None}
+                assert arm == arm_of(arm["key"], f"arm {arm['key'][1:]}")
             met.add(frozenset((shown["first"]["key"], shown["second"]["key"])))
             assert answer(client, shown["id"], "first").status_code == 200
     assert all(len(pair) == 2 for pair in met)
@@ -266,15 +401,57 @@ def test_arms_are_proposed_if_no_duel_is_open(path, tmp_path):
     assert len(recorded(path)) == 60
 
 
+BAD_CSV = {
+    "": "the header is '': it must have the column arm",
+    "arm\na\nb\n": "one column per feature",
+    "price\n1\n2\n": "the column arm",
+    "arm,key,price\na,a,1\n": "the column arm",
+    "arm,price,price\na,1,2\nb,1,2\n": "the header: names: name 1, 'price', is also the name",
+    "arm,price,\na,1,2\nb,1,2\n": "the header: names.1",
+    "arm,price\na,1\n": "1 arms: a duel needs at least two",
+    "arm,price\na,1\nb\n": "line 3: 1 fields, but the header has 2",
+    "arm,price\na,1\n\nb,cheap\n": "line 4: price: Input should be a valid number, not 'cheap'",
+    "arm,price\na,1\nb,nan\n": "line 3: price: Input should be a finite number, not nan",
+    "arm,price\na,1\na,2\n": "1.key: 'a' is also the key of another arm",
+    "arm,price\na,1\n,2\n": "line 3: key: String should have at least 1 character, not ''",
+    "arm,price,image\na,1,\nb,2,/etc/passwd\n": "line 3: image",
+    'arm,price\n"a,1\nb,2\n': "line 3: unexpected end of data",
+    "arm,price\na,1\nb,\xe9\n": "byte 16 is not UTF-8",
+}
+
+
+@pytest.mark.parametrize("text", BAD_CSV)
+def test_invalid_csv_files_give_a_one_line_error(text, tmp_path):
+    file = tmp_path / "arms.csv"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError) as error:
+        read_arms(file)
+    message = str(error.value)
+    assert message.startswith(f"{file}: ")
+    assert message.isprintable()
+    assert BAD_CSV[text] in message
+
+
+def test_csv_files_of_other_programs_are_read(tmp_path):
+    """A byte order mark, CRLF, quoted line breaks, and `key` as the name of the column."""
+    text = '\ufefftext,key,"a ""quoted"" name"\r\n"two\r\nlines",one,1e3\r\n,two,-.5\r\n'
+    (tmp_path / "arms.csv").write_bytes(text.encode())
+    catalogue = read_arms(tmp_path / "arms.csv")
+    assert catalogue.names == ['a "quoted" name']
+    one, two = catalogue.arms
+    assert (one.key, one.text, one.features) == ("one", "two\r\nlines", [1000.0])
+    assert (two.key, two.text, two.image, two.features) == ("two", None, None, [-0.5])
+
+
 def test_an_arm_without_text_and_image_shows_its_key(path, tmp_path):
     image = "data:image/png;base64,AAAA"
     text = [{"key": "only", "features": [0]}, {"key": "seen", "features": [1], "image": image}]
     (tmp_path / "arms.json").write_text(json.dumps(text))
-    with running(path, arms=read_arms(tmp_path / "arms.json")) as client:
+    with running(path, catalogue=read_arms(tmp_path / "arms.json")) as client:
         shown = client.get("/duels/next").json()
     assert {shown[side]["key"]: shown[side] for side in ("first", "second")} == {
-        "only": {"key": "only", "text": "only", "image": None},
-        "seen": {"key": "seen", "text": None, "image": image},
+        "only": arm_of("only", "only"),
+        "seen": arm_of("seen", image=image),
     }
 
 
@@ -285,7 +462,7 @@ def test_everything_but_page_health_and_description_needs_the_token(path):
     with running(path) as client:
         paths = client.get("/openapi.json").json()["paths"]
         guarded = {(m, p) for p, methods in paths.items() for m in methods} - {("get", "/health")}
-        assert len(guarded) == 10
+        assert len(guarded) == 14
         for method, place in [*guarded, ("get", "/none"), ("get", "/static-offline-docsx")]:
             for header in ("", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x"):
                 reply = client.request(method, place, headers={"Authorization": header})
@@ -347,12 +524,23 @@ def test_the_api_documentation_is_complete_and_uses_no_other_host(idle):
     for name, model in description["components"]["schemas"].items():
         if "Validation" not in name:
             assert model["description"], name
+            for field, schema in model["properties"].items():
+                assert schema.get("examples"), f"{name}.{field}"
     docs = idle.get("/docs").text
     sources = re.findall(r"(?:src|href)=\"([^\"]*)\"", docs)
     assert len(sources) == 3
     assert all(re.match(r"/static-offline-docs/|data:", source) for source in sources)
     for source in sources[:1] + sources[2:]:
         assert httpx.Response.is_success.fget(idle.get(source))
+
+
+def test_the_examples_of_the_description_are_valid():
+    kinds = [value for value in vars(models).values() if isinstance(value, type)]
+    kinds = [kind for kind in kinds if issubclass(kind, BaseModel) and kind is not BaseModel]
+    assert len(kinds) > 12
+    for kind in kinds:
+        fields = kind.model_json_schema().get("properties", {}).items()
+        kind.model_validate({name: schema["examples"][0] for name, schema in fields})
 
 
 # ---- Limits and errors

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
-from test_devices import DEATHS, FAULTS, D, Federation, no_pause
+from test_devices import DEATHS, D, Federation, no_pause, undoing
 
 from clients.device import DeviceAgent, Limits
 from clients.store import DuelStore
@@ -326,6 +326,30 @@ def test_a_device_that_leaves_is_not_in_the_sums_after_the_next_round(tmp_path):
     check_sums(server.strategy.algorithm, shares)
 
 
+def test_an_answer_that_is_undone_between_two_rounds_is_in_no_share(tmp_path):
+    """Two devices: on one of them, two answers of the second round were undone."""
+    federations = []
+    for name, undone in (("with", 2), ("without", 0)):
+        (tmp_path / name).mkdir()
+        federation = personal(tmp_path / name, devices=2)
+        for device in range(2):
+            federation.answer(device, 6)
+        federation.serve()
+        assert not federation.undo(0)  # it was uploaded
+        federation.answer(1, 3)
+        federation.answer(0, 4)
+        state = federation.rng.bit_generator.state
+        for _ in range(undone):
+            federation.answer(0, 1)
+            assert federation.undo(0)
+        federation.rng.bit_generator.state = state
+        federations.append(federation.serve().strategy.algorithm)
+        assert federation.agents[0].status()["answered"] == 10
+    one, other = federations
+    np.testing.assert_allclose(one.information, other.information, rtol=1e-9)
+    np.testing.assert_allclose(one.arrays["shift"], other.arrays["shift"], rtol=1e-9)
+
+
 def test_answers_before_the_federation_count(tmp_path):
     """A device with 200 answers of its own joins: they are uploaded, and help the others."""
     federation = personal(tmp_path, devices=2)
@@ -354,7 +378,10 @@ def test_answers_before_the_federation_count(tmp_path):
     ),
 )
 def test_any_schedule_of_faults_keeps_the_sums(seed, servers):
-    """Lost, repeated and late messages, failing clients, killed servers, devices that leave."""
+    """Lost, repeated and late messages, failing clients, killed servers, devices that leave.
+
+    Meanwhile, people undo their last answers, and replace some of them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         federation = personal(Path(folder), quorum=0.3, **{"node-wait": 0.001})
         faults = random.Random(seed)
@@ -362,7 +389,7 @@ def test_any_schedule_of_faults_keeps_the_sums(seed, servers):
             for device, count in enumerate(answers):
                 federation.answer(device, count)
             federation.answer(0, 1)
-            federation.grid.fault = lambda _node: faults.choice(FAULTS)
+            federation.grid.fault = lambda _node: undoing(federation, faults)
             federation.serve_until(death)
             if leaver is not None:
                 federation.agents[leaver].forget()

@@ -31,6 +31,7 @@ from clients.store import (
     DuelExpiredError,
     DuelStore,
     Synchronization,
+    UndoError,
     UnknownDuelError,
 )
 from clients.store.database import Database
@@ -546,11 +547,134 @@ def test_the_first_use_fixes_the_dimension(path):
             propose(store, (1.0, 2.0, 3.0))
 
 
+# --- undo and skip ---------------------------------------------------------------------------
+
+
+def test_an_answer_is_undone_and_given_again_by_hand(path):
+    clock = Clock(1000.0)
+    with DuelStore(path, clock=clock) as store:
+        answer(store, 2)
+        duel = propose(store, (3.0, -4.0), 0.25, keys=("a", "b"), contents=["x", "y"])
+        assert store.record([(duel, 1.0)]) == [3]
+        removals = store.version()[2]
+        clock.now = 2000.0
+        again = store.undo(duel, expire_after=60.0)
+        assert again not in {duel, ""}
+        assert store.version()[2] == removals + 1  # learners start again without the answer
+        assert store.counts() == {"open": 1, "answered": 2, "counted": 0}
+        assert len(store.answers().numbers) == 2
+        assert store.open_proposals() == []  # its contents were deleted with the answer
+        assert rows(path, "SELECT expires, first_key FROM proposals") == [(2060.0, None)]
+        assert store.record([(again, 0.0)]) == [3]
+        found = store.answers(2)
+        np.testing.assert_array_equal(found.differences, [[3.0, -4.0]])
+        assert (found.preferences.tolist(), found.predicted.tolist()) == ([0.0], [0.25])
+
+
+def test_late_copies_of_requests_before_and_after_an_undo_change_nothing(path):
+    with DuelStore(path) as store:
+        duel = propose(store)
+        store.record([(duel, 1.0)])
+        again = store.undo(duel, expire_after=HOUR)
+        (late,) = store.record([(duel, 1.0)])  # the answer that was undone arrives once more
+        assert isinstance(late, UnknownDuelError)
+        assert "undone" in str(late)
+    with DuelStore(path) as store:  # the process was killed before its reply
+        assert store.undo(duel, expire_after=HOUR) == again
+        assert store.record([(again, 0.0)]) == [1]
+        assert store.undo(duel, expire_after=HOUR) == again
+        assert (store.last, store.answers().preferences.tolist()) == (1, [0.0])
+        third = store.undo(again, expire_after=HOUR)  # the second answer, in turn
+        assert third not in {duel, again}
+        assert store.last == 0
+
+
+def test_only_the_last_answer_that_was_not_sent_can_be_undone(store):
+    duels = [propose(store, (float(number), 1.0)) for number in range(5)]
+    store.record([(duel, 1.0) for duel in duels[:3]])
+    assert store.sent == 0
+    with pytest.raises(UndoError, match="number 1, and the last one 3") as error:
+        store.undo(duels[0], expire_after=HOUR)
+    assert len(str(error.value).splitlines()) == 1
+    assert store.cut(0, 2) == 3
+    assert store.sent == 3
+    with pytest.raises(UndoError, match="part of an upload to the server") as error:
+        store.undo(duels[2], expire_after=HOUR)
+    assert duels[2] in str(error.value)
+    store.record([(duels[3], 0.0)])
+    assert store.cut(3, 2) == 3  # too few for an upload: not sent
+    again = store.undo(duels[3], expire_after=HOUR)
+    assert (store.last, store.cut(3, 1)) == (3, 3)  # the next upload does not contain it
+    assert store.record([(duels[4], 1.0), (again, 1.0)]) == [4, 5]
+    assert store.undo(again, expire_after=HOUR)
+    assert store.undo(duels[4], expire_after=HOUR)
+    assert store.cut(3, 1) == 3
+    assert len(store.evidence(0, 3).preferences) == 3
+    for unknown in ("never", duels[4] + "x", "\ud800"):
+        with pytest.raises(UnknownDuelError):
+            store.undo(unknown, expire_after=HOUR)
+
+
+def test_an_answer_that_only_the_server_knows_to_be_counted_is_not_undone(path):
+    """The store is an old backup: the server acknowledges more answers than it has."""
+    with DuelStore(path) as store:
+        duel = propose(store)
+        store.record([(duel, 1.0)])
+        store.synchronize(synchronization(counted=5))
+        assert store.sent == 5
+        with pytest.raises(UndoError, match="part of an upload"):
+            store.undo(duel, expire_after=HOUR)
+
+
+def test_a_skipped_duel_leaves_nothing(path):
+    with DuelStore(path) as store:
+        duel = propose(store, (3.0, -4.0), contents=["a picture of tea", None], keys=("tea", None))
+        answered = propose(store)
+        store.record([(answered, 0.5)])
+        assert store.skip(duel).tolist() == [3.0, -4.0]
+        assert store.counts() == {"open": 0, "answered": 1, "counted": 0}
+        for gone in (duel, "never", "\ud800"):
+            with pytest.raises(UnknownDuelError):
+                store.skip(gone)
+        (late,) = store.record([(duel, 1.0)])
+        assert isinstance(late, UnknownDuelError)
+        with pytest.raises(ConflictingAnswerError, match="was answered"):
+            store.skip(answered)
+        data = b"".join(file.read_bytes() for file in path.parent.glob("duels.db*"))
+        assert b"a picture of tea" not in data
+
+
+def test_the_duels_that_the_next_upload_needs(store):
+    assert store.needed is None  # no server has asked yet
+    assert store.cut(0, 3) == 0
+    assert store.needed == 3
+    answer(store, 2)
+    store.record([(propose(store, (-1.0, -2.0)), 1.0)])  # the first one, mirrored
+    assert store.needed == 1
+    answer(store, 2)
+    assert store.needed == 0
+    assert store.cut(0, 3) == 5
+    assert store.needed == 3
+
+
+def test_names_of_features(path):
+    with DuelStore(path) as store:
+        store.name_features(["price", "time"])
+        assert store.feature_names == ["price", "time"]
+        propose(store, (1.0, 2.0))
+    with DuelStore(path) as store:
+        assert store.feature_names == ["price", "time"]
+        store.name_features(["price"])  # by another version: of another number of features
+        assert store.feature_names is None
+        store.name_features(None)
+        assert store.feature_names is None
+
+
 # --- uploads ---------------------------------------------------------------------------------
 
 
 class Server(RuleBasedStateMachine):
-    """Random sequences of answers, uploads, restarts, pruning and restored backups.
+    """Random sequences of answers, undone answers, uploads, restarts, pruning and backups.
 
     The model consists of a dictionary of answers and the set of returned upload ends.
     """
@@ -563,6 +687,7 @@ class Server(RuleBasedStateMachine):
         self.store = DuelStore(self.path)
         self.at_least = at_least
         self.answers = {}
+        self.duels = {}
         self.last = 0
         self.cuts = {0}
         self.ends = {}
@@ -588,7 +713,32 @@ class Server(RuleBasedStateMachine):
         numbers = self.store.record([(duel, row[2]) for _, duel, row in duels])
         assert numbers == list(range(self.last + 1, self.last + 1 + len(duels)))
         self.answers.update(zip(numbers, (row for *_, row in duels), strict=True))
+        self.duels.update(zip(numbers, (duel for _, duel, _ in duels), strict=True))
         self.last += len(duels)
+        assert self.store.last == self.last
+
+    @rule(again=st.sampled_from([None, 0.0, 0.5, 1.0]), reopened=st.booleans())
+    def undo(self, again, reopened):
+        """Undo the last answer, twice because a reply was lost; perhaps give another one."""
+        if self.last not in self.answers:  # none yet, pruned, or lost with a newer store
+            return
+        duel, row = self.duels[self.last], self.answers[self.last]
+        if self.last <= max(self.cuts):
+            with pytest.raises(UndoError, match="part of an upload"):
+                self.store.undo(duel, expire_after=HOUR)
+            return
+        other = self.store.undo(duel, expire_after=HOUR)
+        if reopened:
+            self.reopen()
+        assert self.store.undo(duel, expire_after=HOUR) == other
+        assert isinstance(self.store.record([(duel, row[2])])[0], UnknownDuelError)
+        if again is None:
+            del self.answers[self.last]
+            self.last -= 1
+        else:
+            assert self.store.record([(other, again)]) == [self.last]
+            self.answers[self.last] = (*row[:2], again, row[3])
+            self.duels[self.last] = other
         assert self.store.last == self.last
 
     @rule(data=st.data())
@@ -656,13 +806,13 @@ class Server(RuleBasedStateMachine):
     @rule(rounds=st.lists(st.lists(st.sampled_from([0.0, 1.0]), max_size=7), max_size=3))
     def lose(self, rounds):
         """Back up the store, continue to use it, then replace it with the backup."""
-        saved = (dict(self.answers), set(self.cuts), self.last)
+        saved = (dict(self.answers), dict(self.duels), set(self.cuts), self.last)
         self.copy.unlink(missing_ok=True)
         self.store.backup(self.copy)
         for preferences in rounds:
             self.record([(preference, place) for place, preference in enumerate(preferences)])
             self.ask(max(self.cuts))
-        answers, cuts, last = saved
+        answers, duels, cuts, last = saved
         counted = max(self.cuts)
         if counted not in cuts and counted == last:
             return  # covered by test_a_copy_made_just_before_an_upload
@@ -671,7 +821,7 @@ class Server(RuleBasedStateMachine):
             file.unlink()
         shutil.copy(self.copy, self.path)
         self.store = DuelStore(self.path)
-        self.answers, self.cuts, self.last, self.ends = answers, cuts, last, {}
+        self.answers, self.duels, self.cuts, self.last, self.ends = answers, duels, cuts, last, {}
         if counted not in cuts:  # the server has counted answers that this copy lacks
             assert self.store.cut(counted, self.at_least) == counted
             self.cuts.add(counted)
@@ -875,6 +1025,42 @@ def test_a_store_of_the_previous_release_opens(path):
     # the others: -0.25 + 1.358 sqrt(1/2 + 1/4) = 0.93, -1.5 + 1.358 sqrt(1/2 + 1/3) = -0.26.
     assert (duel.first, duel.second) == (0, 1)
     assert duel.predicted == pytest.approx(1 / (1 + np.exp(-0.25)))
+
+
+def test_a_store_of_schema_3_opens(path):
+    """`data/device_store_3.db.gz` was written by version 0.1, with FLDB-Personal.
+
+    Answers 1 to 3 were uploaded with a share and acknowledged; answer 4 was not. Two duels are
+    open, one of them with contents.
+    """
+    path.write_bytes(gzip.decompress((DATA / "device_store_3.db.gz").read_bytes()))
+    with DuelStore(path, clock=Clock(1.8e9)) as store:
+        assert (store.device_id, store.dimension, store.last) == ("5eed" * 8, 2, 4)
+        assert store.counts() == {"open": 2, "answered": 4, "counted": 3}
+        (shown,) = store.open_proposals(9)
+        assert (shown.id, shown.first_key, shown.second_key) == ("duel-6", "tea", "towns")
+        assert shown.contents == [{"text": "A pot of tea"}, {"text": "Städte ☕"}]
+        found = store.answers()
+        right = [[1, -2], [0.5, 0.25], [-3, 1], [2, 2]]
+        np.testing.assert_array_equal(found.differences, right)
+        np.testing.assert_array_equal(found.preferences, [1, 0, 0.5, 1])
+        np.testing.assert_array_equal(found.predicted, [0.5, 0.5625, 0.625, 0.6875])
+        estimate = store.synchronized()
+        assert (estimate.round, estimate.counted, estimate.duels) == (2, 3, 40)
+        assert estimate.prior.precision.tolist() == [[4.0, 1.0], [1.0, 3.0]]
+        assert estimate.prior.shift.tolist() == [1.0, -2.0]
+        assert estimate.prior[2:] == (0.25, 2.0)
+        precision, shift = store.share(3)
+        assert (precision.tolist(), shift.tolist()) == ([[2.0, 0.5], [0.5, 1.0]], [0.75, -1.5])
+        # What this version adds.
+        assert (store.sent, store.needed, store.feature_names) == (3, None, None)
+        with pytest.raises(UndoError, match="part of an upload"):
+            store.undo("duel-3", expire_after=HOUR)
+        again = store.undo("duel-4", expire_after=HOUR)
+        assert store.record([(again, 0.0)]) == [4]
+        assert store.cut(3, 1) == 4
+    assert rows(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
 
 
 # --- broadcasts ------------------------------------------------------------------------------
@@ -1239,6 +1425,97 @@ def test_acknowledged_answers_survive_a_kill(path):
         duels = list(acknowledged)
         assert store.record([(duel, 1.0) for duel in duels]) == list(acknowledged.values())
         assert answer(store, 1) == [len(kept) + 1]
+
+
+UNDO = """
+import os, sys
+import numpy as np
+from clients.store import DuelStore
+store = DuelStore(sys.argv[1])
+number = store.last
+while True:
+    number += 1
+    duel = store.propose(np.array([number, 1.0]), 0.5, expire_after=600).id
+    store.record([(duel, 1.0)])
+    os.write(1, f"answered {duel}\\n".encode())
+    if number % 3:
+        again = store.undo(duel, expire_after=600)
+        os.write(1, f"undone {duel}\\n".encode())
+        store.record([(again, 0.0)])
+        os.write(1, f"again {duel}\\n".encode())
+    if number % 7 == 0:
+        store.cut(0, 4)
+"""
+
+
+@pytest.mark.slow
+def test_undone_answers_survive_a_kill_and_count_once(path):
+    """What was reported is durable; the step that was interrupted is repeated, and counts once."""
+    rng, repeated = random.Random(5), set()
+    for _ in range(12):
+        with start(UNDO, path) as process:
+            lines = [process.stdout.readline() for _ in range(rng.randrange(1, 40))]
+            time.sleep(rng.uniform(0.0, 0.004))
+            process.send_signal(signal.SIGKILL)
+            lines += process.stdout.readlines()
+        assert process.returncode == -signal.SIGKILL
+        steps = [line.split() for line in lines if line.endswith("\n")]
+        done = {duel: step for step, duel in steps}  # the last step of each duel
+        last_step, last = steps[-1]
+        with DuelStore(path) as store, contextlib.suppress(UndoError):
+            again = store.undo(last, expire_after=HOUR)  # unless it was sent, or another followed
+            store.record([(again, 0.0)])
+            done[last] = "again"
+            repeated.add(last_step)
+        kept = dict(rows(path, "SELECT id, sequence FROM answers"))
+        assert sorted(kept.values()) == list(range(1, len(kept) + 1))
+        for duel, step in done.items():
+            assert (duel in kept, f"{duel}~" in kept) == (step == "answered", step == "again")
+        assert len(kept) == len({duel.rstrip("~") for duel in kept})  # each duel at most once
+        assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+    assert repeated
+    with DuelStore(path) as store:
+        end = store.cut(0, 1)
+        found = store.evidence(0, end)
+    by_number = {number: duel for duel, number in kept.items()}
+    right = [0.0 if by_number[n].endswith("~") else 1.0 for n in range(1, end + 1)]
+    np.testing.assert_array_equal(found.preferences, right)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_answers_undone_during_uploads_are_either_sent_or_undone(path, shared):
+    """One thread uploads; the others answer, undo and answer again."""
+    ends, finished = {}, threading.Event()
+    with DuelStore(path) as store:
+
+        def upload():
+            own = store if shared else DuelStore(path)
+            while not finished.is_set():
+                end = own.cut(0, 1)
+                ends.setdefault(end, own.evidence(0, end).preferences.tolist())
+            if not shared:
+                own.close()
+
+        uploading = threading.Thread(target=upload)
+        uploading.start()
+        kept, refused = [], 0
+        for number in range(60):
+            duel = propose(store, (float(number), 1.0))
+            store.record([(duel, 1.0)])
+            try:
+                again = store.undo(duel, expire_after=HOUR)
+            except UndoError:
+                refused += 1
+                kept.append(1.0)
+            else:
+                store.record([(again, 0.0)])
+                kept.append(0.0)
+            time.sleep(0.001 * (number % 3))
+        finished.set()
+        uploading.join()
+        assert store.cut(0, 1) == 60
+        assert store.evidence(0, 60).preferences.tolist() == kept
+    assert all(sent == kept[:end] for end, sent in ends.items())
 
 
 INTERRUPTED = """

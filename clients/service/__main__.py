@@ -26,8 +26,9 @@ from clients.preference_agent import EXPIRE_AFTER, MOST_SECONDS, PreferenceAgent
 from clients.selection import PURPOSES
 from clients.service import connections
 from clients.service.app import create_app
+from clients.service.catalogue import read_arms
 from clients.service.connections import LIMITS, Limits
-from clients.service.files import read_arms, read_token
+from clients.service.files import read_token
 from clients.service.models import MAX_ARMS
 from fldb_flower.errors import FldbError, OutputError, SettingsError, one_line
 from fldb_flower.system.commands import Parser, bounded
@@ -44,7 +45,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--port", type=bounded(int, 0, 65535), default=PORT, help="0: any free one (%(default)s)")
     add("--token-file", metavar="FILE", type=Path, help="created if missing (STORE.token)")
-    add("--arms", metavar="FILE", type=Path, help="JSON: [{key, features, text?, image?}, ...]")
+    add(
+        "--arms", metavar="FILE", type=Path,
+        help="arms to propose duels between. CSV with the columns arm, text (optional), image"
+        " (optional) and one per feature, or JSON: [{key, features, text?, image?}, ...]",
+    )  # fmt: skip
     add(
         "--choices", metavar="K", type=bounded(int, 2, MAX_ARMS), default=10,
         help="arms drawn from --arms for each duel (%(default)s)",
@@ -94,14 +99,14 @@ def serve(arguments: argparse.Namespace) -> None:
     remote = not _is_loopback(host)
     if remote and not arguments.allow_remote:
         raise SettingsError(f"--host {host}: reachable from other machines: needs --allow-remote")
-    arms = read_arms(arguments.arms) if arguments.arms else []
+    catalogue = read_arms(arguments.arms) if arguments.arms else None
     with _listen(host, arguments.port) as listener:
         PreferenceAgent(store).close()  # if the store cannot be used, no token is created
         token = read_token(arguments.token_file or store.with_name(f"{store.name}.token"))
         app = create_app(
             store,
             token,
-            arms=arms,
+            catalogue=catalogue,
             choices=arguments.choices,
             expire_after=arguments.expire_after,
             purpose=arguments.purpose,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -10,9 +10,10 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from clients.preference_agent import EXPIRE_AFTER
+from clients.service.catalogue import Catalogue
 from clients.service.connections import LIMITS
 from clients.service.errors import add_handlers
-from clients.service.files import DOCS, Arm, load_page
+from clients.service.files import DOCS, load_page
 from clients.service.guard import Guard
 from clients.service.routes import Device, Worker, guarded, public
 from fldb_flower.errors import DataError, FldbError
@@ -22,7 +23,7 @@ def create_app(
     store: str | Path,
     token: str,
     *,
-    arms: Sequence[Arm] = (),
+    catalogue: Catalogue | None = None,
     choices: int = 10,
     expire_after: float = EXPIRE_AFTER,
     purpose: str = "suggest",
@@ -37,8 +38,9 @@ def create_app(
         The device's store; created if it does not exist.
     token : str
         Token that requests must send as ``Authorization: Bearer``.
-    arms : sequence of Arm, optional
-        Arms that ``GET /duels/next`` selects from if no duel is open.
+    catalogue : Catalogue, optional
+        Arms that ``GET /duels/next`` selects from if no duel is open, and ``GET /favourites`` and
+        ``GET /rank`` sort.
     choices : int
         Number of arms, drawn at random, that each such duel is selected from.
     expire_after : float
@@ -54,9 +56,10 @@ def create_app(
         The store cannot be used, or the arms do not fit it.
     """
     page, policy = load_page()
-    reader, writer = _open(Path(store).expanduser(), arms, expire_after, purpose)
+    catalogue = catalogue or Catalogue()
+    reader, writer = _open(Path(store).expanduser(), catalogue, expire_after, purpose)
     app = _application(reader, writer)
-    app.state.device = Device(reader, writer, page, arms, choices)
+    app.state.device = Device(reader, writer, page, catalogue, choices)
     app.add_middleware(
         Guard,
         token=token,
@@ -93,17 +96,20 @@ def _application(*workers: Worker) -> FastAPI:
 
 
 def _open(
-    path: Path, arms: Sequence[Arm], expire_after: float, purpose: str
+    path: Path, catalogue: Catalogue, expire_after: float, purpose: str
 ) -> tuple[Worker, Worker]:
     """Open the store for reading and for writing; check that it can be written."""
     reader, writer = (Worker(path, expire_after, purpose) for _ in range(2))
     try:
         writer.agent.record_many([])
         known = reader.agent.store.dimension
-        if arms and known not in {None, len(arms[0].features)}:
+        if catalogue.arms and known not in {None, len(catalogue.arms[0].features)}:
             raise DataError(
-                f"arms of {len(arms[0].features)} features: the duels in {path} have {known}"
+                f"arms of {len(catalogue.arms[0].features)} features: the duels in {path} have"
+                f" {known}"
             )
+        if catalogue.names is not None:
+            writer.agent.name_features(catalogue.names)
     except FldbError:
         writer.close()
         reader.close()

@@ -9,13 +9,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from clients.store import ConflictingAnswerError, DuelExpiredError, UnknownDuelError
+from clients.store import (
+    ConflictingAnswerError,
+    DuelExpiredError,
+    UndoError,
+    UnknownDuelError,
+)
 from clients.validation import first_error
 from fldb_flower.errors import DataError, FldbError, OutputError, one_line
 
 _STATUS = {
     UnknownDuelError: 404,
     ConflictingAnswerError: 409,
+    UndoError: 409,
     DuelExpiredError: 410,
     DataError: 422,
     OutputError: 503,

@@ -11,6 +11,10 @@ from clients.validation import Model, Number
 
 MAX_ARMS, MAX_FEATURES, MAX_ANSWERS = 10_000, 2048, 10_000
 
+_ID = "Zm9vYmFyYmF6cXV4"
+_TEA = {"key": "tea", "text": "A pot of tea"}
+_COFFEE = {"key": "coffee", "text": "A cup of coffee"}
+
 Features = Annotated[list[Number], Field(min_length=1, max_length=MAX_FEATURES, fail_fast=True)]
 
 
@@ -33,61 +37,107 @@ class Arms(validation.Arms):
 class ProposedDuel(Model):
     """Two arms to show in random order; the first is the favourite."""
 
-    id: str = Field(description="Identifies the duel when it is answered.")
-    first: int = Field(description="Index of the first arm among those sent, from 0.")
-    second: int = Field(description="Index of the second arm; it differs from the first.")
-    first_key: str | None = Field(description="The first arm's key, if keys were sent.")
-    second_key: str | None = Field(description="The second arm's key, if keys were sent.")
+    id: str = Field(description="Identifies the duel when it is answered.", examples=[_ID])
+    first: int = Field(description="Index of the first arm among those sent, from 0.", examples=[1])
+    second: int = Field(
+        description="Index of the second arm; it differs from the first.", examples=[0]
+    )
+    first_key: str | None = Field(
+        description="The first arm's key, if keys were sent.", examples=["coffee"]
+    )
+    second_key: str | None = Field(
+        description="The second arm's key, if keys were sent.", examples=["tea"]
+    )
     predicted: float | None = Field(
         description="P(first preferred) by the current estimate; null before the first answer and"
-        " broadcast."
+        " broadcast.",
+        examples=[0.73],
     )
-    expires: float = Field(description="Expiry time, in seconds since 1970.")
+    expires: float = Field(description="Expiry time, in seconds since 1970.", examples=[1.8e9])
+
+
+class ShownFeature(Model):
+    """A feature of an arm."""
+
+    name: str = Field(description="Name of the feature.", examples=["sweetness"])
+    value: float = Field(description="Its value.", examples=[0.9])
 
 
 class ShownArm(Model):
     """An arm as a page shows it."""
 
-    key: str | None = Field(default=None, description="The application's name for the arm.")
-    text: str | None = None
-    image: str | None = Field(default=None, description="URL.")
+    key: str | None = Field(
+        default=None, description="The application's name for the arm.", examples=["tea"]
+    )
+    text: str | None = Field(default=None, description="Plain text.", examples=["A pot of tea"])
+    image: str | None = Field(
+        default=None, description="URL.", examples=["https://images.example/tea.jpg"]
+    )
+    features: list[ShownFeature] | None = Field(
+        default=None,
+        description="The features of an arm of `--arms` that has neither a text nor an image, if"
+        " features have names; at most 12.",
+        examples=[[{"name": "sweetness", "value": 0.9}]],
+    )
 
 
 class ShownDuel(Model):
     """A duel that a page can show; show the two arms in random order."""
 
-    id: str = Field(description="Identifies the duel when it is answered.")
-    expires: float = Field(description="Expiry time, in seconds since 1970.")
-    first: ShownArm
-    second: ShownArm
+    id: str = Field(description="Identifies the duel when it is answered.", examples=[_ID])
+    expires: float = Field(description="Expiry time, in seconds since 1970.", examples=[1.8e9])
+    first: ShownArm = Field(description="The favourite.", examples=[_TEA])
+    second: ShownArm = Field(description="The other arm.", examples=[_COFFEE])
 
 
 class Recorded(Model):
     """The answer is stored durably."""
 
-    number: int = Field(description="Number of the answer on this device, from 1.")
+    number: int = Field(description="Number of the answer on this device, from 1.", examples=[12])
+
+
+class Reopened(Model):
+    """The answer was removed durably, and its duel is open again, under another id."""
+
+    id: str = Field(
+        description="Identifies the duel when it is answered again. The old id is unknown from now"
+        " on, so that a late copy of the answer changes nothing.",
+        examples=[f"{_ID}~"],
+    )
 
 
 class Result(Model):
     """Result of one of several answers."""
 
-    number: int | None = Field(default=None, description="Number of the answer if it was recorded.")
-    status: int = Field(default=200, description="HTTP status of the answer if it were sent alone.")
-    detail: str | None = Field(default=None, description="Reason if it was not recorded.")
+    number: int | None = Field(
+        default=None, description="Number of the answer if it was recorded.", examples=[12]
+    )
+    status: int = Field(
+        default=200,
+        description="HTTP status of the answer if it were sent alone.",
+        examples=[200],
+    )
+    detail: str | None = Field(
+        default=None, description="Reason if it was not recorded.", examples=[None]
+    )
 
 
 class ForgottenAnswers(Model):
     """What was removed from this device, and what cannot be undone."""
 
-    proposals: int = Field(description="Open duels that were removed.")
-    forgotten: int = Field(description="Answers that were removed before they were acknowledged.")
+    proposals: int = Field(description="Open duels that were removed.", examples=[1])
+    forgotten: int = Field(
+        description="Answers that were removed before they were acknowledged.", examples=[3]
+    )
     may_be_counted: int = Field(
-        description="Those of them that had been uploaded: the server may have counted them."
+        description="Those of them that had been uploaded: the server may have counted them.",
+        examples=[0],
     )
     counted: int = Field(
         description="Answers that the server has counted. Their copies on this device are removed."
         " With FLDB-Personal, the next round subtracts them from the server's sums; with other"
-        " algorithms, the sums keep them."
+        " algorithms, the sums keep them.",
+        examples=[9],
     )
 
 
@@ -101,45 +151,79 @@ class TwoArms(Model):
 class Prediction(Model):
     """What the current estimate predicts."""
 
-    probability: float = Field(description="P(first preferred), from 0 to 1.")
+    probability: float = Field(description="P(first preferred), from 0 to 1.", examples=[0.73])
 
 
 class Ranking(Model):
     """Arms by their predicted rewards, best first."""
 
-    order: list[int] = Field(description="Indices of the arms, from 0.")
-    keys: list[str | None] | None = Field(description="Keys in this order; null without keys.")
+    order: list[int] = Field(description="Indices of the arms, from 0.", examples=[[1, 0, 2]])
+    keys: list[str | None] | None = Field(
+        description="Keys in this order; null without keys.",
+        examples=[["coffee", "tea", "cocoa"]],
+    )
 
 
 class Weights(Model):
-    """The estimate of theta; all lists are empty before the first duel and broadcast."""
+    """The estimate of theta; the lists of numbers are empty before the first duel and broadcast."""
 
-    weights: list[float] = Field(description="Weight of each feature in the reward of an arm.")
-    deviations: list[float] = Field(description="Standard deviation of each weight.")
+    names: list[str] | None = Field(
+        description="Name of each feature; null if they have none.",
+        examples=[["sweetness", "bitterness"]],
+    )
+    weights: list[float] = Field(
+        description="Weight of each feature in the reward of an arm.", examples=[[0.8, -0.3]]
+    )
+    deviations: list[float] = Field(
+        description="Standard deviation of each weight.", examples=[[0.2, 0.4]]
+    )
+    own: bool = Field(
+        description="True if it is this person's own theta, which each answer changes at once:"
+        " before the first broadcast, and with FLDB-Personal. False if it is the server's, in which"
+        " an answer counts from the next round on.",
+        examples=[True],
+    )
 
 
 class Status(BaseModel):
     """State of the device."""
 
-    open: int = Field(description="Duels without an answer.")
-    answered: int = Field(description="Number of the last answer on this device.")
-    counted: int = Field(description="Answers that the server has acknowledged.")
-    dimension: int | None = Field(description="d; null before the first duel or broadcast.")
-    theta: list[float] | None = Field(
-        description="The last synchronized estimate, d numbers; null before the first."
+    open: int = Field(description="Duels without an answer.", examples=[1])
+    answered: int = Field(description="Number of the last answer on this device.", examples=[12])
+    counted: int = Field(description="Answers that the server has acknowledged.", examples=[9])
+    sent: int = Field(
+        description="Number of the last answer that is part of an upload, whether or not it"
+        " arrived. Later answers can be undone.",
+        examples=[9],
     )
-    round: int | None = Field(description="The server's round of this estimate.")
-    duels: int | None = Field(description="Duels of all devices that it is computed from.")
-    received: float | None = Field(description="Time of its receipt, in seconds since 1970.")
+    needed: int | None = Field(
+        description="Distinct duels that must be answered before the next upload; null before the"
+        " server has requested one.",
+        examples=[3],
+    )
+    dimension: int | None = Field(
+        description="d; null before the first duel or broadcast.", examples=[2]
+    )
+    theta: list[float] | None = Field(
+        description="The last synchronized estimate, d numbers; null before the first.",
+        examples=[[0.5, -0.2]],
+    )
+    round: int | None = Field(description="The server's round of this estimate.", examples=[4])
+    duels: int | None = Field(
+        description="Duels of all devices that it is computed from.", examples=[1234]
+    )
+    received: float | None = Field(
+        description="Time of its receipt, in seconds since 1970.", examples=[1.7e9]
+    )
 
 
 class Health(Model):
     """The service is running and its store can be read."""
 
-    status: Literal["ok"] = "ok"
+    status: Literal["ok"] = Field(default="ok", examples=["ok"])
 
 
 class Problem(Model):
     """An error."""
 
-    detail: str = Field(description="One line.")
+    detail: str = Field(description="One line.", examples=["'none' is unknown"])

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse
 from fastapi.security import HTTPBearer
 from pydantic import Field, ValidationError
 
 from clients.preference_agent import PreferenceAgent
+from clients.service.catalogue import Catalogue
 from clients.service.errors import status_of
-from clients.service.files import Arm
 from clients.service.models import (
     MAX_ANSWERS,
     Arms,
@@ -28,6 +28,7 @@ from clients.service.models import (
     ProposedDuel,
     Ranking,
     Recorded,
+    Reopened,
     Result,
     ShownArm,
     ShownDuel,
@@ -36,7 +37,7 @@ from clients.service.models import (
     Weights,
 )
 from clients.store import Proposal
-from clients.validation import Answer, Content, NamedAnswer
+from clients.validation import Answer, Content, FeatureNames, NamedAnswer
 from fldb_flower.errors import FldbError, one_line
 
 _T = TypeVar("_T")
@@ -66,7 +67,7 @@ class Device(NamedTuple):
     reader: Worker
     writer: Worker
     page: str
-    arms: Sequence[Arm]
+    catalogue: Catalogue
     choices: int
 
 
@@ -125,16 +126,24 @@ async def propose(offered: Arms, device: OfDevice) -> ProposedDuel:
 async def show_next(device: OfDevice) -> ShownDuel:
     """Return the oldest open duel with contents; with ``--arms``, propose one if there is none."""
     shown = await device.reader.run(_open_proposals)
-    if device.arms and not shown:
-        drawn = random.SystemRandom().sample(device.arms, min(device.choices, len(device.arms)))
-        arms = ([getattr(arm, name) for arm in drawn] for name in ("features", "key", "content"))
-        await device.writer.run(PreferenceAgent.propose, *arms)
+    if device.catalogue.arms and not shown:
+        arms = device.catalogue.arms
+        drawn = random.SystemRandom().sample(arms, min(device.choices, len(arms)))
+        offered = ([getattr(arm, name) for arm in drawn] for name in ("features", "key", "content"))
+        await device.writer.run(PreferenceAgent.propose, *offered)
         shown = await device.reader.run(_open_proposals)
     if not shown:
         raise HTTPException(404, "no open duel has contents: propose one with contents")
-    duel = shown[0]
-    first, second = map(_shown_arm, (duel.first_key, duel.second_key), duel.contents)
+    duel, names = shown[0], await device.reader.run(_names)
+    first, second = (
+        device.catalogue.describe(_shown_arm(key, content), names)
+        for key, content in zip((duel.first_key, duel.second_key), duel.contents, strict=True)
+    )
     return ShownDuel(id=duel.id, expires=duel.expires, first=first, second=second)
+
+
+def _names(agent: PreferenceAgent) -> list[str] | None:
+    return agent.store.feature_names
 
 
 def _open_proposals(agent: PreferenceAgent) -> list[Proposal]:
@@ -150,6 +159,31 @@ async def record(id: str, answer: Answer, device: OfDevice) -> Recorded:
     """Record which arm won. The same answer may be repeated; it keeps its number."""
     number = await device.writer.run(PreferenceAgent.record, id, answer.preferred)
     return Recorded(number=number)
+
+
+@guarded.delete(
+    "/duels/{id}/answer",
+    tags=["duels"],
+    responses={code: {"model": Problem} for code in (404, 409)},
+)
+async def undo(id: str, device: OfDevice) -> Reopened:
+    """Remove the last answer, unless it is part of an upload; the duel can be answered again.
+
+    A request without a reply may be repeated; it then returns the same id. The duel has no contents
+    and no keys any more: show the two arms again.
+    """
+    return Reopened(id=await device.writer.run(PreferenceAgent.undo, id))
+
+
+@guarded.delete(
+    "/duels/{id}",
+    tags=["duels"],
+    status_code=204,
+    responses={code: {"model": Problem} for code in (404, 409)},
+)
+async def skip(id: str, device: OfDevice) -> None:
+    """Remove an open duel without an answer. Nothing is learned; other duels are proposed first."""
+    await device.writer.run(PreferenceAgent.skip, id)
 
 
 @guarded.post("/answers", tags=["duels"])
@@ -177,10 +211,29 @@ async def rank(offered: Arms, device: OfDevice) -> Ranking:
 @guarded.get("/rank", tags=["preferences"], responses={404: {"model": Problem}})
 async def rank_arms(device: OfDevice) -> Ranking:
     """Sort the arms of ``--arms`` by their predicted rewards, best first."""
-    if not device.arms:
+    catalogue = device.catalogue
+    if not catalogue.arms:
         raise HTTPException(404, "the service has no arms: start it with --arms, or send them")
-    order = await device.reader.run(PreferenceAgent.rank, [arm.features for arm in device.arms])
-    return Ranking(order=order, keys=[device.arms[arm].key for arm in order])
+    order = await device.reader.run(PreferenceAgent.rank, catalogue.features)
+    return Ranking(order=order, keys=[catalogue.arms[arm].key for arm in order])
+
+
+@guarded.get("/favourites", tags=["preferences"])
+async def favourites(
+    device: OfDevice,
+    most: Annotated[int, Query(description="Length of the list.", ge=1, le=100)] = 5,
+) -> list[ShownArm]:
+    """Return the best arms of ``--arms`` by the current estimate, best first.
+
+    The list is empty without ``--arms``, and as long as no arm is preferred to another.
+    """
+    catalogue = device.catalogue
+    if not catalogue.arms:
+        return []
+    names = await device.reader.run(_names)
+    best = await device.reader.run(PreferenceAgent.favourites, catalogue.features, most)
+    arms = [catalogue.arms[arm] for arm in best]
+    return [catalogue.describe(_shown_arm(arm.key, arm.content), names) for arm in arms]
 
 
 @guarded.post("/predict", tags=["preferences"])
@@ -195,6 +248,13 @@ async def predict(arms: TwoArms, device: OfDevice) -> Prediction:
 async def explain(device: OfDevice) -> Weights:
     """Return the weight of each feature, with standard deviations."""
     return Weights(**vars(await device.reader.run(PreferenceAgent.explain)))
+
+
+@guarded.put("/features", tags=["preferences"])
+async def name_features(named: FeatureNames, device: OfDevice) -> FeatureNames:
+    """Set the names of the features, which the page and ``/weights`` show."""
+    await device.writer.run(PreferenceAgent.name_features, named.names)
+    return named
 
 
 @guarded.delete("/answers", tags=["duels"])

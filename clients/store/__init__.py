@@ -10,6 +10,7 @@ from clients.store.records import (
     Forgotten,
     Proposal,
     Synchronization,
+    UndoError,
     UnknownDuelError,
 )
 from clients.store.schema import SCHEMA_VERSION
@@ -24,6 +25,7 @@ __all__ = [
     "Forgotten",
     "Proposal",
     "Synchronization",
+    "UndoError",
     "UnknownDuelError",
     "duel_key",
 ]

@@ -73,6 +73,22 @@ class AnswerLog:
         with self._database.reading():
             return int(self._database.row("SELECT counted FROM synchronized", default=(0,))[0])
 
+    @property
+    def sent(self) -> int:
+        """Number of the last answer that is part of an upload, whether or not it arrived."""
+        with self._database.reading():
+            return max(self._last_cut(MAX_ANSWERS), self.acknowledged)
+
+    @property
+    def needed(self) -> int | None:
+        """Distinct duels that the next upload lacks; None before one was requested."""
+        with self._database.reading():
+            (minimum,) = self._database.row("SELECT minimum FROM device")
+            if minimum is None:
+                return None
+            waiting = self._evidence(self._last_cut(MAX_ANSWERS), MAX_ANSWERS)
+        return max(0, int(minimum) - distinct_duels(waiting.differences))
+
     def cut(self, start: int, at_least: int, at_most: int = MAX_ANSWERS) -> int:
         """Return where an upload that begins after answer ``start`` ends.
 
@@ -99,6 +115,7 @@ class AnswerLog:
         """
         database = self._database
         with database.writing():
+            database.execute("UPDATE device SET minimum = ?", (at_least,))
             last = self.last
             if start > MAX_ANSWERS:
                 raise DataError(f"{database.path}: no device has {start} answers")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from clients.store.records import (
     DuelExpiredError,
     Proposal,
     Synchronization,
+    UndoError,
     UnknownDuelError,
 )
 from clients.store.shares import ShareLog
@@ -162,9 +163,7 @@ class DuelStore(ShareLog):
 
     def _record(self, duel: str, preference: float) -> int | FldbError:
         database = self._database
-        if not duel.isascii():  # SQLite does not accept lone surrogates
-            return UnknownDuelError(f"duel {duel!r} is unknown: it was never proposed here")
-        answer = database.row("SELECT sequence, evidence FROM answers WHERE id = ?", duel)
+        answer = self._answer(duel)
         if answer:
             before = np.frombuffer(answer[1])[-EXTRA]
             if before == preference:
@@ -173,22 +172,121 @@ class DuelStore(ShareLog):
                 f"duel {duel!r} was already answered, by {before:g} and not {preference:g}"
                 " (1: first, 0: second, 0.5: tie); the first answer stays"
             )
-        proposal = database.row("SELECT expires, evidence FROM proposals WHERE id = ?", duel)
+        proposal = self._proposal(duel)
         if not proposal:
-            return UnknownDuelError(
-                f"duel {duel!r} is unknown: it was never proposed here, expired or was forgotten"
-            )
+            return _unknown(duel)
         now = self._clock()
         if proposal[0] < now:
             return DuelExpiredError(
                 f"duel {duel!r} expired {now - proposal[0]:.0f} s ago: propose a new one"
             )
-        evidence = np.frombuffer(proposal[1]).copy()
-        evidence[-EXTRA] = preference
         database.execute("DELETE FROM proposals WHERE id = ?", (duel,))
-        row = (duel, now, evidence.tobytes())
+        row = (duel, now, _with_preference(proposal[1], preference))
         insert = "INSERT INTO answers (id, answered, evidence) VALUES (?, ?, ?)"
         return int(database.execute(insert, row).lastrowid or 0)
+
+    def undo(self, duel: str, *, expire_after: float) -> str:
+        """Remove the last answer; its duel is open again, under another id.
+
+        An answer that is part of an upload stays, since the server may have counted it. Because of
+        the other id, late copies of earlier requests change nothing: neither one with the answer
+        that was undone, nor one of this method, which then returns the same id. The duel has no
+        keys and no contents, since they were deleted when it was answered.
+
+        Parameters
+        ----------
+        duel : str
+            Id of the duel that was answered last.
+        expire_after : float
+            Seconds within which the duel can be answered again.
+
+        Raises
+        ------
+        UndoError
+            The answer is part of an upload, or is not the last one.
+        UnknownDuelError
+            There is no such answer.
+        """
+        database, again = self._database, f"{duel}~"
+        with database.writing():
+            answer = self._answer(duel)
+            if not answer:
+                self._expect_undone(duel, again)
+                return again
+            number, evidence = answer
+            self._expect_undoable(duel, number)
+            now = self._clock()
+            row = (again, now, now + expire_after, _with_preference(evidence, np.nan))
+            database.execute("DELETE FROM answers WHERE sequence = ?", (number,))
+            database.execute("UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'answers'")
+            insert = "INSERT INTO proposals (id, created, expires, evidence) VALUES (?, ?, ?, ?)"
+            database.execute(insert, row)
+            self._count_removal()
+        database.erase_deleted()
+        return again
+
+    def _expect_undoable(self, duel: str, number: int) -> None:
+        if number <= self.sent:
+            raise UndoError(
+                f"the answer to duel {duel!r} is part of an upload to the server: it can no longer"
+                " be undone"
+            )
+        if number < self.last:
+            raise UndoError(
+                f"the answer to duel {duel!r} has number {number}, and the last one {self.last}:"
+                " only the last one can be undone"
+            )
+
+    def _expect_undone(self, duel: str, again: str) -> None:
+        if not (self._proposal(again) or self._answer(again)):
+            raise UnknownDuelError(f"duel {duel!r} has no answer that can be undone")
+
+    def skip(self, duel: str) -> FloatArray:
+        """Remove an open duel without an answer; return phi(first) - phi(second), (d,).
+
+        Raises
+        ------
+        ConflictingAnswerError
+            The duel was answered.
+        UnknownDuelError
+            The duel is not open.
+        """
+        database = self._database
+        with database.writing():
+            if self._answer(duel):
+                raise ConflictingAnswerError(f"duel {duel!r} was answered: it cannot be skipped")
+            proposal = self._proposal(duel)
+            if not proposal:
+                raise _unknown(duel)
+            database.execute("DELETE FROM proposals WHERE id = ?", (duel,))
+        database.erase_deleted()
+        difference: FloatArray = np.frombuffer(proposal[1])[:-EXTRA]
+        return difference
+
+    def _answer(self, duel: str) -> Any:
+        """Return number and evidence of the answer to a duel, if there is one."""
+        return self._duel("SELECT sequence, evidence FROM answers WHERE id = ?", duel)
+
+    def _proposal(self, duel: str) -> Any:
+        """Return expiry time and evidence of an open duel, if there is one."""
+        return self._duel("SELECT expires, evidence FROM proposals WHERE id = ?", duel)
+
+    def _duel(self, query: str, duel: str) -> Any:
+        return self._database.row(query, duel) if duel.isascii() else ()  # no lone surrogates
+
+    def name_features(self, names: Sequence[str] | None) -> None:
+        """Set the names of the d features; None removes them."""
+        text = None if names is None else json.dumps(list(names))
+        with self._database.writing():
+            self._database.execute("UPDATE device SET features = ?", (text,))
+
+    @property
+    def feature_names(self) -> list[str] | None:
+        """Names of the d features, or None if they have none, or another number of them."""
+        with self._database.reading():
+            text, dimension = self._database.row("SELECT features, dimension FROM device")
+        names: list[str] | None = None if text is None else json.loads(text)
+        return None if names is None or dimension not in {None, len(names)} else names
 
     def synchronize(self, received: Synchronization) -> None:
         """Replace the estimate of the last broadcast."""
@@ -252,3 +350,16 @@ class DuelStore(ShareLog):
             The file already exists, or cannot be written.
         """
         self._database.backup(path)
+
+
+def _unknown(duel: str) -> UnknownDuelError:
+    return UnknownDuelError(
+        f"duel {duel!r} is unknown: it was never proposed here, expired, or was skipped, undone or"
+        " forgotten"
+    )
+
+
+def _with_preference(evidence: bytes, preference: float) -> bytes:
+    changed = np.frombuffer(evidence).copy()
+    changed[-EXTRA] = preference
+    return changed.tobytes()

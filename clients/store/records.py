@@ -57,6 +57,10 @@ class ConflictingAnswerError(FldbError):
     """
 
 
+class UndoError(FldbError):
+    """The answer can no longer be undone."""
+
+
 class Proposal(NamedTuple):
     """A duel without an answer.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 APPLICATION_ID = 0x666C6462
 """SQLite's identifier of the application that owns a file: "fldb"."""
 
@@ -13,7 +13,9 @@ _TABLES = """
 CREATE TABLE device (
     id TEXT NOT NULL,            -- random; identifies this store to the server
     dimension INTEGER,           -- d; NULL until the first duel or broadcast
-    removals INTEGER NOT NULL DEFAULT 0  -- how often answers were forgotten or pruned
+    removals INTEGER NOT NULL DEFAULT 0,  -- how often answers were undone, forgotten or pruned
+    minimum INTEGER,             -- distinct duels of an upload; NULL before the first request
+    features TEXT                -- JSON: names of the d features; NULL if they have none
 );
 CREATE TABLE proposals (         -- duels without an answer
     id TEXT PRIMARY KEY,
@@ -80,6 +82,12 @@ CREATE TABLE shares (
 );
 """
 
+# Schema 3 had neither the minimum of an upload nor names of features.
+_FROM_3 = """
+ALTER TABLE device ADD COLUMN minimum INTEGER;
+ALTER TABLE device ADD COLUMN features TEXT;
+"""
+
 
 def create(connection: sqlite3.Connection) -> None:
     """Create the tables in an empty database, within a transaction."""
@@ -90,7 +98,7 @@ def create(connection: sqlite3.Connection) -> None:
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:
     """Migrate the tables of an older version, within a transaction."""
-    for script in (_FROM_1, _FROM_2)[version - 1 :]:
+    for script in (_FROM_1, _FROM_2, _FROM_3)[version - 1 :]:
         _execute(connection, script)
 
 

@@ -1,0 +1,188 @@
+"""The arms of ``--arms``: a JSON or a CSV file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+
+from clients.service.models import Features, ShownArm, ShownFeature
+from clients.validation import MAX_KEY, Image, Model, Text, check_names, first_error
+from fldb_flower.errors import DataError
+from fldb_flower.linalg.arrays import FloatArray
+
+MOST_SHOWN = 12
+"""Features that a page shows of an arm without text and image."""
+
+KEYS, CONTENTS = ("arm", "key"), ("text", "image")
+"""Columns of a CSV file that are not features."""
+
+
+class Arm(Model):
+    """One arm of a catalogue."""
+
+    key: Annotated[str, Field(min_length=1, max_length=MAX_KEY)]
+    features: Features
+    text: Text = None
+    image: Image = None
+
+    @property
+    def content(self) -> dict[str, str | None]:
+        """What the page shows: the key if there is neither a text nor an image."""
+        return {"text": self.text or (None if self.image else self.key), "image": self.image}
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Arms that the service proposes duels between.
+
+    Parameters
+    ----------
+    arms : sequence of Arm
+        All of one dimension d, with different keys.
+    names : list of str, optional
+        Names of the d features.
+    """
+
+    arms: Sequence[Arm] = ()
+    names: list[str] | None = None
+
+    @cached_property
+    def features(self) -> FloatArray:
+        """Phi of each arm, (K, d)."""
+        return np.array([arm.features for arm in self.arms])
+
+    def describe(self, shown: ShownArm, names: Sequence[str] | None) -> ShownArm:
+        """Add the features to what a page shows of an arm, if they are all that it has.
+
+        They are not added if the features only tell the arms apart (one of them is 1, the others
+        are 0), or if the arm is in no catalogue, or the features have no names.
+        """
+        arm = self._by_key.get(shown.key)
+        if arm is None or names is None or self._is_one_hot:
+            return shown
+        if shown.image or shown.text not in {None, arm.key} or arm.content["text"] != arm.key:
+            return shown
+        pairs = list(zip(names, arm.features, strict=True))[:MOST_SHOWN]
+        return shown.model_copy(
+            update={"features": [ShownFeature(name=name, value=value) for name, value in pairs]}
+        )
+
+    @cached_property
+    def _by_key(self) -> dict[str | None, Arm]:
+        return {arm.key: arm for arm in self.arms}
+
+    @cached_property
+    def _is_one_hot(self) -> bool:
+        ones = (self.features == 1.0).sum(axis=1) == 1
+        return bool((ones & ((self.features != 0.0).sum(axis=1) == 1)).all())
+
+
+def read_arms(path: Path) -> Catalogue:
+    """Return the arms in a file.
+
+    A CSV file has the column ``arm`` (or ``key``), perhaps ``text`` and ``image``, and one column
+    per feature; its header has their names. A JSON file is a list of
+    ``{key, features, text?, image?}``.
+
+    Raises
+    ------
+    DataError
+        The file cannot be read or is not valid.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    try:
+        catalogue = (_from_csv if path.suffix.lower() == ".csv" else _from_json)(content)
+        _check(catalogue.arms)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    return catalogue
+
+
+def _from_json(content: bytes) -> Catalogue:
+    try:
+        return Catalogue(TypeAdapter(list[Arm]).validate_json(content))
+    except ValidationError as error:
+        raise DataError(first_error(error.errors(), "the file")) from None
+
+
+def _from_csv(content: bytes) -> Catalogue:
+    try:
+        lines = content.decode("utf-8-sig").splitlines(keepends=True)
+    except UnicodeDecodeError as error:
+        raise DataError(f"byte {error.start} is not UTF-8") from None
+    rows = csv.reader(lines, strict=True)
+    try:
+        header = next(rows, [])
+        names = _feature_names(header)
+        return Catalogue([_arm(header, row, rows.line_num) for row in rows if row], names)
+    except csv.Error as error:
+        raise DataError(f"line {rows.line_num}: {error}") from None
+
+
+def _feature_names(header: list[str]) -> list[str]:
+    """Return the columns that are features."""
+    names = [name for name in header if name not in {*KEYS, *CONTENTS}]
+    if sum(header.count(name) for name in KEYS) != 1 or not names:
+        raise DataError(
+            f"the header is {','.join(header)[:200]!r}: it must have the column arm, and one column"
+            " per feature"
+        )
+    try:
+        checked = check_names(names, None)
+    except DataError as error:
+        raise DataError(f"the header: {error}") from None
+    assert checked is not None
+    return checked
+
+
+def _arm(header: list[str], row: list[str], line: int) -> Arm:
+    if len(row) != len(header):
+        raise DataError(f"line {line}: {len(row)} fields, but the header has {len(header)}")
+    fields = dict(zip(header, row, strict=True))
+    arm: dict[str, Any] = {name: fields.pop(name, "") or None for name in CONTENTS}
+    arm["key"] = next(fields.pop(name) for name in KEYS if name in fields)
+    arm["features"] = [_number(text) for text in fields.values()]
+    try:
+        return Arm.model_validate(arm)
+    except ValidationError as error:
+        first: Any = error.errors()[0]
+        if first["loc"][0] == "features" and len(first["loc"]) > 1:
+            first = {**first, "loc": (list(fields)[first["loc"][1]],)}
+        raise DataError(f"line {line}: {first_error([first])}") from None
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _check(arms: Sequence[Arm]) -> None:
+    if len(arms) < 2:
+        raise DataError(f"{len(arms)} arms: a duel needs at least two")
+    for number, arm in enumerate(arms):
+        if len(arm.features) != len(arms[0].features):
+            raise DataError(
+                f"{number}.features: {len(arm.features)} numbers, but the first arm has"
+                f" {len(arms[0].features)}"
+            )
+    _expect_different(arm.key for arm in arms)
+
+
+def _expect_different(keys: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for number, key in enumerate(keys):
+        if key in seen:
+            raise DataError(f"{number}.key: {key!r} is also the key of another arm")
+        seen.add(key)
