@@ -206,7 +206,7 @@ def _spelled(spelling: Spelling) -> dict[str, Entry]:
 def _unknown(key: str, source: str, known: Collection[str]) -> NoReturn:
     """Raise the error for a name that no setting has."""
     require_current_name(key, source)
-    hint = suggestion(key, tuple(known)) or "; the README lists the settings"
+    hint = suggestion(key, tuple(known)) or "; `fldb run --help` lists the settings"
     raise SettingsError(f"{one_line(key)} (from {source}): there is no such setting{hint}")
 
 
