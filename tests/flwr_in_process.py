@@ -5,6 +5,7 @@ The results are in a folder ``flower-*``, whatever ``output-dir`` is.
 
 import argparse
 import tempfile
+from dataclasses import replace
 
 from flwr.common.config import parse_config_args
 
@@ -21,11 +22,12 @@ def main() -> None:
     parser.add_argument("--federation-config", default="")
     asked = parser.parse_args()
     assert (asked.run, asked.app) == ("run", ".")
-    parse_config_args([asked.federation_config])
+    nodes = parse_config_args([asked.federation_config]).get("num-supernodes", 2)
     config = parse_config_args([asked.run_config])
     config.pop("output-dir", None)
-    folder = tempfile.mkdtemp(prefix="flower-", dir=".")
-    inprocess.run(from_flat(config, "flwr run"), folder)
+    settings = from_flat(config, "flwr run")
+    engine = replace(settings.engine, num_nodes=nodes)
+    inprocess.run(replace(settings, engine=engine), tempfile.mkdtemp(prefix="flower-", dir="."))
 
 
 if __name__ == "__main__":

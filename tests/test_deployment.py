@@ -41,6 +41,8 @@ from strategies.device_nodes import short_name
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
 ROOT = Path(__file__).parent.parent
 DOC = (ROOT / "docs" / "deployment.md").read_text()
+TUTORIAL = (ROOT / "docs" / "tutorials" / "engineer.md").read_text()
+FLDB = f"{sys.executable} -m simulations.command"
 D = 3
 THETA = np.array([1.5, -2.0, 0.5])
 ROUNDS_AFTER = 3  # after the last kill
@@ -477,8 +479,13 @@ def test_a_message_takes_a_device_less_than_half_a_second(tmp_path):
 
 @pytest.mark.timeout(900)
 def test_the_documented_commands_work(tmp_path):
-    """All shell blocks run in one shell; only the ports and the home folder are replaced."""
-    blocks = re.findall(r"```bash\n(.*?)```", DOC, re.DOTALL)
+    """All shell blocks of the tutorial run in one shell, but for the installation.
+
+    Only the ports, the home folder and the name of the command `fldb` are replaced.
+    """
+    blocks = re.findall(r"```bash\n(.*?)```", TUTORIAL, re.DOTALL)
+    install, *blocks = [re.sub(r"^( *)fldb ", rf"\1{FLDB} ", block, flags=re.M) for block in blocks]
+    assert "pip install -e" in install
     text = "".join(with_free_ports(blocks))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
@@ -521,6 +528,6 @@ def with_free_ports(blocks: list[str]) -> Iterator[str]:
 def test_every_documented_file_exists():
     folder = ROOT / "docs" / "deployment"
     named = set(re.findall(r"\(deployment/([\w.-]+)\)", DOC))
-    assert named == {path.name for path in folder.iterdir()}
+    assert named == {path.name for path in folder.iterdir()} - {"index.md"}
     for name in named:
         assert str(Path.home()) not in (folder / name).read_text()

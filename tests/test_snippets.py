@@ -3,7 +3,8 @@
 Python blocks run in README.md and in all pages of the site that are not notebooks (those run when
 the site is built). Shell blocks (``bash``) run in README.md, the tutorials and the how-to guides,
 with the changes of :func:`shortened`. The blocks of a page run in order, in a folder with the
-package's source, whose default horizon is short. A comment before a block skips it: ``<!-- skip: next "needs a device" -->``.
+package's source, whose default horizon is short. A comment before a block skips it:
+``<!-- skip: next "needs a device" -->``.
 
 The blocks of the tutorial for engineers run in test_deployment. Blocks marked ``sh`` need a
 language model (test_sentences) or are commands that other tests start.
@@ -85,10 +86,14 @@ class Shell:
             shutil.copytree(
                 ROOT / name, folder / "work" / name, ignore=shutil.ignore_patterns("__pycache__")
             )
-        defaults = folder / "work" / "fldb_flower" / "settings" / "checks.py"
-        text = defaults.read_text()
-        assert '"horizon": 500' in text
-        defaults.write_text(text.replace('"horizon": 500', f'"horizon": {HORIZON}'))
+        for name, old, new in (
+            ("fldb_flower/settings/checks.py", '"horizon": 500', f'"horizon": {HORIZON}'),
+            ("simulations/figures.py", "(100, 200, 300, 400)", f"({HORIZON - 5},)"),
+        ):
+            path = folder / "work" / name
+            text = path.read_text()
+            assert old in text, f"{old} is not in {name}: change it here too"
+            path.write_text(text.replace(old, new))
 
     def __call__(self, example):
         lines = [
