@@ -14,7 +14,7 @@ if __name__ == "__main__":  # before what takes long to import
 
 import argparse
 import contextlib
-import json
+import csv
 import re
 import sys
 import tempfile
