@@ -233,6 +233,7 @@ def register_algorithm(
     agents: Literal["common", "local", "personal", "uniform"] = "common",
     keeps_duels: bool = False,
     online: bool = False,
+    scheduled: bool = True,
 ) -> Callable[[T], T]:
     """Register an algorithm, so that ``algorithm=name`` is valid.
 
@@ -240,7 +241,7 @@ def register_algorithm(
     ----------
     name : str
         Value of the setting ``algorithm``, in snake_case.
-    agents, keeps_duels, online
+    agents, keeps_duels, online, scheduled
         See :class:`AlgorithmEntry`.
 
     Returns
@@ -269,8 +270,9 @@ def register_algorithm(
     >>> result.summary["exchanges"] > 0
     True
     """
-    facts = {"agents": agents, "keeps_duels": keeps_duels, "online": online}
-    decorate: Callable[[T], T] = ALGORITHMS.register(name, **facts)
+    decorate: Callable[[T], T] = ALGORITHMS.register(
+        name, agents=agents, keeps_duels=keeps_duels, online=online, scheduled=scheduled
+    )
     return decorate
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _SYMBOLS = {"tau": r"\tau", "sigma^2": r"\sigma^2"}
 _LONG = 14  # characters of a label that is broken in a column
+_TICKS = 1.4  # least ratio of two of a logarithmic axis
 _AXES = {"tau": r"communication period $\tau$", "rounds": "communication rounds"}
 
 
@@ -110,6 +111,7 @@ def save(path: Path, drawing: Drawing, rows: pd.DataFrame, output: Output) -> li
         axes = figure.add_subplot()
         if drawing.logarithmic:
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
         if drawing.against == "iteration":
             _draw_curves(axes, drawing, rows, output)
         else:
@@ -155,10 +157,20 @@ def _draw_final(axes: Axes, against: str, rows: pd.DataFrame) -> None:
     groups = list(last.groupby("num_arms"))
     styles = styles_of(["fldb_ogd"] * len(groups))
     lines = []
-    for (arms, part), style in zip(groups, styles, strict=True):
+    for place, ((arms, part), style) in enumerate(zip(groups, styles, strict=True)):
         table = part.groupby(against).cumulative_regret.agg(["mean", "sem"])
-        values = [table.index, table["mean"], table["sem"].fillna(0)]
+        side = place - (len(groups) - 1) / 2  # keeps the error bars apart
+        x = table.index + 0.1 * side if against == "tau" else table.index * 1.02**side
+        values = [x, table["mean"], table["sem"].fillna(0)]
         lines.append(curves.points(axes, values, style, f"$K={arms}$"))
+    if against == "rounds":
+        axes.set_xscale("log")
+        ticks: list[int] = []
+        for number in sorted(last.rounds.unique().tolist(), reverse=True):
+            if not ticks or ticks[-1] / number > _TICKS:
+                ticks.append(number)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
     axes.set_xlabel(_AXES[against])
     axes.set_ylabel(f"final {curves.REGRET}")
     if len(groups) > 1:

@@ -54,7 +54,7 @@ class Panel:
     Attributes
     ----------
     title : str
-        As in the paper.
+        As in the paper, as text of Matplotlib; formulas such as N=50 need no dollar signs.
     curves, ours : dict
         Overrides of the settings of the experiment, by label of the curve; those of ``+ours``.
     against : str
@@ -94,7 +94,7 @@ PANELS = {
     "fig4a": Panel("tau=4 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, _OURS),
     "fig4b": Panel("tau=6 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, _OURS),
     "fig4c": Panel("tau=8 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, _OURS),
-    "fig5a": Panel("final regret vs. tau (N=100)", _final([5, 10, 20]), against="tau"),
+    "fig5a": Panel(r"final regret vs. $\tau$ (N=100)", _final([5, 10, 20]), against="tau"),
     "fig5b": Panel("final regret vs. rounds (N=100)", _final([5, 10, 20]), against="rounds"),
 }
 

@@ -126,6 +126,11 @@ def test_names_of_groups():
     assert keywords.settings["lambda"] == 0.1
 
 
+def test_a_path_may_be_an_object(tmp_path):
+    with pytest.raises(DataError, match=str(tmp_path / "none")):
+        fldb.run(environment="duels", environment_path=tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -193,7 +198,17 @@ def test_plot_and_representations():
     assert result.plot(ax, label="again", linestyle=":") is ax
     first, second = ax.lines
     assert first.get_ydata() == pytest.approx(result.regret.cumulative_regret)
-    assert (first.get_label(), second.get_label()) == ("fldb_ogd", "again")
+    assert (first.get_label(), second.get_label()) == ("FLDB-OGD", "again")
+    assert ax.get_xlabel() == "iteration $t$"
+    high = fldb.run(SMALL, algorithm="random", horizon=40)
+    high.plot(ax)
+    assert ax.get_ylim()[0] == 0
+    assert ax.get_ylim()[1] >= high.regret.cumulative_regret.max() > first.get_ydata().max()
+    assert ax.get_xlim() == (0, 40)
+    ax.set_yscale("log")
+    lowest = min(float(line.get_ydata()[0]) for line in ax.lines)
+    assert lowest / 2 < ax.get_ylim()[0] <= lowest
+    assert len({line.get_color() for line in ax.lines}) == 3
     show_html = getattr(result, "_repr_html_")  # noqa: B009 - what notebooks call
     assert "final_regret" in show_html()
     assert len(repr(result)) < 120

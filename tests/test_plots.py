@@ -73,11 +73,11 @@ def test_plots_do_not_depend_on_backend_and_matplotlibrc(backend, style, tmp_pat
 
 
 def test_plots_do_not_depend_on_the_style_and_keep_it(tmp_path):
-    save_figure(tmp_path / "plain.png", line, size=(3, 2))
+    save_figure(tmp_path / "plain.png", line, height=2)
     with mpl.rc_context():
         mpl.style.use("dark_background")
         before = dict(mpl.rcParams)
-        save_figure(tmp_path / "styled.png", line, size=(3, 2))
+        save_figure(tmp_path / "styled.png", line, height=2)
         assert dict(mpl.rcParams) == before
     assert (tmp_path / "plain.png").read_bytes() == (tmp_path / "styled.png").read_bytes()
 
@@ -86,7 +86,7 @@ def test_plots_do_not_depend_on_the_style_and_keep_it(tmp_path):
 def test_the_backend_of_the_user_is_restored():
     code = (
         "import os; from pathlib import Path; from fldb_flower.runs.plots import save_figure\n"
-        "save_figure(Path('/dev/null/x.png'), lambda figure: None, size=(1, 1))\n"
+        "save_figure(Path('/dev/null/x.png'), lambda figure: None, height=1)\n"
         "import matplotlib; print(matplotlib.rcParams['backend'], os.environ['MPLBACKEND'])"
     )
     assert python(code, MPLBACKEND="svg").stdout == "svg svg\n"

@@ -34,7 +34,7 @@ class RepositoryLinks(SphinxTransform):
     def _resolve(self, link: Any) -> None:
         is_page = link.get("refdomain") == "doc"
         path, _, anchor = link["reftarget"].partition("#")
-        if link.astext().endswith(".md"):
+        if link.astext().endswith(".md") and not anchor and not link.get("reftargetid"):
             link["refexplicit"] = False
         if not path or (is_page and path in self.env.found_docs):
             return

@@ -32,7 +32,7 @@ _THIN: dict[str, Any] = {"elinewidth": 0.8, "capthick": 0.8}  # error bars
 _MAX_BANDS = 5  # with more curves, error bars at a few points
 _BARS = 5  # of each of these curves
 _MAX_POINTS = 1000  # of a curve
-_LINE = 1.25  # height of a label in font sizes
+_LINE = 1.4  # height of a line of a label in font sizes
 _LEAD, _PAD = 0.26, 2  # length of the line to a label in inches, and the gap in points
 
 
@@ -130,7 +130,8 @@ def _bars(axes: Axes, values: npt.NDArray[np.float64], style: Style, shift: floa
 def points(axes: Axes, values: Sequence[Any], style: Style, text: str) -> Line2D:
     """Plot points joined by a line, from rows x, y and their errors, if any; return the line."""
     look: dict[str, Any] = {**line_style(style), **_THIN, "marker": marker_of(style), "zorder": 3}
-    line: Line2D = axes.errorbar(*values, label=text, **look).lines[0]
+    line: Line2D = axes.errorbar(*values, **look).lines[0]
+    line.set_label(text)
     return line
 
 
@@ -147,15 +148,16 @@ def marker_of(style: Style) -> str:
 def label(axes: Axes, lines: Sequence[Line2D]) -> None:
     """Write the label of each line to the right of the axes, next to the end of the line.
 
-    The limits of the axes must be final. Lines that are too many for labels get a legend to the
-    right of the axes.
+    The limits of the axes remain as they are now. Lines that are too many for labels get a legend
+    to the right of the axes.
     """
+    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     figure = axes.get_figure(root=True)
     assert figure is not None
     box, size = axes.get_window_extent(), _font_size(axes)
     height, width = (each / figure.dpi for each in (box.height, box.width))
-    rows_of_text = max(str(line.get_label()).count("\n") + 1 for line in lines)
-    gap = (rows_of_text + _LINE - 1) * 1.1 * size / 72 / height
+    texts = [str(line.get_label()) for line in lines]
+    gap = _LINE * max(text.count("\n") + 1 for text in texts) * size / 72 / height
     if gap * (len(lines) - 1) > 1:
         rows = int(1 / gap) + 1
         columns = -(-len(lines) // rows)
@@ -164,13 +166,13 @@ def label(axes: Axes, lines: Sequence[Line2D]) -> None:
     last = [np.column_stack(line.get_data())[np.argmax(line.get_xdata())] for line in lines]
     ends = axes.transAxes.inverted().transform(axes.transData.transform(np.array(last, float)))
     heights = spread(np.clip(ends[:, 1], 0, 1), gap)
-    for line, (x, y), place in zip(lines, ends, heights, strict=True):
+    for line, text, (x, y), place in zip(lines, texts, ends, heights, strict=True):
         right = 1 + _LEAD / width
-        (lead,) = axes.plot([x, right], [np.clip(y, 0, 1), place])
+        (lead,) = axes.plot([x, right], [np.clip(y, 0, 1), place], transform=axes.transAxes)
         lead.update_from(line)
         lead.set(transform=axes.transAxes, clip_on=False, marker="", label="")
         axes.annotate(
-            str(line.get_label()), (right, place), xycoords="axes fraction", va="center",
+            text, (right, place), xycoords="axes fraction", va="center",
             xytext=(_PAD, 0), textcoords="offset points", fontsize=size, annotation_clip=False,
         )  # fmt: skip
 

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
 WIDTHS = {"column": 3.25, "page": 6.75}
 """Widths of figures in inches: one column of a paper with two, and its page."""
-FORMATS = {"png": ("Software",), "svg": ("Date", "Creator"), "pdf": ("CreationDate", "Producer")}
+DPI = 240
+"""Pixels per inch of PNG images."""
+FORMATS: dict[str, tuple[str, ...]] = {
+    "png": (),
+    "svg": ("Date", "Creator"),
+    "pdf": ("CreationDate", "Producer"),
+}
 """Formats of figures, and the metadata that depend on the date or Matplotlib's version."""
 _COLORS = 128  # of a PNG image
 _LOG = logging.getLogger("fldb_flower")
@@ -113,29 +119,32 @@ def save_figure(
 def _encoded(figure: Figure, kind: str) -> bytes:
     """Return a figure in a format, without the date."""
     content = io.BytesIO()
-    figure.savefig(content, format=kind, metadata=dict.fromkeys(FORMATS[kind]))
-    return _fewer_colors(content) if kind == "png" else content.getvalue()
-
-
-def _fewer_colors(png: io.BytesIO) -> bytes:
-    """Return a PNG image with a palette, which takes a third of the bytes."""
-    from PIL import Image  # noqa: PLC0415 - Matplotlib's own dependency
-
-    with Image.open(png) as image:
-        dpi = image.info["dpi"]
-        palette = image.convert("RGB").quantize(_COLORS, dither=Image.Dither.NONE)
-    content = io.BytesIO()
-    palette.save(content, format="png", dpi=dpi, optimize=True)
+    if kind == "png":
+        _save_png(figure, content)
+    else:
+        figure.savefig(content, format=kind, metadata=dict.fromkeys(FORMATS[kind]))
     return content.getvalue()
+
+
+def _save_png(figure: Figure, content: io.BytesIO) -> None:
+    """Save a PNG image with a palette, which takes less time and half of the bytes."""
+    from PIL import Image  # noqa: PLC0415 - Matplotlib needs it, too
+
+    pixels = io.BytesIO()
+    figure.savefig(pixels, format="raw", dpi=DPI)
+    size = [int(inches * DPI) for inches in figure.get_size_inches()]
+    image = Image.frombytes("RGBA", (size[0], size[1]), pixels.getvalue()).convert("RGB")
+    palette = image.quantize(_COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    palette.save(content, format="png", dpi=(DPI, DPI))
 
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Use the style of the figures in the block, ``figures.mplstyle``, and then the user's."""
+    """Use the style of the figures in the block, ``figure_style.yaml``, and then the user's."""
     with _default_style():
         import matplotlib as mpl  # noqa: PLC0415
 
-        sheet = Path(__file__).with_name("figures.mplstyle")
+        sheet = Path(__file__).with_name("figure_style.yaml")
         mpl.rcParams.update(mpl.rc_params_from_file(sheet, use_default_template=False))
         yield
 

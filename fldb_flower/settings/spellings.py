@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
+from os import PathLike, fspath
 from typing import Any, Literal, NoReturn
 
 from fldb_flower.errors import SettingsError, one_line
@@ -103,8 +104,14 @@ def from_nested(values: Mapping[str, Any], source: str) -> Settings:
 
 
 def from_keywords(values: Mapping[str, Any], source: str) -> Settings:
-    """Build settings from keyword arguments: :func:`keyword_entry` finds the names."""
-    dotted = {keyword_entry(key, source).dotted: value for key, value in values.items()}
+    """Build settings from keyword arguments: :func:`keyword_entry` finds the names.
+
+    Paths may be objects like :class:`pathlib.Path`.
+    """
+    dotted = {
+        keyword_entry(key, source).dotted: fspath(value) if isinstance(value, PathLike) else value
+        for key, value in values.items()
+    }
     return _build("dotted", dotted, source, shown="keyword")
 
 

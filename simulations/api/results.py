@@ -16,6 +16,7 @@ import pandas as pd
 
 from fldb_flower.errors import DataError, one_line
 from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.runs.curves import label_axes, line_style
 from fldb_flower.runs.directory import MODEL, SUMMARY
 from fldb_flower.runs.plots import axes_for
 from fldb_flower.runs.results import (
@@ -25,6 +26,7 @@ from fldb_flower.runs.results import (
     REGRET,
     save_files,
 )
+from fldb_flower.runs.styles import style_of
 from simulations.saved_runs import Run, Unfinished, find_runs, read_run, varying
 from simulations.sweeps.tables import table
 
@@ -116,7 +118,8 @@ class Result:
         ax : matplotlib.axes.Axes, optional
             Axes to draw in; those of a new figure by default.
         **style
-            Arguments of :meth:`matplotlib.axes.Axes.plot`. ``label`` is the algorithm by default.
+            Arguments of :meth:`matplotlib.axes.Axes.plot`. By default, the first curve of an
+            algorithm has its color, line style and label; further ones have another color.
 
         Returns
         -------
@@ -130,12 +133,19 @@ class Result:
         ...     result = fldb.run(algorithm=algorithm, num_agents=10, horizon=20)
         ...     ax = result.plot(ax)
         >>> [line.get_label() for line in ax.lines]
-        ['fldb_ogd', 'fldb_ons']
+        ['FLDB-OGD', 'FLDB-ONS']
         """
-        ax = axes_for(ax)
-        style = {"label": str(self.settings["algorithm"])} | style
-        ax.plot(self.regret["iteration"], self.regret["cumulative_regret"], **style)
-        ax.set(xlabel="iteration", ylabel="cumulative regret, average per agent")
+        ax, algorithm = axes_for(ax), str(self.settings["algorithm"])
+        default = style_of(algorithm)
+        look = {"label": default["label"], "gid": algorithm, **line_style(default)}
+        if any(line.get_gid() == algorithm for line in ax.lines):
+            look |= {"color": f"C{len(ax.lines)}", "linestyle": "-"}
+        x, y = self.regret["iteration"], self.regret["cumulative_regret"]
+        (line,) = ax.plot(x, y, **(look | style))
+        label_axes(ax)
+        line.sticky_edges.y.append(0)
+        ax.update_datalim([(0, 0)])
+        ax.autoscale(axis="y")  # from 0; a logarithmic scale that is set later has its own limits
         ax.legend()
         return ax
 
