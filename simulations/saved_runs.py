@@ -23,7 +23,7 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.runs.directory import SUMMARY
-from fldb_flower.runs.results import CONFIG, REGRET, identity
+from fldb_flower.runs.results import CONFIG, PARTICIPATION, PREDICTION, REGRET, identity
 from fldb_flower.settings import ENVIRONMENT_OF, current_names, from_nested
 
 CURVE_COLUMNS = ("iteration", "cumulative_regret", "exchanges")
@@ -33,6 +33,7 @@ PREDICTIONS = ("log_loss", "accuracy")
 """The numbers in the summary of a run that predicted answers."""
 
 _MAX_DEPTH = 8  # of nested settings, which have two levels
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if it was built
 
 
 @dataclass(frozen=True)
@@ -225,10 +226,8 @@ def _text(path: Path) -> str:
 def _settings(path: Path) -> dict[str, Any]:
     text = _text(path)
     try:
-        # Aliases could expand without limit; OmegaConf would resolve ${oc.env:...}.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise DataError(f"{path.name} has YAML aliases, which runs do not write")
-        values = yaml.safe_load(text)
+        _check_structure(path, text)
+        values = yaml.load(text, _LOADER)  # OmegaConf would resolve ${oc.env:...}
     except (yaml.YAMLError, ValueError, RecursionError):
         raise DataError(f"{path.name} is not valid YAML") from None
     if not isinstance(values, dict):
@@ -237,6 +236,18 @@ def _settings(path: Path) -> dict[str, Any]:
     if not isinstance(settings.get("horizon"), int):
         raise DataError(f"{path.name} has no integer as horizon")
     return settings
+
+
+def _check_structure(path: Path, text: str) -> None:
+    """Refuse YAML that could expand without limit, or exhaust the stack of the loader."""
+    depth = 0
+    for event in yaml.parse(text, _LOADER):
+        if isinstance(event, yaml.AliasEvent):
+            raise DataError(f"{path.name} has YAML aliases, which runs do not write")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > 2 * _MAX_DEPTH:
+            raise DataError(f"{path.name} is nested too deeply")
 
 
 def _flatten(
@@ -272,20 +283,67 @@ def _is_finite(value: Any) -> bool:
 
 
 def _curve(path: Path, settings: Mapping[str, Any]) -> pd.DataFrame:
-    text = _text(path)
-    columns, horizon = list(CURVE_COLUMNS), settings["horizon"]
-    try:
-        curve = pd.read_csv(io.StringIO(text))
-    except (ValueError, pd.errors.ParserError):
-        raise DataError(f"{path.name} is not a table") from None
-    if list(curve.columns) != columns:
-        raise DataError(f"{path.name} has other columns than {', '.join(columns)}")
-    if len(curve) != horizon or not text.endswith("\n"):
-        raise DataError(f"{path.name} has {len(curve)} rows, complete or not, instead of {horizon}")
-    if not all(pd.api.types.is_numeric_dtype(curve[name]) for name in columns):
-        raise DataError(f"{path.name} holds values that are not numbers")
+    curve = _table(path, CURVE_COLUMNS, settings["horizon"])
     if not np.isfinite(curve.to_numpy(dtype=float)).all():
         raise DataError(f"{path.name} holds numbers that are missing or not finite")
-    if (curve["iteration"] != np.arange(1, horizon + 1)).any():
-        raise DataError(f"{path.name} does not count iterations 1, 2, ..., {horizon}")
     return curve
+
+
+def _table(path: Path, columns: Sequence[str], horizon: int) -> pd.DataFrame:
+    """Read numbers with one row per iteration."""
+    text = _text(path)
+    table = _parsed(path, text, columns)
+    if len(table) != horizon or not text.endswith("\n"):
+        raise DataError(f"{path.name} has {len(table)} rows, complete or not, instead of {horizon}")
+    if not all(pd.api.types.is_numeric_dtype(table[name]) for name in columns):
+        raise DataError(f"{path.name} holds values that are not numbers")
+    if (table["iteration"] != np.arange(1, horizon + 1)).any():
+        raise DataError(f"{path.name} does not count iterations 1, 2, ..., {horizon}")
+    return table
+
+
+def _parsed(
+    path: Path, text: str, columns: Sequence[str], texts: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Parse a table; columns of ``texts`` are texts."""
+    try:
+        table = pd.read_csv(
+            io.StringIO(text), dtype=dict.fromkeys(texts, "str"), keep_default_na=not texts
+        )
+    except (ValueError, pd.errors.ParserError):
+        raise DataError(f"{path.name} is not a table") from None
+    if list(table.columns) != list(columns):
+        raise DataError(f"{path.name} has other columns than {', '.join(columns)}")
+    return table
+
+
+def read_predictions(run: Run) -> pd.DataFrame | None:
+    """Return log loss and accuracy up to each iteration, or None if the run has no such file.
+
+    Raises
+    ------
+    DataError
+        The file cannot be used.
+    """
+    path = run.path / PREDICTION
+    if not path.exists():
+        return None
+    return _table(path, ("iteration", *PREDICTIONS), len(run.curve))
+
+
+def read_participation(run: Run) -> pd.DataFrame | None:
+    """Return the replies of nodes by exchange, or None if the run has no such file.
+
+    Raises
+    ------
+    DataError
+        The file cannot be used.
+    """
+    path = run.path / PARTICIPATION
+    if not path.exists():
+        return None
+    numbers, texts = ("iteration", "asked", "replied"), ("absent", "rejected")
+    table = _parsed(path, _text(path), (*numbers, *texts), texts)
+    if table.empty or not all(pd.api.types.is_integer_dtype(table[name]) for name in numbers):
+        raise DataError(f"{path.name} holds no counts of replies")
+    return table

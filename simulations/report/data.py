@@ -2,63 +2,67 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import json
-import math
 import os
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
+from fldb_flower.errors import DataError
+from fldb_flower.runs.styles import Style, styles_of
 from simulations.saved_runs import (
     NUMBERS,
+    PREDICTIONS,
     Run,
     Unfinished,
-    group_by_seed,
     natural_order,
-    one_per_seed,
     predictions,
+    read_participation,
+    read_predictions,
     relevant,
     varying,
 )
 
 MAX_POINTS = 200
-"""Maximum number of points of a curve; the page notes if there were more."""
+"""Maximum number of points of a curve, apart from the ends of shorter runs."""
+MAX_NODES = 10
+"""Maximum number of nodes that are named for missing or rejected replies."""
+NOT_SET, NOT_USED = "not set", "not used"
+SEED = "seed"
 _WITHOUT_NAME = ("algorithm", "environment.name", "schedule.name", "engine.name", "selection")
 """Settings whose values are shown without their name."""
+_FIGURES = ("regret", "exchanges", "up", "down", "seconds")  # short names of NUMBERS
 
 
 def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path) -> dict[str, Any]:
-    """Return the data of the page as JSON values; see :func:`simulations.report.page.build`."""
-    differing = varying(runs)
-    labels = [key for key in differing if key != "seed"]
-    groups = sorted(
-        group_by_seed(runs), key=lambda group: [_order(group[0], key) for key in labels]
-    )
-    horizons = sorted({len(run.curve) for run in runs})
+    """Return the data of the page as JSON values; see :func:`simulations.report.page.build`.
+
+    Curves are base64 of little-endian float32, at those of ``iterations`` up to the horizon of
+    the run. ``settings`` of a run are indices of the values of each setting.
+    """
+    horizons = [len(run.curve) for run in runs]
+    iterations = kept_iterations(horizons)
+    settings, places = _settings(runs)
+    groupings = [
+        _grouping(runs, settings, places, title, by) for title, by in _ways_to_group(settings)
+    ]
     return {
         "created": datetime.datetime.now().astimezone().isoformat(timespec="minutes"),
-        "varying": [_shown_name(key) for key in differing],
-        "values": [_values(runs, key) for key in differing],
-        "common": _common(runs, differing),
+        "iterations": iterations.tolist(),
+        "thinned": len(iterations) < max(horizons),
+        "settings": settings,
         "predictions": predictions(runs),
-        "grids": [kept_iterations(horizon).tolist() for horizon in horizons],
-        "thinned": horizons[-1] > MAX_POINTS,
-        "groups": [_group(group, labels, horizons.index(len(group[0].curve))) for group in groups],
+        "groupings": groupings,
         "runs": [
-            {
-                **_run(run, differing, folder),
-                "group": number,
-                # The only run of a group has the curve of the group.
-                "curve": None if len(group) == 1 else _rounded(_regrets(run)),
-            }
-            for number, group in enumerate(groups)
-            for run in sorted(group, key=partial(_order, key="seed"))
+            {**_run(run, folder, iterations), "settings": place}
+            for run, place in zip(runs, places, strict=True)
         ],
         "unfinished": [
             {"path": _relative(item.path, folder), "reason": item.reason} for item in unfinished
@@ -66,111 +70,185 @@ def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path)
     }
 
 
-def kept_iterations(horizon: int) -> npt.NDArray[np.int64]:
-    """Return the iterations whose regret is on the page, at most :data:`MAX_POINTS`.
+def kept_iterations(horizons: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return the iterations whose regret is on the page, in ascending order.
 
-    If there are more iterations, half of the points are spaced evenly and half by ratio, for a
-    logarithmic axis. The first and the last iteration are included.
+    If there are more than :data:`MAX_POINTS`, half of the points are spaced evenly and half by
+    ratio, for a logarithmic axis. The first iteration and all horizons are included.
     """
-    if horizon <= MAX_POINTS:
-        return np.arange(1, horizon + 1)
+    last = max(horizons)
+    if last <= MAX_POINTS:
+        return np.arange(1, last + 1)
     half = MAX_POINTS // 2
-    even = np.linspace(1, horizon, half)
-    ratio = np.geomspace(1, horizon, half)
-    return np.unique(np.rint(np.concatenate([even, ratio])).astype(np.int64))
+    spaced = [np.linspace(1, last, half), np.geomspace(1, last, half), np.array(horizons)]
+    return np.unique(np.rint(np.concatenate(spaced)).astype(np.int64))
 
 
-def _order(run: Run, key: str) -> tuple[Any, ...]:
-    return natural_order(run.settings.get(key))
+# ---- Settings and groups
 
 
-def _shown_name(key: str) -> str:
-    """Return the name that users write: the ``name`` of a group is the key of the group."""
-    return key.removesuffix(".name")
-
-
-def _shown(run: Run, key: str) -> str:
+def _shown(run: Run, key: str, used: Mapping[str, Any]) -> str:
     """Return a setting as text, since JavaScript would round a large seed."""
     if key not in run.settings:
-        return "not set"
+        return NOT_SET
+    if key not in used:
+        return NOT_USED
     value = run.settings[key]
-    if key not in relevant(run.settings):
-        return "not used"
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) and value == float(f"{value:g}") else f"{value}"
 
 
-def _values(runs: Sequence[Run], key: str) -> list[str]:
-    by_order = sorted(runs, key=partial(_order, key=key))
-    return list(dict.fromkeys(_shown(run, key) for run in by_order))
+def _settings(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Return each setting with its values in their order, and for each run their indices."""
+    used = [relevant(run.settings) for run in runs]
+    differing = set(varying(runs))
+    settings, columns = [], []
+    for key in dict.fromkeys(key for each in used for key in each):
+        shown = [_shown(run, key, each) for run, each in zip(runs, used, strict=True)]
+        order = {
+            text: (text in (NOT_SET, NOT_USED), natural_order(run.settings.get(key)))
+            for run, text in zip(runs, shown, strict=True)
+        }
+        values = sorted(order, key=order.__getitem__)
+        settings.append(
+            {
+                "name": key.removesuffix(".name"),  # as users write it
+                "values": values,
+                "varies": key in differing,
+                "bare": key in _WITHOUT_NAME,
+            }
+        )
+        index = {text: place for place, text in enumerate(values)}
+        columns.append([index[text] for text in shown])
+    return settings, [list(row) for row in zip(*columns, strict=True)]
 
 
-def _label(run: Run, key: str) -> str:
-    shown = _shown(run, key)
-    return shown if key in _WITHOUT_NAME and shown else f"{_shown_name(key)}={shown}"
+def _ways_to_group(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
+    """Return titles and the settings whose values form a group, by their index."""
+    differing = [index for index, item in enumerate(settings) if item["varies"]]
+    without_seed = [index for index in differing if settings[index]["name"] != SEED]
+    single = [(settings[index]["name"], [index]) for index in differing]
+    ways = [("configuration", without_seed), *(single if len(differing) > 1 else [])]
+    return [*ways, ("run", [*without_seed, *(set(differing) - set(without_seed))])]
 
 
-def _common(runs: Sequence[Run], differing: Sequence[str]) -> list[list[str]]:
-    """Return names and values of the settings that all runs share and use."""
-    shown: dict[str, str] = {}
-    for run in runs:
-        for key in relevant(run.settings):
-            if key not in differing and key not in shown:
-                shown[key] = _shown(run, key)
-    return [[_shown_name(key), value] for key, value in shown.items()]
-
-
-def _rounded(values: npt.ArrayLike) -> list[float]:
-    """Return numbers rounded to eight significant digits, which halves the size of the page."""
-    return [float(f"{value:.8g}") for value in np.asarray(values, dtype=float)]
-
-
-def _mean(values: npt.NDArray[np.float64]) -> tuple[list[float], list[float] | None]:
-    """Return mean and standard error over the first axis; the error of one run is None."""
-    if len(values) == 1:
-        return _rounded(values[0]), None
-    error = values.std(axis=0, ddof=1) / math.sqrt(len(values))
-    return _rounded(values.mean(axis=0)), _rounded(error)
-
-
-def _regrets(run: Run) -> npt.NDArray[np.float64]:
-    regret = run.curve["cumulative_regret"].to_numpy(dtype=float)
-    return regret[kept_iterations(len(regret)) - 1]
-
-
-def _figures(run: Run) -> dict[str, float]:
-    names = ("regret", "exchanges", "up", "down", "seconds")
-    return {name: float(run.summary[key]) for name, key in zip(names, NUMBERS, strict=True)}
-
-
-def _group(group: Sequence[Run], labels: Sequence[str], grid: int) -> dict[str, Any]:
-    runs = one_per_seed(group)
-    mean, error = _mean(np.stack([_regrets(run) for run in runs]))
-    figures = [_figures(run) for run in runs]
-    centre, spread = _mean(np.array([list(row.values()) for row in figures]))
-    used = relevant(group[0].settings)
+def _grouping(
+    runs: Sequence[Run],
+    settings: Sequence[Mapping[str, Any]],
+    places: Sequence[Sequence[int]],
+    title: str,
+    by: Sequence[int],
+) -> dict[str, Any]:
+    """Return labels and styles of the groups, and the group of each run."""
+    alone = title == "run"
+    keys = [
+        (*(place[index] for index in by), *([number] if alone else []))
+        for number, place in enumerate(places)
+    ]
+    groups = {key: number for number, key in enumerate(sorted(set(keys)))}
+    algorithms: list[set[str]] = [set() for _ in groups]
+    for run, key in zip(runs, keys, strict=True):
+        algorithms[groups[key]].add(str(run.settings.get("algorithm")))
+    labels = [
+        [_label(settings[index], place) for index, place in zip(by, key, strict=False)]
+        for key in groups
+    ]
     return {
-        "label": [_label(group[0], key) for key in labels if key in used],
-        "seeds": len(runs),
-        "grid": grid,
-        "mean": mean,
-        "error": error,
-        "figures": dict(zip(figures[0], centre, strict=True)),
-        "spread": None if spread is None else dict(zip(figures[0], spread, strict=True)),
+        "title": title,
+        "by": list(by),
+        "groups": [
+            {"label": ", ".join(filter(None, label)) or "all runs", **style}
+            for label, style in zip(labels, _styles(algorithms), strict=True)
+        ],
+        "of": [groups[key] for key in keys],
     }
 
 
-def _run(run: Run, differing: Sequence[str], folder: Path) -> dict[str, Any]:
+def _styles(algorithms: Sequence[set[str]]) -> list[dict[str, Any]]:
+    """Return two styles of each group: among all groups, and among those of its algorithm."""
+    names = ["" if len(each) > 1 else min(each) for each in algorithms]
+    one_each = [name if all(names) else "" for name in names]
+    alone: dict[int, Style] = {}
+    for name in set(one_each):
+        places = [place for place, other in enumerate(one_each) if other == name]
+        alone |= zip(places, styles_of([name] * len(places)), strict=True)
+    return [
+        {"algorithm": name, "style": _style(style), "alone": _style(alone[place])}
+        for place, (name, style) in enumerate(zip(one_each, styles_of(one_each), strict=True))
+    ]
+
+
+def _style(style: Style) -> dict[str, Any]:
+    colors = [style["color"], style["dark"]]
+    return {"colors": colors, "dash": style["dash"], "marker": style["marker"]}
+
+
+def _label(setting: Mapping[str, Any], place: int) -> str:
+    shown = setting["values"][place]
+    if shown in (NOT_USED, ""):
+        return ""
+    return str(shown) if setting["bare"] else f"{setting['name']}={shown}"
+
+
+# ---- Runs
+
+
+def _run(run: Run, folder: Path, iterations: npt.NDArray[np.int64]) -> dict[str, Any]:
     path = _relative(run.path, folder)
+    kept = iterations[: np.searchsorted(iterations, len(run.curve), side="right")] - 1
+    figures = zip(_FIGURES, NUMBERS, strict=True)
     return {
         "path": path,
         "href": "./" + quote(os.fsencode(path + "/")),  # "./": a name must not be read as a scheme
-        "settings": [_shown(run, key) for key in differing],
-        "seed": _shown(run, "seed"),
-        **_figures(run),
+        **{short: float(run.summary[name]) for short, name in figures},
         **{name: run.summary[name] for name in predictions([run])},
+        "curve": _encoded(run.curve["cumulative_regret"].to_numpy(dtype=float)[kept]),
+        **_optional("predicted", read_predictions, run, lambda table: _predicted(table, kept)),
+        **_optional("participation", read_participation, run, _participation),
     }
+
+
+def _optional(
+    name: str,
+    read: Callable[[Run], pd.DataFrame | None],
+    run: Run,
+    convert: Callable[[pd.DataFrame], dict[str, Any]],
+) -> dict[str, Any]:
+    """Return the content of a file that not every run has, or why it cannot be used."""
+    try:
+        table = read(run)
+    except DataError as error:
+        return {name: {"problem": str(error)}}
+    return {} if table is None else {name: convert(table)}
+
+
+def _predicted(table: pd.DataFrame, kept: npt.NDArray[np.int64]) -> dict[str, Any]:
+    return {name: _encoded(table[name].to_numpy(dtype=float)[kept]) for name in PREDICTIONS}
+
+
+def _participation(table: pd.DataFrame) -> dict[str, Any]:
+    """Return replies in at most :data:`MAX_POINTS` intervals, and the nodes without one."""
+    parts = np.arange(len(table)) * min(len(table), MAX_POINTS) // len(table)
+    sums = table.groupby(parts).agg({"iteration": "last", "asked": "sum", "replied": "sum"})
+    return {
+        "iterations": sums["iteration"].tolist(),
+        "share": _encoded(sums["replied"] / sums["asked"].clip(lower=1)),
+        "asked": int(table["asked"].sum()),
+        "replied": int(table["replied"].sum()),
+        **{name: _most_frequent(table[name]) for name in ("absent", "rejected")},
+    }
+
+
+def _most_frequent(nodes: pd.Series[str]) -> list[list[Any]]:
+    counts = nodes[nodes != ""].str.split("; ").explode().value_counts()
+    return [[name, int(count)] for name, count in counts.head(MAX_NODES).items()]
+
+
+def _encoded(values: npt.ArrayLike) -> str:
+    """Return base64 of little-endian float32, which has seven significant digits."""
+    with np.errstate(over="ignore"):
+        return base64.b64encode(np.asarray(values).astype("<f4").tobytes()).decode()
 
 
 def _relative(path: Path, folder: Path) -> str:

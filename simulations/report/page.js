@@ -1,376 +1,281 @@
-/* ---- Content: curves of regret ------------------------------------------------------------- */
+/* ---- Tools: search, filters, groups ----------------------------------------------------------- */
 
-const nameOf = ({ group, seed }) => labelOf(group) + (seed === null ? "" : `  seed=${seed}`);
+const MAX_CHOICES = 60; // values of a setting with a filter
+let groups = []; // summaries of the selected runs
+const shownGroups = () => groups.filter(({ index }) => state.shown.has(index));
 
-function curvePath(xs, ys, x, y) {
-  let path = "";
-  let pen = "M";
-  for (let i = 0; i < xs.length; i++) {
-    if (y.log && ys[i] <= 0) { pen = "M"; continue; } // no logarithm: leave a gap
-    path += `${pen}${x.to(xs[i]).toFixed(1)},${y.to(ys[i]).toFixed(1)}`;
-    pen = "L";
+function buildTools() {
+  byId("search").addEventListener("input", ({ target }) => { state.search = target.value; select(); });
+  byId("group").append(...DATA.groupings.map(({ title }, index) => h("option", { value: index }, title)));
+  byId("group").addEventListener("change", ({ target }) => { state.grouping = Number(target.value); select(); });
+  DATA.settings.forEach((setting, index) => {
+    if (setting.varies && setting.values.length <= MAX_CHOICES) byId("filters").append(filterOf(setting, index));
+  });
+  byId("clear").addEventListener("click", () => {
+    state.search = byId("search").value = "";
+    state.filters.clear();
+    for (const box of byId("filters").querySelectorAll("input")) box.checked = false;
+    byId("filters").dispatchEvent(new Event("change"));
+  });
+  byId("filters").addEventListener("change", select);
+  document.addEventListener("click", ({ target }) => {
+    for (const open of document.querySelectorAll(".filter[open]")) if (!open.contains(target)) open.open = false;
+  });
+}
+
+function filterOf({ name, values }, setting) {
+  const places = new Set();
+  const choices = values.map((value, place) => h("label", {}, h("input", {
+    type: "checkbox",
+    change: ({ target }) => {
+      places[target.checked ? "add" : "delete"](place);
+      state.filters.set(setting, places);
+    },
+  }), value === "" ? "(empty)" : cut(value)));
+  const summary = h("summary", {}, cut(name, 30));
+  byId("filters").addEventListener("change", () => {
+    if (!state.filters.has(setting)) places.clear();
+    summary.textContent = places.size ? `${cut(name, 30)}: ${places.size} of ${values.length}` : cut(name, 30);
+  });
+  const close = ({ key, currentTarget }) => {
+    if (key !== "Escape") return;
+    currentTarget.open = false;
+    summary.focus();
+  };
+  const fields = h("fieldset", {}, h("legend", { class: "unseen" }, name), ...choices);
+  return h("details", { class: "filter", keydown: close }, summary, fields);
+}
+
+/* ---- The overview ------------------------------------------------------------------------------ */
+
+const tables = {};
+
+function buildOverview() {
+  const curves = { title: "Cumulative regret", file: "regret", figure: curvesFigure(shownGroups) };
+  makeChart(byId("curves"), { ...curves, isFirst: true, heading: "h2" });
+  const costs = [
+    ["by-exchanges", "Exchanges", ({ exchanges }) => exchanges.mean, {}],
+    ["by-bytes", "Bytes up and down", ({ up, down }) => up.mean + down.mean, { tickformat: "~s", ticksuffix: "B" }],
+  ];
+  for (const [id, title, measure, ticks] of costs) {
+    const figure = tradeFigure(shownGroups, measure, title, ticks);
+    makeChart(byId(id), { title: `Regret against ${title.toLowerCase()}`, file: `regret-${id}`, figure });
   }
-  return path;
+  const single = h("button", {
+    type: "button", class: "button", id: "single", "aria-pressed": "false",
+    click: ({ currentTarget }) => {
+      state.single = !state.single;
+      currentTarget.setAttribute("aria-pressed", String(state.single));
+      draw();
+    },
+  }, "Single runs");
+  byId("curves").querySelector("h2").after(single);
+
+  const lowest = [[groupColumns().findIndex(({ title }) => title === "Mean regret"), "asc"]];
+  tables.groups = makeTable("groups", groupColumns(toggle), { file: "configurations", order: lowest });
+  tables.runs = makeTable("runs", runColumns(pick), { file: "runs", order: [[1, "asc"]] });
+  byId("show-best").textContent = `Show best ${BEST}`;
+  byId("show-best").addEventListener("click", () => show(best()));
+  byId("show-all").addEventListener("click", () => show(groups));
+  byId("show-none").addEventListener("click", () => show([]));
+  byId("compare").addEventListener("click", () => {
+    location.hash = new URLSearchParams([...state.picked].map((path) => ["diff", path])).toString();
+  });
 }
 
-function bandPath({ xs, ys, error }, x, y) {
-  const floor = y.log ? y.domain[0] : -Infinity;
-  const corner = (i, sign) => `${x.to(xs[i]).toFixed(1)},${y.to(Math.max(floor, ys[i] + sign * error[i])).toFixed(1)}`;
-  const upper = xs.map((_, i) => corner(i, 1));
-  const lower = xs.map((_, i) => corner(i, -1)).reverse();
-  return `M${upper.join("L")}L${lower.join("L")}Z`;
+const best = () => groups.toSorted((a, b) => a.regret.mean - b.regret.mean).slice(0, BEST);
+
+function toggle(index, isShown) {
+  state.shown[isShown ? "add" : "delete"](index);
+  draw();
 }
 
-const curveContent = {
-  items: visibleCurves,
+function choose(chosen) {
+  state.shown = new Set(chosen.map(({ index }) => index));
+  tables.groups(groups);
+}
 
-  extent(items, log) {
-    let [right, top, bottom, ground] = [2, 0, Infinity, 0];
-    for (const { xs, ys, error } of items) {
-      right = Math.max(right, xs[xs.length - 1]);
-      ys.forEach((value, i) => {
-        top = Math.max(top, value + (error ? error[i] : 0));
-        ground = Math.min(ground, value);
-        if (value > 0) bottom = Math.min(bottom, value);
-      });
-    }
-    const high = (top || 1) * (log.y ? 1.15 : 1.04);
-    const low = log.y ? (bottom < Infinity ? bottom : high / 10) / 1.15 : ground;
-    return [[log.x ? 1 : 0, right], [low, high]];
-  },
+function show(chosen) {
+  choose(chosen);
+  draw();
+}
 
-  paint(layer, items, x, y) {
-    const banded = items.filter((curve) => curve.error);
-    const opacity = clamp(0.6 / banded.length, 0.04, 0.2); // many overlapping bands stay transparent
-    for (const curve of banded) {
-      const fill = look(curve.group).stroke;
-      layer.append(svg("path", {
-        class: "band", d: bandPath(curve, x, y), fill, "fill-opacity": opacity, "data-group": curve.group,
-      }));
-    }
-    for (const curve of items) {
-      const { stroke, dash } = look(curve.group);
-      layer.append(svg("path", {
-        class: curve.seed === null ? "line" : "line seed", d: curvePath(curve.xs, curve.ys, x, y), stroke,
-        "stroke-dasharray": curve.seed === null ? dash : null, "data-group": curve.group,
-      }));
-    }
-  },
+function pick(path, isPicked) {
+  state.picked[isPicked ? "add" : "delete"](path);
+  byId("compare").disabled = state.picked.size !== 2;
+}
 
-  nearest(items, px, py, x, y) {
-    let best = null;
-    items.forEach(({ xs, ys }, item) => {
-      const index = nearestIndex(xs, x.from(px));
-      const [dx, dy] = [x.to(xs[index]) - px, y.to(ys[index]) - py];
-      const distance = dx * dx + dy * dy;
-      if (Number.isFinite(distance) && (!best || distance < best.distance)) best = { item, index, distance };
-    });
-    return best;
-  },
+/** Draw another selection of runs, or another grouping. */
+function select() {
+  group();
+  draw();
+}
 
-  step(items, { item, index }, dx, dy) {
-    const at = items[item].xs[index];
-    if (dx) return { item, index: clamp(index + dx, 0, items[item].xs.length - 1) };
-    const order = items // the next curve above or below, at this iteration
-      .map(({ xs, ys }, other) => ({ item: other, index: nearestIndex(xs, at), value: ys[nearestIndex(xs, at)] }))
-      .sort((a, b) => a.value - b.value || a.item - b.item);
-    const now = order.findIndex((entry) => entry.item === item);
-    return order[clamp(now + dy, 0, order.length - 1)];
-  },
+function group() {
+  const runs = selectedRuns();
+  groups = summaries(runs);
+  const { title } = grouping();
+  const count = runs.length.toLocaleString("en");
+  byId("selected").textContent = `${count} of ${plural(DATA.runs.length, "run")} in ${plural(groups.length, "group")}`;
+  const titles = { configuration: "Configurations", run: "Single runs" };
+  byId("groups-title").textContent = titles[title] ?? `Groups by ${title}`;
+  tables.runs(runs);
+  choose(best());
+}
 
-  place(items, { item, index }) {
-    const { xs, ys, error, group, seed } = items[item];
-    const value = `regret ${formatNumber(ys[index])}${formatError(error && error[index], formatNumber)}`;
-    return { x: xs[index], y: ys[index], group, head: `iteration ${xs[index]}`, lines: [nameOf({ group, seed }), value] };
-  },
+function draw() {
+  const isWhole = state.shown.size === groups.length;
+  byId("show-best").hidden = groups.length <= BEST;
+  byId("shown").textContent = isWhole ? "All are drawn." : `${state.shown.size} of ${groups.length} are drawn.`;
+  return Promise.all(charts.map((chart) => chart.draw()));
+}
 
-  moved: (place) => showLegendValues(place ? place.x : null),
+/* ---- Views of one run and of two ----------------------------------------------------------------- */
+
+function definition([name, value]) {
+  return h("div", {}, h("dt", {}, name), h("dd", {}, value === "" ? "(empty)" : value));
+}
+
+function heading(text) {
+  return [h("p", {}, h("a", { href: "#" }, "← All runs")), h("h2", { tabindex: -1 }, text)];
+}
+
+function figuresOf(run) {
+  return [
+    ["Final regret", formatRegret(run.regret)],
+    ...DATA.predictions.filter((name) => name in run).map((name) => [PREDICTIONS[name], formatPrediction(run[name])]),
+    ...Object.entries(MEASURES).map(([name, { title, format }]) => [title, format(run[name])]),
+  ];
+}
+
+/** One line chart of a view. */
+function viewChart(place, title, file, lines, yaxis) {
+  const legend = { ...LEGEND, orientation: "h", x: 0, y: 1.02, yanchor: "bottom" };
+  const figure = (shown) => ({
+    data: lines.map(({ label, curve, color, dash }) =>
+      lineTrace(label, curve, { color: color(shown), width: 2.25, dash }, ["iteration", yaxis.title.text])),
+    layout: { height: 340, showlegend: lines.length > 1, legend, xaxis: REGRET_AXES.xaxis, yaxis },
+  });
+  const own = h("div", {});
+  place.append(own);
+  makeChart(own, { title, file, figure, hasScales: false, isFirst: charts.length === OVERVIEW_CHARTS });
+}
+
+const oneColor = (run) => (shown) => colorOf(groupOf(run), shown);
+const groupOf = (run) => DATA.groupings[0].groups[DATA.groupings[0].of[run.index]].style;
+const lineOf = (run, text, dash = "solid") => {
+  const ys = [...decoded(text)];
+  return { label: run.path, curve: { xs: iterationsOf(ys.length), ys, errors: null }, color: oneColor(run), dash };
 };
 
-/* ---- Content: regret against a cost ---------------------------------------------------------- */
-
-function scatterContent(measure, formatCost) {
-  return {
-    items: () => visiblePoints(measure),
-
-    extent(items, log) {
-      const usable = items.filter(({ x, y }) => (!log.x || x > 0) && (!log.y || y > 0));
-      if (!usable.length) return [[1, 10], [1, 10]];
-      const xs = usable.map((point) => point.x);
-      const ys = usable.flatMap(({ y, error }) => [y - (error || 0), y + (error || 0)]).filter((y) => !log.y || y > 0);
-      return [
-        padded([Math.min(...xs), Math.max(...xs)], log.x, 0.08),
-        padded([Math.min(...ys), Math.max(...ys)], log.y, 0.08),
-      ];
-    },
-
-    paint(layer, items, x, y) {
-      const frontier = paretoFrontier(items.filter((point) => point.seed === null));
-      layer.append(svg("path", { class: "frontier", d: stairs(frontier, x, y) }));
-      for (const point of items) this.paintPoint(layer, point, frontier.includes(point), x, y);
-      this.tellLost(layer, items.filter((point) => (x.log && point.x <= 0) || (y.log && point.y <= 0)), x, y);
-    },
-
-    /** Note groups that never communicate: 0 is not on a logarithmic axis. */
-    tellLost(layer, lost, x, y) {
-      if (!lost.length) return;
-      const groups = [...new Set(lost.map((point) => labelOf(point.group)))];
-      const who = groups.length > 2 ? `${groups.length} configurations` : groups.join(" and ");
-      const at = { class: "lost", x: x.to(x.domain[1]) - 6, y: y.to(y.domain[1]) + 14, "text-anchor": "end" };
-      layer.append(svg("text", at, `at 0, not on a log axis: ${who}`));
-    },
-
-    paintPoint(layer, { group, seed, x: cost, y: regret, error }, isBest, x, y) {
-      const { stroke, shape } = look(group);
-      const [px, py] = [x.to(cost), y.to(regret)];
-      if (!Number.isFinite(px) || !Number.isFinite(py)) return;
-      if (error) {
-        const low = Math.max(regret - error, y.log ? y.domain[0] : -Infinity);
-        layer.append(svg("line", {
-          class: "whisker", x1: px, x2: px, y1: y.to(low), y2: y.to(regret + error), stroke, "data-group": group,
-        }));
-      }
-      layer.append(svg("path", {
-        class: seed === null ? "mark" : "mark seed", d: shapePath(shape, px, py, seed === null ? 5.5 : 3),
-        stroke, fill: isBest ? stroke : "var(--card)", "data-group": group,
-      }));
-    },
-
-    nearest(items, px, py, x, y) {
-      let best = null;
-      items.forEach((point, item) => {
-        const distance = Math.hypot(x.to(point.x) - px, y.to(point.y) - py);
-        if (Number.isFinite(distance) && (!best || distance <= best.distance)) best = { item, distance };
-      });
-      return best;
-    },
-
-    step(items, { item }, dx, dy) {
-      const by = dx ? "x" : "y";
-      const order = items.map((_, index) => index).sort((a, b) => items[a][by] - items[b][by] || a - b);
-      return { item: order[clamp(order.indexOf(item) + (dx || dy), 0, order.length - 1)] };
-    },
-
-    place(items, { item }) {
-      const { x, y, group, seed, error } = items[item];
-      const lines = [`regret ${formatNumber(y)}${formatError(error, formatNumber)}`, formatCost(x)];
-      return { x, y, group, head: nameOf({ group, seed }), lines };
-    },
-
-    moved: (place) => highlight(place ? place.group : null),
-  };
+function runView(run) {
+  const place = h("section", { class: "card" }, ...heading(run.path));
+  place.append(h("p", {}, h("a", { href: run.href }, "Open its folder")));
+  place.append(h("dl", { class: "facts" }, ...figuresOf(run).map(definition)));
+  const pair = h("div", { class: "pair" });
+  place.append(pair);
+  viewChart(pair, "Cumulative regret", "regret", [lineOf(run, run.curve)], REGRET_AXES.yaxis);
+  addPredictions(pair, run);
+  addParticipation(pair, run);
+  const used = DATA.settings.map(({ name }, index) => [name, run.shown[index]]).filter(([, value]) => value !== UNUSED);
+  place.append(h("h3", {}, "Settings"), h("dl", { class: "facts", id: "settings" }, ...used.map(definition)));
+  return place;
 }
 
-/** The staircase of the Pareto frontier. */
-function stairs(frontier, x, y) {
-  if (!frontier.length) return "";
-  const [far, near] = [99999, -999]; // outside the frame; used for 0 on a logarithmic axis
-  const corners = frontier.map((point) => [Math.max(near, x.to(point.x)), Math.min(far, y.to(point.y))]);
-  const path = corners.map(([px, py]) => `H${px.toFixed(1)}V${py.toFixed(1)}`).join("");
-  return `M${corners[0][0].toFixed(1)},${near}${path}H${far}`;
-}
-
-/* ---- Legend ------------------------------------------------------------------------------- */
-
-const legendEntries = [];
-
-function buildLegend() {
-  DATA.groups.forEach((_, group) => {
-    const value = element("span", { class: "value" });
-    const entry = element(
-      "button", { type: "button", "aria-pressed": "true" },
-      swatch(group), element("span", { class: "name" }, labelOf(group)), value,
-    );
-    entry.addEventListener("click", () => setHidden([group], !state.hidden.has(group)));
-    for (const type of ["pointerenter", "focus"]) entry.addEventListener(type, () => highlight(group));
-    for (const type of ["pointerleave", "blur"]) entry.addEventListener(type, () => highlight(null));
-    legendEntries.push({ entry, value });
-    byId("legend").append(element("li", {}, entry));
-  });
-  const all = DATA.groups.map((_, group) => group);
-  byId("show-all").addEventListener("click", () => setHidden(all, false));
-  byId("show-none").addEventListener("click", () => setHidden(all, true));
-  showLegendValues(null);
-}
-
-function setHidden(groups, isHidden) {
-  for (const group of groups) {
-    if (isHidden) state.hidden.add(group);
-    else state.hidden.delete(group);
-    legendEntries[group].entry.setAttribute("aria-pressed", String(!isHidden));
+function addPredictions(place, run) {
+  if (run.predicted?.problem) place.append(h("p", { class: "note" }, run.predicted.problem));
+  else if (run.predicted) {
+    for (const [name, title] of Object.entries(PREDICTIONS)) {
+      const yaxis = { title: { text: title.toLowerCase() }, rangemode: "normal" };
+      viewChart(place, `${title} of predictions`, name, [lineOf(run, run.predicted[name])], yaxis);
+    }
   }
-  redraw();
 }
 
-function markLegend(current) {
-  legendEntries.forEach(({ entry }, group) => entry.classList.toggle("current", group === current));
-}
-
-/** Show the values of all curves in the legend, at an iteration or at the end. */
-function showLegendValues(iteration) {
-  const hasError = DATA.groups.some((group) => group.error);
-  const where = iteration === null ? "Final regret" : `Regret at iteration ${iteration}`;
-  byId("legend-note").textContent = `${where}${hasError ? ", mean ± standard error" : ""}`;
-  legendEntries.forEach(({ value }, group) => {
-    const { grid, mean, error } = DATA.groups[group];
-    const xs = DATA.grids[grid];
-    const index = iteration === null ? xs.length - 1 : nearestIndex(xs, iteration);
-    const beyond = iteration !== null && iteration > xs[xs.length - 1];
-    value.textContent = beyond ? "–" : formatNumber(mean[index]) + formatError(error && error[index], formatNumber);
-  });
-}
-
-/* ---- Table --------------------------------------------------------------------------------- */
-
-const PREDICTIONS = { log_loss: "Log loss", accuracy: "Accuracy" };
-const COLUMNS = [
-  { title: "Run", value: (run) => run.path },
-  ...DATA.varying.map((title, index) => ({ title, value: (run) => run.settings[index] })),
-  { title: "Final regret", value: (run) => run.regret, format: formatNumber },
-  ...DATA.predictions.map((name) => (
-    { title: PREDICTIONS[name], value: (run) => run[name] ?? "", format: (value) => (value === "" ? "–" : formatNumber(value)) }
-  )),
-  { title: "Exchanges", value: (run) => run.exchanges, format: formatNumber },
-  { title: "Bytes up", value: (run) => run.up, format: formatByteCell },
-  { title: "Bytes down", value: (run) => run.down, format: formatByteCell },
-  { title: "Seconds", value: (run) => run.seconds, format: formatNumber },
-];
-const collator = new Intl.Collator("en", { numeric: true });
-
-/** Compare numbers by value, before texts; numbers in texts by value, too. */
-function compareValues(a, b) {
-  const [x, y] = [a, b].map((value) => (value === "" ? NaN : Number(value)));
-  if (!Number.isNaN(x) && !Number.isNaN(y)) return x - y;
-  if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
-  return collator.compare(a, b);
-}
-
-function tableRow(run) {
-  const cells = COLUMNS.map(({ value, format }, index) => {
-    if (index > 0) return element("td", {}, format ? format(value(run)) : value(run));
-    return element("td", { title: run.path }, swatch(run.group, 26), element("a", { href: run.href }, run.path));
-  });
-  const row = element("tr", {}, ...cells);
-  row.addEventListener("pointerenter", () => highlight(run.group));
-  row.addEventListener("pointerleave", () => highlight(null));
-  return row;
-}
-
-function buildTable() {
-  const rows = DATA.runs.map((run) => ({ run, row: tableRow(run) }));
-  const heads = COLUMNS.map(({ title }, index) => {
-    const control = element("button", { type: "button" }, title);
-    control.addEventListener("click", () => sortBy(index));
-    return element("th", { scope: "col" }, control);
-  });
-  const body = document.querySelector("#runs tbody");
-
-  function sortBy(index) {
-    const ascending = heads[index].getAttribute("aria-sort") !== "ascending";
-    const { value } = COLUMNS[index];
-    heads.forEach((head) => head.removeAttribute("aria-sort"));
-    heads[index].setAttribute("aria-sort", ascending ? "ascending" : "descending");
-    rows.sort((a, b) => (ascending ? 1 : -1) * compareValues(value(a.run), value(b.run)));
-    body.replaceChildren(...rows.map(({ row }) => row));
+function addParticipation(place, run) {
+  if (!run.participation) return;
+  const { problem, iterations, share, asked, replied, absent, rejected } = run.participation;
+  if (problem) {
+    place.append(h("p", { class: "note" }, problem));
+    return;
   }
-
-  document.querySelector("#runs thead").append(element("tr", {}, ...heads));
-  sortBy(COLUMNS.findIndex(({ title, format }) => title === "Final regret" && format));
+  const named = (list) => list.map(([node, count]) => `${node} (${count})`).join(", ");
+  const line = { ...lineOf(run, share), curve: { xs: iterations, ys: [...decoded(share)], errors: null } };
+  const yaxis = { title: { text: "share of replies" }, range: [0, 1.05] };
+  viewChart(place, "Participation of nodes", "participation", [line], yaxis);
+  const facts = [["Replies", `${replied.toLocaleString("en")} of ${asked.toLocaleString("en")}`]];
+  if (absent.length) facts.push(["No reply", named(absent)]);
+  if (rejected.length) facts.push(["Rejected", named(rejected)]);
+  place.lastChild.append(h("dl", { class: "facts", id: "replies" }, ...facts.map(definition)));
 }
 
-/* ---- Texts ---------------------------------------------------------------------------------- */
+function diffView(one, two) {
+  const rows = DATA.settings.map(({ name }, index) => [name, one.shown[index], two.shown[index]]);
+  const differing = rows.filter(([, a, b]) => a !== b);
+  const others = rows.filter(([, a, b]) => a === b && a !== UNUSED);
+  const figures = figuresOf(one).map(([title, value], index) => [title, value, figuresOf(two)[index]?.[1] ?? "–"]);
+  const cell = (text) => h("td", {}, text === "" ? "(empty)" : text);
+  const line = ([name, ...values]) => h("tr", {}, h("th", { scope: "row" }, name), ...values.map(cell));
+  const column = (content) => h("th", { scope: "col" }, content);
+  const links = () => [one, two].map((run) => column(h("a", { href: runLink(run) }, run.path)));
+  const head = (title) => h("thead", {}, h("tr", {}, column(title), ...links()));
+  const table = (id, caption, lines, title = "Setting") =>
+    h("table", { id, class: "plain-table" }, h("caption", {}, caption), head(title), h("tbody", {}, ...lines.map(line)));
+  const place = h("section", { class: "card" }, ...heading("Two runs"));
+  place.append(
+    table("diff", differing.length ? "Settings that differ" : "All settings are equal", differing),
+    table("diff-results", "Results", figures, "Measure"),
+  );
+  const lines = [lineOf(one, one.curve), lineOf(two, two.curve, "6px,4px")];
+  if (groupOf(one) === groupOf(two)) lines[1].color = (shown) => INK[shown].text;
+  viewChart(place, "Cumulative regret", "regret", lines, REGRET_AXES.yaxis);
+  const same = table("same", "Settings that are equal", others);
+  place.append(h("details", {}, h("summary", {}, plural(others.length, "equal setting")), same));
+  return place;
+}
+
+/** Show what the address asks for: the overview, a run, or two. */
+function route() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  const find = (path) => DATA.runs.find((run) => run.path === path);
+  const paths = [...asked.getAll("run"), ...asked.getAll("diff")];
+  const found = paths.map(find).filter(Boolean);
+  const isView = found.length === paths.length && found.length > 0;
+  byId("overview").hidden = isView;
+  byId("view").hidden = !isView;
+  charts.splice(OVERVIEW_CHARTS);
+  byId("view").replaceChildren();
+  if (isView) byId("view").append(found.length === 2 ? diffView(...found) : runView(found[0]));
+  document.title = isView ? `${found.map(({ path }) => path).join(" and ")} – regret report` : "Regret report";
+  if (isView) byId("view").querySelector("h2").focus();
+  return draw();
+}
+
+/* ---- Texts and assembly ------------------------------------------------------------------------ */
 
 function describe() {
-  const seeds = DATA.groups.map((group) => group.seeds);
-  const [least, most] = [Math.min(...seeds), Math.max(...seeds)];
-  const each = least === most ? plural(most, "seed") : `${least} to ${most} seeds`;
-  const split = `${plural(DATA.groups.length, "configuration")}${DATA.groups.length > 1 ? `, ${each} each` : `, ${each}`}`;
-  byId("counts").textContent = `${plural(DATA.runs.length, "run")}: ${split}`;
-  const thinned = DATA.thinned
-    ? " The curves are thinned to at most 200 of their iterations; values shown are exact there."
-    : "";
-  const average = most > 1 ? " Lines are means over seeds, bands one standard error; a repeated seed counts once." : "";
-  byId("curves-note").textContent =
-    `Average per agent, in units of latent reward.${average}${thinned} Drag, turn the wheel or press + to zoom.`;
-  byId("trade-note").textContent =
-    "Down and to the left is better. Filled marks lie on the Pareto frontier (dotted): no other configuration"
-    + " shown has both less regret and less communication.";
-  byId("footer").textContent = `Made ${DATA.created.replace("T", " ")} by python -m simulations.report`;
-}
-
-function listSettings() {
-  if (!DATA.varying.length) byId("varying").append(element("dd", {}, "No setting: all runs have the same settings."));
-  DATA.varying.forEach((name, index) => {
-    const shown = DATA.values[index].slice(0, 24).map((value) => element("span", { class: "chip" }, value));
-    const more = DATA.values[index].length - shown.length;
-    byId("varying").append(element("dt", {}, name), element("dd", {}, ...shown, more > 0 ? `and ${more} more` : ""));
-  });
-  for (const [name, value] of DATA.common) {
-    byId("common").append(element("div", {}, element("dt", {}, name), element("dd", {}, value === "" ? "(empty)" : value)));
-  }
-}
-
-function listUnfinished() {
+  byId("counts").textContent = `${plural(DATA.runs.length, "run")}. Made ${DATA.created.replace("T", " ")}.`;
+  const thinned = DATA.thinned ? " Curves are thinned to some of their iterations; the values there are exact." : "";
+  byId("curves-note").textContent = "Average per agent, in units of latent reward. Lines are means of the runs of a"
+    + ` group, bands one standard error.${thinned}`;
+  const common = DATA.settings.filter(({ varies }) => !varies);
+  byId("common").append(...common.map(({ name, values }) => definition([name, values[0]])));
   byId("unfinished-card").hidden = !DATA.unfinished.length;
-  for (const { path, reason } of DATA.unfinished) {
-    byId("unfinished").append(element("li", {}, element("strong", {}, path), `: ${reason}`));
-  }
+  byId("unfinished").append(...DATA.unfinished.map(({ path, reason }) => h("li", {}, h("strong", {}, path), `: ${reason}`)));
 }
-
-/* ---- Theme: the system's by default -------------------------------------------------------------- */
 
 function buildTheme() {
-  const themes = ["auto", "light", "dark"];
-  let now = 0;
-  byId("theme").addEventListener("click", () => {
-    now = (now + 1) % themes.length;
-    byId("theme").textContent = `Theme: ${themes[now]}`;
-    if (now) document.documentElement.dataset.theme = themes[now];
-    else delete document.documentElement.dataset.theme;
-  });
-}
-
-/* ---- Assembly ------------------------------------------------------------------------------- */
-
-function seedsButton() {
-  const hasSeeds = DATA.groups.some((group) => group.seeds > 1);
-  const made = button("Single seeds", { "aria-pressed": "false", id: "seeds", disabled: hasSeeds ? false : "" }, () => {
-    state.seeds = !state.seeds;
-    made.setAttribute("aria-pressed", String(state.seeds));
-    redraw();
-  });
-  return made;
-}
-
-/** Use a logarithmic axis for values that span more than a factor of 20, unless one is 0. */
-function isWide(measure) {
-  const values = DATA.groups.map((group) => measure(group.figures));
-  return Math.min(...values) > 0 && Math.max(...values) > 20 * Math.min(...values);
-}
-
-function buildCharts() {
-  new Chart(byId("curves"), {
-    title: "Cumulative regret against iterations", heading: "", ratio: 0.56, content: curveContent,
-    label: { x: "iteration", y: "cumulative regret" }, tick: { x: formatTick, y: formatTick }, extra: [seedsButton()],
-  });
-  const bytes = (figures) => figures.up + figures.down;
-  const scatters = [
-    ["by-exchanges", "exchanges", (figures) => figures.exchanges, formatTick, (cost) => `exchanges ${formatNumber(cost)}`],
-    ["by-bytes", "bytes of all agents, up and down", bytes, (value) => formatBytes(value), (cost) => `${formatBytes(cost)} up and down`],
-  ];
-  for (const [id, name, measure, tick, words] of scatters) {
-    new Chart(byId(id), {
-      title: `Final regret against ${name}`, heading: `By ${name}`, ratio: 0.7,
-      log: { x: isWide(measure), y: isWide((figures) => figures.regret) },
-      content: scatterContent(measure, words), label: { x: name, y: "final regret" }, tick: { x: tick, y: formatTick },
-    });
-  }
+  byId("theme").value = document.documentElement.dataset.choice;
+  byId("theme").addEventListener("change", ({ target }) => { theme.choose(target.value); draw(); });
+  theme.dark.addEventListener("change", () => { theme.restore(); draw(); });
 }
 
 describe();
-listSettings();
 buildTheme();
-buildLegend();
-buildCharts();
-buildTable();
-listUnfinished();
+buildTools();
+buildOverview();
+const OVERVIEW_CHARTS = charts.length;
+group();
+addEventListener("hashchange", route);
+addEventListener("beforeprint", () => charts.forEach((chart) => chart.paint()));
+route().then(() => performance.mark("report-ready"));
