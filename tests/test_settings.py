@@ -315,7 +315,7 @@ def test_a_switch_accepts_only_booleans(name, value):
         (from_nested, {"environment": "movielens"}, "there is no such setting"),
         (from_nested, {"output_dir": "/x"}, "there is no such setting"),
         (from_nested, {"lambda_": 1.0}, "did you mean lambda?"),
-        (from_flat, {"zzz": 1}, "the README lists the settings"),
+        (from_flat, {"zzz": 1}, "`fldb run --help` lists the settings"),
     ],
 )
 def test_unknown_settings_are_refused_with_a_suggestion(build, values, words):

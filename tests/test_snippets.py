@@ -1,19 +1,32 @@
 """The examples in the documents run.
 
 Python blocks run in README.md and in all pages of the site that are not notebooks (those run when
-the site is built). Shell blocks (``bash``) run in the tutorials and how-to guides. The blocks of a
-page run in order, in an empty folder. A comment before a block skips it:
+the site is built). Shell blocks (``bash``) run in README.md, the tutorials and the how-to guides,
+with the changes of :func:`shortened`. The blocks of a page run in order, in a folder with the
+package's source, whose default horizon is short. A comment before a block skips it:
 ``<!-- skip: next "needs a device" -->``.
+
+The blocks of the tutorial for engineers run in test_deployment. Blocks marked ``sh`` need a
+language model (test_sentences) or are commands that other tests start.
 """
 
+import itertools
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
+import sys
+import tomllib
 import unittest
+import zipfile
 
+import numpy as np
 import pytest
 from test_run import ROOT
 
+import fldb_flower as fldb
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 
 sybil = pytest.importorskip("sybil", reason="needs sybil (the dev extra)")
@@ -27,7 +40,39 @@ PAGES = [
         if "_build" not in path.parts and "file_format: mystnb" not in path.read_text()
     ),
 ]
-GUIDES = [page for page in PAGES if page.parent.name in ("tutorials", "howto")]
+ELSEWHERE = [ROOT / "docs" / "tutorials" / "engineer.md"]
+GUIDES = [
+    page
+    for page in PAGES
+    if page.parent.name in ("tutorials", "howto") or page.name == "README.md"
+    if page not in ELSEWHERE
+]
+HORIZON = 15
+SOURCE = ("fldb_flower", "strategies", "clients", "simulations", "conf", "docs/tutorials/trips")
+COMMANDS = [
+    line
+    for page in (*GUIDES, *(ROOT / "docs" / "tutorials").glob("*.md"))
+    for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+    for line in block.splitlines()
+]
+FLOWER = sorted({line for line in COMMANDS if "flwr run . " in line})
+
+
+def shortened(text, folder, ratings):
+    """Return a page whose commands need no network, and neither install nor stop anything."""
+    command = f"{sys.executable} -m simulations.command"
+    in_process = f"{sys.executable} {ROOT / 'tests' / 'flwr_in_process.py'}"
+    for pattern, replacement in (
+        (r"^.*pip install .*$", "true"),  # test_installed_extras_exist
+        (r"^kill .*$", "true"),  # test_the_stop_command_uses_the_port_of_flower
+        (r"^fldb ", f"{command} "),
+        (r"flwr run \.", f"{in_process} run ."),
+        (r"fldb\.(run|sweep)\(", rf'fldb.\1({{"horizon": {HORIZON}}}, '),
+        (r"/tmp/fldb", f"{folder}/fldb"),
+        (r"/data/ml-100k\.zip", str(ratings)),
+    ):
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    return text
 
 
 class Shell:
@@ -37,7 +82,18 @@ class Shell:
         self.folder, self.groups = folder, []
         self.state = folder / "shell-state"
         (folder / "home").mkdir()
-        (folder / "work").mkdir()
+        for name in SOURCE:
+            shutil.copytree(
+                ROOT / name, folder / "work" / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        for name, old, new in (
+            ("fldb_flower/settings/checks.py", '"horizon": 500', f'"horizon": {HORIZON}'),
+            ("simulations/figures.py", "(100, 200, 300, 400)", f"({HORIZON - 5},)"),
+        ):
+            path = folder / "work" / name
+            text = path.read_text()
+            assert old in text, f"{old} is not in {name}: change it here too"
+            path.write_text(text.replace(old, new))
 
     def __call__(self, example):
         lines = [
@@ -46,7 +102,11 @@ class Shell:
             str(example.parsed),
             f'{{ export -p; declare -f; printf "cd %q\\n" "$PWD"; }} > {self.state}',
         ]
-        environment = {**os.environ, "HOME": str(self.folder / "home"), "PYTHONPATH": str(ROOT)}
+        environment = {
+            **os.environ,
+            "HOME": str(self.folder / "home"),
+            "PYTHONPATH": str(self.folder / "work"),
+        }
         with (self.folder / "output").open("w+") as output:
             process = subprocess.Popen(
                 ["bash", "-c", "\n".join(lines)],
@@ -112,9 +172,77 @@ def test_python_runs(page, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDES, ids=name_of)
-def test_guides_run(page, shell, monkeypatch):
+def test_guides_run(page, shell, monkeypatch, ratings):
     monkeypatch.chdir(shell.folder / "work")
-    evaluate(page, markdown.PythonCodeBlockParser(), markdown.CodeBlockParser("bash", shell))
+    monkeypatch.syspath_prepend(shell.folder / "work")  # files that a block writes
+    path = ratings()
+    with zipfile.ZipFile(shell.folder / "home" / "ml (1).zip", "w") as archive:
+        archive.write(path, "u.data")
+    short = shell.folder / page.name
+    short.write_text(shortened(page.read_text(), shell.folder, path))
+    evaluate(short, markdown.PythonCodeBlockParser(), markdown.CodeBlockParser("bash", shell))
+
+
+def test_installed_extras_exist():
+    """Extras are named by the install commands, and explained in the guide."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    named = [each for line in COMMANDS for each in re.findall(r"-e '\.\[(.*?)\]'", line)]
+    assert {name for names in named for name in names.split(",")} <= set(extras)
+    assert named
+    guide = (ROOT / "docs" / "howto" / "install.md").read_text().partition("## Versions")[0]
+    table = re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE)
+    assert sorted(table) == sorted(extras)
+
+
+def test_the_stop_command_uses_the_port_of_flower():
+    from flwr.cli.constant import LOCAL_SUPERLINK_HTTP_API_PORT
+
+    (stop,) = {line for line in COMMANDS if line.startswith('kill "$(pgrep')}
+    assert f"--port {LOCAL_SUPERLINK_HTTP_API_PORT}" in stop
+
+
+@pytest.mark.exhaustive
+@pytest.mark.xdist_group("flower")
+@pytest.mark.parametrize(
+    "command", [line for line in FLOWER if "momentum" not in line and "--stream" in line]
+)
+def test_commands_of_flower(command, tmp_path, ratings, flwr):
+    """With a SuperLink; :func:`test_guides_run` uses Flower's messages in one process."""
+    words = shlex.split(command.replace("/data/ml-100k.zip", str(ratings())))
+    options = dict(itertools.pairwise(words))
+    config = re.sub(r" ?output-dir='[^']*'", "", options.get("--run-config", ""))
+    config = config.replace("$PWD", str(ROOT))
+    nodes = (
+        [f"--federation-config={value}"] if (value := options.get("--federation-config")) else []
+    )
+    done = flwr(f"{config} horizon=15 output-dir='{tmp_path / 'run'}'".strip(), *nodes)
+    assert (tmp_path / "run" / "summary.json").exists(), done.stdout
+
+
+def test_the_environment_of_the_guide_can_be_learned():
+    text = (ROOT / "docs" / "howto" / "extend.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(code[0], {})
+    learned, drawn = (
+        fldb.run(environment="sphere", algorithm=name, horizon=60, tau=1).summary["final_regret"]
+        for name in ("fldb_ons", "random")
+    )
+    assert learned < 0.5 * drawn
+
+
+@pytest.mark.slow
+def test_the_algorithm_of_the_tutorial_is_between_the_others():
+    text = (ROOT / "docs" / "tutorials" / "researcher.md").read_text()
+    (code,) = re.findall(r"<<'END'\n(\"\"\".*?)\nEND\n", text, re.DOTALL)
+    exec(code, {"__name__": "momentum"})
+    assert len(code.splitlines()) < 50
+    table = fldb.sweep(
+        algorithm=["fldb_ons", "momentum", "fldb_ogd"], tau=1, seed=range(3), progress=False
+    )
+    means = table.groupby("algorithm")["final_regret"].mean()
+    assert np.all(np.diff(means.loc[["fldb_ons", "momentum", "fldb_ogd"]]) > 0)
 
 
 def test_blocks_run_in_order_and_can_be_skipped(shell, monkeypatch):

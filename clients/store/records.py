@@ -58,7 +58,25 @@ class ConflictingAnswerError(FldbError):
 
 
 class UndoError(FldbError):
-    """The answer can no longer be undone."""
+    """The answer can no longer be undone.
+
+    Examples
+    --------
+    Only the last answer can be undone; an earlier one, after the later ones:
+
+    >>> import numpy as np
+    >>> from clients.store import DuelStore
+    >>> store = DuelStore("duels.db")
+    >>> ids = [
+    ...     store.propose(np.array([1.0, 0.0]), np.nan, expire_after=60.0).id for _ in range(2)
+    ... ]
+    >>> store.record([(ids[0], 1.0), (ids[1], 0.0)])
+    [1, 2]
+    >>> store.undo(ids[0], expire_after=60.0)
+    Traceback (most recent call last):
+    ...
+    clients.store.records.UndoError: ...
+    """
 
 
 class Proposal(NamedTuple):

@@ -2,10 +2,10 @@
 # Answers duels of a device from a shell, through its preference service. Requires only curl.
 #
 #   answer.sh URL TOKEN_FILE ARMS [COUNT [COMMAND]]
-#   answer.sh http://127.0.0.1:8377 /var/lib/fldb/duels.db.token drinks.txt
+#   answer.sh http://127.0.0.1:8377 /var/lib/fldb/duels.db.token drinks.csv
 #
-# ARMS        file with one arm per line: its key (letters, digits, . _ -), then its features,
-#             for example: tea 0.1 0.9
+# ARMS        CSV file with the header arm,FEATURE,... and one arm per line: its key (letters,
+#             digits, . _ -), then its features, for example: tea,0.1,0.9
 # COUNT       number of duels; 0 (default): no limit
 # COMMAND     called with two keys, prints first, second or tie; default: ask on the terminal
 #
@@ -67,13 +67,13 @@ exec 3<&0 # the standard input of this script: a terminal or a pipe
 
 # offer: print up to eight random arms as {"features": [[...], ...], "keys": ["...", ...]}.
 offer() {
-  awk -v seed="$(od -An -N4 -tu4 /dev/urandom)" '
+  awk -F , -v seed="$(od -An -N4 -tu4 /dev/urandom)" '
     BEGIN { srand(seed) }
-    NF > 1 { line[++n] = $0 }
+    NR > 1 && NF > 1 { line[++n] = $0 }
     END {
       for (i = 1; i <= n && i <= 8; i++) {
         j = i + int(rand() * (n - i + 1)); swap = line[i]; line[i] = line[j]; line[j] = swap
-        m = split(line[i], word, " ")
+        m = split(line[i], word, ",")
         keys = keys (i > 1 ? "," : "") "\"" word[1] "\""
         row = word[2]
         for (k = 3; k <= m; k++) row = row "," word[k]

@@ -233,7 +233,7 @@ def _spelled(spelling: Spelling) -> dict[str, Entry]:
 
 def _unknown(key: str, source: str, known: Collection[str]) -> NoReturn:
     """Raise the error for a name that no setting has."""
-    hint = suggestion(key, tuple(known)) or "; the README lists the settings"
+    hint = suggestion(key, tuple(known)) or "; `fldb run --help` lists the settings"
     raise SettingsError(f"{one_line(key)} (from {source}): there is no such setting{hint}")
 
 
