@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from clients.knowledge import Knowledge
+from clients.results import Duel, Weights
 from clients.selection import PURPOSES
 from clients.store import DuelStore, Forgotten, duel_key
 from clients.validation import check_answer, check_answers, check_arms, check_names, shortened
@@ -31,74 +31,6 @@ EXPIRE_AFTER = 7 * 24 * 3600.0
 
 MOST_SECONDS = 1e9
 """Largest ``expire_after``: about 31 years."""
-
-
-@dataclass(frozen=True)
-class Duel:
-    """Two arms to show.
-
-    The first arm is the favourite: show the two in random order, or a preference for a position is
-    learned as a preference for an arm.
-
-    Attributes
-    ----------
-    id : str
-        Argument of :meth:`PreferenceAgent.record`.
-    first, second : int
-        Indices of the arms among those proposed, from 0; they differ.
-    first_key, second_key : str or None
-        Their keys, if keys were given.
-    predicted : float or None
-        P(first preferred); None before the first answer and broadcast.
-    expires : float
-        In seconds since 1970.
-
-    Examples
-    --------
-    >>> from clients.preference_agent import PreferenceAgent
-    >>> with PreferenceAgent("duels.db") as agent:
-    ...     duel = agent.propose([[0.1, 0.9], [0.8, 0.2]], keys=["tea", "coffee"])
-    >>> sorted([duel.first_key, duel.second_key]), duel.predicted
-    (['coffee', 'tea'], None)
-    """
-
-    id: str
-    first: int
-    second: int
-    first_key: str | None
-    second_key: str | None
-    predicted: float | None
-    expires: float
-
-
-@dataclass(frozen=True)
-class Weights:
-    """What was learned: the estimate of theta and its uncertainty.
-
-    Attributes
-    ----------
-    weights : list of float
-        theta, of d features.
-    deviations : list of float
-        A standard deviation of each weight.
-    names : list of str or None
-        Names of the features, if they have names.
-    own : bool
-        True: the person's own theta, which each answer changes at once. False: the server's.
-
-    Examples
-    --------
-    Nothing is known before the first duel:
-
-    >>> from clients.preference_agent import PreferenceAgent
-    >>> PreferenceAgent("duels.db").explain()
-    Weights(weights=[], deviations=[], names=None, own=True)
-    """
-
-    weights: list[float]
-    deviations: list[float]
-    names: list[str] | None
-    own: bool
 
 
 class PreferenceAgent:
