@@ -176,7 +176,7 @@ def power(values: Elements, exponent: int) -> Elements:
 
 
 def inverse(values: Elements) -> Elements:
-    """Return the multiplicative inverses, by Fermat: ``v^(p - 2)``.
+    """Return the multiplicative inverses.
 
     Raises
     ------
@@ -185,8 +185,8 @@ def inverse(values: Elements) -> Elements:
     """
     if not values.all():
         raise ZeroDivisionError("0 has no inverse")
-    distinct, places = np.unique(values, return_inverse=True)  # often few
-    return power(distinct, P - 2)[places].reshape(values.shape)
+    inverses = [pow(value, -1, P) for value in values.ravel().tolist()]
+    return np.array(inverses, np.uint64).reshape(values.shape)
 
 
 def echelon(matrix: Elements) -> tuple[Elements, list[int]]:
