@@ -45,9 +45,9 @@ from fldb_flower.secure.canonical import (
     parse,
     to_json,
 )
+from fldb_flower.secure.sharing import LARGEST_COMMITTEE, LEAST_COMMITTEE
 
 KEY_BYTES = 32
-SMALLEST_COMMITTEE, LARGEST_COMMITTEE = 5, 256
 LARGEST_NUMBER = 2**53 - 1
 """Largest version, round and count: JSON readers of all languages keep it exact."""
 
@@ -257,9 +257,9 @@ def draw_committee(roster: Roster, present: Collection[str], round: int) -> tupl
         raise SecureError(
             f"{invented[0]} has no key in the roster, version {roster.version}: it cannot take part"
         )
-    if len(names) < SMALLEST_COMMITTEE:
+    if len(names) < LEAST_COMMITTEE:
         raise SecureError(
-            f"a committee of {len(names)} devices: must be at least {SMALLEST_COMMITTEE}"
+            f"a committee of {len(names)} devices: must be at least {LEAST_COMMITTEE}"
         )
     prefix = _DRAW + roster.version.to_bytes(8, "big") + round.to_bytes(8, "big")
     drawn = sorted(names, key=lambda name: hashlib.sha256(prefix + name.encode()).digest())
