@@ -202,6 +202,21 @@ def test_more_wrong_pieces_are_detected(committee):
             scheme.mismatches(opened, members)
 
 
+def test_a_device_that_deals_wrong_pieces():
+    """One wrong piece is attributed to its receiver; the others give the sum of the rest."""
+    scheme, members = Scheme.of(20), [*range(20)]  # D = 4
+    pieces = np.stack([scheme.share(random(9, seed=i), bytes([i] * 32)) for i in range(3)])
+    pieces[1, 7] = field.add(pieces[1, 7], random(pieces.shape[2]))
+    opened = field.total(pieces)
+    assert scheme.mismatches(opened, members) == [7]
+    kept = [member for member in members if member != 7]
+    expected = field.total(np.stack([random(9, seed=i) for i in range(3)]))
+    assert (scheme.recover(opened[kept], kept, 9) == expected).all()
+    pieces[1, ::3] = random(7, pieces.shape[2])
+    with pytest.raises(SecureError, match="more than 2 of 20 pieces are wrong"):
+        scheme.mismatches(field.total(pieces), members)
+
+
 def test_without_further_answers_nothing_is_checked():
     scheme = Scheme.of(10)
     assert scheme.mismatches(random(8, 3), [*range(8)]) == []

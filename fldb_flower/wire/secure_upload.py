@@ -47,7 +47,7 @@ def blocks_of(
     form : Form
         Form of W_new and the Hessian: full or diagonal.
     answers : int
-        n, the largest number of duels of an agent in the upload.
+        Largest number of duels of an agent in the upload, n.
     longest : float
         L, an upper bound of the length of differences.
     ridge : float
