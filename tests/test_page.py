@@ -325,6 +325,7 @@ def test_the_last_answer_is_undone_and_given_again(give, page, start):
     give(page, "tie")
     wait_for_notice(page, "Nothing to answer now")
     assert texts(page, "#note") == [""]
+    wait(lambda: page.execute_script("return choose !== null"))
     give(page, "undo")  # also when no duel is shown
     wait_for_duel(page, "c", "d")
     assert count(page, "#notice[hidden]") == 1
@@ -758,6 +759,7 @@ def test_axe_core_finds_no_violation_in_any_state(width, scheme, page, trains):
         press(page, "left")
         wait_for_answered(page, number)
     wait(lambda: count(page, "#favourites:not([hidden]) li") == 3)
+    wait_until_ready(page)
     check("answers and favourites")
     press(page, "undo")
     wait_for_answered(page, 1)

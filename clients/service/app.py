@@ -39,8 +39,7 @@ def create_app(
     token : str
         Token that requests must send as ``Authorization: Bearer``.
     catalogue : Catalogue, optional
-        Arms that ``GET /duels/next`` selects from if no duel is open, and ``GET /favourites`` and
-        ``GET /rank`` sort.
+        Arms to rank, and to propose duels between if no duel is open.
     choices : int
         Number of arms, drawn at random, that each such duel is selected from.
     expire_after : float

@@ -21,14 +21,16 @@ DOCS = (  # Swagger UI starts with an inline script; the page contains no data b
     " img-src 'self' data:; connect-src 'self'"
 )
 
+_PARTS = {"js": ("basics", "service", "learned", "page"), "css": ("page",)}
+
 
 def load_page() -> tuple[str, str]:
     """Return the page with its style and script inline, and the policy that allows only those."""
     folder = files("clients") / "page"
     text = (folder / "index.html").read_text("utf-8")
     digests = []
-    for name in ("js", "css"):
-        part = (folder / f"page.{name}").read_text("utf-8")
+    for name, parts in _PARTS.items():
+        part = "".join((folder / f"{each}.{name}").read_text("utf-8") for each in parts)
         text = text.replace(f"{{{{{name}}}}}", part)
         digests.append(digest(part))
     script, style = digests
