@@ -127,15 +127,7 @@ def minimise(
     batch = _Batch(start, xp.any(start != 0, axis=1), duels, answers, prior, weights)
     gradient, curvatures = _derivatives(start, batch)
     for _ in range(MAX_STEPS):
-        hessian = _hessian(batch, curvatures)
-        step = -solve(hessian, gradient)
-        slope = _dots(gradient, step)  # below 0
-        wrong = ~(slope <= 0.0)  # the Hessian is singular to working precision
-        if wrong.any():
-            step[wrong] = -pseudo_solve(hessian[wrong], gradient[wrong])
-            slope = _dots(gradient, step)
-            if not xp.all(xp.isfinite(slope)):
-                raise not_found("a Newton step is not finite", duels, prior)
+        step, slope = _newton_step(batch, gradient, curvatures)
         going = slope < -_VERIFIED * count
         found[active] = batch.point + step
         if not going.any():
@@ -145,6 +137,20 @@ def minimise(
             step, slope = step[going], slope[going]
         batch, gradient, curvatures = _descend(batch, step, slope)
     raise not_found(f"not reached in {MAX_STEPS} Newton steps", duels, prior)
+
+
+def _newton_step(batch: _Batch, gradient: Array, curvatures: Array) -> tuple[Array, Array]:
+    """Return the Newton steps, (agents, m), and the slopes along them, below 0, (agents,)."""
+    hessian, xp = _hessian(batch, curvatures), namespace(gradient)
+    step = -solve(hessian, gradient)
+    slope = _dots(gradient, step)
+    wrong = ~(slope <= 0.0)  # the Hessian is singular to working precision
+    if wrong.any():
+        step[wrong] = -pseudo_solve(hessian[wrong], gradient[wrong])
+        slope = _dots(gradient, step)
+        if not xp.all(xp.isfinite(slope)):
+            raise not_found("a Newton step is not finite", batch.duels, batch.prior)
+    return step, slope
 
 
 def not_found(reason: str, duels: Array, prior: Prior) -> ConvergenceError:

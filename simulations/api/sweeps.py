@@ -77,33 +77,28 @@ def sweep(
 ) -> pd.DataFrame:
     """Run all combinations of the given values and return one row per run.
 
-    A value that is a list, a tuple, a range, an array or another iterable is swept. Texts and
-    numbers are the same in every run. Equal runs are run once. All settings are checked before the
-    first run starts.
+    A list, a range, an array or another iterable is swept; texts and numbers are not. Equal runs
+    are run once. All settings are checked before the first run starts.
 
     Parameters
     ----------
-    settings : mapping, optional
-        Settings by name, as in :func:`run`. Keyword arguments take precedence.
+    settings, **values
+        Settings by name, as in :func:`run`, each a value or several values.
     jobs : int
-        Number of processes. On Linux they are forks of this one, so algorithms, rules and
-        environments that were registered are known. Elsewhere they import the modules, so a script
-        needs ``if __name__ == "__main__":``.
+        Number of processes. On Linux they are forks of this one, so what was registered is known.
+        Elsewhere, a script needs ``if __name__ == "__main__":``.
     directory : path-like, optional
         Folder for the files of all runs and their table ``sweep.csv``. Runs that finished there
         before are read back. By default, no files are written.
     progress : bool
         Whether to show a progress bar.
-    **values
-        Settings by name, each a value or several values.
 
     Returns
     -------
     DataFrame
-        The swept settings by dotted name, then ``final_regret``, ``log_loss`` and ``accuracy`` if
-        answers were predicted, ``exchanges``, ``rounds``, ``uploaded_bytes``,
-        ``downloaded_bytes`` and ``runtime_seconds``. With ``directory``, the first column ``job``
-        is the folder of a run.
+        The swept settings by dotted name, ``final_regret``, ``log_loss`` and ``accuracy`` of
+        predicted answers, ``exchanges``, ``rounds``, ``uploaded_bytes``, ``downloaded_bytes``,
+        ``runtime_seconds``; with ``directory``, first the folder of the run as ``job``.
 
     Raises
     ------
@@ -115,31 +110,34 @@ def sweep(
     Examples
     --------
     >>> import fldb_flower as fldb
-    >>> table = fldb.sweep(
-    ...     algorithm=["fldb_ogd", "fldb_ons"], tau=[1, 2], seed=range(3),
-    ...     num_agents=10, horizon=20, progress=False,
-    ... )
-    >>> table.columns[:4].to_list()
-    ['algorithm', 'tau', 'seed', 'final_regret']
-    >>> table.groupby(["algorithm", "tau"]).size().to_list()
-    [3, 3, 3, 3]
+    >>> small = {"num_agents": 10, "horizon": 20}
+    >>> fldb.sweep(small, tau=[1, 2], seed=range(3), progress=False).groupby("tau").size().to_list()
+    [3, 3]
     """
     workers = _checked_jobs(jobs)
-    chosen, swept = _combinations(merged(settings, values))
+    return _table(*_combinations(merged(settings, values)), workers, directory, progress)
+
+
+def _table(
+    chosen: list[Settings],
+    swept: list[str],
+    jobs: int,
+    directory: str | PathLike[str] | None,
+    progress: bool,
+) -> pd.DataFrame:
+    """Run what is not yet in the directory; see :func:`sweep`."""
     folder = None if directory is None else Path(directory).expanduser()
     wanted = {identity(each): each for each in chosen}
     found = {} if folder is None else find_finished(folder, wanted)
     todo = {key: each for key, each in wanted.items() if key not in found}
     errors: dict[str, str] = {}
     with tqdm(total=len(wanted), initial=len(found), unit="run", disable=not progress) as bar:
-        work = partial(_attempt, folder=folder)
-        for (key, each), outcome in zip(
-            todo.items(), _outcomes(work, list(todo.values()), workers, bar), strict=True
-        ):
-            if isinstance(outcome, str):
-                errors[_name(each, swept)] = outcome
-            else:
-                found[key] = outcome
+        outcomes = _outcomes(partial(_attempt, folder=folder), list(todo.values()), jobs, bar)
+    for (key, each), outcome in zip(todo.items(), outcomes, strict=True):
+        if isinstance(outcome, str):
+            errors[_name(each, swept)] = outcome
+        else:
+            found[key] = outcome
     return _finished([found[key] for key in wanted if key in found], swept, folder, errors)
 
 
