@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from test_run import ROOT, call
 
+from fldb_flower.runs.curves import Curve, regret
 from fldb_flower.settings import from_nested, hydra_entries
 from simulations.figures import PANELS
 from simulations.overrides import store_settings
-from simulations.sweeps.tables import draw_mean
 
 CONF = ROOT / "conf"
 SWEEP = ("-m", "tau=1,4", "num_agents=5,9", "seed=0,1", "horizon=40")
@@ -248,7 +248,7 @@ def composed_hydra(*overrides):
 def test_the_band_is_the_standard_error_of_the_mean():
     """Values 1, 2, 6: mean 3, deviation sqrt(7), standard error sqrt(7 / 3)."""
     axes = Figure().add_subplot()
-    draw_mean(axes, [np.array([1.0]), np.array([2.0]), np.array([6.0])], label="x")
+    regret(axes, [Curve("ldb", [[1.0], [2.0], [6.0]])])
     assert axes.lines[0].get_ydata().tolist() == [3.0]
     heights = axes.collections[0].get_paths()[0].vertices[:, 1]
     error = np.sqrt(7 / 3)

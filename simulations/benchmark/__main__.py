@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fldb_flower.runs.plots import FORMATS
 from fldb_flower.settings import suggestion
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
@@ -95,7 +96,7 @@ def _arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--picture", type=Path, metavar="FILE",
-        help="PNG file for the plot of the section scale (default: none)",
+        help="file for the plot of the section scale: .png, .svg or .pdf (default: none)",
     )  # fmt: skip
     parser.add_argument(
         "--duels",
@@ -110,6 +111,8 @@ def _arguments() -> argparse.Namespace:
         help="JSON file for the table of one section (default: none)",
     )
     asked = parser.parse_args()
+    if asked.picture is not None and asked.picture.suffix[1:] not in FORMATS:
+        parser.error(f"--picture {asked.picture} must end in .png, .svg or .pdf")
     if asked.output is not None and len(asked.section) != 1:
         parser.error("--output holds one section: name it")
     return asked

@@ -37,7 +37,7 @@ _NAMES = {"num_agents": "agents $N$", "horizon": "iterations $T$", "num_arms": "
 
 
 def scale(picture: Path | None = None) -> pd.DataFrame:
-    """Run FLDB-ONS (tau=5) with one size varied at a time, and plot the table to a PNG file.
+    """Run FLDB-ONS (tau=5) with one size varied at a time, and plot the table to a file.
 
     Each run is in a new process.
     """
