@@ -82,8 +82,8 @@ def sweep(
 
     Parameters
     ----------
-    settings, **values
-        Settings by name, as in :func:`run`, each a value or several values.
+    settings : mapping, optional
+        Settings by name, as in :func:`run`. Keyword arguments take precedence.
     jobs : int
         Number of processes. On Linux they are forks of this one, so what was registered is known.
         Elsewhere, a script needs ``if __name__ == "__main__":``.
@@ -92,6 +92,8 @@ def sweep(
         before are read back. By default, no files are written.
     progress : bool
         Whether to show a progress bar.
+    **values
+        Settings by name, each a value or several values.
 
     Returns
     -------
