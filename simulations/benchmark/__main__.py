@@ -102,7 +102,7 @@ def _arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--picture", type=Path, metavar="FILE",
-        help=".png, .svg or .pdf file for the plot of the section scale (default: none)",
+        help="file for the plot of the section scale: .png, .svg or .pdf (default: none)",
     )  # fmt: skip
     parser.add_argument(
         "--duels",
