@@ -112,7 +112,7 @@ class SecureError(FldbError):
     Examples
     --------
     >>> from fldb_flower.secure.field import from_bytes
-    >>> from_bytes(b"\\xff" * 8)
+    >>> from_bytes(bytes(8 * [255]))
     Traceback (most recent call last):
     fldb_flower.errors.SecureError: 18446744073709551615 is no element of the field: ...
     """

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from conftest import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ BLOCKS = (Block("gradient", 3, 4.0), Block("W", 2, 1e5), Block("duels", 1, 100, 
 bounds = st.floats(1e-300, 1e300) | st.sampled_from([1.0, 2.0**-40, 3.0, 5e-324])
 
 
+@examples(150)
 @given(bounds, st.integers(1, 10**6))
 def test_the_scale_is_the_largest_power_of_two_without_overflow(bound, devices):
     (exponent,) = Encoding((Block("x", 1, bound),), devices).exponents
@@ -34,6 +36,7 @@ def test_scales_by_hand():
     assert Encoding(blocks, 1024).exponents == (46, 46, 0)  # 2^60 is above p / 2
 
 
+@examples(150)
 @given(st.data(), st.integers(1, 9), bounds, bounds)
 def test_sums(data, devices, first, second):
     """Equal to the sum of integers, and to the sum of floats up to half a quantum per device."""

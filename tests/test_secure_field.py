@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,11 +28,13 @@ def random(*shape, seed=0):
     return np.random.default_rng(seed).integers(0, P, shape, dtype=np.uint64)
 
 
+@examples(150)
 @given(st.lists(st.integers(0, 2**64 - 1) | st.sampled_from([P, 2 * P, 8 * P]), min_size=1))
 def test_reduce(numbers):
     assert field.reduce(array(numbers)).tolist() == [number % P for number in numbers]
 
 
+@examples(150)
 @given(vectors, elements)
 def test_elementwise(numbers, other):
     values, others = array(numbers), array([other])
@@ -42,6 +45,7 @@ def test_elementwise(numbers, other):
     assert field.negate(values).tolist() == [-v % P for v in numbers]
 
 
+@examples(150)
 @given(vectors)
 def test_sum_and_product(numbers):
     expected = 1
@@ -63,11 +67,13 @@ def test_a_sum_of_many_of_the_largest():
     assert field.total(np.full((100_000, 1), P - 1, np.uint64)).tolist() == [P - 100_000]
 
 
+@examples(150)
 @given(elements, st.integers(0, 2**70))
 def test_power(number, exponent):
     assert field.power(array([number]), exponent).tolist() == [pow(number, exponent, P)]
 
 
+@examples(150)
 @given(st.lists(elements.filter(bool), min_size=1, max_size=5))
 def test_inverse(numbers):
     assert field.inverse(array(numbers)).tolist() == [pow(number, -1, P) for number in numbers]
@@ -181,6 +187,7 @@ def test_a_seed_has_32_bytes(length):
         field.expand(bytes(length), 1)
 
 
+@examples(150)
 @given(vectors)
 def test_bytes(numbers):
     text = field.to_bytes(array(numbers))
@@ -202,6 +209,7 @@ def test_other_bytes_are_refused(text, reason):
     assert str(caught.value).startswith(reason)
 
 
+@examples(150)
 @given(st.lists(st.integers(-(P - 1), P - 1), min_size=1))
 def test_integers(numbers):
     values = field.from_integers(np.array(numbers))

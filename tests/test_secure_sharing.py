@@ -4,6 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from conftest import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -131,6 +132,7 @@ def test_messages_of_another_length():
         scheme.piece(b"\xff" * len(whole), 9, 20)
 
 
+@examples(150)
 @given(data=st.data(), committee=st.integers(5, 40), devices=st.integers(1, 6))
 def test_a_sum_of_pieces_gives_the_sum(data, committee, devices):
     """Of any devices, from any members in any order."""
@@ -200,6 +202,21 @@ def test_more_wrong_pieces_are_detected(committee):
             scheme.mismatches(opened, members)
 
 
+def test_a_device_that_deals_wrong_pieces():
+    """One wrong piece is attributed to its receiver; the others give the sum of the rest."""
+    scheme, members = Scheme.of(20), [*range(20)]  # D = 4
+    pieces = np.stack([scheme.share(random(9, seed=i), bytes([i] * 32)) for i in range(3)])
+    pieces[1, 7] = field.add(pieces[1, 7], random(pieces.shape[2]))
+    opened = field.total(pieces)
+    assert scheme.mismatches(opened, members) == [7]
+    kept = [member for member in members if member != 7]
+    expected = field.total(np.stack([random(9, seed=i) for i in range(3)]))
+    assert (scheme.recover(opened[kept], kept, 9) == expected).all()
+    pieces[1, ::3] = random(7, pieces.shape[2])
+    with pytest.raises(SecureError, match="more than 2 of 20 pieces are wrong"):
+        scheme.mismatches(field.total(pieces), members)
+
+
 def test_without_further_answers_nothing_is_checked():
     scheme = Scheme.of(10)
     assert scheme.mismatches(random(8, 3), [*range(8)]) == []
@@ -237,26 +254,25 @@ def test_each_further_piece_reveals_one_equation(committee):
             assert rank(rows) - rank(rows[:, scheme.packed :]) == more
 
 
-def revealed(scheme, to_first, to_second, devices=3):
-    """Return how many equations two sets reveal: in all, and about device 0 alone.
+def revealed(scheme, shown):
+    """Return how many equations the server learns: in all, and about device 0 alone.
 
-    T members answer for every device. Of the other members, ``to_first`` add the pieces of all
-    devices, and ``to_second`` those of all devices but the first.
+    ``shown`` has pairs of a number of members and the set of devices that they add the pieces of,
+    as 0 or 1 for each device. The other T members answer for every single device.
     """
-    order = np.random.default_rng(to_first).permutation(scheme.committee)
-    first, second, colluders = np.split(order, [to_first, to_first + to_second])
+    sizes, sets = zip(*shown, strict=True)
+    order = np.random.default_rng(sizes[0]).permutation(scheme.committee)
+    *groups, colluders = np.split(order, np.cumsum(sizes))
     assert len(colluders) == scheme.tolerated
-    pieces, width = scheme.generator, scheme.needed
-    none = np.zeros_like(pieces)
-    observed = [np.hstack([pieces[first]] * devices)]
-    observed += [np.hstack([none[second], *[pieces[second]] * (devices - 1)])]
-    for device in range(devices):
-        blocks = [none[colluders]] * devices
-        blocks[device] = pieces[colluders]
-        observed += [np.hstack(blocks)]
-    matrix = np.concatenate(observed)
-    is_number = np.arange(matrix.shape[1]) % width < scheme.packed
-    is_first = is_number & (np.arange(matrix.shape[1]) < width)
+    singles = np.eye(len(sets[0]), dtype=np.uint64)
+    observed = [*zip(groups, sets, strict=True), *((colluders, single) for single in singles)]
+    matrix = np.concatenate([
+        np.kron(np.array(devices, np.uint64), scheme.generator[members])
+        for members, devices in observed
+    ])  # fmt: skip
+    columns = np.arange(matrix.shape[1])
+    is_number = columns % scheme.needed < scheme.packed
+    is_first = is_number & (columns < scheme.needed)
     known = rank(matrix)
     return known - rank(matrix[:, ~is_number]), known - rank(matrix[:, ~is_first])
 
@@ -265,23 +281,38 @@ def revealed(scheme, to_first, to_second, devices=3):
 def test_two_sets_reveal_no_equation_about_a_device_in_one_of_them(committee):
     scheme = Scheme.of(committee)
     honest = committee - scheme.tolerated
-    for to_first in range(honest + 1):
-        to_second = honest - to_first
-        most = max(to_first, to_second) + scheme.tolerated - scheme.random_rows
-        # Only about the sum over one set, as many as its pieces above R.
-        assert revealed(scheme, to_first, to_second) == (min(max(most, 0), scheme.packed), 0)
+    for first in range(honest + 1):
+        second = honest - first
+        most = max(first, second) + scheme.tolerated - scheme.random_rows
+        expected = min(max(most, 0), scheme.packed)  # of one sum, by its pieces above R
+        assert revealed(scheme, [(first, (1, 1, 1)), (second, (0, 1, 1))]) == (expected, 0)
+
+
+@pytest.mark.parametrize(
+    "sets", [((1, 1, 1), (0, 1, 0), (0, 0, 1)), ((1, 1, 0), (1, 0, 1), (0, 1, 1))]
+)
+def test_three_sets_reveal_one_sum(sets):
+    """Although the difference of device 0 is a combination of the three sums."""
+    scheme = Scheme.of(10)
+    for first in range(9):
+        for second in range(9 - first):
+            shown = [*zip((first, second, 8 - first - second), sets, strict=True)]
+            equations, about_device_0 = revealed(scheme, shown)
+            assert equations <= scheme.packed
+            assert about_device_0 == 0
 
 
 def test_two_sets_in_a_large_committee():
-    assert revealed(Scheme.of(100), to_first=60, to_second=20, devices=2) == (20, 0)
-    assert revealed(Scheme.of(100), to_first=40, to_second=40, devices=2) == (0, 0)
+    scheme, all_devices, all_but_one = Scheme.of(100), (1, 1), (0, 1)
+    assert revealed(scheme, [(60, all_devices), (20, all_but_one)]) == (20, 0)
+    assert revealed(scheme, [(40, all_devices), (40, all_but_one)]) == (0, 0)
 
 
 def test_with_T_random_rows_two_sets_reveal_most_of_a_device():  # noqa: N802
     """A control: 43 + 20 pieces give the 39 numbers of the sum, and 37 + 20 all but 2 of those."""
     prototype = Scheme(committee=100, needed=59, random_rows=20, tolerated=20)
     assert prototype.packed == 39
-    assert revealed(prototype, to_first=43, to_second=37, devices=2) == (39 + 37, 37)
+    assert revealed(prototype, [(43, (1, 1)), (37, (0, 1))]) == (39 + 37, 37)
 
 
 def test_interpolation_between_points():

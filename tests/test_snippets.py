@@ -65,6 +65,7 @@ def shortened(text, folder, ratings):
     for pattern, replacement in (
         (r"^.*pip install .*$", "true"),  # test_installed_extras_exist
         (r"^kill .*$", "true"),  # test_the_stop_command_uses_the_port_of_flower
+        (r"tau=1,2,4,8", "tau=1,2"),
         (r"^fldb ", f"{command} "),
         (r"flwr run \.", f"{in_process} run ."),
         (r"fldb\.(run|sweep)\(", rf'fldb.\1({{"horizon": {HORIZON}}}, '),

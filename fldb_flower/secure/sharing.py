@@ -22,8 +22,9 @@ References
 ----------
 M. Franklin and M. Yung, "Communication complexity of secure computation", STOC 1992.
 H. Corrigan-Gibbs and D. Boneh, "Prio: private, robust, and scalable computation of aggregate
-statistics", NSDI 2017, appendix I.
-W. W. Peterson, "Encoding and error-correction procedures for the Bose-Chaudhuri codes", 1960.
+statistics", NSDI 2017.
+W. W. Peterson, "Encoding and error-correction procedures for the Bose-Chaudhuri codes", IRE
+Transactions on Information Theory 6, 1960.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from fldb_flower.secure import field
 from fldb_flower.secure.field import Elements
 
 LEAST_COMMITTEE, LARGEST_COMMITTEE = 5, 256
+"""Bounds of c."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ class Scheme:
     def messages(self, numbers: Elements, seed: bytes) -> list[bytes]:
         """Return the pieces of :meth:`share` as one message for each member.
 
-        Those of the first R members are seeds if these are shorter.
+        Those of the first R members are seeds if these are shorter: a committee in random order
+        balances who receives more.
         """
         pieces = self.share(numbers, seed)
         seeds = field.seeds(seed, self.random_rows)
@@ -193,7 +196,7 @@ class Scheme:
         members : sequence of int
             The members, in any order.
         count : int
-            n, the number of numbers.
+            The number of numbers, n.
 
         Raises
         ------
@@ -215,19 +218,25 @@ class Scheme:
 
         With a answers, ``D = a - U`` checks are available. **Guaranteed:** if at most D pieces are
         wrong, an empty list means that none is. If at most ``D // 2`` are wrong, the list is
-        exactly these (except with probability 1e-18), and the pieces of all others are right.
+        exactly these, and the pieces of all others are right; an error instead has a probability of
+        about 1e-17.
         **Not guaranteed:** more wrong pieces, if their senders cooperate, may remain unnoticed, or
-        may let right pieces appear wrong. Without checks (D = 0) the list is empty.
+        may let right pieces appear wrong. Without checks (D = 0) the list is empty. A member that
+        received a wrong piece from a device appears here as well: the sum does not show which of
+        the two is dishonest.
 
         Parameters
         ----------
-        pieces, members : as for :meth:`recover`
+        pieces : Elements
+            One row for each of the members, (a, columns).
+        members : sequence of int
+            The members, in any order.
 
         Raises
         ------
         SecureError
-            More than ``D // 2`` pieces are wrong, so that they cannot be named; or the
-            pieces cannot be compared, as for :meth:`recover`.
+            More than ``D // 2`` pieces are wrong, so that they cannot be named. Or there are fewer
+            than U pieces, or members are repeated or unknown.
         """
         self._check(pieces, members)
         if not self._is_wrong(pieces, members):

@@ -82,7 +82,7 @@ def sweep(
     Parameters
     ----------
     settings : mapping, optional
-        Settings by name, as in :func:`run`, each a value or several values.
+        Settings by name, as in :func:`run`. Keyword arguments take precedence.
     jobs : int
         Number of processes. On Linux they are forks of this one, so what was registered is known.
         Elsewhere, a script needs ``if __name__ == "__main__":``.
@@ -92,7 +92,7 @@ def sweep(
     progress : bool
         Whether to show a progress bar.
     **values
-        As ``settings``, with precedence.
+        Settings by name, each a value or several values.
 
     Returns
     -------
