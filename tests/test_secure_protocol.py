@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import hashlib
 import hmac
 import json
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fldb_flower.errors import BlameError, DataError, DeclinedError, SecureError
+from fldb_flower.secure import roster, sealing, server
 from fldb_flower.secure.device import Device
 from fldb_flower.secure.field import P, echelon, from_bytes, to_bytes
 from fldb_flower.secure.header import Header, Limits, check_header, new_header
@@ -769,3 +771,15 @@ def test_a_damaged_journal_is_refused():
     for length in range(0, len(journal.to_bytes()), 7):
         with pytest.raises(DataError):
             Journal.from_bytes(journal.to_bytes()[:length])
+
+
+@pytest.mark.parametrize("module", [roster, sealing, server])
+def test_examples_of_docstrings(module):
+    done = doctest.testmod(module)
+    assert done.attempted > 0
+    assert done.failed == 0
+
+
+def test_an_error_names_the_devices():
+    assert BlameError("text", iter("ab")).devices == ("a", "b")
+    assert str(BlameError("text", "ab")) == "text"

@@ -73,6 +73,38 @@ class ServerExchange:
         For each member that answered, its sum.
     given_up : bool
         Whether the server has given up. Nothing is counted, and the devices keep their answers.
+
+    Examples
+    --------
+    Five devices contribute one number each:
+
+    >>> import numpy as np
+    >>> from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    >>> from fldb_flower.secure.device import Device
+    >>> from fldb_flower.secure.header import Limits, new_header
+    >>> from fldb_flower.secure.journal import Journal
+    >>> from fldb_flower.secure.roster import Roster
+    >>> from fldb_flower.secure.server import ServerExchange
+    >>> keys = {name: X25519PrivateKey.generate() for name in "abcde"}
+    >>> public = {name: key.public_key().public_bytes_raw() for name, key in keys.items()}
+    >>> roster, limits = Roster(1, public), Limits(min_duels=1, min_devices=5)
+    >>> devices = [Device(name, key, roster, limits) for name, key in keys.items()]
+    >>> header = new_header(
+    ...     roster, keys, exchange=bytes(16), round=1, numbers=1, encoding=b"", max_duels=10,
+    ...     limits=limits, broadcast=b"")
+    >>> state, journals = ServerExchange(header), {}
+    >>> for number, device in enumerate(devices):
+    ...     numbers = np.array([number], dtype=np.uint64)
+    ...     sealed, journal = device.collect(header, Journal(), numbers, cut=3, seed=bytes(32))
+    ...     journals[device.name] = journal.to_bytes()  # on a disk
+    ...     state = state.receive(device.name, sealed)
+    >>> state = state.choose()
+    >>> for device in devices:
+    ...     journal = Journal.from_bytes(journals[device.name])
+    ...     opening, journal = device.open(header, journal, state.pieces_for(device.name))
+    ...     state = state.answer(device.name, opening)
+    >>> state.combine()
+    Sum(numbers=array([10], dtype=uint64), wrong=(), checks=1)
     """
 
     header: Header
