@@ -105,6 +105,18 @@ class FederationError(FldbError):
     """
 
 
+class SecureError(FldbError):
+    """A message of a secure sum violates the protocol, or too few members answered.
+
+    Examples
+    --------
+    >>> from fldb_flower.secure.field import from_bytes
+    >>> from_bytes(bytes(8 * [255]))
+    Traceback (most recent call last):
+    fldb_flower.errors.SecureError: 18446744073709551615 is no element of the field: ...
+    """
+
+
 class ConvergenceError(FldbError):
     """No minimiser was found within the allowed number of exchanges, or the estimate diverges.
 
