@@ -283,13 +283,9 @@ def register_algorithm(
     True
     """
     decorate: Callable[[T], T] = ALGORITHMS.register(
-        name,
-        agents=agents,
-        keeps_duels=keeps_duels,
-        online=online,
-        scheduled=scheduled,
+        name, agents=agents, keeps_duels=keeps_duels, online=online, scheduled=scheduled,
         exchanges=exchanges,
-    )
+    )  # fmt: skip
     return decorate
 
 

@@ -45,6 +45,6 @@ __all__ = [
     "MOVIELENS_ITEMS", "WIRES", "DevicesSettings", "EngineSettings", "Entry", "EnvironmentSettings",
     "ScheduleSettings", "Settings", "check_value", "current_identity", "current_name",
     "current_names", "defaults_nested", "entries", "flower_entries", "from_flat", "from_keywords",
-    "from_nested", "hydra_entries", "is_in_identity", "keyword_entry", "suggestion", "to_dotted",
-    "takes_one_exchange", "to_flat", "to_nested",
+    "from_nested", "hydra_entries", "is_in_identity", "keyword_entry", "suggestion",
+    "takes_one_exchange", "to_dotted", "to_flat", "to_nested",
 ]  # fmt: skip
