@@ -33,6 +33,9 @@ class Entry:
     target: str | Callable[..., Any]
 
 
+Exchanges = Literal["none", "one", "several_first", "several"]
+
+
 @dataclass(frozen=True)
 class AlgorithmEntry(Entry):
     """An algorithm: a subclass of :class:`fldb_flower.algorithms.base.Algorithm`.
@@ -49,6 +52,9 @@ class AlgorithmEntry(Entry):
     scheduled : bool
         Whether ``tau`` and ``schedule`` determine the rounds. If not, results do not depend on
         them.
+    exchanges : {"none", "one", "several_first", "several"}
+        Exchanges of statistics in a round: none; one; several in the first round and one in each
+        later round, or one in all with ``first_round=step``; several.
 
     Examples
     --------
@@ -61,6 +67,7 @@ class AlgorithmEntry(Entry):
     keeps_duels: bool = False
     online: bool = False
     scheduled: bool = True
+    exchanges: Exchanges = "several"
 
 
 @dataclass(frozen=True)
@@ -187,17 +194,21 @@ _ENVIRONMENTS, _NOISE = "fldb_flower.environments", "fldb_flower.bandit.selectio
 
 def _independent(agents: Literal["local", "personal", "uniform"]) -> AlgorithmEntry:
     target = f"{_ALGORITHMS}.independent:Independent"
-    return AlgorithmEntry(target, agents=agents, scheduled=False)
+    return AlgorithmEntry(target, agents=agents, scheduled=False, exchanges="none")
 
 
 ALGORITHMS = Catalogue(
     AlgorithmEntry,
     {
-        "fldb_ogd": AlgorithmEntry(f"{_ALGORITHMS}.ogd:FLDBOGD", online=True),
+        "fldb_ogd": AlgorithmEntry(
+            f"{_ALGORITHMS}.ogd:FLDBOGD", online=True, exchanges="several_first"
+        ),
         "fldb_gd": AlgorithmEntry(f"{_ALGORITHMS}.gd:FLDBGD", keeps_duels=True, scheduled=False),
-        "fldb_ons": AlgorithmEntry(f"{_ALGORITHMS}.ons:FLDBONS", online=True),
+        "fldb_ons": AlgorithmEntry(
+            f"{_ALGORITHMS}.ons:FLDBONS", online=True, exchanges="several_first"
+        ),
         "fldb_personal": AlgorithmEntry(
-            f"{_ALGORITHMS}.personal:FLDBPersonal", agents="personal", online=True
+            f"{_ALGORITHMS}.personal:FLDBPersonal", agents="personal", online=True, exchanges="one"
         ),
         "alone": _independent("personal"),
         "ldb": _independent("local"),
@@ -234,6 +245,7 @@ def register_algorithm(
     keeps_duels: bool = False,
     online: bool = False,
     scheduled: bool = True,
+    exchanges: Exchanges = "several",
 ) -> Callable[[T], T]:
     """Register an algorithm, so that ``algorithm=name`` is valid.
 
@@ -241,7 +253,7 @@ def register_algorithm(
     ----------
     name : str
         Value of the setting ``algorithm``, in snake_case.
-    agents, keeps_duels, online, scheduled
+    agents, keeps_duels, online, scheduled, exchanges
         See :class:`AlgorithmEntry`.
 
     Returns
@@ -271,8 +283,9 @@ def register_algorithm(
     True
     """
     decorate: Callable[[T], T] = ALGORITHMS.register(
-        name, agents=agents, keeps_duels=keeps_duels, online=online, scheduled=scheduled
-    )
+        name, agents=agents, keeps_duels=keeps_duels, online=online, scheduled=scheduled,
+        exchanges=exchanges,
+    )  # fmt: skip
     return decorate
 
 

@@ -26,7 +26,7 @@ _NOT_IN_IDENTITY = (  # settings that may differ between two runs of one federat
     "devices-round-seconds", "devices-at-least", "devices-first-duels", "devices-max-duels",
     "max-message-mb", "checkpoint-seconds", "num-agents", "num-arms", "seed", "tau",
     "schedule", "schedule-ratio", "environment", "environment-sigma", "environment-path",
-    "solver", "gd-steps", "gd-step-size", "beta-scale", "ons-width",
+    "solver", "gd-steps", "gd-step-size", "beta-scale", "ons-width", "first-round",
 )  # fmt: skip
 
 

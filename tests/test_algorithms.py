@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.algorithms.schedules import geometric, periodic, round_ends
 from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.errors import SettingsError
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, Federation, Outcomes, PlayRequest, Upload
 from fldb_flower.federation.history import History
-from fldb_flower.settings import AUTO, from_nested
+from fldb_flower.settings import AUTO, from_nested, takes_one_exchange
 from simulations.engines.vectorized import DirectFederation, run
 
 property_test = hypothesis_settings(deadline=None, derandomize=True, max_examples=60)
@@ -188,6 +190,81 @@ def test_ons_by_hand(scale):
     a, w = [[3, 3], [4, 4], [6, 4], [6, 5]], [[2, 2], [3, 4], [13, 24], [113, 224]]
     matrices = [np.diag(broadcast.play.estimate.information) for broadcast in federation.played]
     np.testing.assert_allclose(matrices, a if scale == AUTO else w, rtol=1e-14)
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
+def test_the_first_step_by_hand(algorithm):
+    # W_new = diag(1, 2), so H = W_new / 4 = diag(1/4, 1/2) at 0; the gradient there is (-5, 3).
+    # lambda = lambda_0 = 1: Newton's step is (5 / 1.25, -3 / 1.5) = (4, -2), twice that (8, -4).
+    # FLDB-ONS keeps a tenth of H: A = diag(1.025, 1.05).
+    # t = 2: FLDB-OGD with alpha = 2: gradient (8, 0), eta = 1/4: theta_hat^(3) = (6, -4),
+    #        theta_sync = ((8 + 8 + 6) / 3, -4); theta_hat^(2) = theta_hat^(1), as if minimised.
+    #        FLDB-ONS: H = diag(0.975, 0.95): A = 2 I, theta = (8 - 8 / 2, -4).
+    settings = chosen(
+        algorithm=algorithm, horizon=2, alpha=2.0, first_round="step", projection_radius=100.0
+    )
+    federation = Prescribed(2, (5, -3), [((8, 0), np.diag([0.975, 0.95]))])
+    theta = run_algorithm(federation, settings)
+    np.testing.assert_allclose(federation.played[1].theta_hat, [8, -4], rtol=1e-14)
+    np.testing.assert_allclose(federation.played[1].play.estimate.theta_sync, [8, -4], rtol=1e-14)
+    expected = {"fldb_ogd": [22 / 3, -4], "fldb_ons": [4, -4]}[algorithm]
+    np.testing.assert_allclose(theta, expected, rtol=1e-14)
+    # Agents select with W or with A.
+    matrices = [np.diag(broadcast.play.estimate.information) for broadcast in federation.played]
+    expected = {"fldb_ogd": [[2, 2], [3, 4]], "fldb_ons": [[1, 1], [1.025, 1.05]]}[algorithm]
+    np.testing.assert_allclose(matrices, expected, rtol=1e-14)
+    assert (federation.history.exchanges, federation.history.rounds) == (2, 2)
+    assert not federation.played[0].hessian
+
+
+def test_ogd_with_a_first_step_projects_around_it():
+    # The center is theta_hat^(1) = (8, -4); (6, -4) is 2 away: projected to (7, -4).
+    settings = chosen(horizon=2, alpha=2.0, first_round="step", projection_radius=1.0)
+    theta = run_algorithm(Prescribed(2, (5, -3), gradients((8, 0))), settings)
+    np.testing.assert_allclose(theta, [(8 + 8 + 7) / 3, -4], rtol=1e-14)
+
+
+@pytest.mark.parametrize("ridge", [1e-9, 0.7])
+@pytest.mark.parametrize("num_agents", [1, 2, 40])
+def test_the_first_step_is_a_least_squares_fit(num_agents, ridge):
+    """Twice the fit of the logits +2 and -2, so at most 4 in the root mean square."""
+    settings = chosen(
+        algorithm="fldb_ons", num_agents=num_agents, dimension=3, horizon=1, first_round="step",
+        ons_ridge=ridge,
+    )  # fmt: skip
+    federation = recorded_run(settings)
+    x, y = federation.duels()
+    padded = np.vstack([x, np.sqrt(4 * ridge) * np.eye(3)])
+    logits = np.concatenate([4 * (y - 0.5), np.zeros(3)])
+    expected = 2 * np.linalg.lstsq(padded, logits, rcond=None)[0]
+    np.testing.assert_allclose(federation.theta, expected, rtol=1e-6)
+    assert np.mean((x @ federation.theta) ** 2) <= 16 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("first_round", ["minimise", "step"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("changes", [{"tau": 1}, {"tau": 3}, {"schedule": {"name": "geometric"}}])
+def test_one_exchange_in_every_round_if_and_only_if_the_settings_say_so(
+    algorithm, first_round, changes
+):
+    if first_round == "step" and algorithm not in {"fldb_ogd", "fldb_ons"}:
+        with pytest.raises(SettingsError) as refused:
+            chosen(algorithm=algorithm, first_round=first_round)
+        expected = f"needs algorithm fldb_ogd or fldb_ons, not {algorithm}"
+        assert str(refused.value) == f"first_round='step' (from a test): {expected}"
+        return
+    settings = chosen(algorithm=algorithm, horizon=17, first_round=first_round, **changes)
+    federation = recorded_run(settings)
+    by_round = []
+    for broadcast, _ in federation.trips:
+        if broadcast.play is not None:
+            by_round.append(0)
+        by_round[-1] += broadcast.learns
+    rounds, exchanges = federation.history.rounds, federation.history.exchanges
+    assert exchanges == sum(by_round)
+    is_one = rounds > 0 and max(by_round) == 1 and exchanges == rounds
+    assert takes_one_exchange(settings) is is_one
+    assert is_one is (algorithm == "fldb_personal" or first_round == "step")
 
 
 # --- counting -----------------------------------------------------------------------------

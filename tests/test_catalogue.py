@@ -15,7 +15,7 @@ from fldb_flower.environments.base import Contexts
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import History
-from fldb_flower.settings import from_nested
+from fldb_flower.settings import from_nested, takes_one_exchange
 from simulations.engines import vectorized
 from simulations.run import run
 
@@ -125,6 +125,17 @@ def test_only_an_online_algorithm_can_be_robust():
         from_nested(values, "a test")
     ALGORITHMS.register("mine", FLDBOGD, online=True)
     assert from_nested(values, "a test").robust == "trimmed"
+
+
+def test_a_registered_algorithm_states_whether_it_has_a_first_round_of_several_exchanges():
+    values = {"algorithm": "mine", "first_round": "step"}
+    ALGORITHMS.register("mine", FLDBOGD)
+    with pytest.raises(SettingsError, match="needs algorithm fldb_ogd or fldb_ons, not mine"):
+        from_nested(values, "a test")
+    ALGORITHMS.register("mine", FLDBOGD, exchanges="several_first")
+    assert takes_one_exchange(from_nested(values, "a test"))
+    ALGORITHMS.register("mine", FLDBOGD, exchanges="one")
+    assert takes_one_exchange(from_nested({"algorithm": "mine"}, "a test"))
 
 
 def test_names_of_the_package_are_fixed_and_others_can_be_replaced():

@@ -555,6 +555,34 @@ def test_the_width_may_change_between_two_runs_of_one_federation(tmp_path):
     assert (server.round, server.devices.duels) == (2, 11)
 
 
+def test_a_first_step_takes_one_exchange_per_round(tmp_path):
+    federation = Federation(tmp_path, **{"first-round": "step"})
+    for device in range(3):
+        federation.answer(device, 4)
+    server = federation.serve()
+    x = np.concatenate(list(federation.differences()))
+    assert len(x) == 12
+    y = []
+    for path in federation.stores:
+        with DuelStore(path) as store:
+            y += list(store.evidence(0, store.last).preferences)
+    # Twice Newton's step from 0 with ridge 1, where H = X^T X / 4; a tenth of H is kept.
+    half = x.T @ (np.array(y) - 0.5)
+    expected = 2 * np.linalg.solve(np.eye(D) + x.T @ x / 4, half)
+    algorithm = server.strategy.algorithm
+    np.testing.assert_allclose(algorithm.theta_sync, expected, rtol=1e-10)
+    np.testing.assert_allclose(algorithm.state()["curvature"], np.eye(D) + x.T @ x / 40, rtol=1e-10)
+    for _ in range(2):
+        federation.answer(0, 3)
+        server = federation.serve()
+    assert (server.round, server.strategy.history.exchanges) == (3, 3)
+    # The setting matters in the first round only, so it may change afterwards.
+    federation.answer(1, 3)
+    server = federation.serve(**{"first-round": "minimise"})
+    assert (server.round, server.strategy.history.exchanges) == (4, 4)
+    assert server.devices.duels == 21
+
+
 def test_a_damaged_or_foreign_checkpoint_is_refused_and_kept(tmp_path):
     federation = Federation(tmp_path)
     federation.answer(0, 8)

@@ -48,6 +48,22 @@ def test_inprocess_equals_vectorized_for_any_number_of_nodes(tmp_path, algorithm
     assert list(got.exchanges) == list(expected.exchanges)
 
 
+@pytest.mark.parametrize("nodes", [1, 4, 11])
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
+def test_a_first_step_agrees_across_engines(tmp_path, algorithm, nodes):
+    step = {"algorithm": algorithm, "first_round": "step"}
+    counts = [1 + t // 3 for t in range(1, 24)]  # t = 1, then 3, 6, ..., 21
+    run(settings(**step), tmp_path / "v")
+    run(settings(**step, engine__name="inprocess", engine__num_nodes=nodes), tmp_path / "i")
+    expected, got = regret(tmp_path / "v"), regret(tmp_path / "i")
+    np.testing.assert_allclose(got.cumulative_regret, expected.cumulative_regret, rtol=1e-9)
+    assert list(got.exchanges) == list(expected.exchanges) == counts
+    run(settings(algorithm=algorithm), tmp_path / "minimised")
+    assert not np.allclose(
+        regret(tmp_path / "minimised").cumulative_regret, expected.cumulative_regret
+    )
+
+
 @pytest.mark.parametrize("selection", ["maxinp", "colstim", "maxpairucb", "thompson"])
 def test_selection_rules_agree_across_engines(tmp_path, selection):
     run(settings(selection=selection), tmp_path / "v")

@@ -179,6 +179,7 @@ def test_matrix_operations(name, seed, n):
         np.linalg.solve(written_out + 0.2 * np.eye(6), vector),
         rtol=1e-9, atol=1e-12,
     )  # fmt: skip
+    np.testing.assert_allclose(dense(form.scaled(matrix, 0.3)), 0.3 * written_out, atol=1e-12)
     packed = form.pack(matrix)
     assert packed.shape == (form.size,)
     np.testing.assert_array_equal(form.unpack(packed), matrix)

@@ -98,6 +98,8 @@ ALGORITHMS = {
         "alpha": 1.0,
     },
     "fldb_ons": {"algorithm": "fldb_ons"},
+    "fldb_ogd first step": {"algorithm": "fldb_ogd", "first_round": "step"},
+    "fldb_ons first step": {"algorithm": "fldb_ons", "first_round": "step"},
     "fldb_personal": {"algorithm": "fldb_personal"},
     "fldb_ons geometric": {"algorithm": "fldb_ons", "schedule__name": "geometric"},
     "fldb_gd newton": {"algorithm": "fldb_gd"},
@@ -229,6 +231,11 @@ def test_settings_with_the_same_results_identify_the_same_run():
     ons, paper = own(algorithm="fldb_ons"), own(algorithm="fldb_ons", beta_scale=1)
     assert len({ons, paper, own(algorithm="fldb_ons", ons_width=2.0)}) == 3
     assert own(algorithm="fldb_ons", beta_scale=1, ons_width=2.0) == paper
+    # The identities of version 0.1.0 do not have it.
+    assert "first_round" not in ons
+    assert own(algorithm="fldb_ons", first_round="minimise") == ons
+    step = own(algorithm="fldb_ons", first_round="step").splitlines()
+    assert set(step) - set(ons.splitlines()) == {"first_round='step'"}
 
 
 # --- the state of agents ---------------------------------------------------------------------

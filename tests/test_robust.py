@@ -158,16 +158,18 @@ def turned(vector):
     return vector
 
 
+@pytest.mark.parametrize("first_round", ["minimise", "step"])
 @pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_ogd"])
-def test_over_messages_the_result_is_that_of_each_agents_upload(algorithm):
+def test_over_messages_the_result_is_that_of_each_agents_upload(algorithm, first_round):
     """Compared with uploads of each agent, computed from the group's duels."""
-    settings = chosen(algorithm=algorithm, robust="trimmed", engine__name="inprocess")
+    values = {"algorithm": algorithm, "first_round": first_round, "engine__name": "inprocess"}
+    settings = chosen(robust="trimmed", **values)
     theta, history = over(settings)
     by_agent = History(settings.horizon)
     expected = run_algorithm(LyingAgents(settings, by_agent), settings)
     np.testing.assert_allclose(theta, expected, rtol=1e-9)
     np.testing.assert_allclose(history.cumulative_regret, by_agent.cumulative_regret, rtol=1e-9)
-    plain, _ = over(chosen(algorithm=algorithm, engine__name="inprocess"))
+    plain, _ = over(chosen(**values))
     assert not np.allclose(theta, plain)
 
 
@@ -177,6 +179,13 @@ def test_the_first_minimiser_uses_the_exact_sum(monkeypatch):
     theta, _ = over(settings)
     plain, _ = over(chosen(algorithm="fldb_ons", horizon=1, engine__name="inprocess"))
     np.testing.assert_array_equal(theta, plain)
+
+
+def test_a_first_step_is_robust():
+    values = {"algorithm": "fldb_ons", "horizon": 1, "first_round": "step"}
+    theta, _ = over(chosen(robust="trimmed", engine__name="inprocess", **values))
+    plain, _ = over(chosen(engine__name="inprocess", **values))
+    assert not np.allclose(theta, plain)
 
 
 def test_an_implausible_node_is_excluded_and_reported():

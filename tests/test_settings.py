@@ -560,7 +560,7 @@ def together(values):
     if values.get("mode") == "devices" and values["algorithm"] != "fldb_ogd":
         values["algorithm"] = "fldb_ons"
     if values["algorithm"] not in ("fldb_ogd", "fldb_ons"):
-        values["robust"] = "none"
+        values |= {"robust": "none", "first_round": "minimise"}
     if values["algorithm"] in {"ldb", "alone", "fldb_personal"} or values["dimension"] < 3:
         values["matrix_form"] = "full"
     if values["matrix_form"] != "full" and values["solver"] == "newton":

@@ -30,6 +30,9 @@ class FLDBOGD(Online):
     (``round``). With tau = 1, round 1 is t = 1 itself: the gradient vanishes at the minimiser,
     so theta_hat^(2) = theta_hat^(1).
 
+    With ``first_round=step``, theta_hat^(1) is ``-2 (lambda I + W_1 / 4)^-1 g`` with the gradient g
+    of the first duels at 0, from one exchange. It is also the center of the projection.
+
     The state also has ``initial``, theta_hat^(1).
     """
 

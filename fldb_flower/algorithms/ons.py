@@ -17,7 +17,9 @@ class FLDBONS(Online):
 
     Agents return the gradient g and the Hessian H of their fresh duels at theta. At t = 1, theta
     is the minimiser of the loss of the first duels with ridge lambda_0 (``ons_ridge``), and
-    ``A = lambda_0 I + H_1``. Each round then computes::
+    ``A = lambda_0 I + H_1``. With ``first_round=step``, theta is
+    ``-2 (lambda_0 I + W_1 / 4)^-1 g`` with the gradient g at 0, and ``A = lambda_0 I + W_1 / 40``,
+    from one exchange. Each round then computes::
 
         A      += H
         theta  -= A^-1 g

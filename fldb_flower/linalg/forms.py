@@ -13,6 +13,7 @@ All represent positive semi-definite matrices. docs/scaling.md compares their re
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -59,6 +60,10 @@ class Form(ABC):
     def total(self, matrices: Sequence[Array]) -> Array:
         """Return the sum of at least one matrix, in the order given."""
         return functools.reduce(operator.add, matrices)
+
+    def scaled(self, matrix: Array, factor: float) -> Array:
+        """Return ``factor M``, for a factor of at least 0."""
+        return factor * matrix
 
     @abstractmethod
     def pack(self, matrix: Array) -> Array:
@@ -202,6 +207,10 @@ class Sketch(Form):
         xp = namespace(matrices[0])
         rows = xp.concat([matrix[:-1] for matrix in matrices])
         return self._reduced(rows, sum(float(matrix[-1, 0]) for matrix in matrices))
+
+    def scaled(self, matrix: Array, factor: float) -> Array:
+        xp = namespace(matrix)
+        return xp.concat([math.sqrt(factor) * matrix[:-1], factor * matrix[-1:]])
 
     def _reduced(self, rows: Array, constant: float) -> Array:
         """Return the sketch of ``rows^T rows + constant I``."""

@@ -9,6 +9,7 @@ from fldb_flower.settings.checks import (
     ENVIRONMENT_OF,
     MOVIELENS_DIMENSIONS,
     MOVIELENS_ITEMS,
+    takes_one_exchange,
 )
 from fldb_flower.settings.declaration import (
     MAX_DIMENSION,
@@ -44,6 +45,6 @@ __all__ = [
     "MOVIELENS_ITEMS", "WIRES", "DevicesSettings", "EngineSettings", "Entry", "EnvironmentSettings",
     "ScheduleSettings", "Settings", "check_value", "current_identity", "current_name",
     "current_names", "defaults_nested", "entries", "flower_entries", "from_flat", "from_keywords",
-    "from_nested", "hydra_entries", "is_in_identity", "keyword_entry", "suggestion", "to_dotted",
-    "to_flat", "to_nested",
+    "from_nested", "hydra_entries", "is_in_identity", "keyword_entry", "suggestion",
+    "takes_one_exchange", "to_dotted", "to_flat", "to_nested",
 ]  # fmt: skip

@@ -52,6 +52,25 @@ def automatic(settings: Settings) -> dict[str, Any]:
     return values
 
 
+def takes_one_exchange(settings: Settings) -> bool:
+    """Return whether each round takes exactly one exchange of statistics.
+
+    FLDB-Personal's does; with ``first_round=step`` also those of FLDB-OGD and FLDB-ONS. A round
+    that is run again, because replies were missing, repeats its exchange.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import Settings, takes_one_exchange
+    >>> takes_one_exchange(Settings(algorithm="fldb_ons"))
+    False
+    >>> takes_one_exchange(Settings(algorithm="fldb_ons", first_round="step"))
+    True
+    """
+    exchanges = ALGORITHMS[settings.algorithm].exchanges
+    is_step = settings.first_round == "step"
+    return exchanges == "one" or (exchanges == "several_first" and is_step)
+
+
 def check_together(settings: Settings, source: str) -> None:
     """Raise a SettingsError if two settings are incompatible."""
     for check in (_check_engine, _check_algorithm, _check_matrix_form, _check_environment):
@@ -84,6 +103,11 @@ def _check_algorithm(settings: Settings) -> Problem:
         if settings.algorithm not in robust:
             reason = f": needs algorithm {' or '.join(robust)}, not {settings.algorithm}"
             return f"robust={settings.robust!r}", reason
+    if settings.first_round == "step":
+        able = [name for name, each in ALGORITHMS.items() if each.exchanges == "several_first"]
+        if settings.algorithm not in able:
+            reason = f": needs algorithm {' or '.join(able)}, not {settings.algorithm}"
+            return f"first_round={settings.first_round!r}", reason
     if ALGORITHMS[settings.algorithm].online:
         return None
     online = [name for name, entry in ALGORITHMS.items() if entry.online]

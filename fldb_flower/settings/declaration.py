@@ -30,6 +30,7 @@ ENGINES = ("vectorized", "inprocess", "flower")
 WIRES = ("float64", "float32")
 BACKENDS = ("numpy", "cpu", "cuda")
 SOLVERS = ("newton", "lbfgs", "gd")
+FIRST_ROUNDS = ("minimise", "step")
 
 MAX_DIMENSION = 4096  # W, (d, d), then takes 128 MiB
 MIN_REAL, MAX_REAL = 1e-100, 1e100  # products and squares of two such numbers are finite
@@ -284,6 +285,12 @@ class Settings(Checked):
         AUTO,
         "FLDB-GD, solver=gd: eta; auto: 1 / (trace(W) / 4 + lambda), which is always stable.",
         POSITIVE,
+    )
+    first_round: str = setting(
+        "minimise",
+        "FLDB-OGD, FLDB-ONS: first estimate: minimise, the minimiser of the first duels' loss, by"
+        " several exchanges; step, a long Newton step from 0, by one exchange.",
+        choices=FIRST_ROUNDS,
     )
     ons_ridge: float = setting(
         1.0, "FLDB-ONS: lambda_0, the ridge; values below 0.5 are unsafe with few agents.", POSITIVE
