@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -411,3 +412,71 @@ def test_an_interrupt_ends_a_sweep_and_its_processes(tmp_path):
     assert output == "interrupted\n", errors
     assert "Traceback" not in errors
     assert not psutil.wait_procs(children, timeout=10)[1]
+
+
+QUIET = {"num_agents": 4, "horizon": 8, "progress": False}
+
+
+def test_an_unfinished_run_of_a_sweep_is_run_again_and_kept(tmp_path):
+    fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
+    damaged = next(tmp_path.glob("*/summary.json"))
+    damaged.write_text('{"algor')
+    before = sorted(damaged.parent.iterdir())
+    table = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
+    assert table["tau"].to_list() == [1, 2]
+    assert sorted(damaged.parent.iterdir()) == before
+    assert len(list(tmp_path.glob("*/summary.json"))) == 3
+    again = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)  # nothing is left to run
+    assert len(list(tmp_path.glob("*/summary.json"))) == 3
+    pd.testing.assert_frame_equal(again, table)
+
+
+@pytest.mark.parametrize("directory", ["/etc/hostname", "/proc/x", "", 3])
+def test_the_folder_of_a_sweep_is_checked_before_the_first_run(directory, monkeypatch):
+    monkeypatch.setattr("simulations.api.sweeps.run_settings", None)
+    with pytest.raises(fldb.FldbError, match=r"^directory="):
+        fldb.sweep(tau=[1, 2], directory=directory, **QUIET)
+
+
+def test_a_table_of_the_user_is_not_overwritten(tmp_path, monkeypatch):
+    monkeypatch.setattr("simulations.api.sweeps.run_settings", None)
+    (tmp_path / "sweep.csv").write_text("precious")
+    with pytest.raises(fldb.FldbError, match="not a table of runs"):
+        fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
+    assert (tmp_path / "sweep.csv").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["model.json", "prediction.csv"])
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "a,b\n"])
+def test_a_damaged_file_is_named_by_load(name, content, tmp_path):
+    folder = fldb.run(num_agents=4, horizon=8).save(tmp_path / "run")
+    (folder / name).write_text(content)
+    with pytest.raises(fldb.FldbError, match=f"{name} is damaged"):
+        fldb.load(folder)
+
+
+def test_a_sweep_error_can_be_pickled():
+    error = fldb.SweepError(pd.DataFrame({"tau": [1]}), {"tau=2": "no"})
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.errors) == (str(error), error.errors)
+
+
+@pytest.mark.parametrize("given", [None, print, fldb.Callback, [fldb.Callback], [print]])
+def test_callbacks_are_checked_before_the_run(given):
+    with pytest.raises(fldb.SettingsError, match=r"must be a list of instances of fldb_flower"):
+        fldb.run(num_agents=4, horizon=8, callbacks=given)
+
+
+def test_plot_accepts_short_names_of_styles():
+    (line,) = fldb.run(num_agents=4, horizon=8).plot(c="red", ls="--").lines
+    assert (line.get_color(), line.get_linestyle()) == ("red", "--")
+
+
+def test_jobs_may_be_an_integer_of_numpy():
+    assert len(fldb.sweep(seed=range(2), jobs=np.int64(1), **QUIET)) == 2
+
+
+@pytest.mark.parametrize("path", [None, 3, ""])
+def test_what_is_not_a_path_is_refused(path):
+    with pytest.raises(fldb.SettingsError, match="must be the path of a folder"):
+        fldb.load(path)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fldb_flower.errors import DataError, one_line
+from fldb_flower.errors import DataError, SettingsError, one_line
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.runs.curves import label_axes, line_style
 from fldb_flower.runs.directory import MODEL, SUMMARY
@@ -89,7 +89,7 @@ class Result:
 
     @cached_property
     def theta(self) -> FloatArray | None:
-        """The final common estimate theta_sync, (d,); None if the algorithm has none."""
+        """The final common estimate theta_sync, (d,); None if there is none."""
         if MODEL not in self._files:
             return None
         return np.array(json.loads(self._files[MODEL])["theta_sync"])
@@ -135,13 +135,16 @@ class Result:
         >>> [line.get_label() for line in ax.lines]
         ['FLDB-OGD', 'FLDB-ONS']
         """
+        from matplotlib.cbook import normalize_kwargs  # noqa: PLC0415 - slow
+        from matplotlib.lines import Line2D  # noqa: PLC0415
+
         ax, algorithm = axes_for(ax), str(self.settings["algorithm"])
         default = style_of(algorithm)
         look = {"label": default["label"], "gid": algorithm, **line_style(default)}
         if any(line.get_gid() == algorithm for line in ax.lines):
             look |= {"color": f"C{len(ax.lines)}", "linestyle": "-"}
         x, y = self.regret["iteration"], self.regret["cumulative_regret"]
-        (line,) = ax.plot(x, y, **(look | style))
+        (line,) = ax.plot(x, y, **(look | normalize_kwargs(style, Line2D)))
         label_axes(ax)
         line.sticky_edges.y.append(0)
         ax.update_datalim([(0, 0)])
@@ -175,7 +178,7 @@ class Result:
         >>> sorted(path.name for path in folder.iterdir())
         ['config.yaml', 'model.json', 'prediction.csv', 'regret.csv', 'summary.json']
         """
-        path = Path(directory).expanduser()
+        path = checked_path(directory, "directory")
         save_files(path, self._files)
         return path
 
@@ -226,7 +229,7 @@ def load(path: str | PathLike[str]) -> Result | pd.DataFrame:
     >>> fldb.load(result.save(tempfile.mkdtemp()))
     Result(fldb_ogd on synthetic, num_agents=10, horizon=20, tau=5, seed=0: final regret ...)
     """
-    folder = Path(path).expanduser()
+    folder = checked_path(path, "path")
     if any((folder / name).exists() for name in (CONFIG, SUMMARY)) and folder.is_dir():
         return _loaded(read_run(folder), folder)
     runs, unfinished = find_runs([folder])
@@ -244,7 +247,28 @@ def _loaded(run: Run | Unfinished, folder: Path) -> Result:
         files = {name: (folder / name).read_bytes() for name in _FILES if (folder / name).exists()}
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    return Result.of_files(run.settings, files)
+    result = Result.of_files(run.settings, files)
+    for name, attribute in ((MODEL, "theta"), (PARTICIPATION, ""), (PREDICTION, "")):
+        try:
+            value = getattr(result, attribute or name.partition(".")[0])
+            if isinstance(value, pd.DataFrame):
+                value["iteration"]
+        except (ValueError, KeyError, TypeError):
+            raise DataError(f"{folder / name} is damaged, or another program's") from None
+    return result
+
+
+def checked_path(value: Any, name: str) -> Path:
+    """Return an argument as a path.
+
+    Raises
+    ------
+    SettingsError
+        It is empty, or not a path.
+    """
+    if not isinstance(value, str | PathLike) or not str(value):
+        raise SettingsError(f"{name}={value!r} (from Python): must be the path of a folder")
+    return Path(value).expanduser()
 
 
 def _table(content: bytes) -> pd.DataFrame:

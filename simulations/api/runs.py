@@ -22,6 +22,9 @@ SOURCE = "Python"
 """Origin of the settings, in error messages."""
 
 
+_CALLS = ("on_round", "on_result")
+
+
 class Callback:
     """Base class of callbacks of :func:`run`: override what is needed.
 
@@ -49,9 +52,9 @@ class Callback:
         Parameters
         ----------
         history : History
-            Read-only. Its attributes are ``iteration``, ``regret``, ``exchanges``, ``rounds``,
-            ``uploaded_bytes``, ``downloaded_bytes``, ``log_loss``, ``accuracy`` and others; see
-            :class:`fldb_flower.federation.history.History`.
+            It must not be changed. Its attributes are ``iteration``, ``regret``, ``exchanges``,
+            ``rounds``, ``uploaded_bytes``, ``downloaded_bytes``, ``log_loss``, ``accuracy`` and
+            others; see :class:`fldb_flower.federation.history.History`.
         """
 
     def on_result(self, result: Result) -> None:
@@ -105,7 +108,22 @@ def run(
     True
     """
     chosen = from_keywords(merged(settings, values), SOURCE)
-    return run_settings(chosen, list(callbacks))
+    return run_settings(chosen, _checked_callbacks(callbacks))
+
+
+def _checked_callbacks(callbacks: Any) -> list[Callback]:
+    given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    for each in given:
+        if (
+            isinstance(each, type)
+            or not hasattr(each, "on_round")
+            or not hasattr(each, "on_result")
+        ):
+            raise SettingsError(
+                f"callbacks={each!r} (from {SOURCE}): must be a list of instances of"
+                " fldb_flower.Callback"
+            )
+    return given
 
 
 def merged(settings: Mapping[str, Any] | None, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +140,8 @@ def merged(settings: Mapping[str, Any] | None, values: Mapping[str, Any]) -> dic
     for source in (settings or {}, values):
         named = {keyword_entry(str(name), SOURCE).dotted: value for name, value in source.items()}
         if len(named) < len(source):
-            raise SettingsError(f"a setting is given twice, in two spellings (from {SOURCE})")
+            spelled = ", ".join(map(str, source))
+            raise SettingsError(f"{spelled} (from {SOURCE}): a setting is given twice")
         chosen |= named
     return chosen
 

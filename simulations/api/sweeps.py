@@ -6,11 +6,13 @@ import hashlib
 import itertools
 import multiprocessing
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing.context import BaseContext
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ import pandas as pd
 from tqdm import TqdmWarning
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
-from fldb_flower.errors import FldbError, SettingsError
+from fldb_flower.errors import FldbError, OutputError, SettingsError
 from fldb_flower.runs.results import identity
 from fldb_flower.settings import Settings, from_keywords, to_dotted
+from simulations.api.results import checked_path
 from simulations.api.runs import SOURCE, merged, run_settings
 from simulations.pools import map_in_processes
 from simulations.saved_runs import Run, find_finished
@@ -64,6 +67,9 @@ class SweepError(FldbError):
             " .table has the others"
         )
         self.table, self.errors = table, errors
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.table, self.errors)
 
 
 def sweep(
@@ -126,7 +132,7 @@ def _table(
     progress: bool,
 ) -> pd.DataFrame:
     """Run what is not yet in the directory; see :func:`sweep`."""
-    folder = None if directory is None else Path(directory).expanduser()
+    folder = None if directory is None else _prepared(checked_path(directory, "directory"))
     wanted = {identity(each): each for each in chosen}
     found = {} if folder is None else find_finished(folder, wanted)
     todo = {key: each for key, each in wanted.items() if key not in found}
@@ -139,6 +145,20 @@ def _table(
         else:
             found[key] = outcome
     return _finished([found[key] for key in wanted if key in found], swept, folder, errors)
+
+
+def _prepared(folder: Path) -> Path:
+    """Create the folder of a sweep; check that the results can be written before the first run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        if (folder / TABLE).exists():
+            with (folder / TABLE).open(encoding="utf-8", errors="replace") as file:
+                if not file.readline().startswith("job,"):
+                    raise OutputError(f"{folder / TABLE} is not a table of runs: not overwritten")
+    except OSError as error:
+        raise OutputError(f"directory={str(folder)!r}: {error.strerror}") from None
+    return folder
 
 
 def _finished(
@@ -163,7 +183,7 @@ def _combinations(values: Mapping[str, Any]) -> tuple[list[Settings], list[str]]
     for name, value in values.items():
         if isinstance(value, Mapping | set | frozenset):
             raise SettingsError(f"{name}={value!r} (from {SOURCE}): must be a value or a list")
-        is_list = isinstance(value, Iterable) and not isinstance(value, str)
+        is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
         if is_list and getattr(value, "ndim", 1) > 0:
             choices[name] = list(value)
             swept.append(name)
@@ -178,9 +198,9 @@ def _combinations(values: Mapping[str, Any]) -> tuple[list[Settings], list[str]]
 
 
 def _checked_jobs(jobs: Any) -> int:
-    if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
+    if not isinstance(jobs, Integral) or isinstance(jobs, bool) or jobs < 1:
         raise SettingsError(f"jobs={jobs!r} (from {SOURCE}): must be a whole number, at least 1")
-    return jobs
+    return int(jobs)
 
 
 def _outcomes(
@@ -223,7 +243,10 @@ def _attempt(settings: Settings, folder: Path | None) -> Run | str:
         if folder is None:
             return result.as_run()
         name = hashlib.sha256(identity(settings).encode()).hexdigest()[:12]
-        return result.as_run(result.save(folder / name))
+        # A folder with this name holds an unfinished run: it is kept, and named by `load`.
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        path = next(path for path in map(folder.joinpath, names) if not path.exists())
+        return result.as_run(result.save(path))
     except Exception as error:
         return describe_exception(error)
 
