@@ -11,11 +11,13 @@ Examples
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from fldb_flower import former_modules
 
+TYPE_CHECKING = False  # commands install signal handlers before slow imports such as typing
 if TYPE_CHECKING:
+    from typing import Any
+
     from fldb_flower.bandit.learner import DuelingBandit
     from fldb_flower.catalogue import (
         register_algorithm,

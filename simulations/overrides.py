@@ -105,8 +105,11 @@ def check_overrides(
     Raises
     ------
     SettingsError
-        An override cannot be parsed, or its name does not exist.
+        An override cannot be parsed, its name does not exist, or it has no effect; or the folder
+        ``config_dir`` does not exist.
     """
+    if config_dir is not None and not Path(config_dir).is_dir():
+        raise SettingsError(f"--config-dir {config_dir}: there is no such folder")
     parsed = [_parse(text, sweep=sweep) for text in overrides]
     searchpath = search_path(config_dir)
     for override in parsed:
@@ -122,6 +125,8 @@ def with_current_name(text: str) -> str:
     """Return an override with the current name of its setting; warn of a former name."""
     name, equals, value = text.partition("=")
     plain = name.lstrip("+")
+    if not plain:
+        raise SettingsError(f"{_named(text)}: the name of the setting is missing")
     return (
         f"{name[: len(name) - len(plain)]}{current_name(plain, 'the command line')}{equals}{value}"
     )
@@ -156,6 +161,9 @@ def _parse(text: str, *, sweep: bool) -> Override:
         key = override.key_or_group
         one = _quote(text, sweep=False) if _takes_text(key) else ""
         raise SettingsError(f"{_named(text)}: several values are a sweep, which needs -m{one}")
+    if override.key_or_group == _FOLDERS[not sweep]:
+        kind, other = ("a run", "a sweep's") if sweep else ("a sweep", "a run's")
+        raise SettingsError(f"{_named(text)}: the folder of {kind}; {other} is {_FOLDERS[sweep]}")
     value = override.value()
     if override.key_or_group in _FOLDERS and _expanded(str(value)) != str(value):
         end = _quote(f"{override.key_or_group}={value}", sweep=False)

@@ -386,7 +386,9 @@ def test_an_interrupt_ends_a_sweep_and_its_processes(tmp_path):
     psutil = pytest.importorskip("psutil")
     script = tmp_path / "script.py"
     script.write_text(
+        "import signal\n"
         "import fldb_flower as fldb\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # not that of a shell's `&`\n"
         "try:\n"
         "    fldb.sweep(num_agents=50, horizon=3000, tau=1, seed=range(50), jobs=2)\n"
         "except KeyboardInterrupt:\n"

@@ -20,8 +20,8 @@ PRODUCT = [
 ]
 TESTS = sorted((ROOT / "tests").glob("*.py"))
 LAYERS_BELOW_RUNS = (
-    *("wire", "algorithms", "federation", "environments", "bandit", "linalg", "settings"),
-    *("catalogue", "system", "errors"),
+    *("wire", "algorithms", "federation", "environments", "bandit", "secure", "linalg"),
+    *("settings", "catalogue", "system", "errors"),
 )
 HEAVY = {"matplotlib", "pandas", "torch"}
 MOST_LINES = 400

@@ -11,7 +11,7 @@ from fldb_flower.bandit.prior import VARIANCES
 from fldb_flower.settings import from_nested
 from simulations import measured
 from simulations.benchmark import __main__ as benchmark
-from simulations.benchmark import personal
+from simulations.benchmark import personal, secure
 
 
 @pytest.fixture
@@ -92,3 +92,14 @@ def test_newcomers_profit_from_the_federation(few):
     for name in ("common", "personal"):
         assert max(table.regret[name, 1]) < min(table.regret["alone", 1])
         assert max(table.log_loss[name, 1]) < 0.65
+
+
+def test_a_secure_sum_by_hand(monkeypatch):
+    """10 devices with 3 + 6 + 6 + 1 numbers, 2 per polynomial: 6 seeds and 4 pieces of 64 bytes."""
+    monkeypatch.setattr(secure, "SIZES", ((10, 3),))
+    (row,) = secure.secure(repetitions=1).to_dict("records")
+    assert (row["c"], row["l"], row["numbers"]) == (10, 2, 16)
+    assert row["up, kB"] == round((6 * 32 + 4 * 64 + 10 * 16) / 1000, 1)
+    assert row["to a member, kB"] == round(9 * (6 * 32 + 4 * 64 + 10 * 16) / 10 / 1000, 1)
+    assert row["without seeds: up, kB"] == round(10 * (64 + 16) / 1000, 1)
+    assert min(row["collect, ms"], row["open, ms"], row["server, ms"]) > 0

@@ -121,6 +121,7 @@ def test_each_help_names_its_command_and_no_other_spelling(name, fldb):
         ("demo --devices x", "'x' must be a whole number, at least 1"),
         ("keys make", "invalid choice: 'make' (choose from"),
         ("keys credentials keys", "the following arguments are required: --host"),
+        ("keys roster make", "invalid choice: 'make' (choose from"),
         ("serve", "the following arguments are required: --store"),
         ("completion ksh", "invalid choice: 'ksh' (choose from"),
     ],

@@ -15,7 +15,7 @@ from test_run import ROOT, call
 from fldb_flower.environments.movielens import MovieLens
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.settings import Settings, from_nested
-from simulations.overrides import check_overrides
+from simulations.overrides import check_overrides, with_current_name
 from simulations.run import help_text
 
 
@@ -233,3 +233,19 @@ def test_a_long_value_is_truncated_in_a_message():
     with pytest.raises(SettingsError) as error:
         Settings(tau="a" * 100_000)
     assert len(str(error.value)) < 700
+
+
+def test_a_folder_without_effect_is_refused():
+    assert refusal("hydra.sweep.dir=zz").endswith("a run's is hydra.run.dir")
+    assert refusal("hydra.run.dir=zz", sweep=True).endswith("a sweep's is hydra.sweep.dir")
+
+
+def test_a_missing_config_dir_is_named_before_its_choices(tmp_path):
+    missing = str(tmp_path / "nope")
+    expected = f"--config-dir {missing}: there is no such folder"
+    assert refusal("experiment=mine", config_dir=missing) == expected
+
+
+def test_an_override_without_a_name_is_refused():
+    with pytest.raises(SettingsError, match=r"^=1 \(from the command line\): the name .* missing$"):
+        with_current_name("=1")

@@ -8,12 +8,11 @@ ECDSA P-384 key in OpenSSH format, as Flower requires. Private keys have mode 06
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -22,8 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError
-from fldb_flower.system.files import create_file, replace_file
+from fldb_flower.deployment.key_files import make_folder, read_file, reported, write_new
+from fldb_flower.errors import DataError, OutputError, SettingsError
+from fldb_flower.system.files import replace_file
 
 CA, CA_KEY, SERVER, SERVER_KEY, DEVICES = (
     "ca.crt", "ca.key", "server.pem", "server.key", "devices",
@@ -73,9 +73,9 @@ def create(folder: Path, hosts: Sequence[str], devices: int) -> list[Path]:
         folder / SERVER_KEY: (_pem(server_key), 0o600),
         folder / SERVER: (server.public_bytes(Encoding.PEM), 0o644),
     }
-    _make_folder(folder)
+    make_folder(folder)
     for path, (content, mode) in files.items():
-        _write_new(path, content, mode)
+        write_new(path, content, mode)
     return [*files, *(add_devices(folder, devices) if devices else [])]
 
 
@@ -89,8 +89,8 @@ def add_devices(folder: Path, devices: int) -> list[Path]:
     """
     if devices < 1:
         raise SettingsError(f"{devices} devices: must be at least 1")
-    _make_folder(folder / DEVICES)
-    with _report(OutputError, f"read {folder / DEVICES}"):
+    make_folder(folder / DEVICES)
+    with reported(OutputError, f"read {folder / DEVICES}"):
         names = [path.name for path in (folder / DEVICES).iterdir()]
     known = [re.fullmatch(r"device(\d+)(\.pub)?", name) for name in names]
     last = max((int(match[1]) for match in known if match), default=0)
@@ -99,8 +99,8 @@ def add_devices(folder: Path, devices: int) -> list[Path]:
         key = ec.generate_private_key(_CURVE)
         private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         public = key.public_key().public_bytes(Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        _write_new(path, private, 0o600)
-        _write_new(path.with_suffix(".pub"), public + f" {path.name}\n".encode(), 0o644)
+        write_new(path, private, 0o600)
+        write_new(path.with_suffix(".pub"), public + f" {path.name}\n".encode(), 0o644)
     return made
 
 
@@ -128,7 +128,7 @@ def renew(folder: Path, hosts: Sequence[str] = ()) -> Path:
     old = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     names = [_subject_name(host) for host in dict.fromkeys(hosts)] or list(old)
     renewed = _sign_server(_private_key(folder / SERVER_KEY).public_key(), names, ca, ca_key)
-    with _report(OutputError, f"write {folder / SERVER}"):
+    with reported(OutputError, f"write {folder / SERVER}"):
         replace_file(folder / SERVER, renewed.public_bytes(Encoding.PEM))
     return folder / SERVER
 
@@ -204,39 +204,16 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _certificate(path: Path) -> x509.Certificate:
     try:
-        return x509.load_pem_x509_certificate(_read(path))
+        return x509.load_pem_x509_certificate(read_file(path))
     except ValueError:
         raise DataError(f"{path} is not a certificate") from None
 
 
 def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        key = serialization.load_pem_private_key(_read(path), None)
+        key = serialization.load_pem_private_key(read_file(path), None)
     except (TypeError, ValueError):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DataError(f"{path} is not an unencrypted ECDSA key")
     return key
-
-
-@contextlib.contextmanager
-def _report(error: type[FldbError], action: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as reason:
-        raise error(f"cannot {action}: {reason.strerror}") from None
-
-
-def _read(path: Path) -> bytes:
-    with _report(DataError, f"read {path}"):
-        return path.read_bytes()
-
-
-def _make_folder(folder: Path) -> None:
-    with _report(OutputError, f"create the folder {folder}"):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def _write_new(path: Path, content: bytes, mode: int) -> None:
-    with _report(OutputError, f"write {path}"):
-        create_file(path, content, mode)

@@ -28,7 +28,9 @@ from fldb_flower.bandit.prior import MAX_EXCESS, CommonPrior, longest_shift, sca
 from fldb_flower.federation.exchange import Broadcast, Upload
 
 _SLACK = {"float64": 1e-6, "float32": 1e-3}
-_DRIFT = 2.0  # of the scale
+
+DRIFT = 2.0
+"""How much larger the scale of the features may have been when a share was computed."""
 
 
 def implausible_shares(
@@ -89,7 +91,7 @@ def _bounds(  # noqa: PLR0917
     yield "a log loss", float(change.losses.max()), MAX_EXCESS * duels
     total = total if duels else 0
     changing = agents if duels else 0
-    scale = _DRIFT * (prior.scale or float(scale_of(change.squares)) / agents)
+    scale = DRIFT * (prior.scale or float(scale_of(change.squares)) / agents)
     variance = broadcast.lowest_variance / scale
     values = np.linalg.eigvalsh(change.precision)
     largest = min(changing / variance, _product(total, longest**2 / 4.0))

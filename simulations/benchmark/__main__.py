@@ -4,9 +4,9 @@ Sections: ``algorithms`` (vectorized, relative to lower bounds), ``inprocess`` (
 node), ``scale`` (time and memory against N, d, K and T), ``robust`` (regret with dishonest nodes),
 ``flower`` (`flwr run` relative to an app that does nothing), ``install`` (size and time of
 `pip install` by dependency); of FLDB-Personal, ``newcomers`` (agents that join late), ``variances``
-(rules for v) and ``pace`` (times relative to LDB). By default, ``algorithms``, ``inprocess`` and
-``scale`` run. Times depend on the load of the machine. The tables have medians over the
-repetitions, and ratios of times measured alternately.
+(rules for v) and ``pace`` (times relative to LDB); ``secure`` (times and bytes of one secure
+sum). By default, ``algorithms``, ``inprocess`` and ``scale`` run. Times depend on the load of the
+machine. The tables have medians over the repetitions, and ratios of times measured alternately.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from simulations.benchmark.install import install
 from simulations.benchmark.personal import newcomers, pace, variances
 from simulations.benchmark.robust import robust
 from simulations.benchmark.scale import scale
+from simulations.benchmark.secure import secure
 
 SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "algorithms": lambda asked: algorithms(asked.repetitions),
@@ -53,6 +54,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "newcomers": lambda _asked: newcomers(),
     "variances": lambda asked: variances({"duels": asked.duels}),
     "pace": lambda asked: pace(asked.repetitions),
+    "secure": lambda asked: secure(asked.repetitions),
 }
 _DEFAULT = ("algorithms", "inprocess", "scale")
 

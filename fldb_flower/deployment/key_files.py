@@ -1,0 +1,37 @@
+"""Files of keys: new files are written atomically, and errors are one line."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from fldb_flower.errors import DataError, FldbError, OutputError
+from fldb_flower.system.files import create_file
+
+
+@contextlib.contextmanager
+def reported(error: type[FldbError], action: str) -> Iterator[None]:
+    """Turn an OSError into one line: ``cannot read ca.key: No such file or directory``."""
+    try:
+        yield
+    except OSError as reason:
+        raise error(f"cannot {action}: {reason.strerror}") from None
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a file, or raise DataError."""
+    with reported(DataError, f"read {path}"):
+        return path.read_bytes()
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder with mode 0700 if it does not exist, or raise OutputError."""
+    with reported(OutputError, f"create the folder {folder}"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def write_new(path: Path, content: bytes, mode: int) -> None:
+    """Create a file with a mode; if it exists or cannot be written, raise OutputError."""
+    with reported(OutputError, f"write {path}"):
+        create_file(path, content, mode)

@@ -1,0 +1,127 @@
+"""Uploads as the numbers of a secure sum, with the bounds that determine their scales.
+
+The numbers are the vector of :mod:`fldb_flower.wire.codec`, symmetric matrices as triangles, and
+the number of duels. For n duels with differences of length at most L, an agent has::
+
+    |g_j| <= n L,    |W_jk| <= n L^2,    |H_jk| <= n L^2 / 4,    loss <= n log(1 + e^(L |theta|))
+
+and with FLDB-Personal (:mod:`fldb_flower.federation.share_bounds`)::
+
+    |change of M_jk| <= 1 / v_0,    |change of m| <= 2 r(v_0)
+    excess loss <= n,    squares <= n L^2
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fldb_flower.bandit.prior import MAX_EXCESS, VARIANCES, CommonPrior, longest_shift, scale_of
+from fldb_flower.errors import SettingsError
+from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.federation.share_bounds import DRIFT
+from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.linalg.forms import Form, Sketch
+from fldb_flower.secure.encoding import Block
+from fldb_flower.wire.codec import decode_statistics, encode_statistics
+
+_SLACK = 1.0 + 1e-6  # for rounding errors of an upload
+
+
+def blocks_of(
+    broadcast: Broadcast,
+    form: Form,
+    *,
+    answers: int,
+    longest: float,
+    ridge: float = 1.0,
+    agents: int = 1,
+) -> tuple[Block, ...]:
+    """Return the blocks of the numbers of one upload.
+
+    Parameters
+    ----------
+    broadcast : Broadcast
+        The request. With shares it has a prior and a positive ``lowest_variance``, v_0.
+    form : Form
+        Form of W_new and the Hessian: full or diagonal.
+    answers : int
+        Largest number of duels of an agent in the upload, n.
+    longest : float
+        L, an upper bound of the length of differences.
+    ridge : float
+        The setting ``personal_ridge``.
+    agents : int
+        How many agents the upload sums over at most.
+
+    Raises
+    ------
+    SettingsError
+        L is not finite, or the form is a sketch.
+    """
+    if isinstance(form, Sketch):
+        raise SettingsError("secure sums need matrix_form=full or diagonal: sketches are not sums")
+    if not 0.0 < longest < math.inf:
+        raise SettingsError(
+            f"secure sums need max_difference, the largest length of a difference: it is {longest}"
+        )
+    duels = agents * answers
+    if broadcast.shares:
+        blocks = _of_shares(broadcast, form, duels, longest, ridge, agents)
+    else:
+        blocks = _of_statistics(broadcast, form, duels, longest)
+    return (*blocks, Block("the number of duels", 1, duels, is_count=True))
+
+
+def _of_statistics(broadcast: Broadcast, form: Form, duels: int, longest: float) -> list[Block]:
+    theta = broadcast.theta_hat
+    if theta is None:
+        return []
+    most = _SLACK * duels
+    blocks = [
+        Block("the gradient", form.dimension, most * longest),
+        Block("W_new", form.size, most * longest**2),
+    ]
+    if broadcast.hessian:
+        blocks.append(Block("the Hessian", form.size, most * longest**2 / 4.0))
+    if broadcast.loss:
+        logit = longest * float(np.linalg.norm(theta))
+        blocks.append(Block("the loss", 1, most * float(np.logaddexp(0.0, logit))))
+    return blocks
+
+
+def _of_shares(  # noqa: PLR0917
+    broadcast: Broadcast, form: Form, duels: int, longest: float, ridge: float, agents: int
+) -> list[Block]:
+    assert broadcast.play is not None
+    prior = broadcast.play.estimate
+    assert isinstance(prior, CommonPrior)
+    # Until the server knows the scale, an agent uses that of its own arms.
+    scale = DRIFT * (prior.scale or float(scale_of(longest**2)))
+    variance = broadcast.lowest_variance / scale
+    shift = 2.0 * longest_shift(form.dimension, ridge * scale, variance)
+    most = _SLACK * duels
+    return [
+        Block("the change of m", form.dimension, _SLACK * agents * float(shift)),
+        Block("the change of M", form.size, _SLACK * agents / variance),
+        Block("the log losses", len(VARIANCES), most * MAX_EXCESS),
+        Block("the squared length of differences", 1, most * longest**2),
+        Block("the change of members", 1, agents, is_count=True),
+    ]
+
+
+def numbers_of(upload: Upload, broadcast: Broadcast) -> FloatArray:
+    """Return an upload as the numbers of :func:`blocks_of`; outcomes are left out."""
+    return np.append(encode_statistics(upload, broadcast), float(upload.num_duels))
+
+
+def upload_of(numbers: FloatArray, broadcast: Broadcast, form: Form) -> Upload:
+    """Invert :func:`numbers_of`.
+
+    Raises
+    ------
+    UploadError
+        There are more or fewer numbers, or one is too large to square.
+    """
+    return decode_statistics(numbers[:-1], int(numbers[-1]), broadcast, form)
