@@ -534,15 +534,17 @@ class InAPlane:
         return Contexts(features, features @ np.array([1.0, -1, 2, 0.5, 0, -2]))
 
 
+@pytest.mark.parametrize("first_round", ["minimise", "step"])
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
 @pytest.mark.parametrize(
     ("name", "world"), [("diagonal", AlongOneAxis), ("sketch", InAPlane)], ids=lambda value: value
 )
-def test_with_an_exact_form_a_run_equals_that_with_the_full_matrix(
-    monkeypatch, register_world, algorithm, name, world
+def test_with_an_exact_form_a_run_equals_that_with_the_full_matrix(  # noqa: PLR0917
+    monkeypatch, register_world, algorithm, name, world, first_round
 ):
     monkeypatch.setattr(base, "APPROXIMATE_TOLERANCE", base.TOLERANCE)
     values = {"algorithm": algorithm, "environment__name": register_world(world)}
+    values["first_round"] = first_round
     expected, got = regrets(**values), regrets(**values, **SETTINGS[name])
     np.testing.assert_allclose(got[0], expected[0], rtol=1e-9)
     np.testing.assert_allclose(got[1], expected[1], rtol=1e-6, atol=1e-9)
