@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from fldb_flower.errors import SettingsError
+from fldb_flower.errors import SettingsError, shown
 
 
 def resolve(reference: Any) -> Any:
@@ -161,7 +161,8 @@ class Catalogue(Mapping[str, E]):
         Raises
         ------
         SettingsError
-            The name is not in snake_case, or is one of the package's own.
+            The name is not in snake_case, or is one of the package's own; or the target or
+            another attribute is invalid.
 
         Examples
         --------
@@ -171,12 +172,25 @@ class Catalogue(Mapping[str, E]):
         ...     arms = np.zeros(len(features), dtype=np.int64)
         ...     return arms, arms + 1
         """
+        if not isinstance(name, str):
+            raise SettingsError(
+                f"{shown(name)} cannot be registered: the first argument must be the name, as in"
+                ' @register_algorithm("mine")'
+            )
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise SettingsError(f"{name!r} cannot be registered: the name must be in snake_case")
         if name in self._fixed:
             raise SettingsError(f"{name!r} cannot be registered: the package has it already")
 
+        for fact, value in facts.items():
+            _check_fact(name, fact, value)
+
         def add(target: Any) -> Any:
+            if not _is_reference(target) and not callable(target):
+                raise SettingsError(
+                    f"{name!r} cannot be registered: {shown(target)} must be a class or function,"
+                    ' or its reference "module:name"'
+                )
             self._entries[name] = self._kind(target, **facts)
             return target
 
@@ -186,6 +200,24 @@ class Catalogue(Mapping[str, E]):
         """Remove an entry that :meth:`register` added."""
         if name not in self._fixed:
             self._entries.pop(name, None)
+
+
+def _check_fact(name: str, fact: str, value: Any) -> None:
+    """Raise a SettingsError if an attribute of an entry is invalid."""
+    if fact == "agents":
+        kinds = ("common", "local", "personal", "uniform")
+        is_valid, valid = value in kinds, f"one of {', '.join(kinds)}"
+    elif fact == "noise":
+        is_valid = value is None or _is_reference(value) or callable(value)
+        valid = 'a function, its reference "module:name", or None'
+    else:
+        is_valid, valid = isinstance(value, bool), "True or False"
+    if not is_valid:
+        raise SettingsError(f"{name!r} cannot be registered: {fact}={shown(value)} must be {valid}")
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[\w.]+:\w+", value) is not None
 
 
 _ALGORITHMS, _RULES = "fldb_flower.algorithms", "fldb_flower.bandit.selection.rules"

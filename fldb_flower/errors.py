@@ -12,6 +12,11 @@ def one_line(text: object) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
 
 
+def shown(value: object) -> str:
+    """Return a value's representation as one line of at most 100 characters."""
+    return one_line(" ".join(repr(value).split()))[:100]
+
+
 def warn_renamed(former: str, current: str) -> None:
     """Warn that a name has a successor, and until when it is valid."""
     message = f"{former} is now called {current}; the former name is removed in version {REMOVAL}"

@@ -8,11 +8,12 @@ import pytest
 from conftest import nested
 from test_run import ROOT
 
+import fldb_flower as fldb
 from fldb_flower.algorithms.base import Algorithm
 from fldb_flower.algorithms.ogd import FLDBOGD
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS, Catalogue
 from fldb_flower.environments.base import Contexts
-from fldb_flower.errors import SettingsError
+from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, takes_one_exchange
@@ -149,6 +150,111 @@ def test_names_of_the_package_are_fixed_and_others_can_be_replaced():
     ALGORITHMS.remove("fldb_ogd")
     assert "mine" not in ALGORITHMS
     assert "fldb_ogd" in ALGORITHMS
+
+
+@pytest.mark.parametrize(
+    ("register", "message"),
+    [
+        (lambda: fldb.register_environment("x")(3), "'x' cannot .*: 3 must be a class or function"),
+        (lambda: fldb.register_selection("x")("ucb"), "'ucb' must be a class or function"),
+        (lambda: fldb.register_selection("x", noise=1), "noise=1 must be a function"),
+        (lambda: fldb.register_algorithm("x", online="yes"), "online='yes' must be True or False"),
+        (lambda: fldb.register_algorithm("x", agents="all"), "agents='all' must be one of common"),
+        (lambda: fldb.register_algorithm(FLDBOGD), "FLDBOGD'> cannot .* must be the name"),
+    ],
+)
+def test_an_invalid_registration_is_refused(register, message):
+    with pytest.raises(SettingsError, match=message) as error:
+        register()
+    assert "\n" not in str(error.value)
+    assert not any("x" in each for each in (ALGORITHMS, SELECTIONS, ENVIRONMENTS))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda zeros: (zeros - 1, zeros + 1), "returned arm -1: must be 4 whole .* from 0 to 2,"),
+        (lambda zeros: (zeros, zeros + 3), "returned arm 3: must be"),
+        (lambda zeros: (zeros[1:], zeros), r"of shape \(3,\): must be 4 whole numbers"),
+        (lambda zeros: (0, zeros), r"returned 0 of shape \(\): must be"),
+        (lambda zeros: (zeros, zeros + 0.5), "must be 4 whole numbers"),
+        (lambda zeros: None, r"returned None: must be \(first, second\)"),
+    ],
+)
+def test_an_invalid_pair_of_arms_is_refused(change, message):
+    @SELECTIONS.register("wrong")
+    def wrong(features, theta, whitener, width, noise):
+        return change(np.zeros(len(features), dtype=np.int64))
+
+    values = {"num_agents": 4, "horizon": 1, "num_arms": 3, "dimension": 2, "selection": "wrong"}
+    with pytest.raises(DataError, match=f"^selection=wrong: the rule .*{message}") as error:
+        vectorized.run(from_nested(values, "a test"), History(1))
+    assert "\n" not in str(error.value)
+    with pytest.raises(DataError, match=r"^selection=wrong: the rule"):
+        fldb.DuelingBandit(selection="wrong").propose([[1.0]] * 2)
+
+
+def test_a_rule_may_return_lists_and_other_integers():
+    @SELECTIONS.register("lists")
+    def lists(features, theta, whitener, width, noise):
+        return [1] * len(features), np.full(len(features), 2, np.uint8)
+
+    assert fldb.DuelingBandit(selection="lists").propose([[1.0]] * 3) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "returned None: must return Contexts"),
+        ((1, 2), r"returned \(1, 2\): must return"),
+        (Contexts([1.0], [2.0]), "features of type list and rewards of type list: must"),
+        (
+            Contexts(np.ones((4, 1, 2, 2)), np.ones((4, 1, 2))),
+            r"features of shape \(4, 1, 2, 2\) and rewards of shape \(4, 1, 2\): must return"
+            r" .* features of shape \(4, 1, 3, 2\) and rewards of shape \(4, 1, 3\)$",
+        ),
+    ],
+)
+def test_invalid_contexts_are_refused(returned, message):
+    @ENVIRONMENTS.register("wrong")
+    class Wrong:
+        def __init__(self, settings, agents):
+            pass
+
+        def contexts(self, streams, iterations):
+            return returned
+
+    values = {"num_agents": 4, "horizon": 1, "num_arms": 3, "dimension": 2}
+    settings = from_nested({**values, "environment": {"name": "wrong"}}, "a test")
+    with pytest.raises(DataError, match=rf"^Wrong\.contexts .*{message}"):
+        vectorized.run(settings, History(1))
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "returned None: must be a dict"),
+        ({"theta_sync": np.zeros(3)}, r"theta_sync of shape \(3,\): .* shape \(2,\)$"),
+        ({"theta_sync": [0.0, 0.0]}, "theta_sync of type list: must be an array"),
+        ({"theta": np.zeros(2)}, "returned 'theta': must be one of .* theta_sync, information"),
+    ],
+)
+def test_an_invalid_change_of_the_state_is_refused(returned, message):
+    @ALGORITHMS.register("wrong")
+    class Wrong(Algorithm):
+        def learn(self, federation, round_):
+            federation.exchange(Broadcast(self.play(round_), self.theta_sync))
+            return returned
+
+    @ALGORITHMS.register("wrong_step", online=True)
+    class WrongStep(FLDBOGD):
+        def step(self, upload, round_):
+            return returned
+
+    for name, method in (("wrong", r"Wrong\.learn"), ("wrong_step", r"WrongStep\.step")):
+        values = {"num_agents": 4, "horizon": 3, "num_arms": 3, "dimension": 2, "algorithm": name}
+        with pytest.raises(DataError, match=f"^{method} .*{message}"):
+            vectorized.run(from_nested({**values, "tau": 1}, "a test"), History(3))
 
 
 @pytest.mark.parametrize("catalogue", [ALGORITHMS, SELECTIONS, ENVIRONMENTS])

@@ -273,6 +273,14 @@ INVALID = {
     "width=-1: must be a number, at least 0": lambda it: it.set_params(width=-1).propose(GOOD),
     "dimension=2.5: must be a whole": lambda it: it.set_params(dimension=2.5).propose(GOOD),
     "selection='ubc': must be one of": lambda it: it.set_params(selection="ubc").propose(GOOD),
+    r"selection=\['ucb'\]: must be one of": lambda it: it.set_params(selection=["ucb"]).propose(
+        GOOD
+    ),
+    "selection='foo': must be one of": lambda it: it.set_params(selection="foo").fit(GOOD, [1] * 3),
+    r"X must contain numbers: its type is datetime64\[D\]": lambda it: it.fit(
+        np.array([["2020-01-01"] * 3], "datetime64[D]"), [1]
+    ),
+    "X is None: must be an array": lambda it: it.fit(None, [1]),
     "random_state='a': must be": lambda it: it.set_params(
         selection="thompson", random_state="a"
     ).propose(GOOD),

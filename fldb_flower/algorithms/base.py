@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from fldb_flower.algorithms import schedules
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.algorithms.solvers import SINGLE_TOLERANCE, TOLERANCE, Minimum, newton
 from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.errors import ConvergenceError
+from fldb_flower.errors import ConvergenceError, DataError, shown
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
@@ -40,6 +41,7 @@ FIRST_CURVATURE = 0.1
 mu' at 0 is the largest, so the Hessian at 0 is too large, and the estimate is rough. With a small
 share, the next Newton step corrects it.
 """
+_FIXED = frozenset({"theta_sync", "theta_hat", "information"})  # arrays whose shape is fixed
 
 _FIRST_EXCHANGES = 50  # limit for the first minimiser; six are usual
 
@@ -116,6 +118,8 @@ class Algorithm(ABC):
         ------
         ConvergenceError
             The estimate diverges. The state is unchanged.
+        DataError
+            :meth:`learn` returned what is not a part of the state.
         """
         if not round_.learns:
             federation.exchange(Broadcast(self.play(round_), None))
@@ -124,12 +128,30 @@ class Algorithm(ABC):
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 changed = self.learn(federation, round_)
+                self._check(changed, "learn")
                 _require_finite(changed)
         except (FloatingPointError, np.linalg.LinAlgError) as error:
             raise ConvergenceError(f"iteration {round_.last}: {error}: {self.remedy()}") from None
         self.arrays = {**self.arrays, **changed}
         federation.history.heterogeneity = self.heterogeneity
         federation.acknowledge()
+
+    def _check(self, changed: Any, method: str) -> None:
+        """Raise a DataError if a method returned what is not a part of the state."""
+        returned = f"{type(self).__name__}.{method} returned"
+        if not isinstance(changed, dict):
+            valid = "a dict of the changed arrays by name"
+            raise DataError(f"{returned} {shown(changed)}: must be {valid}")
+        for name, value in changed.items():
+            if name not in self.arrays:
+                names = ", ".join(self.arrays)
+                raise DataError(f"{returned} {name!r}: must be one of the state's arrays, {names}")
+            valid = self.arrays[name].shape
+            if getattr(value, "shape", None) != valid and name in _FIXED:
+                kind = f"type {type(value).__name__}"
+                if hasattr(value, "shape"):
+                    kind = f"shape {value.shape}"
+                raise DataError(f"{returned} {name} of {kind}: must be an array of shape {valid}")
 
     @abstractmethod
     def learn(self, federation: Federation, round_: Round) -> State:
@@ -212,6 +234,7 @@ class Online(Algorithm):
                 Broadcast(self.play(round_), self.theta_hat, hessian=self.HESSIAN, robust=True)
             )
             changed = self.step(upload, round_)
+            self._check(changed, "step")
         changed["information"] = self.form.total([self.information, upload.information])
         return changed
 

@@ -16,12 +16,12 @@ from fldb_flower.bandit.learner_checks import (
     checked_number,
     checked_preferred,
     checked_seed,
+    checked_selection,
 )
 from fldb_flower.bandit.local_newton import Ridge, minimise
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.selection import find_rule, norms, rewards
 from fldb_flower.bandit.streams import AgentStreams
-from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.linalg.arrays import Arrays, FloatArray, IntArray
 from fldb_flower.linalg.whiteners import whiten
 
@@ -252,12 +252,8 @@ class DuelingBandit(Estimator):
         if len(features) < 2:
             raise ValueError(f"arms has {len(features)} rows: a duel needs two arms")
         width = checked_number("width", self.width, minimum=0.0)
-        if self.selection not in SELECTIONS:
-            raise ValueError(
-                f"selection={self.selection!r}: must be one of {', '.join(SELECTIONS)}"
-            )
         theta, whitener = self._estimate(features.shape[1])
-        rule = find_rule(self.selection)
+        rule = find_rule(checked_selection(self.selection))
         noise = None if rule.noise is None else rule.noise(self._streams(), 1, features.shape)[:, 0]
         firsts, seconds = rule.select(features[None], theta, whitener, width, noise)
         first, second = int(firsts[0]), int(seconds[0])
@@ -360,6 +356,7 @@ class DuelingBandit(Estimator):
 
     def _learn(self: _Self, duels: Duels, start: FloatArray) -> _Self:
         """Set the estimate to the minimiser for these duels."""
+        checked_selection(self.selection)
         ridge = checked_number("ridge", self.ridge, above=0.0)
         arrays, prior = Arrays(), Ridge(ridge, Arrays())
         columns, answers, weights = duels.differences.T[None], duels[1][None], duels[2][None]

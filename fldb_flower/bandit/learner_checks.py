@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.errors import one_line
 from fldb_flower.linalg.arrays import FloatArray
 
@@ -108,6 +109,13 @@ def checked_number(
     return float(value)
 
 
+def checked_selection(name: Any) -> str:
+    """Return the name of a selection rule."""
+    if not isinstance(name, str) or name not in SELECTIONS:
+        raise ValueError(f"selection={_shown(name)}: must be one of {', '.join(SELECTIONS)}")
+    return name
+
+
 def checked_seed(state: Any) -> int:
     """Return the seed of a ``random_state``: an integer, None, or a generator of NumPy."""
     if state is None:
@@ -142,12 +150,16 @@ def _column(values: ArrayLike, name: str, length: int) -> FloatArray:
 
 
 def _numbers(values: Any, name: str) -> FloatArray:
+    if values is None:
+        raise ValueError(f"{name} is None: must be an array of numbers")
     if hasattr(values, "toarray") and not isinstance(values, np.ndarray):
         raise ValueError(f"{name} is a sparse matrix, which is not supported: use .toarray()")
     try:
         array = np.asarray(values)
         if np.iscomplexobj(array):
             raise ValueError(f"Complex data not supported: {name} must contain real numbers")
+        if array.dtype.kind in "mM":
+            raise TypeError(f"its type is {array.dtype}; convert dates and durations to numbers")
         array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         if "Complex" in str(error):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.errors import DataError, shown
 from fldb_flower.linalg.arrays import Array, FloatArray, IntArray
 
 
@@ -84,6 +85,33 @@ class Environment(Protocol):
             Number of iterations to draw, at least 1.
         """
         ...
+
+
+def check_contexts(environment: Environment, contexts: Any, shape: tuple[int, ...]) -> None:
+    """Raise a DataError if what ``contexts`` returned has other shapes.
+
+    ``shape`` is that of the features, (agents, iterations, arms, d).
+    """
+    found = [_shape_of(contexts, name) for name in ("features", "rewards")]
+    if found == [shape, shape[:3]]:
+        return
+    returned = shown(contexts)
+    if hasattr(contexts, "features") and hasattr(contexts, "rewards"):
+        returned = " and ".join(
+            f"{name} of type {type(getattr(contexts, name)).__name__}"
+            if each is None
+            else f"{name} of shape {each}"
+            for name, each in zip(("features", "rewards"), found, strict=True)
+        )
+    raise DataError(
+        f"{type(environment).__name__}.contexts returned {returned}: must return Contexts with"
+        f" arrays, features of shape {shape} and rewards of shape {shape[:3]}"
+    )
+
+
+def _shape_of(contexts: Any, name: str) -> tuple[int, ...] | None:
+    shape = getattr(getattr(contexts, name, None), "shape", None)
+    return None if shape is None else tuple(shape)
 
 
 @runtime_checkable

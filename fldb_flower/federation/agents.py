@@ -14,7 +14,8 @@ from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.streams import check_agents, make_streams
 from fldb_flower.bandit.theory import width_settings
 from fldb_flower.catalogue import ALGORITHMS
-from fldb_flower.environments import RecordedAnswers, make_environment
+from fldb_flower.environments import Contexts, RecordedAnswers, make_environment
+from fldb_flower.environments.base import check_contexts
 from fldb_flower.errors import ConvergenceError, DataError
 from fldb_flower.federation.blocks import blocks_of, require_agents, rows_in_block
 from fldb_flower.federation.exchange import (
@@ -143,12 +144,12 @@ class AgentBlock:
         Raises
         ------
         DataError
-            A feature or reward is not finite, or too large.
+            A feature or reward is not finite, or too large, or has the wrong shape.
         ConvergenceError
             An independent agent's estimate was not found, or scores overflow.
         """
         xp, count = self._arrays.xp, len(iterations)
-        contexts = self._environment.contexts(self._streams, count)
+        contexts = self._contexts(count)
         features, rewards = (self._rows(each) for each in (contexts.features, contexts.rewards))
         try:
             first, second = self._policy.select(iterations, features)
@@ -177,6 +178,13 @@ class AgentBlock:
         if logits is not None:
             outcomes[:, 1:] = prediction_sums(logits, preferences, differences, count)
         self._policy.learn(differences, preferences)
+
+    def _contexts(self, count: int) -> Contexts:
+        """Return the arms of the next iterations, with the shapes of the settings."""
+        arms, d = self._settings.num_arms, self._settings.dimension
+        contexts = self._environment.contexts(self._streams, count)
+        check_contexts(self._environment, contexts, (len(self.agents), count, arms, d))
+        return contexts
 
     def _rows(self, numbers: Array) -> Array:
         """Return rows in order of iteration: (agents, iterations, ...) -> (rows, ...)."""

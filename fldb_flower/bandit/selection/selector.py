@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from fldb_flower.bandit.selection.rules import Pair
 from fldb_flower.bandit.selection.scores import Width
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import SELECTIONS, resolve
+from fldb_flower.errors import DataError, shown
 from fldb_flower.linalg.arrays import Array, Arrays, namespace
 from fldb_flower.linalg.whiteners import Whitener
 from fldb_flower.settings import Settings
@@ -53,6 +56,8 @@ class Rule:
 def find_rule(name: str) -> Rule:
     """Return the selection rule of a name in :data:`fldb_flower.catalogue.SELECTIONS`.
 
+    What a rule from outside the package returns is checked; an invalid pair is a DataError.
+
     Examples
     --------
     >>> from fldb_flower.bandit.selection import find_rule, thompson
@@ -60,7 +65,42 @@ def find_rule(name: str) -> Rule:
     True
     """
     entry = SELECTIONS[name]
-    return Rule(resolve(entry.target), resolve(entry.noise))
+    select = resolve(entry.target)
+    if name in SELECTIONS.added:
+        select = functools.partial(_checked_pair, name, select)
+    return Rule(select, resolve(entry.noise))
+
+
+def _checked_pair(
+    name: str, select: Callable[..., Any], features: Array, *others: Any, **named: Any
+) -> Pair:
+    """Return the pair that a rule selects, as integers; raise a DataError if it is invalid."""
+    pair = select(features, *others, **named)
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise DataError(
+            f"selection={name}: the rule returned {shown(pair)}: must be (first, second), two"
+            " arrays with an arm per row of features"
+        )
+    first, second = (_checked_arms(name, each, features) for each in pair)
+    return first, second
+
+
+def _checked_arms(name: str, arms: Any, features: Array) -> Array:
+    xp, (rows, count) = namespace(features), features.shape[:2]
+    valid = f"must be {rows} whole numbers from 0 to {count - 1}, one per row of features"
+    try:
+        numbers = xp.asarray(arms)
+    except (TypeError, ValueError):
+        raise DataError(f"selection={name}: the rule returned {shown(arms)}: {valid}") from None
+    if tuple(numbers.shape) != (rows,) or not xp.isdtype(numbers.dtype, "integral"):
+        shape = tuple(numbers.shape)
+        raise DataError(
+            f"selection={name}: the rule returned {shown(arms)} of shape {shape}: {valid}"
+        )
+    for value in (int(xp.min(numbers)), int(xp.max(numbers))):
+        if not 0 <= value < count:
+            raise DataError(f"selection={name}: the rule returned arm {value}: {valid}")
+    return xp.astype(numbers, xp.int64, copy=False)
 
 
 class Selector:
