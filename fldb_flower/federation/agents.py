@@ -13,7 +13,7 @@ from fldb_flower.bandit.outcomes import prediction_sums
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.streams import check_agents, make_streams
 from fldb_flower.bandit.theory import width_settings
-from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
 from fldb_flower.environments import Contexts, RecordedAnswers, make_environment
 from fldb_flower.environments.base import check_contexts
 from fldb_flower.errors import ConvergenceError, DataError
@@ -96,6 +96,7 @@ class AgentBlock:
             arrays=self._arrays,
         )
         self._environment = make_environment(settings, agents)
+        self._is_external = settings.environment.name in ENVIRONMENTS.added
         self._streams = make_streams(settings, agents)
         self._policy = make_policy(settings, self._streams, self._arrays)
         self._parts: dict[str, Any] = {
@@ -180,10 +181,11 @@ class AgentBlock:
         self._policy.learn(differences, preferences)
 
     def _contexts(self, count: int) -> Contexts:
-        """Return the arms of the next iterations, with the shapes of the settings."""
-        arms, d = self._settings.num_arms, self._settings.dimension
+        """Return the arms of the next iterations; those of the user's own class are checked."""
         contexts = self._environment.contexts(self._streams, count)
-        check_contexts(self._environment, contexts, (len(self.agents), count, arms, d))
+        if self._is_external:
+            arms, d = self._settings.num_arms, self._settings.dimension
+            check_contexts(self._environment, contexts, (len(self.agents), count, arms, d))
         return contexts
 
     def _rows(self, numbers: Array) -> Array:
