@@ -1,10 +1,7 @@
 """Algorithms, selection rules and environments by name.
 
 Each is declared here, in one line, and looked up by name everywhere else. Code outside the
-package adds its own with :meth:`Catalogue.register`, before it builds its settings::
-
-    @ALGORITHMS.register("mine", agents="common")
-    class Mine(Algorithm): ...
+package adds its own with :meth:`Catalogue.register`, before it builds its settings.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from fldb_flower.errors import SettingsError, shown
 
@@ -33,7 +30,9 @@ class Entry:
     target: str | Callable[..., Any]
 
 
+Agents = Literal["common", "local", "personal", "uniform"]
 Exchanges = Literal["none", "one", "several_first", "several"]
+_KINDS = {"agents": get_args(Agents), "exchanges": get_args(Exchanges)}
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class AlgorithmEntry(Entry):
     ('local', False)
     """
 
-    agents: Literal["common", "local", "personal", "uniform"] = "common"
+    agents: Agents = "common"
     keeps_duels: bool = False
     online: bool = False
     scheduled: bool = True
@@ -161,8 +160,7 @@ class Catalogue(Mapping[str, E]):
         Raises
         ------
         SettingsError
-            The name is not in snake_case, or is one of the package's own; or the target or
-            another attribute is invalid.
+            The name, the target or another attribute is invalid, or the package has the name.
 
         Examples
         --------
@@ -181,7 +179,6 @@ class Catalogue(Mapping[str, E]):
             raise SettingsError(f"{name!r} cannot be registered: the name must be in snake_case")
         if name in self._fixed:
             raise SettingsError(f"{name!r} cannot be registered: the package has it already")
-
         for fact, value in facts.items():
             _check_fact(name, fact, value)
 
@@ -204,9 +201,8 @@ class Catalogue(Mapping[str, E]):
 
 def _check_fact(name: str, fact: str, value: Any) -> None:
     """Raise a SettingsError if an attribute of an entry is invalid."""
-    if fact == "agents":
-        kinds = ("common", "local", "personal", "uniform")
-        is_valid, valid = value in kinds, f"one of {', '.join(kinds)}"
+    if fact in _KINDS:
+        is_valid, valid = value in _KINDS[fact], f"one of {', '.join(_KINDS[fact])}"
     elif fact == "noise":
         is_valid = value is None or _is_reference(value) or callable(value)
         valid = 'a function, its reference "module:name", or None'
@@ -273,7 +269,7 @@ ENVIRONMENTS = Catalogue(
 def register_algorithm(
     name: str,
     *,
-    agents: Literal["common", "local", "personal", "uniform"] = "common",
+    agents: Agents = "common",
     keeps_duels: bool = False,
     online: bool = False,
     scheduled: bool = True,
