@@ -118,7 +118,7 @@ class Result:
         ax : matplotlib.axes.Axes, optional
             Axes to draw in; those of a new figure by default.
         **style
-            Arguments of :meth:`matplotlib.axes.Axes.plot`. By default, the first curve of an
+            Properties of the :class:`matplotlib.lines.Line2D`. By default, the first curve of an
             algorithm has its color, line style and label; further ones have another color.
 
         Returns
@@ -135,16 +135,14 @@ class Result:
         >>> [line.get_label() for line in ax.lines]
         ['FLDB-OGD', 'FLDB-ONS']
         """
-        from matplotlib.cbook import normalize_kwargs  # noqa: PLC0415 - slow
-        from matplotlib.lines import Line2D  # noqa: PLC0415
-
         ax, algorithm = axes_for(ax), str(self.settings["algorithm"])
         default = style_of(algorithm)
         look = {"label": default["label"], "gid": algorithm, **line_style(default)}
         if any(line.get_gid() == algorithm for line in ax.lines):
             look |= {"color": f"C{len(ax.lines)}", "linestyle": "-"}
         x, y = self.regret["iteration"], self.regret["cumulative_regret"]
-        (line,) = ax.plot(x, y, **(look | normalize_kwargs(style, Line2D)))
+        (line,) = ax.plot(x, y, **look)
+        line.set(**style)
         label_axes(ax)
         line.sticky_edges.y.append(0)
         ax.update_datalim([(0, 0)])
