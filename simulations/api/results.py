@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -27,7 +27,15 @@ from fldb_flower.runs.results import (
     save_files,
 )
 from fldb_flower.runs.styles import style_of
-from simulations.saved_runs import Run, Unfinished, find_runs, read_run, varying
+from simulations.saved_runs import (
+    Run,
+    Unfinished,
+    find_runs,
+    read_participation,
+    read_predictions,
+    read_run,
+    varying,
+)
 from simulations.sweeps.tables import table
 
 if TYPE_CHECKING:
@@ -246,12 +254,15 @@ def _loaded(run: Run | Unfinished, folder: Path) -> Result:
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from None
     result = Result.of_files(run.settings, files)
-    for name, attribute in ((MODEL, "theta"), (PARTICIPATION, ""), (PREDICTION, "")):
+    checks: dict[str, Callable[[], object]] = {
+        MODEL: lambda: result.theta,
+        PREDICTION: lambda: read_predictions(run),
+        PARTICIPATION: lambda: read_participation(run),
+    }
+    for name, check in checks.items():
         try:
-            value = getattr(result, attribute or name.partition(".")[0])
-            if isinstance(value, pd.DataFrame):
-                value["iteration"]
-        except (ValueError, KeyError, TypeError):
+            check()
+        except (DataError, KeyError, TypeError, ValueError):
             raise DataError(f"{folder / name} is damaged, or another program's") from None
     return result
 
