@@ -11,10 +11,16 @@ from flwr.serverapp import Grid
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.federation.history import Counts
 from fldb_flower.settings import Settings
 from strategies.device_directory import DeviceDirectory, RoundRow
+from strategies import make_strategy
+from strategies.device_nodes import DeviceNodes
 from strategies.device_tally import Devices
 from strategies.grid_federation import GridFederation
+from strategies.secure import SecureStrategy
+from strategies.secure_devices import SecureDevices
+from strategies.secure_exchange import ExchangeFile
 
 REPORT_SECONDS = 15.0  # between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
@@ -165,3 +171,26 @@ class DeviceServer:
 def device_round(number: int) -> Round:
     """Return a round of devices: without iterations, round n is iteration n, as with tau = 1."""
     return Round(number, first=number, last=number)
+
+
+def make_device_server(
+    settings: Settings, directory: DeviceDirectory, say: Callable[[str], None]
+) -> DeviceServer:
+    """Return the server for the settings: of secure sums, or of single uploads.
+
+    Parameters
+    ----------
+    settings : Settings
+        With ``mode=devices``.
+    directory : DeviceDirectory
+        Where results and checkpoints are stored.
+    say : callable
+        Prints one line.
+    """
+    if settings.secure:
+        secure = SecureDevices(settings)
+        sums = SecureStrategy(settings, Counts(), secure, ExchangeFile(directory))
+        return DeviceServer(settings, sums, secure, directory, say)
+    devices = DeviceNodes(settings)
+    strategy = make_strategy(settings, Counts(), devices)
+    return DeviceServer(settings, strategy, devices, directory, say)

@@ -110,15 +110,8 @@ class Courier:
         if reply.has_error():
             lines = [line.strip() for line in (reply.error.reason or "").splitlines()]
             return Failure(short(next(filter(None, reversed(lines)), "failed without a reason")))
-        content: Any = reply.content
-        size = content_bytes(content) / _MIB
-        if size > (most := self._settings.max_message_mb):
-            return Failure(f"{size:.3g} MiB exceed max-message-mb={most:g}")
         try:
-            record = content["config"][KEY]
-            if not isinstance(record, bytes):
-                return Failure(f"the entry {KEY!r} of the reply is not bytes")
-            answer = decode_reply(record)
+            answer = self._decoded(reply.content)
         except KeyError:
             return Failure(f"the reply has no entry {KEY!r}")
         except DataError as reason:
@@ -126,6 +119,15 @@ class Courier:
         if not isinstance(answer, _REPLIES[type(request)]):
             return Failure(f"replied {type(answer).__name__} to {type(request).__name__}")
         return answer
+
+    def _decoded(self, content: Any) -> Reply:
+        size, most = content_bytes(content) / _MIB, self._settings.max_message_mb
+        if size > most:
+            raise DataError(f"{size:.3g} MiB exceed max-message-mb={most:g}")
+        record = content["config"][KEY]
+        if not isinstance(record, bytes):
+            raise DataError(f"the entry {KEY!r} of the reply is not bytes")
+        return decode_reply(record)
 
     def _count(self, messages: list[Message], replies: list[Message]) -> None:
         up = sum(content_bytes(each.content) for each in replies if not each.has_error())

@@ -7,13 +7,14 @@ has, or has sent.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fldb_flower.errors import DataError, FederationError, SettingsError
 from fldb_flower.secure import roster as rosters
 from fldb_flower.secure.header import Header, Limits
+from fldb_flower.secure.roster import Roster
 from fldb_flower.secure.suspects import Suspects
 from fldb_flower.settings import Settings
 from fldb_flower.wire.secure_messages import Hello, Introduced
@@ -25,6 +26,8 @@ BASE_DUELS = 1_000
 
 A device that lies within the bounds of its numbers has the weight of as many answers.
 """
+
+_MOST_SHOWN = 30  # names in a line
 
 
 class SecureDevices:
@@ -75,7 +78,7 @@ class SecureDevices:
         self.suspects = Suspects()
         self.round = 0
         try:
-            self._read()
+            self.roster, self._signed = self._read()
         except (OSError, DataError) as reason:
             raise SettingsError(
                 f"devices-roster={chosen.roster!r} (from Flower's run config): {_why(reason)}"
@@ -89,25 +92,24 @@ class SecureDevices:
         FederationError
             The file cannot be read, or is older than before.
         """
-        before = self.roster
         try:
-            self._read()
+            status = self._path.stat()
+            if (status.st_mtime_ns, status.st_size) == self._stamp:
+                return
+            roster, signed = self._read()
         except (OSError, DataError) as reason:
             raise FederationError(f"the roster {self._path}: {_why(reason)}") from None
-        if self.roster.version < before.version:
-            self.roster, self._stamp = before, (0, 0)
+        if (version := roster.version) < self.roster.version:
             raise FederationError(
-                f"the roster {self._path} is older than before: its version must be at least"
-                f" {before.version}"
+                f"the roster {self._path} has version {version}: must be at least"
+                f" {self.roster.version}, as before"
             )
+        self.roster, self._signed = roster, signed
+        self._stamp = status.st_mtime_ns, status.st_size
 
-    def _read(self) -> None:
-        status = self._path.stat()
-        stamp = status.st_mtime_ns, status.st_size
-        if stamp != self._stamp:
-            content = self._path.read_bytes()
-            self.roster, _ = rosters.read(content)
-            self._signed, self._stamp = content, stamp
+    def _read(self) -> tuple[Roster, bytes]:
+        content = self._path.read_bytes()
+        return rosters.read(content)[0], content
 
     @property
     def least(self) -> int:
@@ -131,21 +133,21 @@ class SecureDevices:
         self._identities.claim(node, reply.name)
         self._versions[node] = reply.version
 
-    def forget(self, node: int) -> None:
-        """Ask a node for its device again before the next exchange."""
-        self._versions.pop(node, None)
+    def forget(self, name: str) -> None:
+        """Let a device introduce itself again before the next exchange."""
+        for node, known in self._identities.items():
+            if known == name:
+                self._versions.pop(node, None)
 
-    def settle(self, connected: Collection[int]) -> dict[int, str]:
-        """Compare which devices the nodes claim to be; return the refused nodes, and the reasons.
+    def disputes(self, connected: Collection[int]) -> dict[int, str]:
+        """Return the nodes whose claims are refused, and why; see :class:`Identities`."""
+        return self._identities.disputes(connected)
 
-        Also refused are devices that are not in the roster, or have a newer one.
-        """
-        reasons = self._identities.disputes(connected)
-        for node, name in self._identities.items():
-            if node not in connected or node not in self._versions:
-                continue
-            version, own = self._versions[node], self.roster.version
-            if version > own:
+    def ineligible(self, connected: Collection[int]) -> dict[int, str]:
+        """Return the nodes of devices that are not in the roster or have a newer one, and why."""
+        reasons, own = {}, self.roster.version
+        for name, node in self.at_nodes(connected).items():
+            if (version := self._versions[node]) > own:
                 reasons[node] = (
                     f"{name} has version {version} of the roster, newer than {own} on the server:"
                     " renew devices-roster"
@@ -202,8 +204,37 @@ class SecureDevices:
         for name in devices:
             self._waiting.pop(name, None)
         self.duels += duels
-        self.suspects = self.suspects.succeeded(devices)
+        self._judge(self.suspects.succeeded(devices))
         self._tally = Tally(duels, tuple((name, None, None) for name in devices))
+
+    def suspect(self, header: Header) -> str:
+        """Store that the sum of an exchange is wrong; return what follows, for an error."""
+        devices = f"the exchange asked {_listed(header.asked)}"
+        return f": {devices}{self._judge(self.suspects.failed(header.asked))}"
+
+    def blame(self, header: Header, counts: Mapping[str, int]) -> str:
+        """Store that members cannot open the pieces of devices; return what follows, for an error.
+
+        Parameters
+        ----------
+        header : Header
+            The exchange.
+        counts : mapping of str to int
+            For each device, the number of members.
+        """
+        if max(counts.values()) > header.colluders:
+            return self._judge(self.suspects.blamed(counts, header.colluders))
+        return self._judge(self.suspects.failed(header.asked))
+
+    def _judge(self, suspects: Suspects) -> str:
+        """Replace the state of the suspects; return the devices that are now left out."""
+        waits = {name: wait for name, (wait, _) in suspects.left_out.items() if wait}
+        before = {name for name, (wait, _) in self.suspects.left_out.items() if wait}
+        self.suspects = suspects
+        found = sorted(waits.keys() - before)
+        if not found:
+            return ""
+        return f"; left out of the next {waits[found[0]]} sums: {_listed(found)}"
 
     def tally(self) -> Tally:
         """Return what was counted last."""
@@ -233,3 +264,9 @@ class SecureDevices:
 
 def _why(reason: Exception) -> str:
     return reason.strerror or str(reason) if isinstance(reason, OSError) else str(reason)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_SHOWN])
+    more = len(names) - _MOST_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
