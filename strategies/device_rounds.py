@@ -13,8 +13,8 @@ from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
 from fldb_flower.settings import Settings
-from strategies.device_directory import DeviceDirectory, RoundRow
 from strategies import make_strategy
+from strategies.device_directory import DeviceDirectory, RoundRow
 from strategies.device_nodes import DeviceNodes
 from strategies.device_tally import Devices
 from strategies.grid_federation import GridFederation
