@@ -37,11 +37,11 @@ class Epoch(NamedTuple):
     @classmethod
     def of(cls, journal: Journal) -> Epoch:
         """Return how far a journal has got."""
-        rounds = [
+        contributed, opened = (
             journal.base_round if record is None else record.round
             for record in (journal.contribution, journal.opening)
-        ]
-        return cls(*rounds, journal.sent)
+        )
+        return cls(contributed, opened, journal.sent)
 
     def is_ahead_of(self, other: Epoch) -> bool:
         """Whether this is later in any respect."""

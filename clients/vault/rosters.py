@@ -44,6 +44,11 @@ class RosterKeeper:
         except DataError as reason:
             raise DataError(f"{self._path}: {reason}") from None
 
+    @property
+    def is_from_file(self) -> bool:
+        """Whether the newest roster is the owner's file."""
+        return self._store.secure_part("roster") == self._seen
+
     def latest(self) -> Roster:
         """Return the newest roster, whether it is valid today or not."""
         content = self._store.secure_part("roster")
@@ -65,14 +70,19 @@ class RosterKeeper:
 
         Raises
         ------
-        DataError, SecureError
+        SecureError
             It is damaged, not signed with the pinned key, older, or not valid on this day.
         """
         with self._store.transaction():
-            if content != self._store.secure_part("roster"):
-                roster = verify(content, self._signer, today, self.latest())
-                if roster.version > self.latest().version:
-                    self._store.keep_secure_part("roster", content)
+            if content == self._store.secure_part("roster"):
+                return
+            latest = self.latest()
+            try:
+                roster = verify(content, self._signer, today, latest)
+            except DataError as reason:  # about what the server has sent
+                raise SecureError(str(reason)) from None
+            if roster.version > latest.version:
+                self._store.keep_secure_part("roster", content)
 
     def look_at_file(self) -> None:
         """Use the owner's file if it is newer; log errors."""
