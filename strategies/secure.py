@@ -58,7 +58,7 @@ class SecureStrategy(GridFederation):
     ) -> None:
         super().__init__(settings, history)
         self.devices = devices
-        self._file = file
+        self.file = file
         self._courier = Courier(settings, history)
         self._exchange: SecureExchange | None = None  # its set is fixed, and it is not counted
         self._is_loaded = False
@@ -105,7 +105,8 @@ class SecureStrategy(GridFederation):
     def mark_counted(self) -> None:
         """Store that the last sum is counted; the next request to each device names it."""
         if self._sum is not None:
-            self.devices.count(*self._sum)
+            if line := self.devices.count(*self._sum):
+                _LOG.log(WARNING, "%s", line)
             self._exchange = self._sum = None
 
     # The first trip.
@@ -127,7 +128,7 @@ class SecureStrategy(GridFederation):
         except SecureError:
             self._log(exchange)
             raise RoundAbandonedError(exchange.shortage()) from None
-        self._file.save(exchange.state)
+        self.file.save(exchange.state)
         self._exchange = exchange
         return exchange
 
@@ -154,7 +155,7 @@ class SecureStrategy(GridFederation):
     def _pending(self, shared: bytes) -> SecureExchange | None:
         """Return the exchange to continue, perhaps from before a restart of the server."""
         if not self._is_loaded:
-            stored = self._file.load()
+            stored = self.file.load()
             self._exchange = None if stored is None else SecureExchange(stored)
             self._is_loaded = True
         exchange = self._exchange
@@ -186,21 +187,22 @@ class SecureStrategy(GridFederation):
         if exchange.can_open and exchange.tries < MOST_TRIES:
             self._log(exchange)
             raise RoundAbandonedError(f"{text}; they are asked again in the next round")
+        lines = [text, "the exchange is given up"]
         if exchange.blames:
-            text += self.devices.blame(exchange.state.header, exchange.blamed)
+            lines.append(self.devices.blame(exchange.state.header, exchange.blamed))
         self._log(exchange)
         self._give_up()
-        raise RoundAbandonedError(f"{text}; the exchange is given up")
+        raise RoundAbandonedError("; ".join(filter(None, lines)))
 
     def _failed(self, exchange: SecureExchange, reason: str) -> RoundAbandonedError:
         """Give up an exchange whose sum is wrong; return the error."""
-        text = f"{reason}{self.devices.suspect(exchange.state.header)}"
+        text = f"{reason}; {self.devices.suspect(exchange.state.header)}"
         self._log(exchange)
         self._give_up()
         return RoundAbandonedError(text)
 
     def _give_up(self) -> None:
-        self._file.remove()
+        self.file.remove()
         self._exchange = None
 
     def _require_first(self, upload: Upload, broadcast: Broadcast) -> None:

@@ -198,19 +198,22 @@ class SecureDevices:
         """Whether the sum of an exchange is counted."""
         return header.exchange.hex() in self.counted.values()
 
-    def count(self, header: Header, devices: tuple[str, ...], duels: int) -> None:
-        """Store that the sum of an exchange over some devices is counted."""
+    def count(self, header: Header, devices: tuple[str, ...], duels: int) -> str:
+        """Store that the sum of an exchange over some devices is counted.
+
+        Return which device is left out from now on, for a line; empty if it is none.
+        """
         self.counted |= dict.fromkeys(devices, header.exchange.hex())
         for name in devices:
             self._waiting.pop(name, None)
         self.duels += duels
-        self._judge(self.suspects.succeeded(devices))
         self._tally = Tally(duels, tuple((name, None, None) for name in devices))
+        return self._judge(self.suspects.succeeded(devices))
 
     def suspect(self, header: Header) -> str:
         """Store that the sum of an exchange is wrong; return what follows, for an error."""
         devices = f"the exchange asked {_listed(header.asked)}"
-        return f": {devices}{self._judge(self.suspects.failed(header.asked))}"
+        return "; ".join(filter(None, [devices, self._judge(self.suspects.failed(header.asked))]))
 
     def blame(self, header: Header, counts: Mapping[str, int]) -> str:
         """Store that members cannot open the pieces of devices; return what follows, for an error.
@@ -234,7 +237,7 @@ class SecureDevices:
         found = sorted(waits.keys() - before)
         if not found:
             return ""
-        return f"; left out of the next {waits[found[0]]} sums: {_listed(found)}"
+        return f"left out of the next {waits[found[0]]} sums: {_listed(found)}"
 
     def tally(self) -> Tally:
         """Return what was counted last."""
