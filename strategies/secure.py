@@ -163,15 +163,15 @@ class SecureStrategy(GridFederation):
             return None
         header = exchange.state.header
         self.devices.round = max(self.devices.round, header.round)
-        if self.devices.is_counted(header) or header.broadcast != shared:
-            self._give_up()  # in the second case, the server was restored from a backup
+        if header.broadcast != shared:  # it is counted, or the server was restored from a backup
+            self._give_up()
             return None
+        self._greet(with_roster=False)
         return exchange
 
     def _opened(self, exchange: SecureExchange) -> Sum:
         """Return the sum, once enough members have opened it."""
         exchange.ask_again()
-        self._greet(with_roster=False)
         self._trip(
             "openings",
             exchange,

@@ -194,10 +194,6 @@ class SecureDevices:
         """Return the identifier of a device's last exchange that is counted; empty without one."""
         return bytes.fromhex(self.counted.get(name, ""))
 
-    def is_counted(self, header: Header) -> bool:
-        """Whether the sum of an exchange is counted."""
-        return header.exchange.hex() in self.counted.values()
-
     def count(self, header: Header, devices: tuple[str, ...], duels: int) -> str:
         """Store that the sum of an exchange over some devices is counted.
 

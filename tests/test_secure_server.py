@@ -50,7 +50,7 @@ def exact_sum(federation, header, broadcast, names) -> list[Fraction]:
 def test_the_server_learns_from_the_exact_sum(tmp_path):
     federation = SecureFederation(tmp_path)
     with federation.serving() as server:
-        for round_ in range(3):
+        for _ in range(3):
             federation.answer()
             assert server.try_round(), federation.lines
             header = federation.grid.headers[bytes.fromhex(server.devices.counted["d00"])]
@@ -63,7 +63,9 @@ def test_the_server_learns_from_the_exact_sum(tmp_path):
 
 
 def test_fldb_personal_adds_the_shares_of_the_devices(tmp_path):
-    federation = SecureFederation(tmp_path, algorithm="fldb_personal")
+    federation = SecureFederation(
+        tmp_path, **{"algorithm": "fldb_personal", "first-round": "minimise"}
+    )
     with federation.serving() as server:
         for _ in range(3):
             federation.answer(count=3)
