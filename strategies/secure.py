@@ -98,7 +98,7 @@ class SecureStrategy(GridFederation):
         except SecureError as reason:
             raise self._failed(exchange, str(reason)) from None
         self._require_first(upload, broadcast)
-        self._record(exchange, found.wrong)
+        self._record(exchange, broadcast.play.last, found.wrong)
         self._sum = header, chosen, upload.num_duels
         return upload
 
@@ -263,7 +263,8 @@ class SecureStrategy(GridFederation):
             messages = {nodes[name]: each for name, each in waiting.items() if name in nodes}
             if messages:
                 for node, answer in self._courier.ask(self.grid, messages, self.watch):
-                    exchange.receive(names[node], answer)
+                    if node in names:
+                        exchange.receive(names[node], answer)
             if is_enough() or not patience.wait():
                 break
 
@@ -298,9 +299,9 @@ class SecureStrategy(GridFederation):
 
     # Records.
 
-    def _record(self, exchange: SecureExchange, wrong: tuple[str, ...] = ()) -> None:
+    def _record(self, exchange: SecureExchange, round_: int, wrong: tuple[str, ...]) -> None:
         """Store who took part in the exchange."""
-        row = exchange.participation(self.history.iteration, self._left_out, wrong)
+        row = exchange.participation(round_, self._left_out, wrong)
         self.history.participation.append(row)
         self._log(exchange)
 

@@ -131,7 +131,9 @@ class Courier:
 
     def _count(self, messages: list[Message], replies: list[Message]) -> None:
         up = sum(content_bytes(each.content) for each in replies if not each.has_error())
-        self._history.count_node_bytes(up, sum(content_bytes(each.content) for each in messages))
+        down = sum(content_bytes(each.content) for each in messages)
+        self._history.count_node_bytes(up, down)
+        self._history.count_bytes(up, down)  # each device sends messages of its own
 
 
 def short(text: str) -> str:

@@ -407,7 +407,7 @@ def test_an_implausible_sum_is_not_counted(tmp_path):
     federation.grid.tamper = tamper
     with federation.serving() as server:
         assert not server.try_round()
-        assert "the sum is implausible: gradient is longer than" in federation.lines[-1]
+        assert "the sum is not plausible: gradient is longer than" in federation.lines[-1]
         assert federation.check_counted(server) == 0
 
 
