@@ -141,7 +141,7 @@ class SecureStrategy(GridFederation):
         max_duels = devices.max_duels(asked)
         encoding = shared.encoding(max(1, len(asked)), max_duels)
         try:
-            return new_header(
+            header = new_header(
                 devices.roster, asked, exchange=os.urandom(EXCHANGE_BYTES),
                 round=devices.next_round(), numbers=encoding.size,
                 encoding=describe_encoding(encoding), max_duels=max_duels, limits=devices.limits,
@@ -149,6 +149,8 @@ class SecureStrategy(GridFederation):
             )  # fmt: skip
         except SecureError as reason:
             raise RoundAbandonedError("; ".join([str(reason), *self._left_out])) from None
+        devices.ask(header)
+        return header
 
     # The second trip.
 

@@ -178,17 +178,20 @@ class SecureDevices:
         return self.round
 
     def max_duels(self, asked: Collection[str]) -> int:
-        """Return the largest number of answers in the next exchange; it counts as asked.
+        """Return the largest number of answers of a device in the next exchange.
 
         After an exchange that was not counted, a device has to send at least ``min_duels`` answers
         more, from the same start. So the number grows with the exchanges since the device was last
         counted; else a device could have to decline for ever.
         """
         longest = max((self._waiting.get(name, 0) for name in asked), default=0)
-        for name in asked:
-            self._waiting[name] = self._waiting.get(name, 0) + 1
         most = self._base_duels + longest * self.limits.min_duels
         return min(most, self.limits.max_duels)
+
+    def ask(self, header: Header) -> None:
+        """Store that an exchange asks its devices."""
+        for name in header.asked:
+            self._waiting[name] = self._waiting.get(name, 0) + 1
 
     def last_counted(self, name: str) -> bytes:
         """Return the identifier of a device's last exchange that is counted; empty without one."""

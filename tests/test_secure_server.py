@@ -12,15 +12,20 @@ from secure_grid import SecureFederation
 from vaults import D
 
 from clients.vault import read_config
+from fldb_flower.errors import CheckpointError
 from fldb_flower.federation.exchange import statistics
 from fldb_flower.linalg.forms import form_of
 from fldb_flower.runs.directory import CHECKPOINT
 from fldb_flower.secure.header import Header
 from fldb_flower.secure.roster import read
 from fldb_flower.secure.sealing import Route, seal
+from fldb_flower.settings import from_flat
 from fldb_flower.wire import secure_messages as messages
 from fldb_flower.wire.secure_upload import numbers_of
 from fldb_flower.wire.shared_broadcast import decode_shared
+from strategies.device_directory import DeviceDirectory, RoundRow
+from strategies.device_rounds import make_device_server
+from strategies.device_tally import Tally
 from strategies.secure_exchange import EXCHANGE
 
 
@@ -409,6 +414,33 @@ def test_an_implausible_sum_is_not_counted(tmp_path):
         assert not server.try_round()
         assert "the sum is not plausible: gradient is longer than" in federation.lines[-1]
         assert federation.check_counted(server) == 0
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_ogd"])
+@pytest.mark.parametrize("form", ["full", "diagonal"])
+def test_features_far_below_the_largest_difference_are_no_reason_to_refuse(
+    tmp_path, algorithm, form
+):
+    """The second feature is below a quantum: its rounding errors are larger than itself."""
+    federation = SecureFederation(tmp_path, **{"algorithm": algorithm, "matrix-form": form})
+    with federation.serving() as server:
+        for _ in range(2):
+            for phone in federation.phones.values():
+                x = federation.rng.uniform(-2.0, 2.0, (3, D)) * [1.0, 3e-9]
+                phone.answer(*((row, 1.0) for row in x.tolist()))
+            assert server.try_round(), federation.lines
+
+
+def test_a_directory_of_plain_uploads_is_not_continued_with_secure_sums(tmp_path):
+    federation = SecureFederation(tmp_path)
+    settings = from_flat({**federation.config, "secure": False}, "a test")
+    directory = DeviceDirectory(tmp_path / "server", settings)
+    server = make_device_server(settings, directory, federation.lines.append)
+    row = RoundRow(1, 0.0, 0.0, 1, 1, 1, Tally(0, ()), 0, ())
+    server.directory.commit(row, server.strategy, server.devices)
+    directory.close()
+    with pytest.raises(CheckpointError, match="belongs to another run"):
+        federation.server()
 
 
 def test_a_backlog_never_makes_a_device_decline_for_ever(tmp_path):
