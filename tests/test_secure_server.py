@@ -308,6 +308,11 @@ def test_a_server_restored_from_a_backup_receives_the_later_answers_again(tmp_pa
         assert federation.check_counted(server) == 80
 
 
+def flipped(content: bytes) -> bytes:
+    """Return bytes with another lowest bit."""
+    return bytes([content[0] ^ 1]) + content[1:]
+
+
 def dealt(federation, name, request, numbers=None, spoilt=()):
     """Return the pieces of a device that contributes other numbers, or wrong pieces to some."""
     phone, header = federation.phones[name], Header.from_bytes(request.header)
@@ -317,9 +322,8 @@ def dealt(federation, name, request, numbers=None, spoilt=()):
     pieces = header.scheme.messages(numbers, bytes(32))
     sealed = {}
     for member, piece in zip(header.committee, pieces, strict=True):
-        wrong = bytes(len(piece) - 1) + b"\1" if len(piece) == 32 else bytes([1]) + piece[1:]
         route = Route(header.exchange, name, member)
-        content = wrong if member in spoilt else piece
+        content = flipped(piece) if member in spoilt else piece
         sealed[member] = seal(content, route, header.hash, private, roster.keys[member])
     return messages.Pieces(sealed)
 
@@ -331,7 +335,7 @@ def test_a_member_with_a_wrong_sum_is_named_and_left_out_of_the_sum(tmp_path):
 
     def tamper(name, _request, reply):
         if name == "d07" and isinstance(reply, messages.Opened):
-            return messages.Opened(bytes([reply.opening[0] ^ 1]) + reply.opening[1:])
+            return messages.Opened(flipped(reply.opening))
         return reply
 
     federation.grid.tamper = tamper
