@@ -144,10 +144,26 @@ def test_suspects_that_take_no_part_any_more_are_left_out_together():
     present, silent = names_of(8), {"d002", "d006"}
     state = Suspects().succeeded(set(present) - silent).failed(present)
     assert state.suspects == silent
-    state, asked, _ = next_round(state, present, 5, (), silent)
-    assert set(asked) & silent
-    assert set(state.left_out) == silent
+    tried = []
+    for _ in range(10):
+        assert state.suspects == silent
+        assert not state.waiting
+        state, asked, _ = next_round(state, present, 5, (), silent)
+        tried.append(*(set(asked) & silent))
+    assert tried == ["d002", "d006"] * 5
+    assert state.waiting == set(state.left_out) == silent
     assert not state.suspects
+
+
+def test_a_good_device_that_becomes_bad_is_found_and_costs_others_little():
+    """Five new devices, which are silent, come under suspicion first."""
+    present, silent = names_of(20), set(names_of(20)[15:])
+    state = Suspects().succeeded(present[:15])
+    for _ in range(3 + 1 + 2 + 10):
+        if "d003" not in state.waiting:
+            state, _, _ = next_round(state, present, 10, {"d003"}, silent)
+    assert "d003" in state.waiting
+    assert len(state.left_out) <= 2
 
 
 def test_those_left_out_are_asked_if_the_others_are_too_few():
