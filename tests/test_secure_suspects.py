@@ -58,9 +58,10 @@ def search(present, least, bad, most) -> tuple[Suspects, int, list[tuple[str, ..
     raise AssertionError(f"{bad} are not left out after {most} rounds: {state}")
 
 
+@examples(100)
 @given(st.data())
 def test_one_bad_device_is_found_in_the_stated_number_of_rounds(data):
-    count = data.draw(st.integers(6, 200))
+    count = data.draw(st.integers(6, 40))
     least = data.draw(st.integers(5, count - 1))
     present = names_of(count)
     bad = data.draw(st.sampled_from(present))
@@ -85,9 +86,10 @@ def test_two_failed_rounds_suffice_if_half_of_the_devices_is_enough():
         assert failures <= 2
 
 
+@examples(100)
 @given(st.data())
 def test_several_bad_devices_are_all_left_out_and_no_other(data):
-    count = data.draw(st.integers(20, 60))
+    count = data.draw(st.integers(20, 40))
     present = names_of(count)
     bad = data.draw(st.sets(st.sampled_from(present), min_size=2, max_size=4))
     state, _, _ = search(present, count // 2, bad, 300)
@@ -181,6 +183,7 @@ def test_more_members_than_may_collude_must_name_a_device():
     assert stored(blamed).left_out == {"a": (20, 40)}
     searched = Suspects().failed("abcdefgh")
     assert searched.blamed({"x": 3}, 2).suspects == set("abcdefgh")
+    assert searched.failed("abcd").blamed({"x": 3}, 2).tries == 1
     assert not searched.blamed({"b": 3}, 2).suspects
 
 
@@ -288,7 +291,7 @@ def check(bad: str) -> None:
 
 def test_one_bad_device_among_40_stops_no_rounds():
     """All answers of all others are counted once, also those of failed sums."""
-    check("d023")
+    check("d005")
 
 
 @pytest.mark.slow

@@ -157,7 +157,7 @@ class Suspects:
         names = frozenset(name for name, count in counts.items() if count > tolerated)
         if names & self.suspects:
             return self._without(names)
-        return replace(self._without(names), suspects=self.suspects)
+        return replace(self._without(names), suspects=self.suspects, tries=self.tries)
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as values of JSON."""
