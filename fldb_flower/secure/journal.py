@@ -230,7 +230,8 @@ class Journal:
         Parameters
         ----------
         header : Header
-            The exchange. If it has a contribution, the request is a repetition and nothing changes.
+            The exchange, after :func:`fldb_flower.secure.header.check_header`. If it has a
+            contribution, the request is a repetition and nothing changes.
         exchange : bytes or None
             The last exchange with this device that the server counted, or None. A server that was
             restored from a backup may name an earlier one than before: the answers since then are
