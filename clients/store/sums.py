@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from clients.store.answers import MAX_ANSWERS, distinct_duels
@@ -84,4 +85,17 @@ class SumLog(ShareLog):
                 )
 
     def _erase_numbers(self) -> None:
+        """Delete the numbers of the last contribution, its seed, and the hash of the numbers.
+
+        Few answers could be guessed from the hash. A repeated request is declined then.
+        """
+        if (content := self.secure_part("journal")) is None:
+            return
+        from fldb_flower.secure.journal import Journal  # noqa: PLC0415 - imports slowly
+
         self._database.execute("DELETE FROM secure WHERE name = 'numbers'")
+        journal = Journal.from_bytes(content)
+        if (last := journal.contribution) is not None:
+            erased = replace(last, seed=bytes(len(last.seed)), numbers=bytes(len(last.numbers)))
+            journal = replace(journal, contribution=erased)
+            self.keep_secure_part("journal", journal.to_bytes())

@@ -2,7 +2,8 @@
 
 A store that is restored from a backup contains an older journal. With it, a server could have a
 sum opened for a second time, or the same answers sent again. The epoch file shows that the store is
-older. It is beside the private key, **and no backup may contain it**.
+older. It is beside the private key, ``KEY.epoch``, so that another store with the same key does not
+evade it. **No backup may contain it.**
 
 It is written after the journal is stored, and before the reply.
 """

@@ -92,7 +92,7 @@ class Vault:
         self._store = store
         self._config = config
         self._clock = clock
-        self._epoch = EpochFile(config.key.with_name(f"{store.path.name}.epoch"))
+        self._epoch = EpochFile(config.key.with_name(f"{config.key.name}.epoch"))
         self._rosters = RosterKeeper(store, config)
         self._begin()
         try:
