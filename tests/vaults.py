@@ -48,9 +48,7 @@ class Phone:
     def answer(self, *duels: tuple[Sequence[float], float]) -> None:
         """Record answers: difference and preference of each duel."""
         for difference, preference in duels:
-            proposal = self.store.propose(
-                np.array(difference, float), np.nan, expire_after=1e9
-            )
+            proposal = self.store.propose(np.array(difference, float), np.nan, expire_after=1e9)
             (number,) = self.store.record([(proposal.id, preference)])
             assert isinstance(number, int)
             self.given.append((list(difference), preference))
@@ -80,7 +78,7 @@ class Fleet:
     def roster_file(self) -> Path:
         return self.folder / "roster.json"
 
-    def configure(self, name: str, **changes: Any) -> Path:
+    def configure(self, name: str, /, **changes: Any) -> Path:
         entries = {
             "name": f'"{name}"', "key": '"device.key"', "signer": '"../signer.pub"',
             "roster": '"../roster.json"', **self.limits, **changes,
@@ -157,13 +155,11 @@ class Fleet:
 
 def shared_of(broadcast: Broadcast, settings: Settings):
 
-
     return decode_shared(encode_shared(broadcast, settings, duels=7))
 
 
 def decoded(state: ServerExchange) -> Upload:
     """Return the sum of an exchange as an upload."""
-
 
     header = state.header
     shared = decode_shared(header.broadcast)

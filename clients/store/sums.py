@@ -43,6 +43,14 @@ class SumLog(ShareLog):
         with self._database.writing():
             self._database.execute("INSERT OR REPLACE INTO secure VALUES (?, ?)", (part, content))
 
+    @property
+    def pruned(self) -> int:
+        """Number of the last answer before the first one that is left."""
+        with self._database.reading():
+            query = "SELECT min(sequence) FROM answers"
+            (first,) = self._database.row(query)
+        return self.last if first is None else int(first) - 1
+
     def add_cut(self, end: int, at_least: int) -> None:
         """Add the cut of a contribution to a secure sum.
 

@@ -242,15 +242,19 @@ class Vault:
         """
         public = self._config.private.public_key().public_bytes_raw()
         with self._store.transaction():
+            if self._store.secure_part("journal") is None and (pruned := self._store.pruned):
+                self._store.skip_to(pruned)
+                self._keep(Journal(counted=pruned, base=pruned))  # they cannot be sent
             if self._epoch.read() is None:
-                journal = self._stored()
-                if journal != Journal() and self._store.secure_part("key") == public:
+                known = Epoch.of(self._stored())
+                took_part = known.contributed > 0 or known.opened > 0
+                if took_part and self._store.secure_part("key") == public:
                     raise DataError(
                         f"{self._epoch.path} is missing, so sums may have been opened that the"
                         f" store does not contain: create a new key instead of {self._config.key},"
                         " and have it certified in the roster (fldb keys roster)"
                     )
-                self._epoch.write(Epoch.of(journal))
+                self._epoch.write(known)
             self._store.keep_secure_part("key", public)
             self._journal()
 
