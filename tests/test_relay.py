@@ -215,7 +215,7 @@ def test_a_service_that_is_down_or_refuses_is_one_line(node_config, tmp_path, fl
     with pytest.raises(SettingsError, match="contains no token"):
         relay.ask_vault(HELLO, {**node_config, "node-token-file": str(wrong)}, 7)
     plain = create_app(tmp_path / "plain.db", TOKEN)
-    with running(plain) as url, pytest.raises(FederationError, match="replied 404: .* --vault"):
+    with running(plain) as url, pytest.raises(FederationError, match=r"replied 404: .* --vault"):
         relay.ask_vault(HELLO, {**node_config, "service-url": url}, 7)
 
 

@@ -1108,11 +1108,16 @@ def test_a_store_of_schema_4_opens(path):
 
 def test_a_transaction_is_rolled_back_as_a_whole(store):
     answer(store, 3)
-    with pytest.raises(KeyError), store.transaction():
-        store.keep_secure_part("journal", b"new")
-        store.add_cut(3, 1)
-        store.synchronize(synchronization())
-        raise KeyError
+
+    def fail():
+        with store.transaction():
+            store.keep_secure_part("journal", b"new")
+            store.add_cut(3, 1)
+            store.synchronize(synchronization())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert store.secure_part("journal") is None
     assert (store.sent, store.synchronized()) == (0, None)
     with store.transaction():
