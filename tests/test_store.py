@@ -1097,7 +1097,7 @@ def test_a_store_of_schema_4_opens(path):
             assert store.secure_part(part) is None
         store.keep_secure_part("roster", b"signed")
         assert store.secure_part("roster") == b"signed"
-        store.add_cut(5, 2)
+        store.add_cut(0, 5, 2)
         assert store.sent == 5
     assert rows(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
@@ -1112,7 +1112,7 @@ def test_a_transaction_is_rolled_back_as_a_whole(store):
     def fail():
         with store.transaction():
             store.keep_secure_part("journal", b"new")
-            store.add_cut(3, 1)
+            store.add_cut(0, 3, 1)
             store.synchronize(synchronization())
             raise KeyError
 
@@ -1122,7 +1122,7 @@ def test_a_transaction_is_rolled_back_as_a_whole(store):
     assert (store.sent, store.synchronized()) == (0, None)
     with store.transaction():
         store.keep_secure_part("journal", b"new")
-        store.add_cut(3, 1)
+        store.add_cut(0, 3, 1)
     assert (store.secure_part("journal"), store.sent) == (b"new", 3)
 
 
@@ -1138,10 +1138,10 @@ def test_other_processes_do_not_write_within_a_transaction(store, path, monkeypa
 def test_a_cut_of_a_secure_sum_needs_distinct_new_duels(store):
     answer(store, 2)
     with pytest.raises(DeclinedError):
-        store.add_cut(2, 3)
-    store.add_cut(2, 2)
+        store.add_cut(0, 2, 3)
+    store.add_cut(0, 2, 2)
     with pytest.raises(DeclinedError):
-        store.add_cut(2, 1)
+        store.add_cut(2, 2, 1)
     assert store.sent == 2
     store.expect(2)
     answer(store, 1)

@@ -70,9 +70,9 @@ def exact_sum(state) -> list[int]:
     return [n - order if n >= half else n for n in map(int, state.combine().numbers)]
 
 
-def expected_sum(fleet, state, duels_of) -> list[int]:
+def expected_sum(fleet, state, duels_of, max_duels=1000) -> list[int]:
     shared = shared_of(common(), fleet.settings())
-    exponents = shared.encoding(len(state.header.asked), state.header.max_duels).exponents
+    exponents = shared.encoding(len(state.header.asked), max_duels).exponents
     rows = [integers(duels_of(fleet.phones[name]), exponents) for name in state.chosen]
     return [sum(column) for column in zip(*rows, strict=True)]
 
@@ -246,6 +246,39 @@ def test_answers_that_were_pruned_before_the_first_exchange(tmp_path):
         phone.start()
     upload, _ = fleet.exchange()
     assert upload.num_duels == 6 * 2
+
+
+@pytest.mark.parametrize(("failed", "covered"), [(2, slice(1, 5)), (3, slice(2, 6))])
+@pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_personal"])
+def test_after_many_failed_exchanges_the_oldest_answers_are_left_out(
+    tmp_path, algorithm, failed, covered
+):
+    """With n = 4, the cuts are 2, 4, 5 and 6: from the fifth answer on, one more each time."""
+    fleet, settings = Fleet(tmp_path, 6), None
+    broadcast = common()
+    if algorithm == "fldb_personal":
+        broadcast = personal(np.zeros((D, D)), np.zeros(D))
+        settings = fleet.settings(algorithm=algorithm)
+    for turn in range(failed + 1):
+        for phone in fleet.phones.values():
+            phone.answer(([2.0, turn], 1.0), ([turn, 3.0], 0.0))
+        if turn < failed:
+            fleet.collect(fleet.header(broadcast, settings, max_duels=4))
+    upload, state = fleet.exchange(broadcast, settings, max_duels=4)
+    assert upload.num_duels == 6 * 4
+    if algorithm == "fldb_ons":
+        right = expected_sum(fleet, state, lambda phone: phone.given[covered], max_duels=4)
+        assert exact_sum(state) == right
+        return
+    # The share is that of all answers. Losses and squares are sums over whole cuts: from the third
+    # answer on, of which the differences are (2, 1), (1, 3), (2, 2) and (2, 3).
+    squares = sum([5, 10, 8, 13][: covered.stop - 2])
+    assert upload.shares.squares == pytest.approx(6 * squares, rel=1e-9)
+    learner = PersonalLearner(settings, broadcast.play.estimate)
+    answers = fleet.phones["d00"].store.answers(0, covered.stop)
+    share = learner.share(answers.after(covered.stop), answers)
+    np.testing.assert_allclose(upload.shares.precision, 6 * share.precision, rtol=1e-9)
+    np.testing.assert_allclose(upload.shares.shift, 6 * share.shift, rtol=1e-9)
 
 
 # --- crashes and repetition ------------------------------------------------------------------
@@ -435,6 +468,7 @@ def test_a_lost_store_continues_after_the_last_cut(fleet):
 def test_a_missing_epoch_file_needs_a_new_key(fleet):
     phone = fleet.phones["d00"]
     fleet.exchange()
+    phone.answer(([6.0, 5.0], 1.0))
     phone.store.close()
     (phone.folder / "device.key.epoch").unlink()
     with pytest.raises(DataError, match=r"device\.key\.epoch is missing.*create a new key"):
@@ -451,7 +485,7 @@ def test_a_missing_epoch_file_needs_a_new_key(fleet):
     for each in fleet.phones.values():
         each.answer(([6.0, 6.0], 1.0))
     upload, _ = fleet.exchange()
-    assert upload.num_duels == 6  # what was counted stays so
+    assert upload.num_duels == 6  # the earlier ones may have been sent
 
 
 def test_a_damaged_epoch_file_is_one_line(fleet):
@@ -590,7 +624,7 @@ def test_no_reply_contains_a_count_a_cut_or_a_feature(fleet):
     kinds += [ask(fleet.request(low, "d00"))]
     assert kinds[-1] == Refused(WITHHELD)
     with closing(sqlite3.connect(phone.path)) as rows, rows:
-        rows.execute("DELETE FROM cuts")
+        rows.execute("UPDATE secure SET content = x'7b' WHERE name = 'journal'")
     kinds += [ask(fleet.request(fleet.header(), "d00"))]
     found = " ".join(type(each).__name__ for each in kinds)
     assert found == (

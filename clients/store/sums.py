@@ -51,13 +51,14 @@ class SumLog(ShareLog):
             (first,) = self._database.row(query)
         return self.last if first is None else int(first) - 1
 
-    def add_cut(self, end: int, at_least: int) -> None:
-        """Add the cut of a contribution to a secure sum.
+    def add_cut(self, start: int, end: int, at_least: int) -> None:
+        """Add the cuts of a contribution to a secure sum.
 
         Parameters
         ----------
-        end : int
-            Number of the last answer of the contribution.
+        start, end : int
+            The contribution covers the answers after ``start`` up to ``end``. The start is an
+            earlier cut, or a number before the last one.
         at_least : int
             Distinct duels since the last cut, as in :meth:`cut`.
 
@@ -73,6 +74,7 @@ class SumLog(ShareLog):
             if found < at_least:
                 raise DeclinedError(f"{found} new distinct duels: must be at least {at_least}")
             database.execute("INSERT INTO cuts (position) VALUES (?)", (end,))
+            self._insert_cut(start)
 
     def expect(self, at_least: int) -> None:
         """Store how many distinct duels a contribution needs, for :attr:`needed`."""
@@ -87,10 +89,13 @@ class SumLog(ShareLog):
         with self._database.writing():
             if position > self.last:
                 self._skip_to(position)
-            elif position:
-                self._database.execute(
-                    "INSERT OR IGNORE INTO cuts (position) VALUES (?)", (position,)
-                )
+            else:
+                self._insert_cut(position)
+
+    def _insert_cut(self, position: int) -> None:
+        if position:
+            insert = "INSERT OR IGNORE INTO cuts (position) VALUES (?)"
+            self._database.execute(insert, (position,))
 
     def _erase_numbers(self) -> None:
         """Delete the numbers of the last contribution, its seed, and the hash of the numbers.

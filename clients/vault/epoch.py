@@ -39,7 +39,7 @@ class Epoch(NamedTuple):
     def of(cls, journal: Journal) -> Epoch:
         """Return how far a journal has got."""
         contributed, opened = (
-            journal.base_round if record is None else record.round
+            max(journal.base_round, 0 if record is None else record.round)
             for record in (journal.contribution, journal.opening)
         )
         return cls(contributed, opened, journal.sent)
