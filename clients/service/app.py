@@ -70,13 +70,11 @@ def create_app(
         Guard, token=token, node_token=None if node is None else node.token, any_host=any_host,
         body_seconds=body_seconds, policies={"/": policy, "/docs": DOCS},
     )  # fmt: skip
-    for router in (public, guarded, of_node):
-        app.include_router(router)
     return app
 
 
 def _application(*workers: Worker) -> FastAPI:
-    """Return an application without endpoints, which closes the workers when it stops."""
+    """Return an application that closes the workers when it stops."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -95,6 +93,8 @@ def _application(*workers: Worker) -> FastAPI:
         lifespan=lifespan,
     )
     add_handlers(app)
+    for router in (public, guarded, of_node):
+        app.include_router(router)
     return app
 
 
