@@ -14,13 +14,13 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 
 from clients.learning import PersonalLearner
-from clients.store import SELECTION_SETTINGS, DuelStore, Synchronization
+from clients.store import DuelStore, Synchronization
 from fldb_flower.bandit.prior import CommonPrior, ShareChange
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.settings import Settings, from_flat
+from fldb_flower.settings import SELECTION_SETTINGS, Settings, from_flat
 from fldb_flower.system.process import one_blas_thread
 from fldb_flower.wire.codec import BroadcastHeader, decode_broadcast, encode_statistics
 from fldb_flower.wire.devices import DeviceUploadHeader
