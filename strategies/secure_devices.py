@@ -64,10 +64,8 @@ class SecureDevices:
         chosen = settings.devices
         self._path, self._stamp = Path(chosen.roster), (0, 0)
         least = settings.min_duels
-        default = Limits(least, chosen.min_devices).max_duels
-        self.limits = Limits(
-            least, chosen.min_devices, max_duels=max(default, chosen.max_duels, least)
-        )
+        most = max(Limits(min_duels=1).max_duels, chosen.max_duels, least)
+        self.limits = Limits(least, chosen.min_devices, max_duels=most)
         self._base_duels = max(least, min(chosen.max_duels, BASE_DUELS))
         self._identities = Identities("a device's key must not be copied to a second device")
         self._versions: dict[int, int] = {}  # node -> version of its roster

@@ -48,8 +48,9 @@ class SecureExchange:
     refused: dict[str, str] = field(default_factory=dict)
     blames: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tries: int = 0
-    _final: set[str] = field(default_factory=set)  # devices that would reply the same again
-    _lines: tuple[str, ...] = ()  # the reasons of the first trip
+    # Devices that would reply the same again; and the reasons of the first trip.
+    _final: set[str] = field(default_factory=set, init=False)
+    _lines: tuple[str, ...] = field(default=(), init=False)
 
     def collect_requests(self, counted: Callable[[str], bytes]) -> dict[str, Collect]:
         """Return the requests to the devices that have not replied.

@@ -154,6 +154,24 @@ def test_the_last_estimate_reaches_all_devices_and_the_run_ends(tmp_path):
     assert summary["node_uploaded_bytes"] > 8 * 8 * 32  # a seed for each member at least
 
 
+def test_the_server_waits_until_enough_devices_for_a_sum_are_connected(tmp_path):
+    federation = SecureFederation(tmp_path)
+    federation.answer()
+    federation.grid.absent = {"d00", "d01", "d02", "d03"}
+
+    class Lines(list):
+        def append(self, line):
+            super().append(line)
+            if "waiting for more" in line:
+                federation.grid.absent = set()
+
+    federation.lines = Lines()
+    with federation.serving() as server:
+        server.serve(federation.grid)
+    assert federation.lines[0] == ("round 1: 4 of 5 devices are connected, waiting for more")
+    assert any(line.startswith("round 1: 16 duels of 8") for line in federation.lines)
+
+
 def test_an_estimate_that_does_not_reach_a_device_is_reported(tmp_path):
     federation = SecureFederation(tmp_path)
     federation.answer()
