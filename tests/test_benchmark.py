@@ -95,11 +95,20 @@ def test_newcomers_profit_from_the_federation(few):
 
 
 def test_a_secure_sum_by_hand(monkeypatch):
-    """10 devices with 3 + 6 + 6 + 1 numbers, 2 per polynomial: 6 seeds and 4 pieces of 64 bytes."""
+    """10 devices with 3 + 6 + 6 + 1 numbers, 2 per polynomial: 6 seeds and 4 pieces of 64 bytes.
+
+    A nonce has 12 bytes and a tag 16. The rest of a message is its description.
+    """
     monkeypatch.setattr(secure, "SIZES", ((10, 3),))
+    monkeypatch.setattr(secure, "MISSING", 0.0)
     (row,) = secure.secure(repetitions=1).to_dict("records")
-    assert (row["c"], row["l"], row["numbers"]) == (10, 2, 16)
-    assert row["up, kB"] == round((6 * 32 + 4 * 64 + 10 * 16) / 1000, 1)
-    assert row["to a member, kB"] == round(9 * (6 * 32 + 4 * 64 + 10 * 16) / 10 / 1000, 1)
-    assert row["without seeds: up, kB"] == round(10 * (64 + 16) / 1000, 1)
-    assert min(row["collect, ms"], row["open, ms"], row["server, ms"]) > 0
+    assert (row["N"], row["d"], row["c"], row["l"]) == (10, 3, 10, 2)
+    lengths = {f"device{place}": 12 + size + 16 for place, size in enumerate([32] * 6 + [64] * 4)}
+    index = {"kind": "pieces", "lengths": {"sealed": lengths}, "values": {}}
+    described = len(b"fldb-flower node 1\n") + 4 + len(json.dumps(index, separators=(",", ":")))
+    pieces = sum(lengths.values())
+    assert row["up, bytes"] == described + pieces
+    assert pieces < row["to a member, bytes"] < pieces + 2000  # 10 senders, as many members
+    for name in ("collect", "open", "server"):
+        assert min(row[f"{name}, ms"], row[f"{name} bare, ms"]) >= 0
+        assert row[f"{name}, x"] > 0
