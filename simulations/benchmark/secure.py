@@ -90,7 +90,7 @@ class Rehearsal:
     def collect(self) -> tuple[dict[str, bytes], Journal]:
         """Return the sealed pieces of a device."""
         device = self._device(self.sender)
-        return device.collect(self.header, Journal(), self.encoded(), ANSWERS, bytes(32))
+        return device.collect(self.header, Journal(), self.encoded(), ANSWERS, bytes(32), now=0.0)
 
     def share(self) -> list[bytes]:
         """Return the pieces of a device without encryption."""
@@ -98,7 +98,7 @@ class Rehearsal:
 
     def open(self) -> bytes:
         """Return the answer of a member."""
-        return self._device(self.member).open(self.header, Journal(), self.received)[0]
+        return self._device(self.member).open(self.header, Journal(), self.received, now=0.0)[0]
 
     def add(self) -> Elements:
         """Return the answer of a member to pieces without encryption."""
