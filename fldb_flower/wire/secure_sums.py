@@ -27,6 +27,8 @@ from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadError, upload_size
 from fldb_flower.wire.secure_upload import HESSIAN, INFORMATION, blocks_of, numbers_of, upload_of
 
+_encoding = functools.lru_cache(maxsize=4)(Encoding)  # nodes in one process share the last ones
+
 
 class SecureSums:
     """The uploads of the nodes of a simulation as integers, and the upload that their sum gives.
@@ -77,7 +79,7 @@ class SecureSums:
             ridge=settings.personal_ridge,
             agents=-(-settings.num_agents // nodes),
         )
-        return Encoding(blocks, nodes)
+        return _encoding(blocks, nodes)
 
     def quantise(self, upload: Upload, broadcast: Broadcast, nodes: int) -> IntArray:
         """Return the upload of one of ``nodes`` nodes as integers, (n,).
