@@ -690,6 +690,21 @@ def test_progress_of_a_round_by_hand(page, start):
         assert page.execute_script("return inRounds(arguments[0])", changed) == text
 
 
+def test_what_the_server_can_learn_by_hand(page, start):
+    page.get(start().url())
+    script = "return privacyOf(arguments[0])"
+    plain = page.execute_script(script, {"secure": False, "min_devices": None})
+    assert texts(page, "header p") == [plain]
+    assert "one person" not in plain
+    secure = page.execute_script(script, {"secure": True, "min_devices": 10})
+    assert [sentence.strip() for sentence in secure.split(".")] == [
+        "Your answers stay on this device: the server can read only sums over at least 10 devices,"
+        " never the answers of one person",
+        "It also learns which devices took part, and when",
+        "",
+    ]
+
+
 def test_the_source_of_the_estimate_by_hand(page, start):
     page.get(start().url())
     own, common = {"own": True, "weights": [0.5]}, {"own": False, "weights": [0.5]}
