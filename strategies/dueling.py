@@ -17,7 +17,7 @@ from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.environments import max_difference
 from fldb_flower.errors import FederationError, RoundAbandonedError, SettingsError
-from fldb_flower.federation.exchange import Broadcast, Federation, Upload, total
+from fldb_flower.federation.exchange import Broadcast, Federation, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
@@ -217,8 +217,9 @@ class DuelingStrategy(Federation, Strategy):
         exchange.require(least)
         self._record(exchange)
         self.nodes.accept(exchange.contributions, broadcast)
-        uploads = exchange.uploads
-        return combine(uploads, self.settings.robust) if broadcast.robust else total(uploads)
+        if broadcast.robust and self.settings.robust != "none":
+            return combine(exchange.uploads, self.settings.robust)
+        return self.nodes.total(exchange.accepted, broadcast)
 
     def _begin(self, broadcast: Broadcast) -> Exchange:
         """Return a new exchange with the nodes to ask.
@@ -312,7 +313,10 @@ class DuelingStrategy(Federation, Strategy):
             return
         asked = {message.metadata.dst_node_id for message in messages}
         uploads = {node for node, _ in exchange.senders(replies)} - exchange.introduced
-        up, down = traffic(exchange.broadcast, self.algorithm.form, wire=self.settings.wire)
+        settings = self.settings
+        up, down = traffic(
+            exchange.broadcast, self.algorithm.form, wire=settings.wire, secure=settings.secure
+        )
         self.history.count_bytes(
             up * self.nodes.count_agents(uploads, exchange.connected),
             down * self.nodes.count_agents(asked, exchange.connected),

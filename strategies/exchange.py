@@ -42,6 +42,8 @@ class Exchange:
         vector, header = encode_broadcast(self.broadcast, self.settings.wire)
         self.arrays = pack_vector(vector)
         self.config = ConfigRecord({"header": list(header)})
+        if self.settings.secure:
+            self.config["lowest-variance"] = self.broadcast.lowest_variance
         self.contributions: dict[int, Contribution] = {}
         self.refused: dict[int, str] = {}  # node -> why its reply is not counted
         self.introduced: set[int] = set()  # nodes that did so in the replies added last
@@ -151,10 +153,13 @@ class Exchange:
             fresh[node] = contribution
 
     def _plausible(self, fresh: Mapping[int, Contribution]) -> dict[int, Contribution]:
-        """Return the contributions that an honest node may have sent; refuse the others."""
-        if not fresh or not self.broadcast.learns:
+        """Return the contributions that an honest node may have sent; refuse the others.
+
+        Of integers in a secure sum, only the sum is checked.
+        """
+        uploads = [each.upload for each in fresh.values() if each.integers is None]
+        if not uploads or not self.broadcast.learns:
             return dict(fresh)
-        uploads = [each.upload for each in fresh.values()]
         longest, settings = self.max_difference, self.settings
         if self.broadcast.shares:
             answers = [self.nodes.answers(each) for each in fresh.values()]

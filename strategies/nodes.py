@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.federation.exchange import Broadcast, Upload, total
+from fldb_flower.secure.field import IntArray
 
 
 class Contribution(NamedTuple):
@@ -22,6 +23,9 @@ class Contribution(NamedTuple):
         The statistics.
     claim : Any
         Identity and duels of the node, in the form that the kind of nodes needs.
+    integers : IntArray or None
+        With secure sums, the statistics as integers, of which the server uses the sum; those of
+        ``upload`` are zero.
 
     Examples
     --------
@@ -36,6 +40,7 @@ class Contribution(NamedTuple):
     order: Any
     upload: Upload
     claim: Any
+    integers: IntArray | None = None
 
 
 class Nodes(ABC):
@@ -103,6 +108,10 @@ class Nodes(ABC):
     @abstractmethod
     def answers(self, contribution: Contribution) -> int:
         """Return the number of all answers so far of the agents of a node."""
+
+    def total(self, contributions: Sequence[Contribution], broadcast: Broadcast) -> Upload:
+        """Return the sum of the uploads of contributions, in this order."""
+        return total([each.upload for each in contributions])
 
     def check_number(self, connected: Collection[int]) -> None:  # noqa: B027 - not all kinds check
         """Raise FederationError if more nodes are connected than there can be."""

@@ -129,7 +129,10 @@ def test_the_run_config_of_flower_declares_exactly_the_settings():
 def test_every_setting_reaches_hydra_or_flower():
     hydra, flower = ({entry.dotted for entry in some()} for some in (hydra_entries, flower_entries))
     assert hydra | flower == set(ALL)
-    devices = {"rounds", "round_seconds", "at_least", "first_duels", "max_duels"}
+    devices = {
+        "rounds", "round_seconds", "at_least", "first_duels", "max_duels", "roster", "min_devices",
+        "min_duels",
+    }  # fmt: skip
     only_flower = {"output_dir", "mode", *(f"devices.{name}" for name in devices)}
     assert set(ALL) - hydra == only_flower
     only_hydra = {"engine", "dropout"}
@@ -387,6 +390,81 @@ def test_compatible_settings_at_the_limit_are_accepted(values):
     assert isinstance(from_nested(values, "x"), Settings)
 
 
+DEVICES = {"mode": "devices", "algorithm": "fldb-personal", "secure": True, "max-difference": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (
+            {"algorithm": "fldb_ons"},
+            "algorithm=fldb_ons takes several exchanges in the first round, and the sums over the"
+            " same duels reveal more than one sum; use first_round=step or algorithm=fldb_personal",
+        ),
+        (
+            {"algorithm": "fldb_gd"},
+            "algorithm=fldb_gd takes several exchanges in a round, and the sums over the same"
+            " duels reveal more than one sum; use algorithm=fldb_personal",
+        ),
+        *(
+            ({"algorithm": name}, f"algorithm={name} exchanges nothing to sum; use")
+            for name in ("ldb", "alone", "random")
+        ),
+        (
+            {"algorithm": "fldb_ons", "first_round": "step", "robust": "trimmed"},
+            "robust=trimmed compares single uploads, which the server does not see; use",
+        ),
+        (
+            {"algorithm": "fldb_ogd", "first_round": "step", "matrix_form": "sketch"}
+            | {"sketch_rank": 1},
+            "matrix_form=sketch: sketches are not sums; use matrix_form=full or diagonal",
+        ),
+        (
+            {"algorithm": "fldb_personal", "wire": "float32"},
+            "wire=float32: numbers are sent as integers; use wire=float64",
+        ),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_what_has_no_secure_sums_is_refused_with_a_remedy(values, reason):
+    with pytest.raises(SettingsError) as error:
+        from_nested({**values, "secure": True}, "x")
+    assert str(error.value).startswith(f"secure=true (from x): {reason}")
+    assert "\n" not in str(error.value)
+    assert not from_nested(values, "x").secure
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "devices.roster is empty (from x): secure=true needs the absolute path"),
+        ({"devices-roster": "r.json"}, "devices.roster='r.json' (from x): secure=true needs the"),
+        (
+            {"devices-roster": "/r", "max-difference": AUTO},
+            "max_difference='auto' (from x): secure=true needs a number with mode=devices",
+        ),
+    ],
+)
+def test_devices_need_a_roster_and_a_length(values, words):
+    with pytest.raises(SettingsError) as error:
+        from_flat({**DEVICES, **values}, "x")
+    assert str(error.value).startswith(words)
+    assert from_flat({**DEVICES, "devices-roster": "/r"}, "x").secure
+
+
+@pytest.mark.parametrize(
+    ("dimension", "values", "expected"),
+    [(5, {}, 2), (64, {}, 20), (5, {"min_devices": 15}, 1), (5, {"min_duels": 7}, 7)],
+)
+def test_sums_cover_three_duels_per_dimension(dimension, values, expected):
+    settings = Settings(dimension=dimension, devices=DevicesSettings(**values))
+    assert settings.min_duels == expected
+    if "min_duels" not in values:
+        least = 3 * dimension
+        assert (expected - 1) * settings.devices.min_devices < least
+        assert least <= expected * settings.devices.min_devices
+
+
 def test_empty_settings_are_the_defaults():
     assert from_flat({}, SOURCE) == from_nested({}, SOURCE) == Settings()
     assert from_nested(defaults_nested(), SOURCE) == Settings()
@@ -553,6 +631,14 @@ def fit_environment(values):
         values["environment.path"] = values["environment.path"] or "u.data"
 
 
+def fit_secure(values):
+    able = values["algorithm"] == "fldb_personal" or values["first_round"] == "step"
+    values["secure"] = able and values.get("mode") != "devices"
+    if values["secure"]:
+        values |= {"robust": "none", "wire": "float64"}
+        values["matrix_form"] = values["matrix_form"].replace("sketch", "full")
+
+
 def together(values):
     if values.get("backend", "numpy") == "numpy":
         values["rng"] = "numpy"
@@ -561,6 +647,8 @@ def together(values):
         values["algorithm"] = "fldb_ons"
     if values["algorithm"] not in ("fldb_ogd", "fldb_ons"):
         values |= {"robust": "none", "first_round": "minimise"}
+    if values.get("secure"):
+        fit_secure(values)
     if values["algorithm"] in {"ldb", "alone", "fldb_personal"} or values["dimension"] < 3:
         values["matrix_form"] = "full"
     if values["matrix_form"] != "full" and values["solver"] == "newton":

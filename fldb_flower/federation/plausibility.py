@@ -34,6 +34,7 @@ def implausible(
     broadcast: Broadcast,
     longest: float = math.inf,
     wire: str = "float64",
+    error: float = 0.0,
 ) -> list[str]:
     """Return for each upload the first bound that it violates, or "" if there is none.
 
@@ -47,12 +48,15 @@ def implausible(
         L, an upper bound of the length of differences; infinite if it is not known.
     wire : {"float64", "float32"}
         Precision of the uploads.
+    error : float
+        Upper bound of the absolute error of matrix entries that are sums of integers. Features
+        whose sum of squares is below 1e10 times this bound are checked less strictly.
     """
     is_diagonal = isinstance(form_of(uploads[0].information), Diagonal)
     kind = _DiagonalBounds if is_diagonal else _MatrixBounds
     reasons = [""] * len(uploads)
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are violations
-        for reason, value, bound in kind(uploads, broadcast, longest, wire).bounds():
+        for reason, value, bound in kind(uploads, broadcast, longest, wire, error).bounds():
             for place in np.flatnonzero(~(value <= bound)).tolist():
                 reasons[place] = reasons[place] or reason.format(
                     n=uploads[place].num_duels, value=value[place], bound=bound[place]
@@ -64,7 +68,12 @@ class _Bounds(ABC):
     """Bounds on uploads, as arrays whose first axis is the uploads."""
 
     def __init__(
-        self, uploads: Sequence[Upload], broadcast: Broadcast, longest: float, wire: str
+        self,
+        uploads: Sequence[Upload],
+        broadcast: Broadcast,
+        longest: float,
+        wire: str,
+        error: float,
     ) -> None:
         def array(name: str) -> Array:
             return np.array([getattr(upload, name) for upload in uploads], dtype=np.float64)
@@ -80,6 +89,9 @@ class _Bounds(ABC):
         self._longest = longest
         self._is_fresh = broadcast.scope == "fresh"  # W_new is over the same duels as g and H
         entry, self._slack = _TOLERANCES[wire]
+        # In units of at least the root of the floor, the error of an entry is at most `entry`.
+        self._floor = max(TINY, error / entry)
+        entry *= 2.0 if error else 1.0
         self._rounding = np.full(len(count), self._theta.size * entry)  # of an eigenvalue
 
     def bounds(self) -> Iterator[Bound]:
@@ -215,14 +227,14 @@ class _DiagonalBounds(_Bounds):
         return (1.0 + self._rounding) * (units @ np.abs(self._theta)) ** 2
 
     def _squared_gradient(self) -> Array:
-        return (self._gradient**2 / np.maximum(self._information, TINY)).max(axis=1)
+        return (self._gradient**2 / np.maximum(self._information, self._floor)).max(axis=1)
 
     def _lowest_hessian(self, hessian: Array) -> Array:
         return _exact_sign(hessian.min(axis=1))
 
     def _lowest_differences(self, hessian: Array, least: Array) -> tuple[Array, Array]:
-        share = hessian / np.maximum(self._information, TINY)
-        some = self._information > TINY
+        share = hessian / np.maximum(self._information, self._floor)
+        some = self._information > self._floor
         return 0.25 - share.max(axis=1), np.where(some, share - least[:, None], 0.0).min(axis=1)
 
 
@@ -230,9 +242,14 @@ class _MatrixBounds(_Bounds):
     """Bounds on matrices, and on sketches: any matrix between ``B^T B`` and ``B^T B + c I``."""
 
     def __init__(
-        self, uploads: Sequence[Upload], broadcast: Broadcast, longest: float, wire: str
+        self,
+        uploads: Sequence[Upload],
+        broadcast: Broadcast,
+        longest: float,
+        wire: str,
+        error: float,
     ) -> None:
-        super().__init__(uploads, broadcast, longest, wire)
+        super().__init__(uploads, broadcast, longest, wire, error)
         form = form_of(uploads[0].information)
         self._sketch = form if isinstance(form, Sketch) else None
         self._basis = None if self._sketch is None else self._span()
@@ -262,7 +279,7 @@ class _MatrixBounds(_Bounds):
         return least, least + constant[:, None, None] * np.eye(least.shape[-1])
 
     def _units_of(self, matrices: Array) -> Array:
-        units = units_of(matrices)
+        units = units_of(matrices, self._floor)
         if self._sketch is not None:
             units[:] = units.max(axis=1, keepdims=True)
         return units
@@ -311,7 +328,7 @@ class _MatrixBounds(_Bounds):
     def _lowest_hessian(self, hessian: Array) -> Array:
         if self._sketch is not None:  # B^T B is positive semi-definite
             return _exact_sign(hessian[:, -1, 0])
-        return _lowest(_in_units(hessian, units_of(hessian)))
+        return _lowest(_in_units(hessian, units_of(hessian, self._floor)))
 
     def _lowest_differences(self, hessian: Array, least: Array) -> tuple[Array, Array]:
         low, high = (_in_units(each, self._units) for each in self._between(hessian))

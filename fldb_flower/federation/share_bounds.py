@@ -41,6 +41,7 @@ def implausible_shares(
     ridge: float,
     longest: float = math.inf,
     wire: str = "float64",
+    agents: Sequence[int] | None = None,
 ) -> list[str]:
     """Return for each upload the first bound that it violates, or "" if there is none.
 
@@ -58,20 +59,23 @@ def implausible_shares(
         L, an upper bound of the length of differences; infinite if it is not known.
     wire : {"float64", "float32"}
         Precision of the uploads.
+    agents : sequence of int, optional
+        Agents of each upload; by default those of its first outcomes, or 1 without outcomes.
     """
     slack = 1.0 + _SLACK[wire]
+    if agents is None:
+        agents = [upload.outcomes[0].agents if upload.outcomes else 1 for upload in uploads]
     return [
         next(
             (
-                f"{name} = {value:.4g}, more than {agents} agents and {upload.num_duels} duels"
+                f"{name} = {value:.4g}, more than {count} agents and {upload.num_duels} duels"
                 f" allow: {bound:.4g}"
-                for name, value, bound in _bounds(upload, agents, total, broadcast, ridge, longest)
+                for name, value, bound in _bounds(upload, count, total, broadcast, ridge, longest)
                 if not value <= bound * slack
             ),
             "",
         )
-        for upload, total in zip(uploads, answers, strict=True)
-        for agents in [upload.outcomes[0].agents if upload.outcomes else 1]
+        for upload, count, total in zip(uploads, agents, answers, strict=True)
     ]
 
 

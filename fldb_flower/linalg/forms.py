@@ -269,10 +269,10 @@ def _power(matrix: Array, exponent: float, ridge: float = 0.0) -> LowRank:
     return LowRank(scale**exponent, directions.T, weights)
 
 
-def units_of(matrices: FloatArray) -> FloatArray:
-    """Return the square roots of diagonal entries: (..., d, d) -> (..., d)."""
+def units_of(matrices: FloatArray, least: float = TINY) -> FloatArray:
+    """Return the square roots of diagonal entries, at least ``least``: (..., d, d) -> (..., d)."""
     diagonals = np.diagonal(matrices, axis1=-2, axis2=-1)
-    return np.sqrt(np.maximum(diagonals, TINY))
+    return np.sqrt(np.maximum(diagonals, least))
 
 
 def make_form(settings: Settings) -> Form:

@@ -12,16 +12,14 @@ from fldb_flower.settings.checks import (
     SELECTION_SETTINGS,
     takes_one_exchange,
 )
-from fldb_flower.settings.declaration import (
-    MAX_DIMENSION,
-    WIRES,
+from fldb_flower.settings.declaration import MAX_DIMENSION, WIRES, Settings
+from fldb_flower.settings.entries import AUTO, Entry, suggestion
+from fldb_flower.settings.groups import (
     DevicesSettings,
     EngineSettings,
     EnvironmentSettings,
     ScheduleSettings,
-    Settings,
 )
-from fldb_flower.settings.entries import AUTO, Entry, suggestion
 from fldb_flower.settings.spellings import (
     check_value,
     current_identity,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
@@ -80,7 +81,9 @@ def takes_one_exchange(settings: Settings) -> bool:
 
 def check_together(settings: Settings, source: str) -> None:
     """Raise a SettingsError if two settings are incompatible."""
-    for check in (_check_engine, _check_algorithm, _check_matrix_form, _check_environment):
+    for check in (
+        _check_engine, _check_algorithm, _check_matrix_form, _check_environment, _check_secure
+    ):  # fmt: skip
         if problem := check(settings):
             setting, reason = problem
             raise SettingsError(f"{setting} (from {source}){reason}")
@@ -169,4 +172,46 @@ def _check_movielens(settings: Settings) -> Problem:
     if not settings.environment.path:
         reason = ": set it to the downloaded MovieLens ratings, a file, a folder or the zip"
         return "environment.path is empty", reason
+    return None
+
+
+def _check_secure(settings: Settings) -> Problem:
+    if not settings.secure:
+        return None
+    if reason := _obstacle(settings):
+        return "secure=true", f": {reason}"
+    return _check_secure_devices(settings) if settings.mode == "devices" else None
+
+
+def _obstacle(settings: Settings) -> str:
+    """Return why there are no secure sums with these settings, and the remedy; empty if none."""
+    algorithm = settings.algorithm
+    exchanges = ALGORITHMS[algorithm].exchanges
+    if exchanges == "none":
+        return f"algorithm={algorithm} exchanges nothing to sum; use algorithm=fldb_personal"
+    if not takes_one_exchange(settings):
+        which = "the first round" if exchanges == "several_first" else "a round"
+        remedy = "first_round=step or " if exchanges == "several_first" else ""
+        return (
+            f"algorithm={algorithm} takes several exchanges in {which}, and the sums over the"
+            f" same duels reveal more than one sum; use {remedy}algorithm=fldb_personal"
+        )
+    if settings.robust != "none":
+        reason = "compares single uploads, which the server does not see"
+        return f"robust={settings.robust} {reason}; use robust=none"
+    if settings.matrix_form == "sketch":
+        return "matrix_form=sketch: sketches are not sums; use matrix_form=full or diagonal"
+    if settings.wire != "float64":
+        return f"wire={settings.wire}: numbers are sent as integers; use wire=float64"
+    return ""
+
+
+def _check_secure_devices(settings: Settings) -> Problem:
+    roster = settings.devices.roster
+    if not Path(roster).is_absolute():
+        name = f"devices.roster={roster!r}" if roster else "devices.roster is empty"
+        return name, ": secure=true needs the absolute path of the signed roster on the server"
+    if settings.max_difference == AUTO:
+        reason = "the scale of the integers depends on the largest length of a difference"
+        return "max_difference='auto'", f": secure=true needs a number with mode=devices: {reason}"
     return None

@@ -8,15 +8,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
+from fldb_flower.catalogue import ALGORITHMS, SELECTIONS
 from fldb_flower.errors import SettingsError
 from fldb_flower.settings.checks import automatic, check_together
 from fldb_flower.settings.entries import (
     AUTO,
-    MAX_INTEGER,
+    COUNT,
+    FROM_ZERO,
+    MAX_REAL,
+    MIN_REAL,
     ORIGIN,
+    POSITIVE,
+    SECONDS,
+    SHARE,
+    WAIT,
     Checked,
     Limits,
     between,
@@ -24,145 +30,20 @@ from fldb_flower.settings.entries import (
     setting,
     shown,
 )
+from fldb_flower.settings.groups import (
+    DevicesSettings,
+    EngineSettings,
+    EnvironmentSettings,
+    ScheduleSettings,
+)
 
 MATRIX_FORMS = ("full", "diagonal", "sketch")
-ENGINES = ("vectorized", "inprocess", "flower")
 WIRES = ("float64", "float32")
 BACKENDS = ("numpy", "cpu", "cuda")
 SOLVERS = ("newton", "lbfgs", "gd")
 FIRST_ROUNDS = ("minimise", "step")
 
 MAX_DIMENSION = 4096  # W, (d, d), then takes 128 MiB
-MIN_REAL, MAX_REAL = 1e-100, 1e100  # products and squares of two such numbers are finite
-MAX_SIGMA = 1e6  # the regret of ten million agents then fits in an upload
-MAX_SECONDS = 1e9  # 30 years; operating systems limit waits to little more
-
-COUNT, FROM_ZERO = between(1, MAX_INTEGER), between(0, MAX_INTEGER)
-POSITIVE = between(MIN_REAL, MAX_REAL)
-SHARE = Limits(above=0, maximum=1)
-SECONDS = between(0, MAX_SECONDS)
-WAIT = Limits(above=0, maximum=MAX_SECONDS)
-
-
-@dataclass(frozen=True)
-class EnvironmentSettings(Checked):
-    """Arms and preferences.
-
-    Examples
-    --------
-    >>> from fldb_flower.settings import EnvironmentSettings, Settings
-    >>> Settings(environment=EnvironmentSettings(sigma=0.3)).environment.name
-    'synthetic'
-    """
-
-    GROUP: ClassVar[str] = "environment"
-
-    name: str = setting("synthetic", "Source of arms and preferences.", choices=ENVIRONMENTS)
-    sigma: float = setting(
-        0.0,
-        "Heterogeneity (synthetic, sentences): agent i has theta_i = theta + N(0, sigma^2 I),"
-        " rescaled for sentences.",
-        between(0, MAX_SIGMA),
-    )
-    path: str = setting(
-        "",
-        "movielens: the ratings, as a file, a folder or the downloaded zip; sentences: a text file"
-        " with one sentence per line, empty for the built-in sentences; duels: the folder with"
-        " arms.csv and duels.csv.",
-    )
-    play: str = setting(
-        AUTO,
-        "duels: replay, the policy selects pairs and gets recorded answers; predict, recorded duels"
-        " are shown in random order; auto: replay if at least half of the people answered at least"
-        " 90% of the pairs.",
-        choices=(AUTO, "replay", "predict"),
-    )
-    max_people: int = setting(
-        0, "duels: maximum number of people, the first in duels.csv; 0: no limit.", FROM_ZERO
-    )
-    min_answers: int = setting(
-        0, "duels: people with fewer answers are left out; predict: also below horizon.", FROM_ZERO
-    )
-    users: str = setting(
-        "drawn",
-        "movielens: drawn, each agent draws a user in each iteration, as in the paper; persistent,"
-        " each agent is one user.",
-        choices=("drawn", "persistent"),
-    )
-
-
-@dataclass(frozen=True)
-class ScheduleSettings(Checked):
-    """Communication rounds.
-
-    Examples
-    --------
-    >>> from fldb_flower.settings import ScheduleSettings, Settings
-    >>> Settings(schedule=ScheduleSettings("geometric", ratio=2.0)).schedule.ratio
-    2.0
-    """
-
-    GROUP: ClassVar[str] = "schedule"
-
-    name: str = setting(
-        "periodic",
-        "Ends of rounds: periodic, every tau iterations; geometric, t = 1 and then ceil(ratio^k).",
-        choices=("periodic", "geometric"),
-    )
-    ratio: float = setting(
-        1.5, "Ratio of the geometric schedule.", Limits(above=1, maximum=MAX_REAL)
-    )
-
-
-@dataclass(frozen=True)
-class EngineSettings(Checked):
-    """Engine of ``python -m simulations.run``.
-
-    Examples
-    --------
-    >>> from fldb_flower.settings import EngineSettings, Settings
-    >>> Settings(engine=EngineSettings("inprocess", num_nodes=4)).engine.num_nodes
-    4
-    """
-
-    GROUP: ClassVar[str] = "engine"
-
-    name: str = setting("vectorized", "vectorized, inprocess or flower.", choices=ENGINES)
-    num_nodes: int = setting(
-        2, "Flower nodes that host the agents (inprocess, flower).", between(1, 1_000_000)
-    )
-    num_cpus: int = setting(1, "CPUs per Flower client (flower); a whole number.", between(1, 4096))
-    num_gpus: float = setting(
-        0.0, "GPUs per Flower client, also fractions (flower).", between(0, 1024)
-    )
-
-
-@dataclass(frozen=True)
-class DevicesSettings(Checked):
-    """Rounds with real devices (mode=devices); Flower only.
-
-    Examples
-    --------
-    >>> from fldb_flower.settings import DevicesSettings
-    >>> DevicesSettings(at_least=3).first_duels
-    'auto'
-    """
-
-    GROUP: ClassVar[str] = "devices"
-
-    rounds: int = setting(0, "Rounds that learn before the run ends; 0: no limit.", FROM_ZERO)
-    round_seconds: float = setting(
-        60.0, "Seconds between the starts of two rounds; 0: without a pause.", SECONDS
-    )
-    at_least: int = setting(1, "Connected devices required to start a round.", COUNT)
-    first_duels: int | str = setting(
-        AUTO, "Duels of all devices required by the first round; auto: 2 * dimension.", COUNT
-    )
-    max_duels: int = setting(
-        10_000,
-        "Maximum number of duels per device and round; the others wait for the next round.",
-        COUNT,
-    )
 
 
 @dataclass(frozen=True)
@@ -341,6 +222,11 @@ class Settings(Checked):
         "Combination of the nodes' gradients: none, their sum; trimmed, a trimmed mean (Flower).",
         choices=("none", "trimmed"),
     )
+    secure: bool = setting(
+        False,
+        "Secure sums: the server receives the sum over the nodes as integers, and no single upload;"
+        " needs an algorithm with one exchange per round.",
+    )
     fraction_train: float = setting(
         1.0, "Share of the nodes sampled in each round (Flower).", SHARE
     )
@@ -384,3 +270,9 @@ class Settings(Checked):
     def ridge(self) -> float:
         """Ridge lambda as a number (``1 / horizon`` for ``auto``)."""
         return 1.0 / self.horizon if self.lambda_ == AUTO else float(self.lambda_)
+
+    @property
+    def min_duels(self) -> int:
+        """Minimum number of new duels of a device in a secure sum, as a number."""
+        chosen, least = self.devices.min_duels, self.devices.min_devices
+        return -(-3 * self.dimension // least) if chosen == AUTO else int(chosen)

@@ -63,6 +63,16 @@ def between(minimum: float, maximum: float) -> Limits:
     return Limits(minimum=minimum, maximum=maximum)
 
 
+MIN_REAL, MAX_REAL = 1e-100, 1e100  # products and squares of two such numbers are finite
+MAX_SECONDS = 1e9  # 30 years; operating systems limit waits to little more
+
+COUNT, FROM_ZERO = between(1, MAX_INTEGER), between(0, MAX_INTEGER)
+POSITIVE = between(MIN_REAL, MAX_REAL)
+SHARE = Limits(above=0, maximum=1)
+SECONDS = between(0, MAX_SECONDS)
+WAIT = Limits(above=0, maximum=MAX_SECONDS)
+
+
 def setting(
     default: Any,
     help: str,

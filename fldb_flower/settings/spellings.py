@@ -39,6 +39,7 @@ def entries() -> tuple[Entry, ...]:
 _ADDED = (  # after version 0.1.0: identities of its checkpoints do not have them
     "environment.play", "environment.max_people", "environment.min_answers", "environment.users",
     "ons_width", "personal_ridge", "personal_width", "personal_variance", "first_round",
+    "secure",
 )  # fmt: skip
 
 

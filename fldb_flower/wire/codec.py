@@ -157,14 +157,21 @@ def upload_size(broadcast: Broadcast, form: Form) -> int:
 
 
 def traffic(
-    broadcast: Broadcast, form: Form, agents: int = 1, wire: str = "float64"
+    broadcast: Broadcast,
+    form: Form,
+    agents: int = 1,
+    wire: str = "float64",
+    *,
+    secure: bool = False,
 ) -> tuple[int, int]:
     """Return the bytes of the vectors of ``agents`` uploads, and of as many broadcasts.
 
-    One message per agent and direction is counted, whichever nodes host the agents.
+    One message per agent and direction is counted, whichever nodes host the agents. With secure
+    sums, uploads include the number of duels, and broadcasts of priors v_0.
     """
     each = agents * np.dtype(wire).itemsize
-    return upload_size(broadcast, form) * each, broadcast_size(broadcast, form) * each
+    up, down = upload_size(broadcast, form), broadcast_size(broadcast, form)
+    return (up + secure) * each, (down + (secure and broadcast.shares)) * each
 
 
 def encode_broadcast(
@@ -294,6 +301,17 @@ def decode_upload(
         outcomes are not sums over the header's agents.
     """
     upload = decode_statistics(vector, header.num_duels, broadcast, form, wire)
+    return upload._replace(outcomes=(decode_outcomes(header, outcomes),))
+
+
+def decode_outcomes(header: UploadHeader, outcomes: Sequence[float]) -> Outcomes:
+    """Return the outcomes of an upload.
+
+    Raises
+    ------
+    UploadError
+        They are not sums over the header's agents.
+    """
     # `0 <= x < inf` is false for NaN as well.
     if header.first < 1 or not all(0.0 <= number < math.inf for number in outcomes):
         raise UploadError("an outcome that is negative or not finite, or before iteration 1")
@@ -303,7 +321,7 @@ def decode_upload(
     # Correct <= decided <= predicted <= agents.
     if (np.diff(sums[:, :1:-1], append=header.agents) < 0).any():
         raise UploadError(f"outcomes of more predictions than {header.agents} agents have")
-    return upload._replace(outcomes=(Outcomes(header.first, header.agents, sums),))
+    return Outcomes(header.first, header.agents, sums)
 
 
 def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64") -> FloatArray:

@@ -26,6 +26,9 @@ from fldb_flower.linalg.forms import Form, Sketch
 from fldb_flower.secure.encoding import Block
 from fldb_flower.wire.codec import decode_statistics, encode_statistics
 
+INFORMATION, HESSIAN = "W_new", "the Hessian"
+"""Names of the blocks of matrices."""
+
 _SLACK = 1.0 + 1e-6  # for rounding errors of an upload
 
 
@@ -81,10 +84,10 @@ def _of_statistics(broadcast: Broadcast, form: Form, duels: int, longest: float)
     most = _SLACK * duels
     blocks = [
         Block("the gradient", form.dimension, most * longest),
-        Block("W_new", form.size, most * longest**2),
+        Block(INFORMATION, form.size, most * longest**2),
     ]
     if broadcast.hessian:
-        blocks.append(Block("the Hessian", form.size, most * longest**2 / 4.0))
+        blocks.append(Block(HESSIAN, form.size, most * longest**2 / 4.0))
     if broadcast.loss:
         logit = longest * float(np.linalg.norm(theta))
         blocks.append(Block("the loss", 1, most * float(np.logaddexp(0.0, logit))))

@@ -17,6 +17,7 @@ from fldb_flower.runs.experiment import Checkpointer
 from fldb_flower.settings import Settings
 from fldb_flower.system.process import keep_freed_memory, one_blas_thread
 from fldb_flower.wire.codec import traffic
+from fldb_flower.wire.secure_sums import SecureSums
 from simulations.engines.shards import Shards
 
 
@@ -31,13 +32,21 @@ class DirectFederation(Federation):
         self._form = make_form(settings)
         self._agents = Shards(settings)
         self._counted = 0
+        self._sums = SecureSums(settings) if settings.secure else None
 
     def collect(self, broadcast: Broadcast) -> Upload:
-        """Call all agents and return the sum of their uploads."""
-        if broadcast.learns:
-            settings = self._settings
-            self.history.count_bytes(*traffic(broadcast, self._form, settings.num_agents))
-        return self._agents.answer(broadcast, self._counted)
+        """Call all agents and return the sum of their uploads; with secure sums, of one node."""
+        upload = self._agents.answer(broadcast, self._counted)
+        if not broadcast.learns:
+            return upload
+        agents, secure = self._settings.num_agents, self._settings.secure
+        self.history.count_bytes(*traffic(broadcast, self._form, agents, secure=secure))
+        if self._sums is None:
+            return upload
+        integers = self._sums.quantise(upload, broadcast, nodes=1)
+        return self._sums.open(
+            [integers], broadcast, nodes=1, duels=upload.num_duels, outcomes=upload.outcomes
+        )
 
     def mark_counted(self) -> None:
         """Store the last iteration whose duels are counted."""
