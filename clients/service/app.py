@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -15,7 +15,9 @@ from clients.service.connections import LIMITS
 from clients.service.errors import add_handlers
 from clients.service.files import DOCS, load_page
 from clients.service.guard import Guard
+from clients.service.node import Node, router
 from clients.service.routes import Device, Worker, guarded, public
+from clients.vault import Vault
 from fldb_flower.errors import DataError, FldbError
 
 
@@ -24,6 +26,7 @@ def create_app(
     token: str,
     *,
     catalogue: Catalogue | None = None,
+    node: Node | None = None,
     choices: int = 10,
     expire_after: float = EXPIRE_AFTER,
     purpose: str = "suggest",
@@ -40,6 +43,8 @@ def create_app(
         Token that requests must send as ``Authorization: Bearer``.
     catalogue : Catalogue, optional
         Arms to rank, and to propose duels between if no duel is open.
+    node : Node, optional
+        What the device needs to take part in secure sums.
     choices : int
         Number of arms, drawn at random, that each such duel is selected from.
     expire_after : float
@@ -52,22 +57,28 @@ def create_app(
     Raises
     ------
     FldbError
-        The store cannot be used, or the arms do not fit it.
+        The store cannot be used, the arms do not fit it, or the vault cannot begin.
     """
     page, policy = load_page()
     catalogue = catalogue or Catalogue()
     reader, writer = _open(Path(store).expanduser(), catalogue, expire_after, purpose)
+    vault = None
+    if node is not None:
+        with _closing_on_error(reader, writer):
+            vault = Vault(writer.agent.store, node.config)
     app = _application(reader, writer)
-    app.state.device = Device(reader, writer, page, catalogue, choices)
+    app.state.device = Device(reader, writer, page, catalogue, choices, vault)
     app.add_middleware(
         Guard,
         token=token,
+        node_token=None if node is None else node.token,
         any_host=any_host,
         body_seconds=body_seconds,
         policies={"/": policy, "/docs": DOCS},
     )
     app.include_router(public)
     app.include_router(guarded)
+    app.include_router(router)
     return app
 
 
@@ -99,7 +110,7 @@ def _open(
 ) -> tuple[Worker, Worker]:
     """Open the store for reading and for writing; check that it can be written."""
     reader, writer = (Worker(path, expire_after, purpose) for _ in range(2))
-    try:
+    with _closing_on_error(reader, writer):
         writer.agent.record_many([])
         known = reader.agent.store.dimension
         if catalogue.arms and known not in {None, len(catalogue.arms[0].features)}:
@@ -109,8 +120,14 @@ def _open(
             )
         if catalogue.names is not None:
             writer.agent.name_features(catalogue.names)
-    except FldbError:
-        writer.close()
-        reader.close()
-        raise
     return reader, writer
+
+
+@contextmanager
+def _closing_on_error(*workers: Worker) -> Iterator[None]:
+    try:
+        yield
+    except FldbError:
+        for worker in workers:
+            worker.close()
+        raise
