@@ -82,7 +82,9 @@ _SECONDS_AN_ANSWER = 0.7
 _ROUND_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _SUMMARY = "summary.json"
-_WAITS = re.compile(r"(?:round \d+(?:, exchange \d+:| waits:|: \d+ of)|sending the last).*(?=\n)")
+_WAITS = re.compile(
+    r"(?:round \d+(?:, [a-z0-9 ]+:| is not counted:|: \d+ of)|sending the last).*(?=\n)"
+)
 _NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leaves this machine
 _LIMITS = Limits(min_duels=1, min_devices=3, min_committee=LEAST_COMMITTEE)  # for the same reason
 _DEVICES, _SECURE_DEVICES, _PEOPLE = 3, 6, 2  # by default
@@ -246,6 +248,9 @@ def _report(
 
 
 def _line(row: dict[str, str]) -> str:
+    if not row["predicted"]:
+        devices, duels = row["contributed"], row["duels"]
+        return f"the server learns one sum, over {devices} devices and {duels} duels"
     agreement = f"{float(row['agreement']):.0%} as predicted" if row["agreement"] else "no forecast"
     share = int(row["contributed"]) / int(row["asked"])
     return f"{row['duels']} duels, {share:.0%} of the devices took part, {agreement}"

@@ -62,4 +62,5 @@ def _vault(name: str, limits: Limits) -> str:
     """Return the content of a vault file; its paths are relative to it."""
     files = {"key": DEVICE_KEY, "signer": SIGNER, "roster": ROSTER}
     values = {"name": name, **files, **asdict(limits)}
-    return "".join(f"{toml({key: value})}\n" for key, value in values.items())
+    lines = (toml({key: value}) for key, value in values.items() if value is not None)
+    return "".join(f"{line}\n" for line in lines)

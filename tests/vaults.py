@@ -48,9 +48,7 @@ class Phone:
     def answer(self, *duels: tuple[Sequence[float], float]) -> None:
         """Record answers: difference and preference of each duel."""
         for difference, preference in duels:
-            proposal = self.store.propose(
-                np.array(difference, float), np.nan, expire_after=1e9
-            )
+            proposal = self.store.propose(np.array(difference, float), np.nan, expire_after=1e9)
             (number,) = self.store.record([(proposal.id, preference)])
             assert isinstance(number, int)
             self.given.append((list(difference), preference))
@@ -157,13 +155,11 @@ class Fleet:
 
 def shared_of(broadcast: Broadcast, settings: Settings):
 
-
     return decode_shared(encode_shared(broadcast, settings, duels=7))
 
 
 def decoded(state: ServerExchange) -> Upload:
     """Return the sum of an exchange as an upload."""
-
 
     header = state.header
     shared = decode_shared(header.broadcast)

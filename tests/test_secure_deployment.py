@@ -1,0 +1,197 @@
+"""Secure sums of a deployed federation: real processes, a killed service, the server's files."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import http.client
+import json
+import math
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from local_processes import logs_on_failure, processes_of, wait_until
+from test_deployment import derivatives, stored
+
+from clients.service.routes import guarded
+from fldb_flower.deployment.processes import HOST
+from fldb_flower.secure.header import Limits
+from simulations.local_federation import Device, LocalFederation
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
+D = 3
+LONGEST = 2 * math.sqrt(D)  # features are from -1 to 1
+RIDGE = 1.0
+DEVICES = 5
+LIMITS = Limits(min_duels=1, min_devices=3, min_committee=DEVICES)
+PAGE = 4096  # bytes of SQLite's pages
+SECRETS = ("duels.db", "vault.toml", "device.key")
+
+
+class Watcher(threading.Thread):
+    """Records what the SuperLink stores, and what the processes of the SuperNodes can use."""
+
+    def __init__(self, federation: LocalFederation) -> None:
+        super().__init__(daemon=True)
+        self.federation = federation
+        self.stored: set[bytes] = set()  # pages of the SuperLink's database, at any time
+        self.words: set[str] = set()  # commands, environments and open files of the SuperNodes
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        while not self.stopping.wait(0.1):
+            self.look()
+
+    def look(self) -> None:
+        for path in self.federation.folder.glob("superlink.db*"):
+            content = path.read_bytes()
+            start, step = (32, 24 + PAGE) if path.name.endswith("wal") else (0, PAGE)
+            self.stored |= {content[at : at + step] for at in range(start, len(content), step)}
+        for device in self.federation.devices:
+            for pid in device.processes():
+                self.words |= words_of(pid)
+
+    def __enter__(self) -> Watcher:
+        self.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stopping.set()
+        self.join()
+        self.look()
+
+
+def words_of(pid: int) -> set[str]:
+    """Return the command, the environment and the open files of a process."""
+    with contextlib.suppress(psutil.Error, OSError):
+        process = psutil.Process(pid)
+        files = [file.path for file in process.open_files()]
+        return {*process.cmdline(), *process.environ().values(), *files}
+    return set()
+
+
+def answer(device: Device, number: int, rng: np.random.Generator) -> None:
+    """Answer duels between arms with features from -1 to 1."""
+    for _ in range(number):
+        arms = rng.uniform(-1.0, 1.0, (4, D))
+        duel = device.ask("/duels", {"features": arms.tolist()})
+        preferred = {"preferred": "first" if rng.random() < 0.7 else "second"}
+        device.ask(f"/duels/{duel['id']}/answer", preferred)
+
+
+@pytest.mark.timeout(240)
+def test_secure_sums_of_real_devices(tmp_path):
+    """Each answer is counted once, in sums, and nothing else reaches the server."""
+    rng = np.random.default_rng(0)
+    federation = LocalFederation(tmp_path, DEVICES, secure=LIMITS)
+    with federation, logs_on_failure(tmp_path):
+        federation.start()
+        with Watcher(federation) as watcher:
+            for number, device in enumerate(federation.devices):
+                answer(device, 6 + number, rng)
+            run = federation.run(
+                algorithm="fldb-ons", first_round="step", dimension=D, max_difference=LONGEST,
+                devices_rounds=2, devices_round_seconds=1000.0, devices_at_least=DEVICES,
+            )  # fmt: skip
+            wait_until(lambda: (federation.model() or {"round": 0})["round"] == 1, 90, "round 1")
+            federation.devices[0].service.kill()
+            federation.devices[0].service.start()
+            federation.devices[0].wait_for_service()
+            for number, device in enumerate(federation.devices):
+                answer(device, 9 - number, rng)
+            (federation.results / "round-now").touch()
+            wait_until(lambda: not run.is_running, 90, "the run ends")
+            check_tokens(federation.devices[0])
+        check_sums(federation)
+        check_server(federation, b"".join(watcher.stored))
+        check_relays(federation, watcher.words)
+    assert not processes_of(tmp_path)
+
+
+def check_sums(federation: LocalFederation) -> None:
+    """Compare the model with the two steps of FLDB-ONS on all answers of each round."""
+    summary = json.loads((federation.results / "summary.json").read_text())
+    assert (summary["rounds"], summary["duels"], summary["complete"]) == (2, 75, True)
+    tables = [stored(device)[2] for device in federation.devices]
+    first = np.concatenate([table[: 6 + number] for number, table in enumerate(tables)])
+    second = np.concatenate([table[6 + number :] for number, table in enumerate(tables)])
+    assert (len(first), len(second)) == (40, 35)
+    gradient, hessian = derivatives(np.zeros(D), first)  # W_1 / 4 at 0
+    theta = -2.0 * np.linalg.solve(RIDGE * np.eye(D) + hessian, gradient)
+    curvature = RIDGE * np.eye(D) + hessian / 10.0
+    gradient, hessian = derivatives(theta, second)
+    theta = theta - np.linalg.solve(curvature + hessian, gradient)
+    np.testing.assert_allclose(federation.model()["theta_sync"], theta, rtol=1e-9)
+    for device, table in zip(federation.devices, tables, strict=True):
+        status = device.ask("/status")
+        assert (status["answered"], status["counted"]) == (len(table), len(table)) == (15, 15)
+        assert (status["secure"], status["min_devices"]) == (True, LIMITS.min_devices)
+
+
+def check_server(federation: LocalFederation, stored_pages: bytes) -> None:
+    """Check that the server has no number of an answer, no sum of one device, and no count."""
+    files = [path for path in federation.results.rglob("*") if path.is_file()]
+    files += [federation.superlink.log, *(run.log for run in federation.runs)]
+    found = stored_pages + b"".join(path.read_bytes() for path in files)
+    # The search finds what the server does have.
+    assert b"fldb-flower header 1\n" in found
+    assert b"device1" in found
+    private: list[bytes] = []
+    for number, device in enumerate(federation.devices):
+        _, answers, table = stored(device)
+        private += [duel.encode() for duel in answers]
+        for part in (table[: 6 + number], table[6 + number :]):
+            private += numbers_of(part)
+    assert not [word for word in private if word in found]
+    assert not re.search(rb'"(cut|start|end|answers|num_duels|answered)": ?\[?\d', found)
+
+
+def numbers_of(table: np.ndarray) -> list[bytes]:
+    """Return the bytes of the differences and of the sums of one device.
+
+    Sums are float64 and int64, for any scale of the fixed-point numbers.
+    """
+    x = table[:, :D]
+    sums = np.concatenate([(x.T @ x)[np.triu_indices(D)], x.T @ (0.5 - table[:, D])])
+    floats = np.concatenate([x.ravel(), sums])
+    scaled = [np.rint(np.ldexp(sums, power)).astype(np.int64) for power in range(24, 58)]
+    return [number.tobytes() for number in (*floats, *np.concatenate(scaled))]
+
+
+def check_tokens(device: Device) -> None:
+    """Check that the SuperNode's token opens one endpoint, and the person's token all others."""
+    node = device.node_token.read_text().strip()
+    endpoints = [(method, route.path) for route in guarded.routes for method in route.methods]
+    assert ("POST", "/duels") in endpoints
+    assert ("DELETE", "/answers") in endpoints
+    for method, path in endpoints:
+        expected = 401 if path != "/node" else 422
+        assert status_of(device, method, path, node) == expected, path
+    assert status_of(device, "GET", "/status", device.token) == 200
+    assert status_of(device, "POST", "/node", device.token) == 401
+
+
+def status_of(device: Device, method: str, path: str, token: str) -> int:
+    connection = http.client.HTTPConnection(HOST, device.port, timeout=30)
+    with contextlib.closing(connection):
+        connection.request(method, path, headers={"Authorization": f"Bearer {token}"})
+        return connection.getresponse().status
+
+
+def check_relays(federation: LocalFederation, words: set[str]) -> None:
+    """Check that no process of a SuperNode was given, or has opened, anything of the vault."""
+    assert any(word.startswith('service-url="http') for word in words)
+    assert not [word for word in words if any(secret in word for secret in SECRETS)]
+    tokens = [device.token for device in federation.devices]
+    assert not [word for word in words if any(token in word for token in tokens)]
+    service = federation.devices[0].service  # the search finds an open store
+    opened = set().union(*(words_of(pid) for pid in service.processes()))
+    assert str(federation.devices[0].store) in opened
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
