@@ -11,7 +11,7 @@ from clients.vault import read_config
 from fldb_flower.deployment import rosters
 from fldb_flower.errors import OutputError
 from fldb_flower.secure.header import Limits
-from fldb_flower.secure.roster import verify
+from fldb_flower.secure.roster import read_signed
 from simulations.local_federation import LocalFederation
 from simulations.local_vaults import create_vaults
 
@@ -36,7 +36,7 @@ def test_a_vault_has_the_key_of_the_roster_and_the_limits(tmp_path, folders):
         assert (config.name, config.limits) == (name, LIMITS)
         files = {key: folder / vault[key] for key in ("key", "signer", "roster")}
         assert files["roster"].read_bytes() == roster.read_bytes()
-        signed = verify(files["roster"].read_bytes(), rosters.load_signer(files["signer"]))
+        signed = read_signed(files["roster"].read_bytes(), rosters.load_signer(files["signer"]))
         assert list(signed.keys) == NAMES
         public = rosters.load_device_key(files["key"]).public_key().public_bytes_raw()
         assert signed.keys[name] == public
