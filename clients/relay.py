@@ -66,7 +66,7 @@ def ask_vault(request: bytes, node_config: Mapping[str, Any], node: int) -> byte
         content = response.read()
     except (OSError, http.client.HTTPException) as reason:
         raise FederationError(
-            f"{where} does not reply: {reason}; start it with fldb serve --vault FILE"
+            f"{where} does not reply: {reason}; it has to run, with fldb serve --vault FILE"
         ) from None
     finally:
         connection.close()

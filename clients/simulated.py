@@ -50,7 +50,7 @@ class SimulatedAgents(NumPyClient):
 
     def fit(
         self, parameters: list[FloatArray], config: dict[str, Any]
-    ) -> tuple[list[FloatArray], int, dict[str, Any]]:
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """Play the iterations of a broadcast and return statistics (Algorithm 1, lines 3 to 11).
 
         The vectors and the ``header`` are those of :mod:`fldb_flower.wire.codec`. In ``config``,

@@ -47,8 +47,20 @@ class UploadMaker:
         none = np.zeros((0, self._settings.dimension))
         return statistics(broadcast, none, np.zeros(0), none, self.form)
 
-    def upload(self, broadcast: Broadcast, start: int, end: int) -> tuple[Upload, Evidence]:
-        """Return the statistics of the answers between two cuts, and these answers."""
+    def upload(
+        self, broadcast: Broadcast, start: int, end: int, counted: int | None = None
+    ) -> tuple[Upload, Evidence]:
+        """Return the statistics of the answers between two cuts, and these answers.
+
+        Parameters
+        ----------
+        broadcast : Broadcast
+            The request.
+        start, end : int
+            The cuts.
+        counted : int, optional
+            The cut, up to ``start``, whose share the server's sums contain; by default ``start``.
+        """
         duels = self._store.evidence(start, end)
         differences = duels.differences.reshape(-1, self._settings.dimension)
         upload = statistics(broadcast, differences, duels.preferences, differences, self.form)
@@ -56,12 +68,14 @@ class UploadMaker:
         upload = upload._replace(
             information=rotated(upload.information),
             hessian=None if upload.hessian is None else rotated(upload.hessian),
-            shares=self._share_change(broadcast, start, end) if broadcast.shares else None,
         )
+        if broadcast.shares:
+            known = start if counted is None else counted
+            upload = upload._replace(shares=self._share_change(broadcast, known, end, start))
         return upload, duels
 
-    def _share_change(self, broadcast: Broadcast, start: int, end: int) -> ShareChange:
-        """Return the change of this device's share between two cuts.
+    def _share_change(self, broadcast: Broadcast, start: int, end: int, scored: int) -> ShareChange:
+        """Return the change of this device's share between two cuts, with losses after ``scored``.
 
         The share at ``end`` is computed once, from all answers up to it that are left, and stored.
         """
@@ -74,7 +88,7 @@ class UploadMaker:
             learner = PersonalLearner(self._settings, prior, store.share(start))
             known, new = store.answers(span.start, span.scored), store.answers(span.scored, end)
             store.keep_share(end, learner.share(known, new))
-        return store.share_change(start, end)
+        return store.share_change(start, end, scored)
 
     def synchronize(self, play: PlayRequest, counted: int, duels: int) -> None:
         """Store the estimate of a broadcast.

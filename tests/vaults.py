@@ -78,7 +78,7 @@ class Fleet:
     def roster_file(self) -> Path:
         return self.folder / "roster.json"
 
-    def configure(self, name: str, **changes: Any) -> Path:
+    def configure(self, name: str, /, **changes: Any) -> Path:
         entries = {
             "name": f'"{name}"', "key": '"device.key"', "signer": '"../signer.pub"',
             "roster": '"../roster.json"', **self.limits, **changes,

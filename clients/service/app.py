@@ -15,7 +15,7 @@ from clients.service.connections import LIMITS
 from clients.service.errors import add_handlers
 from clients.service.files import DOCS, load_page
 from clients.service.guard import Guard
-from clients.service.node import Node, router
+from clients.service.node import Node, of_node
 from clients.service.routes import Device, Worker, guarded, public
 from clients.vault import Vault
 from fldb_flower.errors import DataError, FldbError
@@ -62,28 +62,19 @@ def create_app(
     page, policy = load_page()
     catalogue = catalogue or Catalogue()
     reader, writer = _open(Path(store).expanduser(), catalogue, expire_after, purpose)
-    vault = None
-    if node is not None:
-        with _closing_on_error(reader, writer):
-            vault = Vault(writer.agent.store, node.config)
     app = _application(reader, writer)
-    app.state.device = Device(reader, writer, page, catalogue, choices, vault)
-    app.add_middleware(
-        Guard,
-        token=token,
-        node_token=None if node is None else node.token,
-        any_host=any_host,
-        body_seconds=body_seconds,
-        policies={"/": policy, "/docs": DOCS},
+    app.state.device = Device(
+        reader, writer, page, catalogue, choices, _vault(node, reader, writer)
     )
-    app.include_router(public)
-    app.include_router(guarded)
-    app.include_router(router)
+    app.add_middleware(
+        Guard, token=token, node_token=None if node is None else node.token, any_host=any_host,
+        body_seconds=body_seconds, policies={"/": policy, "/docs": DOCS},
+    )  # fmt: skip
     return app
 
 
 def _application(*workers: Worker) -> FastAPI:
-    """Return an application without endpoints, which closes the workers when it stops."""
+    """Return an application that closes the workers when it stops."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -102,6 +93,8 @@ def _application(*workers: Worker) -> FastAPI:
         lifespan=lifespan,
     )
     add_handlers(app)
+    for router in (public, guarded, of_node):
+        app.include_router(router)
     return app
 
 
@@ -121,6 +114,14 @@ def _open(
         if catalogue.names is not None:
             writer.agent.name_features(catalogue.names)
     return reader, writer
+
+
+def _vault(node: Node | None, reader: Worker, writer: Worker) -> Vault | None:
+    """Return the vault, whose requests the writer answers."""
+    if node is None:
+        return None
+    with _closing_on_error(reader, writer):
+        return Vault(writer.agent.store, node.config)
 
 
 @contextmanager

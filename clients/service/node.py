@@ -24,10 +24,10 @@ class Node(NamedTuple):
     token: str
 
 
-router = APIRouter()
+of_node = APIRouter()
 
 
-@router.post("/node", include_in_schema=False)
+@of_node.post("/node", include_in_schema=False)
 async def answer(request: Request, device: OfDevice) -> Response:
     """Return the vault's reply to a request of a secure sum, both as bytes."""
     vault = device.vault

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from clients.store.answers import MAX_ANSWERS, distinct_duels
@@ -42,13 +43,22 @@ class SumLog(ShareLog):
         with self._database.writing():
             self._database.execute("INSERT OR REPLACE INTO secure VALUES (?, ?)", (part, content))
 
-    def add_cut(self, end: int, at_least: int) -> None:
-        """Add the cut of a contribution to a secure sum.
+    @property
+    def pruned(self) -> int:
+        """Number of the last answer before the first one that is left."""
+        with self._database.reading():
+            query = "SELECT min(sequence) FROM answers"
+            (first,) = self._database.row(query)
+        return self.last if first is None else int(first) - 1
+
+    def add_cut(self, start: int, end: int, at_least: int) -> None:
+        """Add the cuts of a contribution to a secure sum.
 
         Parameters
         ----------
-        end : int
-            Number of the last answer of the contribution.
+        start, end : int
+            The contribution covers the answers after ``start`` up to ``end``. The start is an
+            earlier cut, or a number before the last one.
         at_least : int
             Distinct duels since the last cut, as in :meth:`cut`.
 
@@ -64,6 +74,7 @@ class SumLog(ShareLog):
             if found < at_least:
                 raise DeclinedError(f"{found} new distinct duels: must be at least {at_least}")
             database.execute("INSERT INTO cuts (position) VALUES (?)", (end,))
+            self._insert_cut(start)
 
     def expect(self, at_least: int) -> None:
         """Store how many distinct duels a contribution needs, for :attr:`needed`."""
@@ -78,10 +89,26 @@ class SumLog(ShareLog):
         with self._database.writing():
             if position > self.last:
                 self._skip_to(position)
-            elif position:
-                self._database.execute(
-                    "INSERT OR IGNORE INTO cuts (position) VALUES (?)", (position,)
-                )
+            else:
+                self._insert_cut(position)
+
+    def _insert_cut(self, position: int) -> None:
+        if position:
+            insert = "INSERT OR IGNORE INTO cuts (position) VALUES (?)"
+            self._database.execute(insert, (position,))
 
     def _erase_numbers(self) -> None:
+        """Delete the numbers of the last contribution, its seed, and the hash of the numbers.
+
+        Few answers could be guessed from the hash. A repeated request is declined then.
+        """
+        if (content := self.secure_part("journal")) is None:
+            return
+        from fldb_flower.secure.journal import Journal  # noqa: PLC0415 - imports slowly
+
         self._database.execute("DELETE FROM secure WHERE name = 'numbers'")
+        journal = Journal.from_bytes(content)
+        if (last := journal.contribution) is not None:
+            erased = replace(last, seed=bytes(len(last.seed)), numbers=bytes(len(last.numbers)))
+            journal = replace(journal, contribution=erased)
+            self.keep_secure_part("journal", journal.to_bytes())

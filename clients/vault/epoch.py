@@ -2,7 +2,8 @@
 
 A store that is restored from a backup contains an older journal. With it, a server could have a
 sum opened for a second time, or the same answers sent again. The epoch file shows that the store is
-older. It is beside the private key, **and no backup may contain it**.
+older. It is beside the private key, ``KEY.epoch``, so that another store with the same key does not
+evade it. **No backup may contain it.**
 
 It is written after the journal is stored, and before the reply.
 """
@@ -38,7 +39,7 @@ class Epoch(NamedTuple):
     def of(cls, journal: Journal) -> Epoch:
         """Return how far a journal has got."""
         contributed, opened = (
-            journal.base_round if record is None else record.round
+            max(journal.base_round, 0 if record is None else record.round)
             for record in (journal.contribution, journal.opening)
         )
         return cls(contributed, opened, journal.sent)

@@ -92,7 +92,7 @@ class Vault:
         self._store = store
         self._config = config
         self._clock = clock
-        self._epoch = EpochFile(config.key.with_name(f"{store.path.name}.epoch"))
+        self._epoch = EpochFile(config.key.with_name(f"{config.key.name}.epoch"))
         self._rosters = RosterKeeper(store, config)
         self._begin()
         try:
@@ -190,8 +190,9 @@ class Vault:
                 if content is None:
                     raise DeclinedError("the answers were forgotten since the first request")
             else:
-                store.add_cut(cut, header.min_duels)
-                upload, _ = UploadMaker(store, shared.settings).upload(shared.broadcast, start, cut)
+                store.add_cut(start, cut, header.min_duels)
+                uploads = UploadMaker(store, shared.settings)
+                upload, _ = uploads.upload(shared.broadcast, start, cut, journal.counted)
                 content = to_bytes(encoding.encode(numbers_of(upload, shared.broadcast)))
                 store.keep_secure_part("numbers", content)
             numbers, seed = from_bytes(content), os.urandom(SEED_BYTES)
@@ -236,23 +237,33 @@ class Vault:
         return datetime.datetime.fromtimestamp(self._clock(), datetime.UTC).date()
 
     def _begin(self) -> None:
-        """Create the epoch file of a key, or check that the one of this key exists.
-
-        With another key than before, no piece of an earlier exchange can be opened.
-        """
-        public = self._config.private.public_key().public_bytes_raw()
-        with self._store.transaction():
+        """Create the epoch file of a key, or check that the one of this key exists."""
+        store, public = self._store, self._config.private.public_key().public_bytes_raw()
+        with store.transaction():
+            journal = self._stored()
+            if store.secure_part("journal") is None:
+                journal = self._start_after(store.pruned, 0)  # they cannot be sent
             if self._epoch.read() is None:
-                journal = self._stored()
-                if journal != Journal() and self._store.secure_part("key") == public:
+                if journal.last_round and store.secure_part("key") == public:
                     raise DataError(
                         f"{self._epoch.path} is missing, so sums may have been opened that the"
                         f" store does not contain: create a new key instead of {self._config.key},"
                         " and have it certified in the roster (fldb keys roster)"
                     )
+                if journal.last_round:
+                    # Nothing of earlier exchanges opens with another key, but this store may be a
+                    # backup: answers could be sent for a second time.
+                    journal = self._start_after(store.last, journal.last_round)
                 self._epoch.write(Epoch.of(journal))
-            self._store.keep_secure_part("key", public)
+            store.keep_secure_part("key", public)
             self._journal()
+
+    def _start_after(self, position: int, round: int) -> Journal:
+        """Return the stored journal of a device that sends no answer up to a number again."""
+        journal = Journal.restored(round, position)
+        self._store.skip_to(position)
+        self._keep(journal)
+        return journal
 
     def _journal(self) -> Journal:
         """Return the journal, within a transaction; that of a restored store is replaced."""
@@ -264,9 +275,7 @@ class Vault:
                 "%s was restored from a backup: its answers up to number %d are not sent again",
                 one_line(self._store.path), epoch.cut,
             )  # fmt: skip
-            journal = Journal.restored(max(epoch.contributed, epoch.opened), epoch.cut)
-            self._store.skip_to(epoch.cut)
-            self._keep(journal)
+            journal = self._start_after(epoch.cut, max(epoch.contributed, epoch.opened))
         return journal
 
     def _stored(self) -> Journal:

@@ -25,8 +25,8 @@ class Device:
     """A device: it contributes to sums, and opens sums if it is in the committee.
 
     The private key and the journal belong together. A device that lost its journal starts with
-    :meth:`fldb_flower.secure.journal.Journal.restored`, or with a new key: else a server could have
-    the same exchange opened again, or the same answers sent again.
+    :meth:`fldb_flower.secure.journal.Journal.restored`, or with a new key and without its former
+    answers: else a server could have an exchange opened again, or the same answers sent again.
 
     Attributes
     ----------

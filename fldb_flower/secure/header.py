@@ -103,7 +103,7 @@ class Header:
             ("numbers", 1, MOST_NUMBERS),
             ("max_duels", 1, LARGEST_NUMBER),
             ("min_devices", 1, LARGEST_NUMBER),
-            ("min_duels", 1, LARGEST_NUMBER),
+            ("min_duels", 1, self.max_duels),
         ):
             check_integer(f"{name} of the header", getattr(self, name), low, high)
         for name, low, high in (

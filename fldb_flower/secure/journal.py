@@ -4,7 +4,8 @@ A journal is a plain value. A change returns a new journal; the caller stores it
 then. After a crash between the two, the same request gives the same reply.
 
 **The sequence rule.** A device numbers its answers. A *cut* is a number of answers: a contribution
-covers the answers from the last counted cut to its own cut. Each exchange has a new cut, at least
+covers the answers from the last counted cut to its own cut, at most the last ``max_duels`` of them,
+which is ``min_duels`` or more. Each exchange has a new cut, at least
 ``min_duels`` after every cut that was ever sent. Consider any linear combination of opened sums,
 and a device in one of them: of the contributions of this device in the combination, only the
 last one covers the answers directly before its cut, so they do not cancel. Hence the combination
@@ -76,10 +77,9 @@ class Journal:
         Parameters
         ----------
         round : int
-            The last round in which the device contributed or opened a sum, from a file that is not
-            restored with the store.
+            :attr:`last_round` of the lost journal, from a file that is not restored with the store.
         cut : int
-            The last cut that the device sent, from the same file.
+            :attr:`sent` of the lost journal, from the same file.
         """
         return cls(counted=cut, base=cut, base_round=round)
 
@@ -102,6 +102,12 @@ class Journal:
     def sent(self) -> int:
         """The last cut that was ever sent; the base if there is none."""
         return self.cuts[-1][1] if self.cuts else self.base
+
+    @property
+    def last_round(self) -> int:
+        """The last round of a contribution or opening, for :meth:`restored`."""
+        records = (self.contribution, self.opening)
+        return max(self.base_round, *(record.round for record in records if record), 0)
 
     def repeated(self, header: Header) -> bool:
         """Whether an exchange already has a contribution, which a request can only repeat.
@@ -134,9 +140,9 @@ class Journal:
         """
         if record := self._repeated(header):
             return record.start, record.cut
-        cut = min(answers, self.counted + header.max_duels)
+        cut = min(answers, self._most(header))
         self._check_cut(header, cut)
-        return self.counted, cut
+        return self._start(header, cut), cut
 
     def contribute(self, header: Header, cut: int, seed: bytes, numbers: bytes) -> Journal:
         """Return the journal with the contribution to an exchange.
@@ -170,7 +176,13 @@ class Journal:
             return self
         self._check_cut(header, cut)
         record = Contribution(
-            header.exchange, header.round, header.hash, self.counted, cut, seed, digest
+            exchange=header.exchange,
+            round=header.round,
+            header=header.hash,
+            start=self._start(header, cut),
+            cut=cut,
+            seed=seed,
+            numbers=digest,
         )
         cuts = (*self.cuts, (header.exchange, cut))
         base = cuts[-MOST_CUTS - 1][1] if len(cuts) > MOST_CUTS else self.base
@@ -218,7 +230,8 @@ class Journal:
         Parameters
         ----------
         header : Header
-            The exchange. If it has a contribution, the request is a repetition and nothing changes.
+            The exchange, after :func:`fldb_flower.secure.header.check_header`. If it has a
+            contribution, the request is a repetition and nothing changes.
         exchange : bytes or None
             The last exchange with this device that the server counted, or None. A server that was
             restored from a backup may name an earlier one than before: the answers since then are
@@ -233,12 +246,17 @@ class Journal:
         """
         if self._repeated(header):
             return self
-        cut = None if exchange is None else dict(self.cuts).get(exchange)
-        if exchange is not None and cut is None and self.cuts and not self.base:
+        if exchange is None:
+            return replace(self, counted=self.base)
+        if (cut := dict(self.cuts).get(exchange)) is not None:
+            return replace(self, counted=cut)
+        if self.base or self.base_round:
+            return replace(self, counted=self.base)
+        if self.cuts:
             raise SecureError(
                 f"the server counted exchange {exchange.hex()}, which has no contribution here"
             )
-        return replace(self, counted=self.base if cut is None else cut)
+        return replace(self, counted=0, base_round=header.round - 1)  # of a former store
 
     def to_bytes(self) -> bytes:
         """Return the canonical bytes. They contain the secret seed."""
@@ -289,20 +307,30 @@ class Journal:
 
     def _check_cut(self, header: Header, cut: int) -> None:
         if cut < self.sent + header.min_duels:
-            new, most = max(cut - self.sent, 0), header.max_duels
-            room = "" if cut - self.counted < most else f", with max_duels={most} after the counted"
             raise DeclinedError(
-                f"{new} new answers since the last contribution{room}: must be at least"
-                f" {header.min_duels}"
+                f"{max(cut - self.sent, 0)} new answers since the last contribution: must be at"
+                f" least {header.min_duels}"
             )
-        if cut > self.counted + header.max_duels:
+        if cut > self._most(header):
             raise DeclinedError(
                 f"{cut - self.counted} answers since the last counted one: must be at most"
                 f" max_duels={header.max_duels}"
             )
 
+    def _most(self, header: Header) -> int:
+        """Return the largest cut."""
+        return max(self.counted + header.max_duels, self.sent + header.min_duels)
+
+    def _start(self, header: Header, cut: int) -> int:
+        """Return where a contribution starts: at the last counted cut, or less than n before.
+
+        After failed sums, the next cut can be more than ``max_duels`` answers from the counted one.
+        The oldest answers are then left out for good: else the device could not contribute again.
+        """
+        return max(self.counted, cut - header.max_duels)
+
     def _check_later(self, record: Contribution | Opening | None, header: Header) -> None:
-        last = record.round if record else self.base_round
+        last = max(record.round if record else 0, self.base_round)
         if header.round <= last:
             raise SecureError(f"round {header.round} is not later than {last}, the last one")
 

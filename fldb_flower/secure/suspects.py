@@ -12,8 +12,15 @@ a new exchange: the search spans rounds, and the answers of a failed sum are sen
 With one bad device among n that always sends wrong values, and ``w = n - least`` devices to spare,
 at most ``ceil(n / w)`` exchanges fail in step 1 (two if half of the devices suffices), and step 2
 takes at most ``ceil(log2(n))`` exchanges. Several bad devices are found one after the other; step 1
-then leaves out random parts. If suspects do not take part any more, they are left out together. If
-``w = 0``, nothing can be left out: the sum needs all devices present, and fails until others come.
+then leaves out random parts. If ``w = 0``, nothing can be left out: the sum needs all devices
+present, and fails until others come.
+
+Each exchange needs ``min_duels`` new answers of a device, so a search lasts while the devices
+collect them, and suspects can be silent. If none of them takes part in 10 good sums, they are left
+out together.
+
+If a sum fails directly after the last suspect was left out, a good device became a bad one, and the
+search starts again.
 
 **Left out, but not for ever.** The next 20 good sums are without the device, then it is asked
 again. Each further time doubles the number, up to 1,280. A suspect that returns and fails again
@@ -34,6 +41,7 @@ from fldb_flower.secure.canonical import check_fields, check_integer, check_name
 from fldb_flower.secure.roster import LARGEST_NUMBER
 
 _FIRST_WAIT, _LONGEST_WAIT = 20, 1280
+_MOST_SILENT = 10
 _FIELDS = ("good", "left_out", "suspects", "tries")
 
 
@@ -48,7 +56,8 @@ class Suspects:
     suspects : frozenset of str
         Devices of which at least one is bad; empty while no search is in progress.
     tries : int
-        Failed exchanges of the search for a good set.
+        Exchanges without progress: failed ones in step 1, and in step 2 good ones in which no
+        suspect took part. After a failed sum with one suspect, 1 until there is a good sum.
     left_out : mapping of str to (int, int)
         For each device that was left out, the number of good sums until it is asked again, and the
         number of the next time.
@@ -71,6 +80,11 @@ class Suspects:
     tries: int = 0
     left_out: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
+    @property
+    def waiting(self) -> frozenset[str]:
+        """The devices that are left out now."""
+        return frozenset(name for name, (wait, _) in self.left_out.items() if wait)
+
     def asked(self, present: Collection[str], least: int) -> tuple[str, ...]:
         """Return the devices that the next exchange asks, sorted.
 
@@ -83,7 +97,7 @@ class Suspects:
             result has fewer as well.
         """
         names = frozenset(present)
-        others = names - {name for name, (wait, _) in self.left_out.items() if wait}
+        others = names - self.waiting
         if len(others) < least:
             return tuple(sorted(names))
         chosen, suspects = others, sorted(self.suspects & others)
@@ -91,8 +105,9 @@ class Suspects:
             chosen = others - self._part(others, least)
         elif suspects:
             good = others & self.good
-            half = (len(suspects) + 1) // 2
-            chosen = good | set(suspects[: max(half, least - len(good))])
+            half, start = (len(suspects) + 1) // 2, self.tries % len(suspects)
+            turned = suspects[start:] + suspects[:start]  # others if the last ones were silent
+            chosen = good | set(turned[: max(half, least - len(good))])
         return tuple(sorted(chosen if len(chosen) >= least else others))
 
     def failed(self, asked: Collection[str]) -> Suspects:
@@ -109,18 +124,22 @@ class Suspects:
             return replace(
                 self, suspects=self.suspects | names, tries=self.tries + bool(self.suspects)
             )
-        if not (found := names - self.good):  # a good device became a bad one
+        found = names - self.good
+        if not found or (self.tries and not self.suspects):  # a good device became a bad one
             return replace(self, good=frozenset(), suspects=names, tries=0)
-        return self._with_suspects(found)
+        narrowed = self._with_suspects(found)
+        return narrowed if narrowed.suspects else replace(narrowed, tries=1)
 
     def succeeded(self, devices: Collection[str]) -> Suspects:
         """Return the state after a sum over devices (U3)."""
         left_out = {name: (max(wait - 1, 0), more) for name, (wait, more) in self.left_out.items()}
-        state = replace(self, good=self.good | frozenset(devices), left_out=left_out, tries=0)
+        state = replace(self, good=self.good | frozenset(devices), left_out=left_out)
         remaining = self.suspects - frozenset(devices)
-        if self.good and remaining == self.suspects:  # no suspect takes part any more
-            return state._without(remaining)
-        return state._with_suspects(remaining)
+        if not self.good or remaining != self.suspects:
+            return state._with_suspects(remaining)
+        if self.suspects and self.tries + 1 < _MOST_SILENT:
+            return replace(state, tries=self.tries + 1)
+        return state._without(remaining)
 
     def blamed(self, counts: Mapping[str, int], tolerated: int) -> Suspects:
         """Return the state without the devices whose pieces more than T members cannot open.
@@ -138,7 +157,7 @@ class Suspects:
         names = frozenset(name for name, count in counts.items() if count > tolerated)
         if names & self.suspects:
             return self._without(names)
-        return replace(self._without(names), suspects=self.suspects)
+        return replace(self._without(names), suspects=self.suspects, tries=self.tries)
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as values of JSON."""
@@ -192,7 +211,9 @@ class Suspects:
         return frozenset(sorted(names, key=key)[place * size : (place + 1) * size])
 
     def _with_suspects(self, names: frozenset[str]) -> Suspects:
-        return self._without(names) if len(names) == 1 else replace(self, suspects=names)
+        if len(names) == 1:
+            return self._without(names)
+        return replace(self, suspects=names, tries=0)
 
     def _without(self, names: frozenset[str]) -> Suspects:
         """Return the state in which devices are left out and the search is over."""
