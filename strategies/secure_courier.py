@@ -96,7 +96,8 @@ class Courier:
         replies = send_and_receive(grid, messages, timeout, earlier, watch)
         for message, request in zip(messages, requests.values(), strict=True):
             self._sent[message.metadata.message_id] = message.metadata.dst_node_id, request
-        self._count(messages, replies)
+        learns = any(isinstance(each, Collect | Open) for each in requests.values())
+        self._count(messages, replies, learns)
         return sorted(self._answers(replies), key=lambda each: each[0])
 
     def _answers(self, replies: list[Message]) -> Iterator[tuple[int, Answer]]:
@@ -129,9 +130,12 @@ class Courier:
             raise DataError(f"the entry {KEY!r} of the reply is not bytes")
         return decode_reply(record)
 
-    def _count(self, messages: list[Message], replies: list[Message]) -> None:
+    def _count(self, messages: list[Message], replies: list[Message], learns: bool) -> None:
         up = sum(content_bytes(each.content) for each in replies if not each.has_error())
-        self._history.count_node_bytes(up, sum(content_bytes(each.content) for each in messages))
+        down = sum(content_bytes(each.content) for each in messages)
+        self._history.count_node_bytes(up, down)
+        if learns:
+            self._history.count_bytes(up, down)  # each device is an agent
 
 
 def short(text: str) -> str:

@@ -178,39 +178,41 @@ class SecureDevices:
         return self.round
 
     def max_duels(self, asked: Collection[str]) -> int:
-        """Return the largest number of answers in the next exchange; it counts as asked.
+        """Return the largest number of answers of a device in the next exchange.
 
         After an exchange that was not counted, a device has to send at least ``min_duels`` answers
         more, from the same start. So the number grows with the exchanges since the device was last
         counted; else a device could have to decline for ever.
         """
         longest = max((self._waiting.get(name, 0) for name in asked), default=0)
-        for name in asked:
-            self._waiting[name] = self._waiting.get(name, 0) + 1
         most = self._base_duels + longest * self.limits.min_duels
         return min(most, self.limits.max_duels)
+
+    def ask(self, header: Header) -> None:
+        """Store that an exchange asks its devices."""
+        for name in header.asked:
+            self._waiting[name] = self._waiting.get(name, 0) + 1
 
     def last_counted(self, name: str) -> bytes:
         """Return the identifier of a device's last exchange that is counted; empty without one."""
         return bytes.fromhex(self.counted.get(name, ""))
 
-    def is_counted(self, header: Header) -> bool:
-        """Whether the sum of an exchange is counted."""
-        return header.exchange.hex() in self.counted.values()
+    def count(self, header: Header, devices: tuple[str, ...], duels: int) -> str:
+        """Store that the sum of an exchange over some devices is counted.
 
-    def count(self, header: Header, devices: tuple[str, ...], duels: int) -> None:
-        """Store that the sum of an exchange over some devices is counted."""
+        Return which device is left out from now on, for a line; empty if it is none.
+        """
         self.counted |= dict.fromkeys(devices, header.exchange.hex())
         for name in devices:
             self._waiting.pop(name, None)
         self.duels += duels
-        self._judge(self.suspects.succeeded(devices))
         self._tally = Tally(duels, tuple((name, None, None) for name in devices))
+        return self._judge(self.suspects.succeeded(devices))
 
     def suspect(self, header: Header) -> str:
         """Store that the sum of an exchange is wrong; return what follows, for an error."""
         devices = f"the exchange asked {_listed(header.asked)}"
-        return f": {devices}{self._judge(self.suspects.failed(header.asked))}"
+        return "; ".join(filter(None, [devices, self._judge(self.suspects.failed(header.asked))]))
 
     def blame(self, header: Header, counts: Mapping[str, int]) -> str:
         """Store that members cannot open the pieces of devices; return what follows, for an error.
@@ -234,7 +236,7 @@ class SecureDevices:
         found = sorted(waits.keys() - before)
         if not found:
             return ""
-        return f"; left out of the next {waits[found[0]]} sums: {_listed(found)}"
+        return f"left out of the next {waits[found[0]]} sums: {_listed(found)}"
 
     def tally(self) -> Tally:
         """Return what was counted last."""

@@ -142,8 +142,8 @@ class SecureExchange:
 
     def reasons(self) -> Iterator[str]:
         """Yield one line for each device or member whose reply cannot be used."""
-        yield from self._lines
-        yield from (f"{name}: {reason}" for name, reason in sorted(self.refused.items()))
+        lines = [f"{name}: {reason}" for name, reason in sorted(self.refused.items())]
+        yield from dict.fromkeys([*self._lines, *lines])
         members = len(self.state.header.committee)
         for name, count in sorted(self.blamed.items()):
             yield f"{name}: {count} of {members} members cannot open its pieces"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from fldb_flower.errors import SecureError
-from fldb_flower.federation.exchange import Outcomes, Upload
+from fldb_flower.federation.exchange import Upload
 from fldb_flower.federation.plausibility import implausible
 from fldb_flower.federation.share_bounds import implausible_shares
 from fldb_flower.linalg.forms import make_form
@@ -13,7 +11,7 @@ from fldb_flower.secure.field import Elements
 from fldb_flower.secure.header import Header
 from fldb_flower.secure.roster import LARGEST_NUMBER
 from fldb_flower.wire.codec import UploadError
-from fldb_flower.wire.secure_upload import upload_of
+from fldb_flower.wire.secure_upload import matrix_error, upload_of
 from fldb_flower.wire.shared_broadcast import SharedBroadcast
 
 
@@ -47,26 +45,26 @@ def upload_of_sum(
         upload = upload_of(values, shared.broadcast, make_form(shared.settings))
     except UploadError as error:
         raise SecureError(f"the sum is no upload: {error}") from None
-    if reason := _implausible(upload, shared, devices):
-        raise SecureError(f"the sum is implausible: {reason}")
+    if reason := _implausible(upload, shared, devices, matrix_error(encoding, devices)):
+        raise SecureError(f"the sum is not plausible: {reason}")
     return upload
 
 
-def _implausible(upload: Upload, shared: SharedBroadcast, devices: int) -> str:
+def _implausible(upload: Upload, shared: SharedBroadcast, devices: int, error: float) -> str:
     """Return the bound that the sum violates, or "" if there is none.
 
     How many answers these devices have in total is not known, so bounds by it do not apply.
     """
-    settings, broadcast = shared.settings, shared.broadcast
-    assert isinstance(settings.max_difference, float)
-    if not broadcast.shares:
-        return implausible([upload], broadcast, settings.max_difference)[0]
-    block = Outcomes(first=1, agents=devices, sums=np.zeros((0, 0)))
+    longest = shared.settings.max_difference
+    assert isinstance(longest, float)
+    if not shared.broadcast.shares:
+        return implausible([upload], shared.broadcast, longest, error=error)[0]
     (reason,) = implausible_shares(
-        [upload._replace(outcomes=(block,))],
+        [upload],
         [LARGEST_NUMBER],
-        broadcast,
-        ridge=settings.personal_ridge,
-        longest=settings.max_difference,
+        shared.broadcast,
+        ridge=shared.settings.personal_ridge,
+        longest=longest,
+        agents=[devices],
     )
     return reason

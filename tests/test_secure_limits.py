@@ -292,6 +292,13 @@ def test_a_new_store_accepts_what_the_server_counted_of_a_former_one():
         sent([5]).acknowledge(header_of(6), former)
 
 
+def test_exchanges_of_a_former_store_are_not_opened_any_more():
+    journal = Journal().open(header_of(2), {"a": b""}).acknowledge(header_of(5), b"f" * 16)
+    with pytest.raises(SecureError, match="round 4 is not later than 4, the last one"):
+        journal.open(header_of(4), {"a": b""})
+    assert journal.open(header_of(5), {"a": b""}).last_round == 5
+
+
 def test_a_journal_keeps_the_last_exchanges_and_a_base():
     journal, first = Journal(), 2**20
     for number in range(1, MOST_CUTS + 3):

@@ -168,6 +168,14 @@ def test_a_good_device_that_becomes_bad_is_found_and_costs_others_little():
     assert len(state.left_out) <= 2
 
 
+def test_more_suspects_than_half_are_asked_if_too_few_good_devices_are_present():
+    """6 of 16 good devices are present, and half of 8 suspects are 4: a sum of 12 needs 2 more."""
+    present = names_of(24)
+    state = Suspects().succeeded(present[:16]).failed(present)
+    assert state.asked(present[10:], 12) == tuple(present[10:22])
+    assert state.asked(present, 12) == tuple(present[:20])
+
+
 def test_those_left_out_are_asked_if_the_others_are_too_few():
     state, _, _ = search(names_of(12), 10, {"d003"}, 20)
     assert len(state.asked(names_of(11), 10)) == 10
