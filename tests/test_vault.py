@@ -391,6 +391,31 @@ def test_forgotten_answers_are_sent_no_more(fleet):
     assert exact_sum(state) == expected_sum(fleet, state, lambda each: kept[each.name])
 
 
+def test_a_forgotten_share_is_subtracted_with_the_next_contribution(tmp_path):
+    fleet = Fleet(tmp_path, 6)
+    settings, phone = fleet.settings(algorithm="fldb_personal"), fleet.phones["d00"]
+    for each in fleet.phones.values():
+        each.answer(([2.0, 1.0], 1.0), ([1.0, -3.0], 0.0))
+    first, _ = fleet.exchange(personal(np.zeros((D, D)), np.zeros(D)), settings)
+    phone.store.forget()
+    assert phone.ask(fleet.request(fleet.header(), "d00")) == Declined()
+    for each in fleet.phones.values():
+        each.answer(([1.0, 1.0], 1.0))
+    sums = personal(first.shares.precision, first.shares.shift)
+    second, _ = fleet.exchange(sums, settings)
+    own = tuple(each / 6 for each in sums.play.estimate[:2])  # all have answered alike
+    right = []
+    for each in fleet.phones.values():
+        answers = each.store.answers()
+        learner = PersonalLearner(settings, sums.play.estimate, own)
+        right.append(learner.share(answers.after(answers.numbers[-1]), answers))
+    assert len(phone.store.answers().numbers) == 1
+    total = first.shares.precision + second.shares.precision
+    np.testing.assert_allclose(total, sum(share.precision for share in right), atol=1e-9)
+    total = first.shares.shift + second.shares.shift
+    np.testing.assert_allclose(total, sum(share.shift for share in right), atol=1e-9)
+
+
 def test_pruning_deletes_the_numbers_as_well(fleet):
     _, state = fleet.exchange()
     phone = fleet.phones["d00"]
