@@ -56,8 +56,6 @@ def run_experiment(settings: Settings, grid: Grid, path: Path) -> None:
 
 
 def _serve_devices(settings: Settings, grid: Grid) -> None:
-    if settings.secure:  # these rounds read single uploads
-        raise SettingsError("secure=true: there are no secure sums with mode=devices yet")
     if not settings.output_dir:
         raise SettingsError(
             "output-dir is empty (from Flower's run config): set the absolute path of the directory"
