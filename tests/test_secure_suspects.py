@@ -189,6 +189,7 @@ def test_more_members_than_may_collude_must_name_a_device():
     blamed = state.blamed({"a": 3, "b": 2}, tolerated=2)
     assert blamed.asked("abcdefgh", 5) == tuple("bcdefgh")
     assert stored(blamed).left_out == {"a": (20, 40)}
+    assert blamed.good == set("bcdefgh")
     searched = Suspects().failed("abcdefgh")
     assert searched.blamed({"x": 3}, 2).suspects == set("abcdefgh")
     assert searched.failed("abcd").blamed({"x": 3}, 2).tries == 1
