@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from starlette.testclient import TestClient
+from test_service import Process
 from vaults import Fleet
 
 from clients import relay
@@ -289,3 +290,22 @@ def test_the_command_reports_a_wrong_vault(fleet, tmp_path):
         (line,) = done.stderr.splitlines()
         assert line.startswith("error: ")
         assert words in line
+
+
+@pytest.mark.slow
+def test_the_command_serves_the_vault(fleet, tmp_path):
+    options = ["--vault", str(fleet.configure("d04"))]
+    process = Process(tmp_path / "duels.db", *options)
+    try:
+        token = tmp_path / "duels.db.node-token"
+        assert stat.S_IMODE(token.stat().st_mode) == 0o600
+        url = f"http://127.0.0.1:{process.port}"
+        config = {"service-url": url, "node-token-file": str(token)}
+        reply = relay.ask_vault(HELLO, config, 7)
+        assert messages.decode_reply(reply) == Introduced("d04", 1)
+        with process.client() as client:
+            assert client.get("/status").json()["secure"] is True
+            assert token.read_text().strip() not in process.printed
+    finally:
+        status, stderr = process.stop()
+    assert (status, stderr) in {(-15, ""), (0, "")}

@@ -490,6 +490,20 @@ def test_a_lost_store_continues_after_the_last_cut(fleet):
         phone.store.evidence(0, 3)
 
 
+def test_another_store_does_not_evade_the_epoch_of_the_key(fleet):
+    phone = fleet.phones["d00"]
+    header = fleet.header()
+    state = fleet.open(fleet.collect(header))
+    phone.store.close()
+    phone.path = phone.folder / "other.db"
+    phone.start()
+    assert phone.store.last == 3
+    pieces = dict(list(state.pieces_for("d00").items())[:5])
+    reply = phone.ask(messages.Open(header.to_bytes(), pieces))
+    assert isinstance(reply, Refused)
+    assert "not later than" in reply.reason
+
+
 def test_a_missing_epoch_file_needs_a_new_key(fleet):
     phone = fleet.phones["d00"]
     fleet.exchange()

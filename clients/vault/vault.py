@@ -287,8 +287,9 @@ class Vault:
 
     def _advance_epoch(self) -> None:
         with self._store.transaction():  # of two processes, none sets it back
-            epoch = Epoch.of(self._stored())
-            if epoch != self._epoch.read():
+            known = self._epoch.read() or Epoch()
+            epoch = Epoch(*map(max, known, Epoch.of(self._stored())))
+            if epoch != known:
                 self._epoch.write(epoch)
 
 
