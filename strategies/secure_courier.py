@@ -101,9 +101,12 @@ class Courier:
         return sorted(self._answers(replies), key=lambda each: each[0])
 
     def _answers(self, replies: list[Message]) -> Iterator[tuple[int, Answer]]:
-        """Yield the answers with their nodes. The message identifies the node, not the reply."""
+        """Yield the answers with their nodes. The message identifies the node, not the reply.
+
+        A message is answered once: Flower replies with an error if it is pulled again.
+        """
         for reply in replies:
-            if found := self._sent.get(reply.metadata.reply_to_message_id):
+            if found := self._sent.pop(reply.metadata.reply_to_message_id, None):
                 node, request = found
                 yield node, self._answer(reply, request)
 

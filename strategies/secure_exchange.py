@@ -61,13 +61,13 @@ class SecureExchange:
         """
         header = self.state.header
         content = header.to_bytes()
-        done = {*self.state.sealed, *self.declined, *self._final}
+        done = self._done | self._final
         return {name: Collect(content, counted(name)) for name in header.asked if name not in done}
 
     def open_requests(self) -> dict[str, Open]:
         """Return the requests to the members that have not replied."""
         content = self.state.header.to_bytes()
-        done = {*self.state.openings, *self.blames, *self._final}
+        done = self._done | self._final
         return {
             name: Open(content, self.state.pieces_for(name))
             for name in self.state.header.committee
@@ -86,15 +86,25 @@ class SecureExchange:
             elif isinstance(answer, Declined):
                 self.declined.add(name)
             elif isinstance(answer, Refused | Failure):
-                self.refused[name] = short(answer.reason)
-                if isinstance(answer, Refused):
-                    self._final.add(name)
+                if name not in self._done:
+                    self._refuse(name, answer.reason, final=isinstance(answer, Refused))
                 return
         except SecureError as reason:
-            self.refused[name] = short(str(reason))
-            self._final.add(name)
+            self._refuse(name, str(reason), final=True)
             return
         self.refused.pop(name, None)
+
+    def _refuse(self, name: str, reason: str, *, final: bool) -> None:
+        self.refused[name] = short(reason)
+        if final:
+            self._final.add(name)
+
+    @property
+    def _done(self) -> set[str]:
+        """The devices whose reply in this trip is complete."""
+        if self.state.phase is Phase.COLLECT:
+            return self.declined.union(self.state.sealed)
+        return {*self.state.openings, *self.blames}
 
     def _blame(self, member: str, answer: Blamed) -> None:
         if others := sorted(set(answer.devices) - set(self.state.chosen)):

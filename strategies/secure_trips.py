@@ -119,6 +119,8 @@ class Trips:
         }
 
         def receive(name: str, answer: Answer) -> None:
+            if name not in waiting:
+                return
             reasons.pop(name, None)
             if isinstance(answer, Refused | Failure):
                 reasons[name] = short(answer.reason)

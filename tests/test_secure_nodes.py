@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from secure_grid import SecureFederation
+from secure_grid import SecureFederation, SecureGrid
 from vaults import D
 
 from fldb_flower.deployment import rosters
@@ -18,6 +18,7 @@ from fldb_flower.errors import CheckpointError, FederationError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.settings import from_flat
 from fldb_flower.wire import secure_messages as messages
+from strategies import transport
 from strategies.secure_devices import SecureDevices
 from strategies.secure_exchange import EXCHANGE
 
@@ -300,3 +301,77 @@ def test_the_log_names_what_was_not_counted(tmp_path, caplog):
     assert (
         caplog.messages[0] == f"not asked: node {node}: ConnectionRefusedError: the service is down"
     )
+
+
+class NetworkGrid(SecureGrid):
+    """A grid like Flower's: a message that was pulled already gets an error, and some are slow."""
+
+    poll_seconds = 0.001
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.slow: dict[str, int] = {}  # message -> pulls without its reply
+        self.pushed: dict[str, Message] = {}
+        self.pulled: set[str] = set()
+        self.slow_names: set[str] = set()
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        ids = super().push_messages(messages)
+        for key, each in zip(ids, messages, strict=True):
+            self.pushed[key] = each
+            if self.phones[each.metadata.dst_node_id].name in self.slow_names:
+                self.slow[key] = 3
+        return ids
+
+    def pull_messages(self, message_ids):
+        replies = []
+        for key in sorted(message_ids):
+            if key in self.pulled:
+                error = Error(1, "the message was pulled before")
+                replies.append(Message(error, reply_to=self.pushed[key]))
+            elif self.slow.get(key, 0):
+                self.slow[key] -= 1
+            else:
+                replies += super().pull_messages([key])
+                self.pulled.add(key)
+        return replies
+
+
+def test_a_device_that_is_slower_than_the_timeout_takes_part(tmp_path, monkeypatch):
+    """Each reply of d03 arrives after the timeout of its request, and before that of the next."""
+    monkeypatch.setattr(transport, "NETWORK_POLL_SECONDS", 0.001)
+    federation = SecureFederation(tmp_path, **{"node-wait": 30.0, "reply-timeout": 0.001})
+    federation.grid = NetworkGrid(federation.phones, federation.config)
+    federation.answer()
+    with federation.serving() as server:
+        assert server.try_round() or server.try_round()
+        federation.grid.slow_names = {"d03"}
+        federation.answer()
+        assert server.try_round()
+        assert server.strategy.history.participation[0].rejected == ()
+        assert federation.check_counted(server) == 32
+
+
+def test_a_message_with_a_reply_is_not_pulled_again(tmp_path, monkeypatch):
+    """d03 fails once, and then needs a while: Flower's error must not end the wait."""
+    monkeypatch.setattr(transport, "NETWORK_POLL_SECONDS", 0.001)
+    federation = SecureFederation(tmp_path, **{"node-wait": 30.0, "reply-timeout": 30.0})
+    grid = federation.grid = NetworkGrid(federation.phones, federation.config)
+    federation.answer()
+    failures = iter([True])
+
+    def fault(name, request):
+        if name == "d03" and isinstance(request, messages.Collect) and next(failures, False):
+            grid.slow_names = {"d03"}
+            return "raises"
+        return "none"
+
+    grid.fault = fault
+    with federation.serving() as server:
+        assert server.try_round()
+        assert federation.check_counted(server) == 16
+    asked = [request for name, request in grid.asked if name == "d03"]
+    assert (
+        sum(isinstance(request, messages.Collect) for request in asked) == 1
+    )  # beside the failure
