@@ -33,7 +33,7 @@ import numpy as np
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.secure.header import Limits
-from fldb_flower.secure.sharing import LEAST_COMMITTEE, Scheme
+from fldb_flower.secure.sharing import LARGEST_COMMITTEE, LEAST_COMMITTEE, Scheme
 from fldb_flower.system.commands import Parser, bounded, program
 from fldb_flower.system.signals import interruptible
 from fldb_flower.system.startup import SERVICE_EXTRA, require
@@ -88,8 +88,6 @@ _WAITS = re.compile(
 _NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leaves this machine
 _LIMITS = Limits(min_duels=1, min_devices=3, min_committee=LEAST_COMMITTEE)  # for the same reason
 _DEVICES, _SECURE_DEVICES, _PEOPLE = 3, 6, 2  # by default
-
-
 _SECURE_RUN = {
     "algorithm": "fldb-personal",  # one exchange a round
     "max_difference": 2 * math.sqrt(len(FEATURES)),  # features are from -1 to 1
@@ -164,7 +162,7 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
 
 def _least(devices: int) -> int:
     """Return the smallest number of devices in a secure sum."""
-    return _LIMITS.min_devices + Scheme.of(devices).tolerated
+    return _LIMITS.min_devices + Scheme.of(min(devices, LARGEST_COMMITTEE)).tolerated
 
 
 def _start(arguments: argparse.Namespace) -> str:
@@ -180,7 +178,7 @@ def _say_secure(federation: LocalFederation) -> None:
     """Print what differs from a deployment."""
     _say(
         f"secure sums: each device requires {_LIMITS.min_devices} devices in a sum and a committee"
-        f" of {_LIMITS.min_committee}; these limits are for a demo on one machine"
+        f" of {_LIMITS.min_committee}; these limits, and one user for all processes, are for a demo"
     )
     _say(
         f"the roster is signed with {federation.roster.with_name(SIGNING_KEY)}; in a deployment,"
