@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from fldb_flower.bandit.streams import keyed_generator
+from fldb_flower.errors import SettingsError
 from fldb_flower.federation.exchange import Broadcast, Noise, Upload
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import Form, Full, form_of
@@ -90,8 +91,11 @@ def noise_of(settings: Settings) -> GaussianMechanism | None:
     Raises
     ------
     SettingsError
-        dp-accounting is not installed (the privacy extra).
+        dp-accounting is not installed (the privacy extra), or the nodes are devices.
     """
+    if settings.is_private and settings.mode == "devices":
+        # Noise from a known seed protects nobody.
+        raise SettingsError("privacy.epsilon: mode=devices has no noise yet; leave it out")
     return GaussianMechanism(settings) if settings.is_private else None
 
 
