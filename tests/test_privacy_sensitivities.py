@@ -220,7 +220,7 @@ def test_two_people_attain_the_bounds_of_a_share():
     people = {
         "precision": [(*zeros, [(axis, answer) for axis in axes for answer in (0.0, 1.0)])],
         "shift": [
-            (1e6 * np.eye(D), side * 9e6 * np.eye(D)[0], [(axes[0], answer)] * 3)
+            (1e6 * np.eye(D), side * 1e9 * np.eye(D)[0], [(axes[0], answer)] * 3)
             for side, answer in ((1.0, 0.0), (-1.0, 1.0))
         ],
     }
