@@ -20,6 +20,7 @@ from fldb_flower.errors import FederationError, RoundAbandonedError, SettingsErr
 from fldb_flower.federation.exchange import Broadcast, Federation, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import Array
+from fldb_flower.privacy.mechanism import noise_of
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import traffic
 from fldb_flower.wire.records import content_bytes
@@ -78,7 +79,7 @@ class DuelingStrategy(Federation, Strategy):
     """The only algorithm that it runs; empty: the algorithm of the settings."""
 
     def __init__(self, settings: Settings, history: Counts, nodes: Nodes) -> None:
-        Federation.__init__(self, history)
+        Federation.__init__(self, history, noise_of(settings))
         if self.ALGORITHM not in {"", settings.algorithm}:
             raise SettingsError(
                 f"algorithm={settings.algorithm}: {type(self).__name__} needs"

@@ -37,12 +37,14 @@ class FLDBPersonal(Algorithm):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        # With privacy, v has a lower limit, because the noise is proportional to 1 / v.
+        self._least = settings.privacy.min_variance if settings.is_private else 0.0
         self.arrays |= {
             "information": self.form.zeros(),
             "shift": np.zeros(settings.dimension),
             "losses": np.zeros(len(VARIANCES)),
             "offered": np.zeros(3),
-            "variances": np.full(2, START),
+            "variances": np.full(2, max(START, self._least)),
         }
 
     @property
@@ -105,7 +107,8 @@ class FLDBPersonal(Algorithm):
             Unit of squared features.
         """
         known = self.settings.personal_variance
-        return mean_variance(losses, answers) if known == AUTO else float(known) * scale
+        value = mean_variance(losses, answers) if known == AUTO else float(known) * scale
+        return max(value, self._least)
 
     def remedy(self) -> str:
         """Return the setting of the ridge."""

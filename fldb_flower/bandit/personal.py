@@ -19,7 +19,13 @@ import numpy as np
 
 from fldb_flower.bandit.local_newton import minimise
 from fldb_flower.bandit.preference import logistic
-from fldb_flower.bandit.prior import MAX_EXCESS, VARIANCES, CommonPrior, longest_shift
+from fldb_flower.bandit.prior import (
+    LONGEST,
+    MAX_EXCESS,
+    VARIANCES,
+    CommonPrior,
+    longest_shift,
+)
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
 from fldb_flower.linalg.linear import solve, whiten_singular
 from fldb_flower.linalg.whiteners import whiten
@@ -85,6 +91,8 @@ class PersonalEstimates:
         lambda_0, in units of the scale.
     arrays : Arrays, optional
         Backend of the duels and the estimates; NumPy by default.
+    longest : float, optional
+        Bound of m_i; see :func:`~fldb_flower.bandit.prior.longest_shift`.
 
     Attributes
     ----------
@@ -95,9 +103,14 @@ class PersonalEstimates:
     """
 
     def __init__(
-        self, agents: int, dimension: int, ridge: float, arrays: Arrays | None = None
+        self,
+        agents: int,
+        dimension: int,
+        ridge: float,
+        arrays: Arrays | None = None,
+        longest: float = LONGEST,
     ) -> None:
-        self._arrays = arrays or Arrays()
+        self._arrays, self._longest = arrays or Arrays(), longest
         make = self._arrays.zeros
         self._relative_ridge = ridge
         self._count = 0
@@ -230,7 +243,7 @@ class PersonalEstimates:
         precision = xp.linalg.solve(mixed, self._hessian)
         shift = solve(mixed, self._linear)
         length = xp.sqrt(xp.vecdot(shift, shift))
-        longest = longest_shift(d, self._ridge, self._variance)
+        longest = longest_shift(d, self._ridge, self._variance, self._longest)
         shift = shift * (longest / xp.where(length > longest, length, longest))[:, None]
         return (precision + xp.matrix_transpose(precision)) / 2.0, shift
 

@@ -17,6 +17,8 @@ from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.local_estimates import LocalEstimates
 from fldb_flower.bandit.personal import PersonalEstimates, Shares
 from fldb_flower.bandit.prior import (
+    LONGEST,
+    PRIVATE_LONGEST,
     START,
     VARIANCES,
     CommonPrior,
@@ -225,7 +227,10 @@ class PersonalPolicy(Policy):
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         agents, d = len(streams.agents), settings.dimension
         self._selector = Selector(settings, streams, arrays)
-        self._estimates = PersonalEstimates(agents, d, settings.personal_ridge, arrays)
+        # With privacy, the scale is fixed, and lower and upper limits bound the shares.
+        self._clip, self._least = settings.clip, settings.privacy.min_variance
+        longest = LONGEST if self._clip is None else PRIVATE_LONGEST
+        self._estimates = PersonalEstimates(agents, d, settings.personal_ridge, arrays, longest)
         self._arrays, self._width = arrays, settings.personal_width
         zeros = arrays.zeros
         losses, none = zeros(len(VARIANCES)), zeros(agents)
@@ -241,11 +246,16 @@ class PersonalPolicy(Policy):
 
     def receive(self, estimate: Estimate | CommonPrior) -> None:
         assert isinstance(estimate, CommonPrior)
+        if self._clip is not None:
+            fixed = float(scale_of(self._clip**2))
+            variance = max(estimate.variance, self._least)
+            estimate = estimate._replace(variance=variance, scale=fixed)
         self._prior, self._scale = estimate, None
 
     def select(self, iterations: range, features: Array) -> Pair:
         self._offers += 1
-        self._squares = self._squares + mean_squared_length(features)
+        squares = mean_squared_length(features) if self._clip is None else self._clip**2
+        self._squares = self._squares + squares
         if self._scale is None:
             known = self._prior.scale
             ones = self._arrays.zeros(len(features)) + 1.0

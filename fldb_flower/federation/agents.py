@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fldb_flower.bandit.duels import DuelLog
+from fldb_flower.bandit.duels import DuelLog, clipped
 from fldb_flower.bandit.outcomes import prediction_sums
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.streams import check_agents, make_streams
@@ -88,6 +88,7 @@ class AgentBlock:
         self.agents = agents
         self._settings = settings
         self._arrays = arrays_on(settings.backend)
+        self._clip = settings.clip
         self._form = make_form(settings)
         self.log = DuelLog(
             len(agents),
@@ -179,6 +180,8 @@ class AgentBlock:
         if logits is not None:
             outcomes[:, 1:] = prediction_sums(logits, preferences, differences, count)
         self._policy.learn(differences, preferences)
+        if self._clip is not None:
+            differences[:] = clipped(differences, self._clip)
 
     def _contexts(self, count: int) -> Contexts:
         """Return the arms of the next iterations; those of the user's own class are checked."""
