@@ -18,6 +18,7 @@ from fldb_flower.environments import Contexts, RecordedAnswers, make_environment
 from fldb_flower.environments.base import check_contexts
 from fldb_flower.errors import ConvergenceError, DataError
 from fldb_flower.federation.blocks import blocks_of, require_agents, rows_in_block
+from fldb_flower.federation.contributions import limited_statistics, units_of
 from fldb_flower.federation.exchange import (
     Broadcast,
     Outcomes,
@@ -89,6 +90,7 @@ class AgentBlock:
         self._settings = settings
         self._arrays = arrays_on(settings.backend)
         self._clip = settings.clip
+        self._limits_persons = settings.is_private and settings.privacy.unit == "person"
         self._form = make_form(settings)
         self.log = DuelLog(
             len(agents),
@@ -204,7 +206,13 @@ class AgentBlock:
         differences, preferences = log.all() if broadcast.scope == "all" else (fresh, answers)
         if broadcast.theta_hat is not None:
             broadcast = broadcast._replace(theta_hat=self._arrays.make(broadcast.theta_hat))
-        upload = statistics(broadcast, differences, preferences, fresh, self._form)
+        if self._limits_persons and broadcast.theta_hat is not None:
+            units = units_of(broadcast, self._settings)
+            upload = limited_statistics(
+                broadcast, fresh, answers, len(self.agents), self._form, units=units
+            )
+        else:
+            upload = statistics(broadcast, differences, preferences, fresh, self._form)
         return upload._replace(
             gradient=to_numpy(upload.gradient),
             information=to_numpy(upload.information),

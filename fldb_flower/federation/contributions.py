@@ -25,17 +25,22 @@ each matrix, whose noise is averaged over directions (:mod:`fldb_flower.linalg.n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from fldb_flower.bandit import theory
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import Array, namespace
 from fldb_flower.linalg.forms import Form, Full
+from fldb_flower.settings import Settings
 
 CURVATURE = 1.0 / 8.0
 """Mean of mu' that typical sizes assume."""
+
+UNUSED = 0.01
+"""Weight of a part that the algorithm does not use."""
 
 _BATCH = 2**22  # numbers of the matrices of persons that are held at once
 
@@ -57,6 +62,48 @@ def typical_sizes(duels: int, longest: float, dimension: int) -> dict[str, float
         "information": matrix,
         "hessian": CURVATURE * matrix,
     }
+
+
+def weights_of(parts: Iterable[str], unused: Iterable[str] = ()) -> dict[str, float]:
+    """Return the shares of parts in the squared length of a person's vector; they sum to 1.
+
+    Examples
+    --------
+    >>> from fldb_flower.federation.contributions import weights_of
+    >>> weights_of(["gradient", "information", "hessian"])
+    {'gradient': 0.5, 'information': 0.25, 'hessian': 0.25}
+    """
+    unused = set(unused)
+    shares = {part: 2.0 if part == "gradient" else 1.0 for part in parts}
+    used = sum(share for part, share in shares.items() if part not in unused)
+    left = 1.0 - UNUSED * len(unused)
+    return {
+        part: UNUSED if part in unused else left * share / used for part, share in shares.items()
+    }
+
+
+def sizes_and_weights(
+    broadcast: Broadcast, settings: Settings
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the typical sizes and the weights of the parts that a broadcast requests.
+
+    The number n of a person's answers is that of the iterations that the broadcast lets it play. A
+    person who has more, because a request was lost, has the same limit.
+    """
+    assert broadcast.play is not None
+    assert settings.clip is not None
+    parts = ["gradient", "information"] + ["hessian"] * broadcast.hessian
+    duels = broadcast.play.last - broadcast.play.first + 1
+    sizes = typical_sizes(duels, settings.clip, settings.dimension)
+    is_unused = broadcast.hessian and theory.selects_by_curvature(settings)
+    weights = weights_of(parts, ["information"] * is_unused)
+    return {part: sizes[part] for part in parts}, weights
+
+
+def units_of(broadcast: Broadcast, settings: Settings) -> dict[str, float]:
+    """Return by part what it is divided by in a person's vector, whose length is at most 1."""
+    sizes, weights = sizes_and_weights(broadcast, settings)
+    return {part: size / math.sqrt(weights[part]) for part, size in sizes.items()}
 
 
 def limited_statistics(
