@@ -20,20 +20,9 @@ The maximum is at the end of the range or where the derivative is 0,
 r = 1/2 above. At theta_hat = 0, r is at most 1/2.
 
 **One person.** Agents limit the length of the vector of all parts of a person's n answers in a
-round to 1 (:mod:`fldb_flower.federation.contributions`).
-
-**One person of FLDB-Personal.** An agent keeps ``0 <= M_i <= I / v`` and ``|m_i| <= r(v)`` whatever
-its answers are, with v at least v_0. Both change by differences of two such values::
-
-    ||M - M'||_F <= sqrt(d) / v_0,    |m - m'| <= 2 r(v_0)
-
-because the eigenvalues of the difference lie between -1 / v_0 and 1 / v_0. An answer has excess log
-losses from 0 to 1 under 11 values of v, one of which is 0, so a vector of length at most
-``sqrt(10)``; n answers have n times that. With privacy, the scale of the features is
-``L^2 / 10``, and agents report L^2 for each squared length. Squares and members are then numbers
-of duels and of agents, which are public.
-
-All bounds but that of the losses are attained, or approached.
+round to 1 (:mod:`fldb_flower.bandit.limits`). That holds for statistics and for the shares of
+FLDB-Personal. With privacy, the scale of the features is ``L^2 / 10``, and agents report L^2 for
+each squared length. Squares and members are then numbers of duels and of agents, which are public.
 """
 
 from __future__ import annotations
@@ -44,18 +33,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fldb_flower.bandit import theory
+from fldb_flower.bandit.limits import weights_of
 from fldb_flower.bandit.preference import logistic
-from fldb_flower.bandit.prior import (
-    MAX_EXCESS,
-    PRIVATE_LONGEST,
-    VARIANCES,
-    longest_shift,
-    scale_of,
-)
 from fldb_flower.errors import PrivacyError
-from fldb_flower.federation.contributions import sizes_and_weights, weights_of
+from fldb_flower.federation.contributions import sizes_and_weights
 from fldb_flower.federation.exchange import Broadcast, Noise
-from fldb_flower.settings import AUTO, Settings
+from fldb_flower.settings import Settings
 
 _SLACK = 1.0 + 1e-9  # for rounding errors
 
@@ -125,8 +108,6 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
         )
     clip = settings.clip
     assert clip is not None
-    if broadcast.shares:
-        return _of_shares(broadcast, settings, play.last - play.first + 1)
     if settings.privacy.unit == "person":
         return Release(*sizes_and_weights(broadcast, settings), norm=1.0)
     return _of_statistics(broadcast, settings, clip)
@@ -149,22 +130,6 @@ def _of_statistics(broadcast: Broadcast, settings: Settings, clip: float) -> Rel
     most = largest_square(weights["gradient"], curvature, float(logistic(np.array(logit))))
     most += weights["information"] + weights.get("loss", 0.0)
     return Release(bounds, weights, math.sqrt(most))
-
-
-def _of_shares(broadcast: Broadcast, settings: Settings, duels: int) -> Release:
-    clip, d = settings.clip, settings.dimension
-    assert clip is not None
-    scale = float(scale_of(np.array(clip**2)))
-    variance = max(broadcast.lowest_variance, settings.privacy.min_variance) / scale
-    ridge = settings.personal_ridge * scale
-    bounds = {
-        "precision": math.sqrt(d) / variance,
-        "shift": 2.0 * float(longest_shift(d, ridge, variance, PRIVATE_LONGEST)),
-        "losses": duels * MAX_EXCESS * math.sqrt(len(VARIANCES) - 1),
-    }
-    unused = [] if settings.personal_variance == AUTO else ["losses"]
-    weights = weights_of(bounds, unused)
-    return Release(bounds, weights, 1.0)
 
 
 def largest_square(gradient: float, hessian: float, residual: float) -> float:
