@@ -158,6 +158,11 @@ class PersonalEstimates:
         self._prior = Gaussian(precision, _times(self._basis, self._center))
         self.posterior = precision + self._hessian
 
+    @property
+    def prior_mean(self) -> Array:
+        """The mean of each agent's prior, (agents, d)."""
+        return self._prior.mean
+
     def whitener(self) -> Array:
         """Return C with ``||x||_{(Q + H_i)^-1} = ||x C||_2``, (agents, d, d)."""
         try:
@@ -179,8 +184,15 @@ class PersonalEstimates:
     def losses(self, differences: Array, preferences: Array) -> Array:
         """Return the excess log loss of one answer per agent under each v, summed over agents.
 
-        The excess, (11,), is over the v with the least loss for this answer. It is at most 1 nat,
-        which bounds the influence of one answer on the choice of v.
+        See :meth:`losses_by_agent`.
+        """
+        return self._arrays.xp.sum(self.losses_by_agent(differences, preferences), axis=0)
+
+    def losses_by_agent(self, differences: Array, preferences: Array) -> Array:
+        """Return the excess log loss of one answer per agent under each v, (agents, 11).
+
+        The excess is over the v with the least loss for this answer. It is at most 1 nat, which
+        bounds the influence of one answer on the choice of v.
 
         Each v gives a prior and, with the summary of the loss, a posterior. In the eigenbasis of A
         the precisions of all priors are diagonal.
@@ -199,7 +211,7 @@ class PersonalEstimates:
         softplus = xp.where(logits > 0, logits, 0.0) + xp.log1p(xp.exp(-xp.abs(logits)))
         losses = softplus - preferences[:, None] * logits
         excess = losses - xp.min(losses, axis=1, keepdims=True)
-        return xp.sum(xp.where(excess < MAX_EXCESS, excess, MAX_EXCESS), axis=0)
+        return xp.where(excess < MAX_EXCESS, excess, MAX_EXCESS)
 
     def add(self, differences: Array, preferences: Array) -> None:
         """Add one duel of each agent, (agents, d) and (agents,), and update the minimisers.

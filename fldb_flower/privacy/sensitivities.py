@@ -19,20 +19,10 @@ The maximum is at the end of the range or where the derivative is 0,
 ``1/4 - r^2``, and the sum is convex in r^2: at most w_H or w_g / 4, both below the value at
 r = 1/2 above. At theta_hat = 0, r is at most 1/2.
 
-**One person** has n answers in a round, and by the triangle inequality n times this norm.
-
-**One person of FLDB-Personal.** An agent keeps ``0 <= M_i <= I / v`` and ``|m_i| <= r(v)`` whatever
-its answers are, with v at least v_0. Both change by differences of two such values::
-
-    ||M - M'||_F <= sqrt(d) / v_0,    |m - m'| <= 2 r(v_0)
-
-because the eigenvalues of the difference lie between -1 / v_0 and 1 / v_0. An answer has excess log
-losses from 0 to 1 under 11 values of v, one of which is 0, so a vector of length at most
-``sqrt(10)``; n answers have n times that. With privacy, the scale of the features is
-``L^2 / 10``, and agents report L^2 for each squared length. Squares and members are then numbers
-of duels and of agents, which are public.
-
-All bounds but that of the losses are attained, or approached.
+**One person.** Agents limit the length of the vector of all parts of a person's n answers in a
+round to 1 (:mod:`fldb_flower.bandit.limits`). That holds for statistics and for the shares of
+FLDB-Personal. With privacy, the scale of the features is ``L^2 / 10``, and agents report L^2 for
+each squared length. Squares and members are then numbers of duels and of agents, which are public.
 """
 
 from __future__ import annotations
@@ -43,20 +33,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fldb_flower.bandit import theory
+from fldb_flower.bandit.limits import weights_of
 from fldb_flower.bandit.preference import logistic
-from fldb_flower.bandit.prior import (
-    MAX_EXCESS,
-    PRIVATE_LONGEST,
-    VARIANCES,
-    longest_shift,
-    scale_of,
-)
 from fldb_flower.errors import PrivacyError
+from fldb_flower.federation.contributions import sizes_and_weights
 from fldb_flower.federation.exchange import Broadcast, Noise
-from fldb_flower.settings import AUTO, Settings
-
-UNUSED = 0.01
-"""Share of the squared sensitivity of a part that the algorithm does not use."""
+from fldb_flower.settings import Settings
 
 _SLACK = 1.0 + 1e-9  # for rounding errors
 
@@ -67,7 +49,8 @@ class Release(NamedTuple):
     Attributes
     ----------
     bounds : dict of str to float
-        Largest norm of what one answer (statistics) or one person (shares) contributes, by part.
+        Largest norm of what one answer (statistics) or one person (shares) contributes, by part;
+        typical norms of a person's statistics, which are limited together.
     weights : dict of str to float
         Share of each part in the squared norm of the scaled vector; they sum to 1.
     norm : float
@@ -101,7 +84,7 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
 
     Examples
     --------
-    At theta_hat = 0, the residual of an answer is 1/2. One agent has 3 duels in iterations 4 to 6:
+    The limit of a person with 3 duels in iterations 4 to 6 of length 2, in 2 dimensions:
 
     >>> import numpy as np
     >>> from fldb_flower.federation.exchange import Broadcast, PlayRequest
@@ -112,8 +95,10 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
     ...     "a script",
     ... )
     >>> release = release_of(Broadcast(PlayRequest(4, 6), np.zeros(2)), settings)
-    >>> release.bounds
-    {'gradient': 6.0, 'information': 12.0}
+    >>> {part: round(size, 3) for part, size in release.bounds.items()}
+    {'gradient': 1.225, 'information': 9.798}
+    >>> release.norm
+    1.0
     """
     play = broadcast.play
     if play is None or broadcast.scope == "all":
@@ -121,15 +106,14 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
             f"algorithm={settings.algorithm} asks again about duels that an upload has covered,"
             " which costs privacy again: use privacy.epsilon=none"
         )
-    duels = play.last - play.first + 1 if settings.privacy.unit == "person" else 1
     clip = settings.clip
     assert clip is not None
-    if broadcast.shares:
-        return _of_shares(broadcast, settings, duels)
-    return _of_statistics(broadcast, settings, duels, clip)
+    if settings.privacy.unit == "person":
+        return Release(*sizes_and_weights(broadcast, settings), norm=1.0)
+    return _of_statistics(broadcast, settings, clip)
 
 
-def _of_statistics(broadcast: Broadcast, settings: Settings, duels: int, clip: float) -> Release:
+def _of_statistics(broadcast: Broadcast, settings: Settings, clip: float) -> Release:
     theta = broadcast.theta_hat
     assert theta is not None
     logit = clip * float(np.linalg.norm(theta))
@@ -141,33 +125,11 @@ def _of_statistics(broadcast: Broadcast, settings: Settings, duels: int, clip: f
     unused = []
     if broadcast.hessian and theory.selects_by_curvature(settings):
         unused = ["information"]
-    weights = weights_of(list(bounds), unused)
+    weights = weights_of(bounds, unused)
     curvature = weights.get("hessian", 0.0)
     most = largest_square(weights["gradient"], curvature, float(logistic(np.array(logit))))
     most += weights["information"] + weights.get("loss", 0.0)
-    return Release({part: duels * each for part, each in bounds.items()}, weights, math.sqrt(most))
-
-
-def _of_shares(broadcast: Broadcast, settings: Settings, duels: int) -> Release:
-    clip, d = settings.clip, settings.dimension
-    assert clip is not None
-    scale = float(scale_of(np.array(clip**2)))
-    variance = max(broadcast.lowest_variance, settings.privacy.min_variance) / scale
-    ridge = settings.personal_ridge * scale
-    bounds = {
-        "precision": math.sqrt(d) / variance,
-        "shift": 2.0 * float(longest_shift(d, ridge, variance, PRIVATE_LONGEST)),
-        "losses": duels * MAX_EXCESS * math.sqrt(len(VARIANCES) - 1),
-    }
-    unused = [] if settings.personal_variance == AUTO else ["losses"]
-    weights = weights_of(list(bounds), unused)
-    return Release(bounds, weights, 1.0)
-
-
-def weights_of(parts: list[str], unused: list[str]) -> dict[str, float]:
-    """Return equal weights of the parts that are used, and a small one of the others."""
-    each = (1.0 - UNUSED * len(unused)) / (len(parts) - len(unused))
-    return {part: UNUSED if part in unused else each for part in parts}
+    return Release(bounds, weights, math.sqrt(most))
 
 
 def largest_square(gradient: float, hessian: float, residual: float) -> float:
