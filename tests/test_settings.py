@@ -644,9 +644,8 @@ def fit_secure(values):
 def fit_privacy(values):
     """Use no privacy with settings that refuse it, and fit the length that clips."""
     able = values["algorithm"] == "fldb_personal" or values["first_round"] == "step"
-    whole = values.get("fraction_train", 1) == values.get("quorum", 1) == 1
     plain = {"robust": "none", "wire": "float64"}.items() <= values.items()
-    if not (able and whole and plain and values["matrix_form"] != "sketch"):
+    if not (able and plain and values["matrix_form"] != "sketch"):
         values["privacy.epsilon"] = "none"
     if values["algorithm"] == "fldb_personal" or values.get("mode") == "devices":
         values["privacy.unit"] = "person"
