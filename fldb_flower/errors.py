@@ -123,6 +123,17 @@ class SecureError(FldbError):
     """
 
 
+class PrivacyError(FldbError):
+    """The budget of differential privacy is spent, or a release has no known sensitivity.
+
+    Examples
+    --------
+    >>> from fldb_flower.errors import FldbError, PrivacyError
+    >>> issubclass(PrivacyError, FldbError)
+    True
+    """
+
+
 class DeclinedError(SecureError):
     """A device has too few new answers for a secure sum, and takes part in a later one.
 

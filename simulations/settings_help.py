@@ -19,6 +19,8 @@ HEADINGS = {  # by the first setting below
     "ons_ridge": "FLDB-ONS",
     "personal_ridge": "FLDB-Personal",
     "max_difference": "messages and nodes",
+    "privacy.epsilon": "differential privacy",
+    "fraction_train": "participation",
     "resume": "files of a run",
 }
 _INDENT = " " * 4

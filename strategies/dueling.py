@@ -18,6 +18,7 @@ from fldb_flower.errors import RoundAbandonedError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import Array
+from fldb_flower.privacy.mechanism import noise_of
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import traffic
 from fldb_flower.wire.records import content_bytes
@@ -76,7 +77,7 @@ class DuelingStrategy(GridFederation, Strategy):
     """The only algorithm that it runs; empty: the algorithm of the settings."""
 
     def __init__(self, settings: Settings, history: Counts, nodes: Nodes) -> None:
-        super().__init__(settings, history)
+        super().__init__(settings, history, noise_of(settings))
         if self.ALGORITHM not in {"", settings.algorithm}:
             raise SettingsError(
                 f"algorithm={settings.algorithm}: {type(self).__name__} needs"

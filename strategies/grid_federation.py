@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fldb_flower.algorithms import make_algorithm
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.errors import FederationError
-from fldb_flower.federation.exchange import Federation
+from fldb_flower.federation.exchange import Federation, NoiseSource
 from fldb_flower.federation.history import Counts
 from fldb_flower.settings import Settings
 from strategies.transport import Watch, ignore
@@ -30,6 +30,8 @@ class GridFederation(Federation):
         ``fraction_train`` is the share of nodes to ask; ``node_wait`` bounds the waiting.
     history : Counts
         Records exchanges, bytes, regret and participation.
+    privacy : NoiseSource, optional
+        Adds noise to the sum of the uploads of each exchange.
 
     Attributes
     ----------
@@ -39,8 +41,10 @@ class GridFederation(Federation):
         Called while an exchange waits for replies; see ``strategies.transport.Watch``.
     """
 
-    def __init__(self, settings: Settings, history: Counts) -> None:
-        super().__init__(history)
+    def __init__(
+        self, settings: Settings, history: Counts, privacy: NoiseSource | None = None
+    ) -> None:
+        super().__init__(history, privacy)
         self.settings = settings
         self.algorithm = make_algorithm(settings)
         self.watch: Watch = ignore

@@ -20,7 +20,7 @@ PRODUCT = [
 ]
 TESTS = sorted((ROOT / "tests").glob("*.py"))
 LAYERS_BELOW_RUNS = (
-    *("wire", "algorithms", "federation", "environments", "bandit", "secure", "linalg"),
+    *("privacy", "wire", "algorithms", "federation", "environments", "bandit", "secure", "linalg"),
     *("settings", "catalogue", "system", "errors"),
 )
 HEAVY = {"matplotlib", "pandas", "torch"}

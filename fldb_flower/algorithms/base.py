@@ -17,6 +17,7 @@ from fldb_flower.errors import ConvergenceError, DataError, shown
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
+from fldb_flower.linalg.noisy import denoised, observed
 from fldb_flower.settings import Settings
 
 State = dict[str, Array]
@@ -186,6 +187,9 @@ class Online(Algorithm):
     :data:`FIRST_STEP` and :data:`FIRST_CURVATURE`. The state also has ``theta_hat``, (d,), the
     point at which gradients are taken.
 
+    With privacy, matrices of uploads are noisy. They are replaced by estimates that are positive
+    semi-definite (:func:`~fldb_flower.linalg.noisy.denoised`), so sums of them only grow.
+
     Examples
     --------
     Stochastic gradient descent with steps 1 / t, from the first minimiser:
@@ -233,6 +237,7 @@ class Online(Algorithm):
             upload = federation.exchange(
                 Broadcast(self.play(round_), self.theta_hat, hessian=self.HESSIAN, robust=True)
             )
+            upload = without_noise(upload)
             changed = self.step(upload, round_)
             self._check(changed, "step")
         changed["information"] = self.form.total([self.information, upload.information])
@@ -270,14 +275,40 @@ class Online(Algorithm):
         """Return a long Newton step from 0, and the upload with a share of the Hessian at 0.
 
         No upload has a Hessian: at 0 all mu' are 1/4, so it is ``W_new / 4``.
+
+        With noise of variance s^2, the step is that of Bayes' rule. Without noise, the step
+        ``-2 (W_new / 4)^-1 g`` with the precision ``W_new / 40`` is that of an observation
+        ``-g = H theta + e`` with ``H = W_new / 8`` and e of covariance 5 H. Noise adds ``s^2 I`` to
+        it, and theta has the prior N(0, I / ons_ridge), which bounds the step.
         """
         upload = federation.exchange(
             Broadcast(self.play(round_), np.zeros_like(self.theta_hat), robust=True)
         )
+        if upload.noise is not None:
+            return self._noisy_first_step(without_noise(upload), upload.noise.gradient)
         hessian = self.form.scaled(upload.information, 0.25)
         step = self.form.solve(hessian, upload.gradient, self.first_ridge)
         kept = self.form.scaled(hessian, FIRST_CURVATURE)
         return Minimum(-FIRST_STEP * step, upload._replace(hessian=kept))
+
+    def _noisy_first_step(self, upload: Upload, deviation: float) -> Minimum:
+        """Return the first estimate, and the upload with its precision as Hessian."""
+        spread = 1.0 / (FIRST_STEP * FIRST_CURVATURE)
+        hessian = self.form.scaled(upload.information, 0.25 / FIRST_STEP)
+        precision, linear = observed(hessian, spread, -upload.gradient, deviation**2)
+        theta = self.form.solve(precision, linear, self.settings.ons_ridge)
+        return Minimum(theta, upload._replace(hessian=precision))
+
+
+def without_noise(upload: Upload) -> Upload:
+    """Return an upload whose noisy matrices are replaced by estimates; unchanged without noise."""
+    noise = upload.noise
+    if noise is None:
+        return upload
+    information, hessian = denoised(upload.information, noise.information), upload.hessian
+    if hessian is not None:
+        hessian = denoised(hessian, noise.hessian)
+    return upload._replace(information=information, hessian=hessian)
 
 
 def _require_finite(state: State) -> None:

@@ -12,6 +12,7 @@ from fldb_flower.algorithms.solvers import Minimum
 from fldb_flower.bandit import theory
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.linalg.arrays import Array
+from fldb_flower.linalg.noisy import shrunk
 from fldb_flower.settings import Settings
 
 
@@ -33,6 +34,11 @@ class FLDBOGD(Online):
     With ``first_round=step``, theta_hat^(1) is ``-2 (lambda I + W_1 / 4)^-1 g`` with the gradient g
     of the first duels at 0, from one exchange. It is also the center of the projection.
 
+    With privacy, the gradient's length is reduced by the share that noise explains
+    (:func:`~fldb_flower.linalg.noisy.shrunk`), so a step is never longer than with the noisy
+    gradient, and theta stays where it is if all is noise. Steps ``1 / (alpha * step)`` are small,
+    so the noise of the first estimate matters most.
+
     The state also has ``initial``, theta_hat^(1).
     """
 
@@ -53,7 +59,10 @@ class FLDBOGD(Online):
     def step(self, upload: Upload, round_: Round) -> State:
         """Take a gradient step, project, and average."""
         step = round_.last if self.settings.step_index == "iteration" else round_.number
-        theta = self._project(self.theta_hat - upload.gradient / (self.settings.alpha * step))
+        gradient = upload.gradient
+        if upload.noise is not None:
+            gradient = shrunk(gradient, upload.noise.gradient)
+        theta = self._project(self.theta_hat - gradient / (self.settings.alpha * step))
         mean = self.theta_sync + (theta - self.theta_sync) / (round_.number + 1)
         return {"theta_hat": theta, "theta_sync": mean}
 

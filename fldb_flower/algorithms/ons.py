@@ -9,6 +9,7 @@ from fldb_flower.bandit import theory
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.linalg.arrays import Array
+from fldb_flower.linalg.noisy import observed
 from fldb_flower.settings import Settings
 
 
@@ -34,6 +35,19 @@ class FLDBONS(Online):
     of beta_t. A larger ``ons_width`` explores more. With a number as ``beta_scale`` they select
     with W_sync and ``beta_scale * beta_t / kappa_mu``, as with the paper's algorithms. In
     docs/selection.md, the regret of several widths is compared.
+
+    With privacy, the gradient has noise of variance s^2 in each coordinate. At the true theta, it
+    is ``H (theta - theta*)`` plus an error of covariance ``R = H + s^2 I``: that of the answers and
+    the noise. A round then adds the precision of this observation, and theta is the mean given all
+    observations (the Kalman filter)::
+
+        A      += H R^-1 H
+        theta  -= A^-1 H R^-1 g
+
+    Without noise, this is the step above. A round whose H is small relative to s changes nothing.
+    A is then the precision of theta with the noise, so that selection by it accounts for it.
+    With a number as ``beta_scale``, the width does not grow with the noise. It is several
+    standard deviations of theta, and showing worse arms to learn what the noise hides did not pay.
 
     No regret bound is proved. ``docs/theory.md`` has notes on its regret and the choice of
     lambda_0.
@@ -65,6 +79,10 @@ class FLDBONS(Online):
 
     def step(self, upload: Upload, round_: Round) -> State:
         """Take a Newton step with the curvature of all duels."""
+        if upload.noise is not None:
+            variance, hessian = upload.noise.gradient**2, upload.hessian
+            precision, linear = observed(hessian, 1.0, upload.gradient, variance)
+            upload = upload._replace(hessian=precision, gradient=linear)
         curvature = self._curvature_with(upload)
         theta = self.theta_hat - self.form.solve(curvature, upload.gradient)
         return {"theta_hat": theta, "theta_sync": theta, "curvature": curvature}

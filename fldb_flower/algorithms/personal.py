@@ -6,9 +6,17 @@ import numpy as np
 
 from fldb_flower.algorithms.base import Algorithm, State
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.bandit.prior import START, VARIANCES, CommonPrior, mean_variance, scale_of
-from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest
+from fldb_flower.bandit.prior import (
+    START,
+    VARIANCES,
+    CommonPrior,
+    ShareChange,
+    mean_variance,
+    scale_of,
+)
+from fldb_flower.federation.exchange import Broadcast, Federation, Noise, PlayRequest
 from fldb_flower.linalg.arrays import Array
+from fldb_flower.linalg.noisy import denoised, observed, shrunk
 from fldb_flower.settings import AUTO, Settings
 
 
@@ -33,17 +41,42 @@ class FLDBPersonal(Algorithm):
     ``1 / scale``.
 
     docs/personal.md derives the algorithm.
+
+    **With privacy**, agents upload ``D = sum m_i - M_i theta`` and ``M = sum M_i``, with noise, in
+    each round, where theta is theta_sync. D observes ``M (theta* - theta)`` with an error of
+    covariance M, and noise of variance s^2. Each upload is thus an observation of theta* with the
+    precision ``P = M (M + s^2 I)^-1 M``. Noise is independent, and observations add up to J, the
+    sum of P, with the linear term j. But the answers are the same: they tell no more than M. What
+    agents receive as sums of the others' shares is, with the covariance ``M^-1 + J^-1``::
+
+        M (M + J)^-1 J,    M (M + J)^-1 j
+
+    M is an estimate from the last upload (:func:`~fldb_flower.linalg.noisy.denoised`). Without
+    noise in M, it is too cautious by a factor of at most 2. If all is noise, both are 0: agents
+    then have the prior N(0, (1 / lambda_0 + v) I), and learn alone. The log losses are reduced by
+    the share that noise explains. If that is all, v is its mean without losses, 0.76, so agents
+    rely on their own answers.
+
+    The state then also has ``pooled`` J, ``linear`` j, and ``loss_noise``, the variance in losses.
     """
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        # With privacy, v has a lower limit, because the noise is proportional to 1 / v.
+        self._least = settings.privacy.min_variance if settings.is_private else 0.0
         self.arrays |= {
             "information": self.form.zeros(),
             "shift": np.zeros(settings.dimension),
             "losses": np.zeros(len(VARIANCES)),
             "offered": np.zeros(3),
-            "variances": np.full(2, START),
+            "variances": np.full(2, max(START, self._least)),
         }
+        if settings.is_private:
+            self.arrays |= {
+                "pooled": self.form.zeros(),
+                "linear": np.zeros(settings.dimension),
+                "loss_noise": np.zeros(1),
+            }
 
     @property
     def prior(self) -> CommonPrior:
@@ -75,13 +108,19 @@ class FLDBPersonal(Algorithm):
         )
         change, arrays = upload.shares, self.arrays
         assert change is not None
+        extra: State = {}
+        if upload.noise is not None:
+            change, extra = self._without_noise(change, upload.noise)
         losses = arrays["losses"] + change.losses
         new = np.array([change.squares, upload.num_duels, change.members])
         offered = arrays["offered"] + new
         squares, answers, members = offered
         precision, shift = arrays["information"] + change.precision, arrays["shift"] + change.shift
         scale = float(scale_of(squares / max(answers, 1.0)))
-        variance = self.variance(losses, answers / max(members, 1.0), scale)
+        known = losses
+        if extra:
+            known = shrunk(losses - losses.mean(), float(extra["loss_noise"][0]) ** 0.5)
+        variance = self.variance(known, answers / max(members, 1.0), scale)
         ridge = self.settings.personal_ridge * scale
         return {
             "theta_sync": self.form.solve(precision, shift, ridge),
@@ -90,7 +129,26 @@ class FLDBPersonal(Algorithm):
             "losses": losses,
             "offered": offered,
             "variances": np.array([variance, min(variance, lowest)]),
+            **extra,
         }
+
+    def _without_noise(self, change: ShareChange, noise: Noise) -> tuple[ShareChange, State]:
+        """Return the change of the sums that agents receive, and the arrays behind them."""
+        arrays, theta = self.arrays, self.theta_sync
+        total = denoised(change.precision, noise.precision)
+        precision, linear = observed(total, 1.0, change.shift, noise.shift**2)
+        pooled = arrays["pooled"] + precision
+        linear = arrays["linear"] + linear + precision @ theta
+        # Both are 0 where M is, so a tiny ridge only makes the sum invertible.
+        ridge = np.finfo(float).eps * (np.trace(total) + np.trace(pooled) + 1.0)
+        gain = np.linalg.solve(total + pooled + ridge * np.eye(len(theta)), total).T
+        product = gain @ pooled
+        change = change._replace(
+            precision=(product + product.T) / 2.0 - arrays["information"],
+            shift=gain @ linear - arrays["shift"],
+        )
+        variance = arrays["loss_noise"] + noise.losses**2
+        return change, {"pooled": pooled, "linear": linear, "loss_noise": variance}
 
     def variance(self, losses: Array, answers: float, scale: float) -> float:
         """Return v, in units of ``1 / scale``.
@@ -105,7 +163,8 @@ class FLDBPersonal(Algorithm):
             Unit of squared features.
         """
         known = self.settings.personal_variance
-        return mean_variance(losses, answers) if known == AUTO else float(known) * scale
+        value = mean_variance(losses, answers) if known == AUTO else float(known) * scale
+        return max(value, self._least)
 
     def remedy(self) -> str:
         """Return the setting of the ridge."""

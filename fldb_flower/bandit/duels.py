@@ -115,5 +115,12 @@ class DuelLog:
             self._outcomes[:, 1:] = state.get("predictions", 0.0)  # older states have none
 
 
+def clipped(differences: Array, longest: float) -> Array:
+    """Return differences (n, d), those longer than ``longest`` shortened to this length."""
+    xp = namespace(differences)
+    lengths = xp.sqrt(xp.vecdot(differences, differences))
+    return differences * (longest / xp.where(lengths > longest, lengths, longest))[:, None]
+
+
 def _doubled(array: Array) -> Array:
     return namespace(array).concat([array, array], axis=-1)

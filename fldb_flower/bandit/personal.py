@@ -19,7 +19,13 @@ import numpy as np
 
 from fldb_flower.bandit.local_newton import minimise
 from fldb_flower.bandit.preference import logistic
-from fldb_flower.bandit.prior import MAX_EXCESS, VARIANCES, CommonPrior, longest_shift
+from fldb_flower.bandit.prior import (
+    LONGEST,
+    MAX_EXCESS,
+    VARIANCES,
+    CommonPrior,
+    longest_shift,
+)
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
 from fldb_flower.linalg.linear import solve, whiten_singular
 from fldb_flower.linalg.whiteners import whiten
@@ -85,6 +91,8 @@ class PersonalEstimates:
         lambda_0, in units of the scale.
     arrays : Arrays, optional
         Backend of the duels and the estimates; NumPy by default.
+    longest : float, optional
+        Bound of m_i; see :func:`~fldb_flower.bandit.prior.longest_shift`.
 
     Attributes
     ----------
@@ -95,9 +103,14 @@ class PersonalEstimates:
     """
 
     def __init__(
-        self, agents: int, dimension: int, ridge: float, arrays: Arrays | None = None
+        self,
+        agents: int,
+        dimension: int,
+        ridge: float,
+        arrays: Arrays | None = None,
+        longest: float = LONGEST,
     ) -> None:
-        self._arrays = arrays or Arrays()
+        self._arrays, self._longest = arrays or Arrays(), longest
         make = self._arrays.zeros
         self._relative_ridge = ridge
         self._count = 0
@@ -145,6 +158,11 @@ class PersonalEstimates:
         self._prior = Gaussian(precision, _times(self._basis, self._center))
         self.posterior = precision + self._hessian
 
+    @property
+    def prior_mean(self) -> Array:
+        """The mean of each agent's prior, (agents, d)."""
+        return self._prior.mean
+
     def whitener(self) -> Array:
         """Return C with ``||x||_{(Q + H_i)^-1} = ||x C||_2``, (agents, d, d)."""
         try:
@@ -166,8 +184,15 @@ class PersonalEstimates:
     def losses(self, differences: Array, preferences: Array) -> Array:
         """Return the excess log loss of one answer per agent under each v, summed over agents.
 
-        The excess, (11,), is over the v with the least loss for this answer. It is at most 1 nat,
-        which bounds the influence of one answer on the choice of v.
+        See :meth:`losses_by_agent`.
+        """
+        return self._arrays.xp.sum(self.losses_by_agent(differences, preferences), axis=0)
+
+    def losses_by_agent(self, differences: Array, preferences: Array) -> Array:
+        """Return the excess log loss of one answer per agent under each v, (agents, 11).
+
+        The excess is over the v with the least loss for this answer. It is at most 1 nat, which
+        bounds the influence of one answer on the choice of v.
 
         Each v gives a prior and, with the summary of the loss, a posterior. In the eigenbasis of A
         the precisions of all priors are diagonal.
@@ -186,7 +211,7 @@ class PersonalEstimates:
         softplus = xp.where(logits > 0, logits, 0.0) + xp.log1p(xp.exp(-xp.abs(logits)))
         losses = softplus - preferences[:, None] * logits
         excess = losses - xp.min(losses, axis=1, keepdims=True)
-        return xp.sum(xp.where(excess < MAX_EXCESS, excess, MAX_EXCESS), axis=0)
+        return xp.where(excess < MAX_EXCESS, excess, MAX_EXCESS)
 
     def add(self, differences: Array, preferences: Array) -> None:
         """Add one duel of each agent, (agents, d) and (agents,), and update the minimisers.
@@ -230,7 +255,7 @@ class PersonalEstimates:
         precision = xp.linalg.solve(mixed, self._hessian)
         shift = solve(mixed, self._linear)
         length = xp.sqrt(xp.vecdot(shift, shift))
-        longest = longest_shift(d, self._ridge, self._variance)
+        longest = longest_shift(d, self._ridge, self._variance, self._longest)
         shift = shift * (longest / xp.where(length > longest, length, longest))[:, None]
         return (precision + xp.matrix_transpose(precision)) / 2.0, shift
 

@@ -7,16 +7,19 @@ to rewards or to the server.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.bandit.limits import factors
 from fldb_flower.bandit.local_estimates import LocalEstimates
 from fldb_flower.bandit.personal import PersonalEstimates, Shares
 from fldb_flower.bandit.prior import (
+    LONGEST,
+    PRIVATE_LONGEST,
     START,
     VARIANCES,
     CommonPrior,
@@ -70,8 +73,11 @@ class Policy:
     def acknowledge(self, counted: int) -> None:
         """Use that the server has counted all uploads up to an iteration; by default ignored."""
 
-    def shares(self, played: int) -> ShareChange | None:
-        """Return the change of the shares, after the last iteration played; None without shares."""
+    def shares(self, played: int, units: Mapping[str, float] | None = None) -> ShareChange | None:
+        """Return the change of the shares, after the last iteration played; None without shares.
+
+        ``units`` limit each agent's contribution (:mod:`fldb_flower.bandit.limits`).
+        """
 
     def select(self, iterations: range, features: Array) -> Pair:
         """Return the numbers of the first and the second arms, each (rows,).
@@ -205,6 +211,10 @@ class PersonalPolicy(Policy):
     Agents upload changes of their shares since the last upload that the server has counted. The
     shares after an iteration are computed once, so that repeated requests return the same change.
 
+    With limits, agents upload whole shares, M_i and ``m_i - M_i theta`` with the mean theta of the
+    prior, so that noise does not add up. The prior contains the own share. It is not subtracted,
+    because it is smaller than the noise, and its part in the sums is not known.
+
     Examples
     --------
     >>> import numpy as np
@@ -225,10 +235,15 @@ class PersonalPolicy(Policy):
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         agents, d = len(streams.agents), settings.dimension
         self._selector = Selector(settings, streams, arrays)
-        self._estimates = PersonalEstimates(agents, d, settings.personal_ridge, arrays)
+        # With privacy, the scale is fixed, and lower and upper limits bound the shares.
+        self._clip, self._least = settings.clip, settings.privacy.min_variance
+        longest = LONGEST if self._clip is None else PRIVATE_LONGEST
+        self._estimates = PersonalEstimates(agents, d, settings.personal_ridge, arrays, longest)
         self._arrays, self._width = arrays, settings.personal_width
         zeros = arrays.zeros
         losses, none = zeros(len(VARIANCES)), zeros(agents)
+        if self._clip is not None:  # of each agent
+            losses = zeros(agents, len(VARIANCES))
         self._counted = Shares(zeros(agents, d, d), zeros(agents, d), losses, none, none)
         self._sent, self._sent_after = self._counted, 0
         self._losses, self._squares, self._offers = losses, none, 0
@@ -238,14 +253,22 @@ class PersonalPolicy(Policy):
     def acknowledge(self, counted: int) -> None:
         if counted >= self._sent_after:
             self._counted = self._sent
+            if self._clip is not None:  # whole shares are sent, and none is subtracted
+                none = {name: 0.0 * getattr(self._sent, name) for name in ("precision", "shift")}
+                self._counted = self._sent._replace(**none)
 
     def receive(self, estimate: Estimate | CommonPrior) -> None:
         assert isinstance(estimate, CommonPrior)
+        if self._clip is not None:
+            fixed = float(scale_of(self._clip**2))
+            variance = max(estimate.variance, self._least)
+            estimate = estimate._replace(variance=variance, scale=fixed)
         self._prior, self._scale = estimate, None
 
     def select(self, iterations: range, features: Array) -> Pair:
         self._offers += 1
-        self._squares = self._squares + mean_squared_length(features)
+        squares = mean_squared_length(features) if self._clip is None else self._clip**2
+        self._squares = self._squares + squares
         if self._scale is None:
             known = self._prior.scale
             ones = self._arrays.zeros(len(features)) + 1.0
@@ -258,12 +281,15 @@ class PersonalPolicy(Policy):
         return self._estimates.predict(differences)
 
     def learn(self, differences: Array, preferences: Array) -> None:
-        self._losses = self._losses + self._estimates.losses(differences, preferences)
+        losses = self._estimates.losses if self._clip is None else self._estimates.losses_by_agent
+        self._losses = self._losses + losses(differences, preferences)
         self._estimates.add(differences, preferences)
 
-    def shares(self, played: int) -> ShareChange:
+    def shares(self, played: int, units: Mapping[str, float] | None = None) -> ShareChange:
         if played > self._sent_after:
             precision, shift = self._estimates.shares()
+            if units is not None:
+                precision, shift = self._limited(precision, shift, units)
             members = self._arrays.zeros(len(precision)) + 1.0
             self._sent = Shares(precision, shift, self._losses, self._squares, members)
             self._sent_after = played
@@ -273,10 +299,20 @@ class PersonalPolicy(Policy):
         return ShareChange(
             precision=to_numpy(xp.sum(precision, axis=0)),
             shift=to_numpy(xp.sum(shift, axis=0)),
-            losses=to_numpy(losses),
+            losses=to_numpy(losses if self._clip is None else xp.sum(losses, axis=0)),
             squares=float(xp.sum(squares)),
             members=float(xp.sum(members)),
         )
+
+    def _limited(
+        self, precision: Array, shift: Array, units: Mapping[str, float]
+    ) -> tuple[Array, Array]:
+        """Limit each agent's share, relative to the mean of the prior, and its new losses."""
+        shift = shift - (precision @ self._estimates.prior_mean[..., None])[..., 0]
+        fresh = self._losses - self._counted.losses
+        factor = factors({"precision": precision, "shift": shift, "losses": fresh}, units)
+        self._losses = self._counted.losses + factor[:, None] * fresh
+        return factor[:, None, None] * precision, factor[:, None] * shift
 
     def state(self) -> dict[str, Array]:
         return join_parts({

@@ -22,6 +22,10 @@ HALF_WEIGHT, SLOPE = 40.0, 0.15
 LONGEST = 10.0
 """``|m_i|`` is at most this many times ``sqrt(d / lambda_0) / v``."""
 
+PRIVATE_LONGEST = 1.5
+"""The same with privacy, where the noise is proportional to it: |theta_i| is longer than 1.5 times
+``sqrt(d / lambda_0)`` for 5 % of agents with theta_i ~ N(0, I / lambda_0) and d = 5."""
+
 MAX_EXCESS = 1.0
 """Largest excess log loss of one predicted answer in the sums that select v, in nats."""
 
@@ -95,9 +99,9 @@ def mean_squared_length(features: Array) -> Array:
     return 2.0 / (arms - 1) * xp.sum(xp.sum(centred * centred, axis=2), axis=1)
 
 
-def longest_shift(dimension: int, ridge: Array, variance: Array) -> Array:
+def longest_shift(dimension: int, ridge: Array, variance: Array, longest: float = LONGEST) -> Array:
     """Return the largest ``|m_i|``, for lambda_0 and v in the units of the features."""
-    return LONGEST * math.sqrt(dimension) / (ridge**0.5 * variance)
+    return longest * math.sqrt(dimension) / (ridge**0.5 * variance)
 
 
 def mean_variance(losses: Array, answers: float) -> float:

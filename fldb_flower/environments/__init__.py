@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from fldb_flower.bandit.streams import check_agents
-from fldb_flower.catalogue import ENVIRONMENTS
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
 from fldb_flower.environments.base import Contexts, Environment, RecordedAnswers
 from fldb_flower.settings import AUTO, Settings
 
@@ -35,7 +35,7 @@ def max_difference(settings: Settings) -> float:
 
     With ``max_difference=auto`` it is the result of the environment's static method
     ``max_difference(settings)``. It is infinite for devices, and for an environment without that
-    method.
+    method. With privacy, agents shorten longer differences in statistics to ``privacy.clip``.
 
     Examples
     --------
@@ -46,6 +46,15 @@ def max_difference(settings: Settings) -> float:
     >>> max_difference(Settings(mode="devices"))
     inf
     """
+    longest = _longest(settings)
+    if settings.clip is None:
+        return longest
+    # Agents of FLDB-Personal learn from the whole differences, and report clip^2 as their squares.
+    is_personal = ALGORITHMS[settings.algorithm].agents == "personal"
+    return max(longest, settings.clip) if is_personal else min(longest, settings.clip)
+
+
+def _longest(settings: Settings) -> float:
     if settings.max_difference != AUTO:
         return float(settings.max_difference)
     if settings.mode == "devices":

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fldb_flower.bandit.duels import DuelLog
+from fldb_flower.bandit.duels import DuelLog, clipped
+from fldb_flower.bandit.limits import units_of
 from fldb_flower.bandit.outcomes import prediction_sums
 from fldb_flower.bandit.policies import make_policy
+from fldb_flower.bandit.prior import ShareChange
 from fldb_flower.bandit.streams import check_agents, make_streams
 from fldb_flower.bandit.theory import width_settings
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
@@ -18,6 +20,7 @@ from fldb_flower.environments import Contexts, RecordedAnswers, make_environment
 from fldb_flower.environments.base import check_contexts
 from fldb_flower.errors import ConvergenceError, DataError
 from fldb_flower.federation.blocks import blocks_of, require_agents, rows_in_block
+from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import (
     Broadcast,
     Outcomes,
@@ -88,6 +91,8 @@ class AgentBlock:
         self.agents = agents
         self._settings = settings
         self._arrays = arrays_on(settings.backend)
+        self._clip = settings.clip
+        self._limits_persons = settings.is_private and settings.privacy.unit == "person"
         self._form = make_form(settings)
         self.log = DuelLog(
             len(agents),
@@ -179,6 +184,8 @@ class AgentBlock:
         if logits is not None:
             outcomes[:, 1:] = prediction_sums(logits, preferences, differences, count)
         self._policy.learn(differences, preferences)
+        if self._clip is not None:
+            differences[:] = clipped(differences, self._clip)
 
     def _contexts(self, count: int) -> Contexts:
         """Return the arms of the next iterations; those of the user's own class are checked."""
@@ -201,14 +208,26 @@ class AgentBlock:
         differences, preferences = log.all() if broadcast.scope == "all" else (fresh, answers)
         if broadcast.theta_hat is not None:
             broadcast = broadcast._replace(theta_hat=self._arrays.make(broadcast.theta_hat))
-        upload = statistics(broadcast, differences, preferences, fresh, self._form)
+        if self._limits_persons and broadcast.theta_hat is not None:
+            units = units_of(*sizes_and_weights(broadcast, self._settings))
+            upload = limited_statistics(
+                broadcast, fresh, answers, len(self.agents), self._form, units=units
+            )
+        else:
+            upload = statistics(broadcast, differences, preferences, fresh, self._form)
         return upload._replace(
             gradient=to_numpy(upload.gradient),
             information=to_numpy(upload.information),
             hessian=None if upload.hessian is None else to_numpy(upload.hessian),
             outcomes=outcomes,
-            shares=self._policy.shares(log.played) if broadcast.shares else None,
+            shares=self._shares(broadcast) if broadcast.shares else None,
         )
+
+    def _shares(self, broadcast: Broadcast) -> ShareChange | None:
+        units = None
+        if self._limits_persons:
+            units = units_of(*sizes_and_weights(broadcast, self._settings))
+        return self._policy.shares(self.log.played, units)
 
     def _overflow(self, features: Array, iterations: range) -> DataError | ConvergenceError:
         """Return the error for scores that are not finite, caused by features or by settings."""

@@ -11,7 +11,7 @@ import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from fldb_flower.linalg.forms import Form, form_of
 __all__ = [
     "Broadcast",
     "Federation",
+    "Noise",
     "Outcomes",
     "PlayRequest",
     "Upload",
@@ -123,6 +124,41 @@ class Outcomes(NamedTuple):
     sums: Array
 
 
+class Noise(NamedTuple):
+    """Standard deviations of the Gaussian noise that was added to an upload, by part.
+
+    Each number of a part has this standard deviation. In full matrices those are the entries of
+    the diagonal. Off-diagonal entries have ``1 / sqrt(2)`` of it, so that the noise is the same in
+    any orthonormal basis (:func:`fldb_flower.privacy.mechanism.symmetric_noise`).
+
+    Attributes
+    ----------
+    gradient, information, hessian, loss : float
+        Of the parts of an upload.
+    precision, shift, losses, squares, members : float
+        Of the parts of ``shares``.
+    num_duels : float
+        Of the number of duels.
+
+    Examples
+    --------
+    >>> from fldb_flower.federation.exchange import Noise
+    >>> Noise(gradient=2.0, information=8.0).hessian
+    0.0
+    """
+
+    gradient: float = 0.0
+    information: float = 0.0
+    hessian: float = 0.0
+    loss: float = 0.0
+    precision: float = 0.0
+    shift: float = 0.0
+    losses: float = 0.0
+    squares: float = 0.0
+    members: float = 0.0
+    num_duels: float = 0.0
+
+
 class Upload(NamedTuple):
     """Sums over the agents' duels; no arm and no answer leaves an agent.
 
@@ -142,6 +178,8 @@ class Upload(NamedTuple):
         Of the iterations not yet acknowledged, one entry per block of agents.
     shares : ShareChange or None
         Change of the shares of FLDB-Personal.
+    noise : Noise or None
+        What was added for differential privacy; None without.
 
     Examples
     --------
@@ -161,6 +199,7 @@ class Upload(NamedTuple):
     loss: float | None
     outcomes: tuple[Outcomes, ...]
     shares: ShareChange | None = None
+    noise: Noise | None = None
 
 
 def statistics(
@@ -244,10 +283,27 @@ def total(uploads: Sequence[Upload]) -> Upload:
     )
 
 
+class NoiseSource(Protocol):
+    """Adds the noise of differential privacy; see :mod:`fldb_flower.privacy`."""
+
+    def require(self, broadcast: Broadcast, number: int) -> None:
+        """Check, before anything is sent, that exchange ``number`` may release an upload."""
+
+    def add(self, upload: Upload, broadcast: Broadcast, number: int) -> Upload:
+        """Return the upload of exchange ``number`` with noise."""
+
+
 class Federation(ABC):
     """Agents that are reached by exchanges. The history records exchanges, bytes and regret.
 
     A subclass defines :meth:`collect` and :meth:`mark_counted`.
+
+    Parameters
+    ----------
+    history : Counts
+        Where exchanges are recorded.
+    privacy : NoiseSource, optional
+        Adds noise to the sum of the uploads of each exchange.
 
     Examples
     --------
@@ -276,8 +332,9 @@ class Federation(ABC):
     (1, 1)
     """
 
-    def __init__(self, history: Counts) -> None:
+    def __init__(self, history: Counts, privacy: NoiseSource | None = None) -> None:
         self.history = history
+        self._privacy = privacy
         self._last: Upload | None = None
 
     def exchange(self, broadcast: Broadcast) -> Upload:
@@ -287,11 +344,20 @@ class Federation(ABC):
         ------
         FloatingPointError
             ``theta_hat`` is not finite, or too large to square; nothing was sent.
+        PrivacyError
+            The upload would cost more privacy than the budget allows; nothing was sent.
         """
         theta = broadcast.theta_hat
         if theta is not None and not (np.abs(theta) <= LARGEST).all():
             raise FloatingPointError(f"theta_hat is not finite, or above {LARGEST:g}")
+        privacy = self._privacy if broadcast.learns else None
+        number = self.history.exchanges + 1
+        if privacy is not None:
+            privacy.require(broadcast, number)
         upload = self.collect(broadcast)
+        if privacy is not None:
+            self.history.count_opening(number)
+            upload = privacy.add(upload, broadcast, number)
         self._last = upload
         play = broadcast.play
         iterations = None if play is None else (play.first, play.last)

@@ -71,6 +71,9 @@ class Counts:
         One entry per exchange over Flower.
     heterogeneity : float or None
         v of FLDB-Personal, in squared units of theta.
+    openings : int
+        Exchanges whose upload was released with noise, for the ledger of privacy. One that runs
+        again with the same number releases the same, and counts once.
 
     Examples
     --------
@@ -91,6 +94,7 @@ class Counts:
     node_downloaded_bytes: int = 0
     participation: list[Participation] = field(default_factory=list)
     heterogeneity: float | None = None
+    openings: int = 0
 
     def __post_init__(self) -> None:
         self._learned = False  # whether the last exchange carried statistics
@@ -101,6 +105,10 @@ class Counts:
             self.iteration = play[1]
         self.exchanges += learns
         self._learned = learns
+
+    def count_opening(self, number: int) -> None:
+        """Count the release of exchange ``number``, from 1."""
+        self.openings = max(self.openings, number)
 
     def add_outcomes(self, first: int, agents: int, sums: ArrayLike) -> None:
         """Ignore outcomes: devices do not report any."""
@@ -197,7 +205,8 @@ class History(Counts):
         """Return everything but the participation as arrays, for :meth:`restore`."""
         self._add_pending()
         counts = [self.iteration, self.rounds, *self.counts().values()]
-        return {
+        openings = {"openings": np.array(self.openings)} if self.openings else {}
+        return openings | {
             "counts": np.array(counts),
             "exchanges": self._exchanges[: self.iteration + 1].copy(),
             "regret": self._outcomes[: self.iteration, 0].copy(),
@@ -210,6 +219,7 @@ class History(Counts):
         self._pending.clear()
         self.iteration, self.rounds, *counts = (int(number) for number in state["counts"])
         self.restore_counts(dict(zip(self.counts(), counts, strict=True)))
+        self.openings = int(state.get("openings", 0))
         predictions = state.get("predictions", self._outcomes[:0, 1:])  # older states have none
         for array, saved in (
             (self._exchanges, state["exchanges"]),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
 from fldb_flower.errors import SettingsError
-from fldb_flower.settings.entries import AUTO
+from fldb_flower.settings.entries import AUTO, NONE
 
 if TYPE_CHECKING:
     from fldb_flower.settings.declaration import Settings
@@ -82,7 +83,8 @@ def takes_one_exchange(settings: Settings) -> bool:
 def check_together(settings: Settings, source: str) -> None:
     """Raise a SettingsError if two settings are incompatible."""
     for check in (
-        _check_engine, _check_algorithm, _check_matrix_form, _check_environment, _check_secure
+        _check_engine, _check_algorithm, _check_matrix_form, _check_environment, _check_secure,
+        _check_privacy, _check_clip
     ):  # fmt: skip
         if problem := check(settings):
             setting, reason = problem
@@ -214,4 +216,81 @@ def _check_secure_devices(settings: Settings) -> Problem:
     if settings.max_difference == AUTO:
         reason = "the scale of the integers depends on the largest length of a difference"
         return "max_difference='auto'", f": secure=true needs a number with mode=devices: {reason}"
+    return None
+
+
+def clip_length(settings: Settings) -> float | None:
+    """Return ``privacy.clip`` as a number; None if it is auto and nothing determines it.
+
+    auto is max_difference if that is a number. In a simulation with ``environment=synthetic``, it
+    is ``sqrt(2 d)``, the root of the mean squared length of a difference of two N(0, I) arms.
+    """
+    clip, longest = settings.privacy.clip, settings.max_difference
+    if clip != AUTO:
+        return float(clip)
+    if longest != AUTO:
+        return float(longest)
+    if settings.mode == "simulation" and settings.environment.name == "synthetic":
+        return math.sqrt(2.0 * settings.dimension)
+    return None
+
+
+def _check_privacy(settings: Settings) -> Problem:
+    if settings.privacy.epsilon == NONE:
+        return None
+    if reason := _obstacle_to_privacy(settings):
+        return f"privacy.epsilon={settings.privacy.epsilon:g}", f": {reason}"
+    return _check_unit(settings)
+
+
+def _obstacle_to_privacy(settings: Settings) -> str:
+    """Return why no noise can be added with these settings, and the remedy; empty if none."""
+    algorithm = settings.algorithm
+    exchanges = ALGORITHMS[algorithm].exchanges
+    if exchanges == "none":
+        return f"algorithm={algorithm} releases nothing, so it needs no noise; leave it out"
+    if not takes_one_exchange(settings):
+        if exchanges == "several_first":
+            return (
+                f"algorithm={algorithm} releases several sums over the duels of the first round;"
+                " use first_round=step"
+            )
+        return (
+            f"algorithm={algorithm} releases many sums over all duels, each of which needs noise;"
+            " use algorithm=fldb_ons with first_round=step"
+        )
+    reasons = {
+        "robust": ("trimmed", "a trimmed mean has no known sensitivity; use robust=none"),
+        "matrix_form": ("sketch", "noise is added to sums, and sketches are not; use full"),
+        "wire": ("float32", "rounded sums have other sensitivities; use wire=float64"),
+    }
+    for name, (value, reason) in reasons.items():
+        if getattr(settings, name) == value:
+            return f"{name}={value}: {reason}"
+    return ""
+
+
+def _check_unit(settings: Settings) -> Problem:
+    unit, name = settings.privacy.unit, f"privacy.unit={settings.privacy.unit!r}"
+    if unit == "answer":
+        remedy = "use privacy.unit=person"
+        if ALGORITHMS[settings.algorithm].agents != "common":
+            reason = "an agent's answers determine which arms it shows later, and its later uploads"
+            return name, f": algorithm={settings.algorithm}: {reason}; {remedy}"
+        if settings.mode == "devices":
+            reason = "a device selects arms with answers that no round has counted yet"
+            return name, f": mode=devices: {reason}; {remedy}"
+    return None
+
+
+def _check_clip(settings: Settings) -> Problem:
+    if settings.privacy.epsilon == NONE:
+        return None
+    clip, longest = clip_length(settings), settings.max_difference
+    if clip is None:
+        where = "mode=devices" if settings.mode == "devices" else settings.environment.name
+        reason = f"a number for {where}, or max_difference as a number: the noise is proportional"
+        return "privacy.clip='auto'", f": must be {reason} to this length"
+    if longest != AUTO and clip > float(longest):
+        return f"privacy.clip={clip:g}", f": must be at most max_difference={longest:g}"
     return None

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 
 from fldb_flower.catalogue import ALGORITHMS, SELECTIONS
 from fldb_flower.errors import SettingsError
-from fldb_flower.settings.checks import automatic, check_together
+from fldb_flower.settings.checks import automatic, check_together, clip_length
 from fldb_flower.settings.entries import (
     AUTO,
     COUNT,
     FROM_ZERO,
     MAX_REAL,
     MIN_REAL,
+    NONE,
     ORIGIN,
     POSITIVE,
     SECONDS,
@@ -34,6 +35,7 @@ from fldb_flower.settings.groups import (
     DevicesSettings,
     EngineSettings,
     EnvironmentSettings,
+    PrivacySettings,
     ScheduleSettings,
 )
 
@@ -227,6 +229,7 @@ class Settings(Checked):
         "Secure sums: the server receives the sum over the nodes as integers, and no single upload;"
         " needs an algorithm with one exchange per round.",
     )
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
     fraction_train: float = setting(
         1.0, "Share of the nodes sampled in each round (Flower).", SHARE
     )
@@ -276,3 +279,13 @@ class Settings(Checked):
         """Minimum number of new duels of a device in a secure sum, as a number."""
         chosen, least = self.devices.min_duels, self.devices.min_devices
         return -(-3 * self.dimension // least) if chosen == AUTO else int(chosen)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether noise is added to the sums of statistics (``privacy.epsilon``)."""
+        return self.privacy.epsilon != NONE
+
+    @property
+    def clip(self) -> float | None:
+        """Length to which agents shorten longer differences; None without privacy."""
+        return clip_length(self) if self.is_private else None

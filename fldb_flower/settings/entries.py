@@ -18,6 +18,9 @@ from fldb_flower.errors import SettingsError, one_line
 AUTO = "auto"
 """A number that is derived from other settings; the help text of the setting gives the rule."""
 
+NONE = "none"
+"""Default of a number that is not set: what it would turn on is off."""
+
 MAX_INTEGER = 2**63 - 1
 """Largest integer of Flower's run config."""
 
@@ -87,7 +90,7 @@ def setting(
     Parameters
     ----------
     default : Any
-        Default value. ``"auto"`` and numbers are valid if it is ``"auto"``.
+        Default value. ``"auto"`` or ``"none"`` is valid besides numbers if it is the default.
     help : str
         One sentence for the user.
     limits : Limits, optional
@@ -194,12 +197,13 @@ class Entry:
         return self._convert_number(value)
 
     def _convert_number(self, value: Any) -> tuple[Any, str]:
-        if self.auto and isinstance(value, str) and value == AUTO:
-            return AUTO, ""
+        word = self.default if isinstance(self.default, str) else ""
+        if word and isinstance(value, str) and value == word:
+            return word, ""
         is_integer = self.kind is int
         if not _is_finite(value) or (is_integer and value != int(value)):
             kind = "a whole number" if is_integer else "a number"
-            return value, f"{kind}, {self.limits}{' or auto' if self.auto else ''}"
+            return value, f"{kind}, {self.limits}{word and f' or {word}'}"
         number = self.kind(value)
         return number, "" if self.limits.contain(number) else str(self.limits)
 

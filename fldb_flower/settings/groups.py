@@ -1,4 +1,4 @@
-"""Settings in groups: environment, schedule, engine and devices."""
+"""Settings in groups: environment, schedule, engine, devices and privacy."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from fldb_flower.settings.entries import (
     FROM_ZERO,
     MAX_INTEGER,
     MAX_REAL,
+    NONE,
+    POSITIVE,
     SECONDS,
     Checked,
     Limits,
@@ -157,4 +159,50 @@ class DevicesSettings(Checked):
         "secure: minimum number of new duels of a device in a sum; auto: 3 * dimension /"
         " min_devices, rounded up.",
         COUNT,
+    )
+
+
+@dataclass(frozen=True)
+class PrivacySettings(Checked):
+    """Differential privacy: noise that is added to the sums of the agents' statistics.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import PrivacySettings, Settings
+    >>> settings = Settings(
+    ...     algorithm="fldb_ons", first_round="step", privacy=PrivacySettings(epsilon=3)
+    ... )
+    >>> settings.is_private, settings.clip
+    (True, 3.1622776601683795)
+    """
+
+    GROUP: ClassVar[str] = "privacy"
+
+    epsilon: float | str = setting(
+        NONE,
+        "Differential privacy: epsilon of the whole run; none: no noise.",
+        Limits(minimum=1e-3, maximum=1e3),
+        why="smaller is more private, and privacy.epsilon=none adds no noise",
+    )
+    delta: float = setting(
+        1e-6,
+        "Differential privacy: probability that the loss of privacy exceeds epsilon.",
+        Limits(minimum=1e-15, maximum=0.1),
+    )
+    unit: str = setting(
+        "person",
+        "What is protected: person, all contributions of one agent; answer, one answer.",
+        choices=("person", "answer"),
+    )
+    clip: float | str = setting(
+        AUTO,
+        "Length to which agents shorten longer differences in statistics; auto: max_difference if"
+        " it is a number, and for synthetic sqrt(2 dimension), the root mean squared length.",
+        POSITIVE,
+    )
+    min_variance: float = setting(
+        0.1,
+        "FLDB-Personal: lower limit of v with privacy, in units of 10 / clip^2; an agent's"
+        " share, and the noise, are proportional to 1 / v.",
+        between(1e-3, 10),
     )

@@ -39,7 +39,8 @@ def entries() -> tuple[Entry, ...]:
 _ADDED = (  # after version 0.1.0: identities of its checkpoints do not have them
     "environment.play", "environment.max_people", "environment.min_answers", "environment.users",
     "ons_width", "personal_ridge", "personal_width", "personal_variance", "first_round",
-    "secure",
+    "secure", "privacy.epsilon", "privacy.delta", "privacy.unit", "privacy.clip",
+    "privacy.min_variance",
 )  # fmt: skip
 
 

@@ -5,9 +5,9 @@ node), ``scale`` (time and memory against N, d, K and T), ``robust`` (regret wit
 ``flower`` (`flwr run` relative to an app that does nothing), ``install`` (size and time of
 `pip install` by dependency); of FLDB-Personal, ``newcomers`` (agents that join late), ``variances``
 (rules for v) and ``pace`` (times relative to LDB); of secure sums, ``secure`` (times and bytes of
-one sum) and ``liars`` (regret with a dishonest device). By default, ``algorithms``, ``inprocess``
-and ``scale`` run. Times depend on the load of the machine. The tables have medians over the
-repetitions, and ratios of times measured alternately.
+one sum) and ``liars`` (regret with a dishonest device); ``privacy`` (regret with noise). By default,
+``algorithms``, ``inprocess`` and ``scale`` run. Times depend on the load of the machine. The tables
+have medians over the repetitions, and ratios of times measured alternately.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from simulations.benchmark.flower import flower
 from simulations.benchmark.install import install
 from simulations.benchmark.liars import liars
 from simulations.benchmark.personal import newcomers, pace, variances
+from simulations.benchmark.privacy import privacy
 from simulations.benchmark.robust import robust
 from simulations.benchmark.scale import scale
 from simulations.benchmark.secure import secure
@@ -58,6 +59,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "pace": lambda asked: pace(asked.repetitions),
     "secure": lambda asked: secure(asked.repetitions),
     "liars": lambda _asked: liars(),
+    "privacy": lambda _asked: privacy(),
 }
 _DEFAULT = ("algorithms", "inprocess", "scale")
 

@@ -13,6 +13,7 @@ from fldb_flower.federation.exchange import Broadcast, Federation, Upload
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
+from fldb_flower.privacy.mechanism import noise_of
 from fldb_flower.runs.experiment import Checkpointer
 from fldb_flower.settings import Settings
 from fldb_flower.system.process import keep_freed_memory, one_blas_thread
@@ -27,7 +28,7 @@ class DirectFederation(Federation):
     history: History
 
     def __init__(self, settings: Settings, history: History) -> None:
-        super().__init__(history)
+        super().__init__(history, noise_of(settings))
         self._settings = settings
         self._form = make_form(settings)
         self._agents = Shards(settings)

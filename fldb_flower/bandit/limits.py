@@ -1,0 +1,132 @@
+r"""Limits on what one person contributes, for differential privacy (unit=person).
+
+A person's parts of an upload are multiplied by the same factor c, at most 1, such that::
+
+    sum over parts of w_p |part_p|^2 / size_p^2 <= 1
+
+for any data, and thus for any adjacent data sets. Its statistics then have the weight c in the
+sums: a Newton step remains that of a sum of losses, and shares those of a product of likelihoods.
+Limits on each part would have a larger sensitivity, and distort the step. The weights w_p sum to
+1, with those of vectors twice those of matrices, whose noise is averaged over directions
+(:mod:`fldb_flower.linalg.noisy`). ``size_p`` is a typical size, not an upper bound: noise is
+proportional to it. For n answers with differences of length L in random directions and the mean
+curvature mu' = 1/8, at the true theta::
+
+    |g| = L sqrt(n / 8),    ||W||_F = L^2 sqrt(n + n (n - 1) / d),    ||H||_F = ||W||_F / 8
+
+The first holds because the residual of an answer has the variance mu'(z), and the second because
+two random unit vectors have the squared scalar product 1 / d on average. By the triangle
+inequality alone, the gradient of n answers could be ``n L``. But residuals have both signs.
+
+Of FLDB-Personal, ``M = H (I + v H)^-1``, and ``m - M theta`` has the covariance M given theta::
+
+    ||M||_F = ||H||_F / (1 + v ||H||_F / sqrt(d)),    |m - M theta| = sqrt(d mu),
+    mu = h / (1 + v h),    h = n L^2 / (8 d)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from fldb_flower.linalg.arrays import Array, namespace
+
+CURVATURE = 1.0 / 8.0
+"""Mean of mu' that typical sizes assume; see ``FIRST_STEP`` of :mod:`fldb_flower.algorithms.base`.
+"""
+
+EXCESS = 0.1
+"""Typical length of the excess log losses of one answer under all values of v, by measurement."""
+
+UNUSED = 0.01
+"""Weight of a part that the algorithm does not use."""
+
+_VECTORS = {"gradient", "shift"}
+
+
+def typical_sizes(answers: int, longest: float, dimension: int) -> dict[str, float]:
+    """Return the typical norms of a person's statistics, by part.
+
+    Examples
+    --------
+    One duel of length 2 has W = phi phi^T of norm 4:
+
+    >>> from fldb_flower.bandit.limits import typical_sizes
+    >>> typical_sizes(1, 2.0, 5)["information"]
+    4.0
+    """
+    matrix = longest**2 * math.sqrt(answers + answers * (answers - 1) / dimension)
+    return {
+        "gradient": longest * math.sqrt(CURVATURE * answers),
+        "information": matrix,
+        "hessian": CURVATURE * matrix,
+    }
+
+
+def typical_share_sizes(
+    answers: int, fresh: int, longest: float, dimension: int, variance: float
+) -> dict[str, float]:
+    """Return the typical norms of a person's share, by part.
+
+    Parameters
+    ----------
+    answers, fresh : int
+        Number of the person's answers, and of those whose log losses are new.
+    longest : float
+        L.
+    dimension : int
+        d.
+    variance : float
+        v, in squared units of theta.
+    """
+    hessian = typical_sizes(answers, longest, dimension)["hessian"]
+    each = answers * CURVATURE * longest**2 / dimension
+    return {
+        "precision": hessian / (1.0 + variance * hessian / math.sqrt(dimension)),
+        "shift": math.sqrt(dimension * each / (1.0 + variance * each)),
+        "losses": EXCESS * fresh,
+    }
+
+
+def weights_of(parts: Iterable[str], unused: Iterable[str] = ()) -> dict[str, float]:
+    """Return the weights of parts in the squared length of a person's vector; they sum to 1.
+
+    Examples
+    --------
+    >>> from fldb_flower.bandit.limits import weights_of
+    >>> weights_of(["gradient", "information", "hessian"])
+    {'gradient': 0.5, 'information': 0.25, 'hessian': 0.25}
+    """
+    unused = set(unused)
+    shares = {part: 2.0 if part in _VECTORS else 1.0 for part in parts}
+    used = sum(share for part, share in shares.items() if part not in unused)
+    left = 1.0 - UNUSED * len(unused)
+    return {
+        part: UNUSED if part in unused else left * share / used for part, share in shares.items()
+    }
+
+
+def units_of(sizes: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+    """Return by part what it is divided by in a person's vector, whose length is at most 1."""
+    return {part: size / math.sqrt(weights[part]) for part, size in sizes.items()}
+
+
+def factors(parts: Mapping[str, Array], units: Mapping[str, float]) -> Array:
+    """Return the factor c of each person, (agents,).
+
+    Examples
+    --------
+    Vectors of length 5 and 0.5:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.limits import factors
+    >>> factors({"gradient": np.array([[3.0, 4.0], [0.3, 0.4]])}, {"gradient": 1.0})
+    array([0.2, 1. ])
+    """
+    squares: Array | float = 0.0
+    for name, part in parts.items():
+        flat = part.reshape(len(part), -1) / units[name]
+        squares = squares + namespace(flat).vecdot(flat, flat)
+    xp = namespace(squares)
+    lengths = xp.sqrt(squares)
+    return 1.0 / xp.where(lengths > 1.0, lengths, 1.0)

@@ -1,0 +1,123 @@
+r"""Matrices with Gaussian noise of a known size: estimates that are positive semi-definite.
+
+The noise of differential privacy has the same distribution in every orthonormal basis: in a
+symmetric (d, d) matrix, entries of the diagonal have standard deviation s and others
+``s / sqrt(2)``. Its coordinates in an orthonormal basis of the symmetric matrices (Frobenius norm)
+are independent, each with standard deviation s. Its eigenvalues are within about ``sqrt(2 d) s``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fldb_flower.linalg.arrays import Array, FloatArray
+
+
+def shrunk(vector: Array, deviation: float) -> Array:
+    r"""Return a vector that was observed with noise, multiplied by what noise does not explain.
+
+    Noise alone has a mean squared length of ``k s^2`` in k coordinates, so the factor is
+    ``max(0, 1 - k s^2 / |x|^2)``: the positive-part estimator of James and Stein up to its constant
+    ``k - 2``. The mean squared error is smaller than without the factor for k of at least 3.
+
+    References
+    ----------
+    W. James and C. Stein, "Estimation with Quadratic Loss", Berkeley Symposium, 1961.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fldb_flower.linalg.noisy import shrunk
+    >>> shrunk(np.array([6.0, 2.0]), 2.0)
+    array([4.8, 1.6])
+    >>> shrunk(np.array([2.0, 1.0]), 2.0)
+    array([0., 0.])
+    """
+    return _share(vector, vector.size, deviation) * vector
+
+
+def denoised(matrix: Array, deviation: float) -> FloatArray:
+    r"""Return an estimate of a positive semi-definite matrix that was observed with noise.
+
+    The multiple of I with the same trace is kept, because its error is small: the mean eigenvalue
+    has standard deviation ``deviation / sqrt(d)``. The rest R, with ``k = d (d + 1) / 2 - 1``
+    coordinates (``d - 1`` of a diagonal), is multiplied by ``max(0, 1 - k s^2 / ||R||^2)``, as in
+    :func:`shrunk`. Negative eigenvalues become 0. If all is noise, the result is a multiple of I,
+    or 0. Without noise, it is the matrix.
+
+    Parameters
+    ----------
+    matrix : Array
+        (d, d), symmetric; or a diagonal, (d,).
+    deviation : float
+        Standard deviation s of the entries of the diagonal.
+
+    Examples
+    --------
+    Noise of deviation 1 explains a small difference of the two entries, not a large one:
+
+    >>> import numpy as np
+    >>> from fldb_flower.linalg.noisy import denoised
+    >>> denoised(np.array([9.0, 8.0]), 1.0)
+    array([8.5, 8.5])
+    >>> denoised(np.array([9.0, -1.0]), 1.0)
+    array([8.9, 0. ])
+    """
+    d = len(matrix)
+    identity = np.ones(d) if matrix.ndim == 1 else np.eye(d)
+    whole = float(matrix.sum() if matrix.ndim == 1 else np.trace(matrix)) / d
+    level = max(whole, 0.0) * identity
+    rest = matrix - whole * identity
+    coordinates = d - 1 if matrix.ndim == 1 else d * (d + 1) // 2 - 1
+    estimate = level + _share(rest, coordinates, deviation) * rest
+    if matrix.ndim == 1:
+        return np.maximum(estimate, 0.0)
+    values, vectors = np.linalg.eigh(estimate)
+    return _symmetric((vectors * np.maximum(values, 0.0)) @ vectors.T)
+
+
+def observed(
+    curvature: Array, spread: float, vector: Array, variance: float
+) -> tuple[Array, Array]:
+    r"""Return the precision and the linear term of a point that was observed with noise.
+
+    A vector ``g = H x + e`` is observed, where e has covariance ``R = spread H + variance I``. The
+    log likelihood of x is ``g^T R^-1 H x - x^T H R^-1 H x / 2`` up to a constant, so the results
+    are ``H R^-1 H`` and ``H R^-1 g``. They vanish with H: an observation that is all noise has no
+    weight. Without noise and with spread 1 they are H and g.
+
+    Parameters
+    ----------
+    curvature : Array
+        H, positive semi-definite, (d, d); or its diagonal, (d,).
+    spread : float
+        Above 0.
+    vector : Array
+        g, (d,).
+    variance : float
+        Above 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fldb_flower.linalg.noisy import observed
+    >>> observed(np.array([4.0, 0.0]), 1.0, np.array([8.0, 5.0]), variance=4.0)
+    (array([2., 0.]), array([4., 0.]))
+    """
+    if curvature.ndim == 1:
+        gain = curvature / (spread * curvature + variance)
+        return gain * curvature, gain * vector
+    covariance = spread * curvature + variance * np.eye(len(curvature))
+    # H and R commute, so H R^-1 is symmetric.
+    gain = _symmetric(np.linalg.solve(covariance, curvature))
+    return _symmetric(gain @ curvature), gain @ vector
+
+
+def _share(values: Array, coordinates: int, deviation: float) -> float:
+    """Return the share of squared values that noise in so many coordinates does not explain."""
+    size = float(np.vdot(values, values))
+    return max(0.0, 1.0 - coordinates * deviation**2 / size) if size > 0.0 else 0.0
+
+
+def _symmetric(matrix: FloatArray) -> FloatArray:
+    return (matrix + matrix.T) / 2.0

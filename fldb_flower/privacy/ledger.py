@@ -1,0 +1,106 @@
+"""The ledger: how many releases were paid for, and what they cost together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fldb_flower.algorithms import make_algorithm
+from fldb_flower.errors import PrivacyError
+from fldb_flower.privacy import accounting
+from fldb_flower.settings import Settings
+
+
+def openings_of(settings: Settings) -> int:
+    """Return the number of exchanges of the schedule that release an upload.
+
+    Examples
+    --------
+    >>> from fldb_flower.privacy.ledger import openings_of
+    >>> from fldb_flower.settings import ScheduleSettings, Settings
+    >>> openings_of(Settings(horizon=500, schedule=ScheduleSettings("geometric", ratio=1.5)))
+    16
+    """
+    return sum(each.learns for each in make_algorithm(settings).rounds())
+
+
+class Ledger:
+    """What the releases of one run cost.
+
+    Releases are counted by the number of their exchange. One that runs again with the same number,
+    as after a resume from a checkpoint, releases the same numbers with the same noise, and is
+    charged once. Every other exchange draws new noise and is charged.
+
+    Parameters
+    ----------
+    settings : Settings
+        With ``privacy.epsilon``.
+
+    Attributes
+    ----------
+    planned : int
+        The number of releases that the noise is calibrated to.
+    multiplier : float
+        The noise multiplier: standard deviation of the noise over sensitivity.
+
+    Examples
+    --------
+    Under ``privacy.unit=answer``, each answer is in one release only:
+
+    >>> from fldb_flower.privacy.ledger import Ledger
+    >>> from fldb_flower.settings import from_keywords
+    >>> ledger = Ledger(from_keywords(
+    ...     {"algorithm": "fldb_ons", "first_round": "step", "schedule": "geometric",
+    ...      "privacy_epsilon": 3, "privacy_unit": "answer"}, "a script"
+    ... ))
+    >>> ledger.planned, round(ledger.multiplier, 2), round(ledger.spent(2), 1)
+    (16, 1.54, 3.0)
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        privacy = settings.privacy
+        self._settings, self._delta = settings, privacy.delta
+        self.planned = openings_of(settings)
+        self.multiplier = accounting.noise_multiplier(
+            float(privacy.epsilon), privacy.delta, self._of_unit(self.planned)
+        )
+
+    def _of_unit(self, openings: int) -> int:
+        """Return how many of the releases a unit contributes to: an answer to one of them."""
+        return min(openings, 1) if self._settings.privacy.unit == "answer" else openings
+
+    def spent(self, openings: int) -> float:
+        """Return epsilon of the first releases, at the delta of the settings.
+
+        It is at most that of the settings, which the noise is calibrated to.
+        """
+        spent = accounting.epsilon_of(self.multiplier, self._delta, self._of_unit(openings))
+        return min(spent, float(self._settings.privacy.epsilon))
+
+    def require(self, number: int) -> None:
+        """Check that release ``number``, counted from 1, is within the budget.
+
+        Raises
+        ------
+        PrivacyError
+            It is not.
+        """
+        if number > self.planned:
+            privacy = self._settings.privacy
+            raise PrivacyError(
+                f"privacy.epsilon={privacy.epsilon:g} is spent: the noise covers the"
+                f" {self.planned} exchanges of the schedule, and algorithm="
+                f"{self._settings.algorithm} makes more"
+            )
+
+    def summary(self, openings: int) -> dict[str, Any]:
+        """Return the entry ``privacy`` of ``summary.json`` after the first releases."""
+        privacy = self._settings.privacy
+        return {
+            "epsilon": privacy.epsilon,
+            "delta": privacy.delta,
+            "unit": privacy.unit,
+            "clip": self._settings.clip,
+            "openings": openings,
+            "noise_multiplier": self.multiplier,
+            "spent": self.spent(openings),
+        }
