@@ -24,17 +24,19 @@ def sizes_and_weights(
     """Return the typical sizes and the weights of the parts that a broadcast requests.
 
     The number of a person's answers is that of the iterations that the broadcast lets it play. A
-    person who has more, because a request was lost, has the same limit.
+    person who has more, because a request was lost, has the same limit. On devices, rounds have no
+    iterations: it is ``devices.min_duels`` for each round.
     """
     play, clip = broadcast.play, settings.clip
     assert play is not None
     assert clip is not None
-    fresh = play.last - play.first + 1
+    each = settings.min_duels if settings.mode == "devices" else 1
+    fresh = each * (play.last - play.first + 1)
     if broadcast.shares:
         prior = play.estimate
         assert isinstance(prior, CommonPrior)
         variance = max(prior.variance, settings.privacy.min_variance) / float(scale_of(clip**2))
-        shares = typical_share_sizes(play.last, fresh, clip, settings.dimension, variance)
+        shares = typical_share_sizes(each * play.last, fresh, clip, settings.dimension, variance)
         unused = [] if settings.personal_variance == AUTO else ["losses"]
         return shares, weights_of(shares, unused)
     parts = ["gradient", "information"] + ["hessian"] * broadcast.hessian
