@@ -19,6 +19,7 @@ from fldb_flower.settings import (
     DevicesSettings,
     EngineSettings,
     EnvironmentSettings,
+    PrivacySettings,
     ScheduleSettings,
     Settings,
     current_identity,
@@ -251,7 +252,7 @@ def test_a_reason_is_added_and_the_largest_integer_is_readable():
 def test_auto_is_accepted_only_for_derived_settings(name):
     if name in {
         "lambda", "beta_scale", "projection_radius", "gd_step_size", "max_difference",
-        "personal_variance",
+        "personal_variance", "privacy.clip",
     }:  # fmt: skip
         assert check(REAL[name], AUTO) == AUTO
         assert refused(REAL[name], "automatic").endswith(
@@ -482,6 +483,7 @@ GROUPS = {
     "schedule": ScheduleSettings,
     "engine": EngineSettings,
     "devices": DevicesSettings,
+    "privacy": PrivacySettings,
 }
 
 
@@ -608,8 +610,8 @@ def value_of(entry):
         )
     else:
         return st.booleans() if entry.kind is bool else st.text(max_size=20)
-    is_kept = entry.auto and entry.dotted not in RESOLVED
-    return st.one_of(st.just(AUTO), numbers) if is_kept else numbers
+    is_kept = isinstance(entry.default, str) and entry.dotted not in RESOLVED
+    return st.one_of(st.just(entry.default), numbers) if is_kept else numbers
 
 
 def valid(some):
@@ -639,6 +641,20 @@ def fit_secure(values):
         values["matrix_form"] = values["matrix_form"].replace("sketch", "full")
 
 
+def fit_privacy(values):
+    """Use no privacy with settings that refuse it, and fit the length that clips."""
+    able = values["algorithm"] == "fldb_personal" or values["first_round"] == "step"
+    plain = {"robust": "none", "wire": "float64"}.items() <= values.items()
+    if not (able and plain and values["matrix_form"] != "sketch"):
+        values["privacy.epsilon"] = "none"
+    if values["algorithm"] == "fldb_personal" or values.get("mode") == "devices":
+        values["privacy.unit"] = "person"
+    if values["max_difference"] == AUTO:
+        values["privacy.clip"] = 2.5
+    else:
+        values["privacy.clip"] = AUTO
+
+
 def together(values):
     if values.get("backend", "numpy") == "numpy":
         values["rng"] = "numpy"
@@ -655,6 +671,7 @@ def together(values):
         values["solver"] = "gd"
     if values["matrix_form"] == "sketch":
         values["sketch_rank"] = values["sketch_rank"] % (values["dimension"] - 2) + 1
+    fit_privacy(values)
     if "engine.name" in values and values["engine.name"] != "inprocess":
         values.update({name: 0 for name in values if name == "dropout"})
     if "engine.num_nodes" in values:

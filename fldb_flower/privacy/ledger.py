@@ -69,8 +69,12 @@ class Ledger:
         return min(openings, 1) if self._settings.privacy.unit == "answer" else openings
 
     def spent(self, openings: int) -> float:
-        """Return epsilon of the first releases, at the delta of the settings."""
-        return accounting.epsilon_of(self.multiplier, self._delta, self._of_unit(openings))
+        """Return epsilon of the first releases, at the delta of the settings.
+
+        It is at most that of the settings, which the noise is calibrated to.
+        """
+        spent = accounting.epsilon_of(self.multiplier, self._delta, self._of_unit(openings))
+        return min(spent, float(self._settings.privacy.epsilon))
 
     def require(self, number: int) -> None:
         """Check that release ``number``, counted from 1, is within the budget.

@@ -7,12 +7,16 @@ import math
 import numpy as np
 
 from fldb_flower.bandit.streams import keyed_generator
+from fldb_flower.errors import PrivacyError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, Noise, Upload
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import Form, Full, form_of
 from fldb_flower.privacy.ledger import Ledger
-from fldb_flower.privacy.sensitivities import release_of
+from fldb_flower.privacy.sensitivities import asked_again, release_of
 from fldb_flower.settings import Settings
+
+_STATISTICS = ("gradient", "information", "hessian", "loss")
+_SHARES = ("precision", "shift", "losses")
 
 
 class GaussianMechanism:
@@ -54,6 +58,7 @@ class GaussianMechanism:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.ledger = Ledger(settings)
+        self._covered = 0  # the last iteration whose duels were released
 
     def require(self, broadcast: Broadcast, number: int) -> None:
         """Check that exchange ``number`` may release the upload that a broadcast requests.
@@ -61,9 +66,13 @@ class GaussianMechanism:
         Raises
         ------
         PrivacyError
-            It would exceed the budget, or its sensitivity is not known.
+            It would exceed the budget, its sensitivity is not known, or it is over duels that an
+            earlier exchange has released.
         """
         release_of(broadcast, self._settings)
+        assert broadcast.play is not None
+        if broadcast.play.first <= self._covered:
+            raise asked_again(self._settings)
         self.ledger.require(number)
 
     def deviations(self, broadcast: Broadcast) -> Noise:
@@ -77,10 +86,12 @@ class GaussianMechanism:
         Raises
         ------
         PrivacyError
-            It would exceed the budget, or its sensitivity is not known.
+            :meth:`require` does, or a part has no noise.
         """
-        self.ledger.require(number)
-        noise = self.deviations(broadcast)
+        self.require(broadcast, number)
+        noise, play = self.deviations(broadcast), broadcast.play
+        assert play is not None
+        self._covered = play.last
         return with_noise(upload, noise, keyed_generator(self._settings.seed, "privacy", number))
 
 
@@ -90,14 +101,18 @@ def noise_of(settings: Settings) -> GaussianMechanism | None:
     Raises
     ------
     SettingsError
-        dp-accounting is not installed (the privacy extra).
+        dp-accounting is not installed (the privacy extra), or the nodes are devices.
     """
+    if settings.is_private and settings.mode == "devices":
+        # Noise from a known seed protects nobody.
+        raise SettingsError("privacy.epsilon: mode=devices has no noise yet; leave it out")
     return GaussianMechanism(settings) if settings.is_private else None
 
 
 def with_noise(upload: Upload, noise: Noise, generator: np.random.Generator) -> Upload:
     """Return an upload with independent Gaussian noise of the given standard deviations."""
     form = form_of(upload.information)
+    _require_noise(upload, noise)
     if upload.shares is not None:
         change = upload.shares
         change = change._replace(
@@ -116,6 +131,15 @@ def with_noise(upload: Upload, noise: Noise, generator: np.random.Generator) -> 
     return upload._replace(
         gradient=gradient, information=information, hessian=hessian, loss=loss, noise=noise
     )
+
+
+def _require_noise(upload: Upload, noise: Noise) -> None:
+    """Raise a PrivacyError if a part of the upload would have no noise."""
+    holder = upload if upload.shares is None else upload.shares
+    parts = [*_SHARES] if upload.shares is not None else [*_STATISTICS]
+    for part in parts:
+        if getattr(holder, part) is not None and not getattr(noise, part) > 0.0:
+            raise PrivacyError(f"the sensitivity of {part} is not known, so it is not released")
 
 
 def form_noise(form: Form, generator: np.random.Generator) -> FloatArray:

@@ -102,15 +102,20 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
     """
     play = broadcast.play
     if play is None or broadcast.scope == "all":
-        raise PrivacyError(
-            f"algorithm={settings.algorithm} asks again about duels that an upload has covered,"
-            " which costs privacy again: use privacy.epsilon=none"
-        )
+        raise asked_again(settings)
     clip = settings.clip
     assert clip is not None
     if settings.privacy.unit == "person":
         return Release(*sizes_and_weights(broadcast, settings), norm=1.0)
     return _of_statistics(broadcast, settings, clip)
+
+
+def asked_again(settings: Settings) -> PrivacyError:
+    """Return the error for an exchange over duels that another exchange has released."""
+    return PrivacyError(
+        f"algorithm={settings.algorithm} asks again about duels that an upload has covered,"
+        " which costs privacy again: use privacy.epsilon=none"
+    )
 
 
 def _of_statistics(broadcast: Broadcast, settings: Settings, clip: float) -> Release:

@@ -273,11 +273,6 @@ def _check_unit(settings: Settings) -> Problem:
         if settings.mode == "devices":
             reason = "a device selects arms with answers that no round has counted yet"
             return name, f": mode=devices: {reason}; {remedy}"
-    elif settings.mode == "simulation":
-        for setting in ("fraction_train", "quorum"):
-            if (value := getattr(settings, setting)) < 1.0:
-                reason = "the duels of an absent agent would add up beyond what the noise covers"
-                return name, f": {setting}={value:g}: {reason}; use {setting}=1"
     return None
 
 

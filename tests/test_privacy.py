@@ -1,0 +1,449 @@
+"""Differential privacy: accounting, noise, ledger, and runs on all engines."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import nested
+from scipy import optimize, stats
+
+from fldb_flower.algorithms import make_algorithm
+from fldb_flower.algorithms.ons import FLDBONS
+from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.errors import PrivacyError, SettingsError
+from fldb_flower.federation.exchange import Broadcast, Federation, Noise, PlayRequest, Upload
+from fldb_flower.federation.history import Counts, History
+from fldb_flower.privacy import accounting
+from fldb_flower.privacy.ledger import Ledger, openings_of
+from fldb_flower.privacy.mechanism import GaussianMechanism, noise_of, with_noise
+from fldb_flower.runs import experiment
+from fldb_flower.settings import from_flat, from_nested
+from simulations.engines.vectorized import DirectFederation
+from simulations.run import run
+
+pytest.importorskip("dp_accounting", reason="needs dp-accounting (the privacy extra)")
+
+SMALL = {"num_agents": 60, "horizon": 23, "num_arms": 4, "dimension": 3, "tau": 3}
+ONS = {"algorithm": "fldb_ons", "first_round": "step"}
+OGD = {"algorithm": "fldb_ogd", "first_round": "step"}
+PERSONAL = {"algorithm": "fldb_personal"}
+ANSWER = {"privacy__epsilon": 8.0, "privacy__unit": "answer"}
+PERSON = {"privacy__epsilon": 8.0}
+PRIVATE = [
+    pytest.param({**ONS, **ANSWER}, id="ons-answer"),
+    pytest.param({**ONS, **PERSON}, id="ons-person"),
+    pytest.param({**OGD, **PERSON}, id="ogd-person"),
+    pytest.param({**PERSONAL, **PERSON}, id="personal-person"),
+]
+
+
+def settings(**values):
+    return from_nested(nested(**{**SMALL, **values}), "a test")
+
+
+def regret(directory):
+    return pd.read_csv(directory / "regret.csv")
+
+
+def summary(directory):
+    return json.loads((directory / "summary.json").read_text())
+
+
+# --- accounting ----------------------------------------------------------------------------
+
+
+def delta_of(multiplier, epsilon):
+    """The exact delta of one Gaussian release (Balle and Wang 2018, Theorem 8)."""
+    below = stats.norm.cdf(0.5 / multiplier - epsilon * multiplier)
+    return below - math.exp(epsilon + stats.norm.logcdf(-0.5 / multiplier - epsilon * multiplier))
+
+
+@pytest.mark.parametrize("releases", [1, 17, 500])
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 3.0, 8.0, 100.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-6, 1e-3])
+def test_multipliers_are_those_of_the_analytic_gaussian_mechanism(epsilon, delta, releases):
+    """k releases lose as much privacy as one with the multiplier z / sqrt(k)."""
+    exact = optimize.brentq(lambda z: delta_of(z, epsilon) - delta, 1e-2, 1e4) * math.sqrt(releases)
+    found = accounting.noise_multiplier(epsilon, delta, releases)
+    assert exact * (1 - 1e-9) <= found <= 1.001 * exact
+    spent = accounting.epsilon_of(found, delta, releases)
+    assert 0.998 * epsilon <= spent <= epsilon * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("releases", "expected"), [(1, (4.23, 1.54, 0.65)), (17, (17.4, 6.4, 2.7))]
+)
+def test_the_reference_multipliers(releases, expected):
+    for epsilon, value in zip((1.0, 3.0, 8.0), expected, strict=True):
+        found = accounting.noise_multiplier(epsilon, 1e-6, releases)
+        assert found == pytest.approx(value, abs=0.06 if releases > 1 else 0.006)
+
+
+def test_the_ledger_equals_an_independent_computation():
+    """Each release composed by itself, with Renyi differential privacy as an upper bound."""
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    ledger = Ledger(settings(**ONS, **PERSON, schedule__name="geometric", horizon=500))
+    assert ledger.planned == 16
+    exact, upper = PLDAccountant(value_discretization_interval=1e-3), RdpAccountant()
+    for opening in range(1, 17):
+        for accountant in (exact, upper):
+            accountant.compose(dp_accounting.GaussianDpEvent(ledger.multiplier))
+        if opening in {1, 16}:
+            spent = ledger.spent(opening)
+            assert spent == pytest.approx(exact.get_epsilon(1e-6), rel=5e-3)
+            assert spent < upper.get_epsilon(1e-6)
+    assert spent == pytest.approx(8.0, rel=2e-3)
+    assert ledger.spent(0) == 0.0
+
+
+def test_an_answer_is_in_one_opening():
+    """So the multiplier and the cost are those of one release, however many rounds there are."""
+    ledger = Ledger(settings(**ONS, **ANSWER))
+    assert ledger.multiplier == accounting.noise_multiplier(8.0, 1e-6, 1)
+    assert ledger.spent(1) == ledger.spent(8) == pytest.approx(8.0, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"horizon": 23, "tau": 3}, 8),  # t = 1, then 3, 6, ..., 21
+        ({"horizon": 24, "tau": 1}, 24),
+        ({"schedule__name": "geometric", "horizon": 500}, 16),
+    ],
+)
+def test_openings_are_the_rounds_that_learn(values, expected):
+    assert openings_of(settings(**ONS, **values)) == expected
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    accounting.noise_multiplier.cache_clear()
+    with pytest.raises(SettingsError) as error:
+        noise_of(settings(**ONS, **PERSON))
+    expected = "privacy.epsilon needs the privacy extra: pip install 'fldb-flower[privacy]'"
+    assert str(error.value).startswith(expected)
+    assert "\n" not in str(error.value)
+
+
+# --- noise ---------------------------------------------------------------------------------
+
+
+class Fixed(Federation):
+    """A federation with a fixed upload, whatever it is asked."""
+
+    def __init__(self, chosen, upload):
+        super().__init__(Counts(), noise_of(chosen))
+        self.upload = upload
+
+    def collect(self, broadcast):
+        return self.upload
+
+    def mark_counted(self):
+        pass
+
+
+def coordinates(upload, base, noise):
+    """Return what was added, one number per independent coordinate, in standard deviations.
+
+    Written without the product: off-diagonal entries count sqrt(2) times.
+    """
+    parts = [(upload.gradient - base.gradient) / noise.gradient]
+    for name in ("information", "hessian"):
+        added = getattr(upload, name) - getattr(base, name)
+        np.testing.assert_array_equal(added, added.T)
+        d = len(added)
+        entries = [
+            added[j, k] * (1.0 if j == k else math.sqrt(2.0)) for j in range(d) for k in range(j, d)
+        ]
+        parts.append(np.array(entries) / getattr(noise, name))
+    return np.concatenate(parts)
+
+
+def test_the_noise_of_openings_is_that_of_the_calibration():
+    """Chi-squared tests of every coordinate, of all together, and of their independence."""
+    chosen = settings(**ONS, **ANSWER, tau=1, horizon=600, dimension=3, privacy__clip=2.0)
+    base = Upload(60, np.arange(3.0), np.eye(3), 0.2 * np.eye(3), None, ())
+    federation = Fixed(chosen, base)
+    request = Broadcast(PlayRequest(1, 1), np.full(3, 50.0), hessian=True)
+    uploads = [
+        federation.exchange(request._replace(play=PlayRequest(number, number)))
+        for number in range(1, 601)
+    ]
+    # z of one release at epsilon 8; r is at most 1; weights of g, W, H: 0.66, 0.01, 0.33.
+    r = np.linspace(0.0, 1.0, 100_001)
+    norm = math.sqrt((0.66 * r**2 + 0.01 + 0.33 * 16 * r**2 * (1 - r) ** 2).max())
+    scale = 0.65294 * norm
+    expected = Noise(
+        gradient=scale * 2.0 / math.sqrt(0.66),
+        information=scale * 4.0 / math.sqrt(0.01),
+        hessian=scale * 1.0 / math.sqrt(0.33),
+    )
+    assert uploads[0].noise == uploads[-1].noise
+    np.testing.assert_allclose(uploads[0].noise, expected, rtol=1e-3)
+    draws = np.array([coordinates(each, base, expected) for each in uploads])
+    assert draws.shape == (600, 15)
+    count, squares = draws.size, (draws**2).sum()
+    assert 1e-4 < stats.chi2.cdf(squares, count) < 1 - 1e-4
+    each = stats.chi2.cdf((draws**2).sum(axis=0), 600)
+    assert (each > 1e-5).all()
+    assert (each < 1 - 1e-5).all()
+    assert stats.kstest(draws.ravel(), "norm").pvalue > 1e-4
+    correlations = np.corrcoef(draws.T)[np.triu_indices(15, 1)]
+    assert np.abs(correlations).max() < 5 / math.sqrt(600)
+    assert abs(np.corrcoef(draws[1:].ravel(), draws[:-1].ravel())[0, 1]) < 5 / math.sqrt(count)
+
+
+@pytest.mark.parametrize("values", PRIVATE)
+def test_a_run_adds_the_noise_that_it_names(values):
+    """The same agents without noise send the same numbers up to the first opening."""
+    chosen = settings(**values)
+    noisy, plain = (DirectFederation(chosen, History(23)) for _ in range(2))
+    play = PlayRequest(1, 1, None)
+    request = Broadcast(play, np.zeros(3))
+    if chosen.algorithm == "fldb_personal":
+        from fldb_flower.bandit.prior import CommonPrior
+
+        prior = CommonPrior(np.zeros((3, 3)), np.zeros(3), 0.1, 0.0)
+        request = Broadcast(PlayRequest(1, 1, prior), None, shares=True, lowest_variance=0.1)
+    released, sums = noisy.exchange(request), plain.collect(request)
+    assert sums.noise is None
+    assert released.noise == GaussianMechanism(chosen).deviations(request)
+    assert released.num_duels == sums.num_duels
+    got, base = (each.shares or each for each in (released, sums))
+    for part in base._fields:
+        deviation = getattr(released.noise, part, 0.0)
+        value = getattr(base, part)
+        if deviation:
+            added = np.atleast_1d(getattr(got, part) - value) / deviation
+            assert 0 < np.abs(added).max() < 5
+        elif part in {"squares", "members"}:
+            assert getattr(got, part) == value
+
+
+def test_what_would_be_released_without_noise_is_refused():
+    upload = Upload(1, np.zeros(2), np.eye(2), np.eye(2), None, ())
+    with pytest.raises(PrivacyError, match=r"sensitivity of hessian is not known"):
+        with_noise(upload, Noise(gradient=1.0, information=1.0), np.random.default_rng(0))
+
+
+# --- agents clip ---------------------------------------------------------------------------
+
+
+def test_agents_clip_differences_in_statistics_and_nowhere_else():
+    """Every difference is longer than 0.01, so each adds exactly 0.01^2 to the trace of W."""
+    whole = DirectFederation(settings(**ONS), History(23))
+    short = DirectFederation(settings(**ONS, **ANSWER, privacy__clip=0.01), History(23))
+    request = Broadcast(PlayRequest(1, 5, None), np.zeros(3))
+    estimate = make_algorithm(settings(**ONS)).estimate
+    request = request._replace(play=PlayRequest(1, 5, estimate))
+    one, two = whole.collect(request), short.collect(request)
+    assert np.trace(two.information) == pytest.approx(two.num_duels * 1e-4)
+    assert np.trace(one.information) > 1e3 * np.trace(two.information)
+    np.testing.assert_array_equal(one.outcomes[0].sums, two.outcomes[0].sums)
+
+
+# --- engines -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+@pytest.mark.parametrize("values", PRIVATE)
+def test_regret_does_not_depend_on_the_engine_or_the_nodes(tmp_path, values, nodes):
+    run(settings(**values), tmp_path / "v")
+    one = settings(**values, engine__name="inprocess", engine__num_nodes=nodes)
+    run(one, tmp_path / "i")
+    expected, got = regret(tmp_path / "v"), regret(tmp_path / "i")
+    np.testing.assert_allclose(got.cumulative_regret, expected.cumulative_regret, rtol=1e-9)
+    assert summary(tmp_path / "v")["privacy"] == summary(tmp_path / "i")["privacy"]
+
+
+def test_lost_replies_are_asked_for_again_and_charged_once(tmp_path):
+    """A node repeats the same numbers, and the sum has noise once."""
+    values = {**ONS, **PERSON, "engine__name": "inprocess", "engine__num_nodes": 4}
+    run(settings(**values), tmp_path / "all")
+    run(settings(**values, dropout=0.2), tmp_path / "lossy")
+    np.testing.assert_allclose(
+        regret(tmp_path / "lossy").cumulative_regret,
+        regret(tmp_path / "all").cumulative_regret,
+        rtol=1e-9,
+    )
+    assert summary(tmp_path / "lossy")["privacy"] == summary(tmp_path / "all")["privacy"]
+    assert summary(tmp_path / "lossy")["privacy"]["openings"] == 8
+
+
+@pytest.mark.parametrize("values", PRIVATE)
+def test_secure_sums_clip_and_add_the_same_noise(tmp_path, values):
+    """Integers round the sums by less than 1e-9 of their size."""
+    run(settings(**values), tmp_path / "open")
+    one = {**values, "engine__name": "inprocess", "engine__num_nodes": 3}
+    run(settings(**one, secure=True), tmp_path / "secure")
+    np.testing.assert_allclose(
+        regret(tmp_path / "secure").cumulative_regret,
+        regret(tmp_path / "open").cumulative_regret,
+        rtol=1e-6,
+    )
+
+
+# --- runs ----------------------------------------------------------------------------------
+
+
+def test_the_summary_reports_what_was_spent(tmp_path):
+    run(settings(**ONS, **PERSON), tmp_path)
+    entry = summary(tmp_path)["privacy"]
+    assert entry.pop("noise_multiplier") == pytest.approx(0.65294 * math.sqrt(8), rel=1e-3)
+    assert entry.pop("spent") == pytest.approx(8.0, rel=2e-3)
+    assert entry == {
+        "epsilon": 8.0, "delta": 1e-6, "unit": "person", "clip": math.sqrt(6), "openings": 8,
+    }  # fmt: skip
+
+
+def test_without_privacy_nothing_is_reported(tmp_path):
+    run(settings(**ONS), tmp_path)
+    assert "privacy" not in summary(tmp_path)
+    assert noise_of(settings(**ONS)) is None
+
+
+def test_seeds_have_their_own_noise():
+    request = Broadcast(PlayRequest(1, 1), np.zeros(3))
+    upload = Upload(60, np.zeros(3), np.eye(3), None, None, ())
+    draws = {
+        tuple(GaussianMechanism(settings(**ONS, **PERSON, seed=seed)).add(upload, request, n)[1])
+        for seed in (0, 1)
+        for n in (1, 2)
+    }
+    assert len(draws) == 4
+
+
+@pytest.mark.parametrize("values", PRIVATE)
+def test_a_resumed_run_writes_the_same_results(tmp_path, values):
+    """The releases after the last checkpoint run again with the same numbers, and count once."""
+    chosen = settings(**values, checkpoint_seconds=0.0)
+    run(chosen, tmp_path / "whole")
+    directory = tmp_path / "stopped"
+    rounds = iter(range(1_000))
+    original = experiment.stop_requested
+    try:
+        experiment.stop_requested = lambda path: next(rounds) == 3 or original(path)
+        with pytest.raises(experiment.StoppedError):
+            run(chosen, directory)
+    finally:
+        experiment.stop_requested = original
+    again = settings(**values, checkpoint_seconds=0.0, resume=True)
+    run(again, directory)
+    for name in ("regret.csv", "model.json"):
+        assert (directory / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert summary(directory)["privacy"] == summary(tmp_path / "whole")["privacy"]
+
+
+def test_a_checkpoint_has_the_openings():
+    history = History(10)
+    for number in (1, 2, 2, 3):  # the second ran again with the same number
+        history.count_opening(number)
+    assert history.openings == 3
+    restored = History(10)
+    restored.restore(history.state())
+    assert restored.openings == 3
+    assert "openings" not in History(10).state()
+
+
+@pytest.mark.parametrize("unit", ["answer", "person"])
+def test_an_algorithm_that_asks_twice_about_duels_is_stopped(tmp_path, unit):
+    """Its entry allows one exchange a round. A second one would release each answer again."""
+
+    @ALGORITHMS.register("twice", online=True, exchanges="several_first")
+    class Twice(FLDBONS):
+        def learn(self, federation, round_):
+            if round_.last == 6:
+                request = Broadcast(self.play(round_), self.theta_hat, hessian=True)
+                federation.exchange(request)
+            return super().learn(federation, round_)
+
+    values = {"algorithm": "twice", "first_round": "step", "privacy__unit": unit}
+    try:
+        with pytest.raises(PrivacyError, match=r"^algorithm=twice asks again about duels") as error:
+            run(settings(**values, **PERSON), tmp_path)
+    finally:
+        ALGORITHMS.remove("twice")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_nothing_is_sent_that_the_budget_does_not_cover():
+    federation = Fixed(settings(**ONS, **PERSON, horizon=3, tau=3), None)
+    federation.history.exchanges = 2  # all that the schedule has
+
+    def collect(broadcast):
+        raise AssertionError("agents were asked")
+
+    federation.collect = collect
+    with pytest.raises(PrivacyError, match=r"the noise covers the 2 exchanges"):
+        federation.exchange(Broadcast(PlayRequest(3, 3), np.zeros(3)))
+
+
+# --- settings ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"algorithm": "ldb"}, "algorithm=ldb releases nothing, so it needs no noise"),
+        ({"algorithm": "alone"}, "algorithm=alone releases nothing"),
+        ({"algorithm": "random"}, "algorithm=random releases nothing"),
+        ({"algorithm": "fldb_gd"}, "algorithm=fldb_gd releases many sums over all duels"),
+        ({"algorithm": "fldb_ons"}, "algorithm=fldb_ons releases several sums over the duels of"),
+        ({**ONS, "robust": "trimmed"}, "robust=trimmed: a trimmed mean has no known"),
+        ({**ONS, "matrix_form": "sketch", "sketch_rank": 1}, "matrix_form=sketch: noise is added"),
+        ({**ONS, "wire": "float32"}, "wire=float32: rounded sums"),
+    ],
+)
+def test_what_has_no_noise_is_refused_with_the_reason(values, words):
+    with pytest.raises(SettingsError) as error:
+        settings(**values, **PERSON)
+    assert str(error.value).startswith(f"privacy.epsilon=8 (from a test): {words}")
+    assert "\n" not in str(error.value)
+    assert not settings(**values).is_private
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({**PERSONAL, **ANSWER}, "privacy.unit='answer' (from a test): algorithm=fldb_personal"),
+        ({**ONS, **PERSON, "privacy__epsilon": 0}, "privacy.epsilon=0.0 (from a test): must be"),
+        ({**ONS, **PERSON, "privacy__delta": 0}, "privacy.delta=0.0 (from a test): must be"),
+        (
+            {**ONS, **PERSON, "environment__name": "movielens", "environment__path": "u.data"},
+            "privacy.clip='auto' (from a test): must be a number for movielens",
+        ),
+        (
+            {**ONS, **PERSON, "privacy__clip": 3, "max_difference": 2},
+            "privacy.clip=3 (from a test): must be at most max_difference=2",
+        ),
+    ],
+)
+def test_other_settings_of_privacy_are_refused_with_the_reason(values, words):
+    with pytest.raises(SettingsError) as error:
+        settings(**values)
+    assert str(error.value).startswith(words)
+
+
+def test_the_length_that_clips():
+    assert settings(**ONS).clip is None
+    assert settings(**ONS, **PERSON).clip == math.sqrt(6)
+    assert settings(**ONS, **PERSON, max_difference=2).clip == 2.0
+    assert settings(**ONS, **PERSON, max_difference=2, privacy__clip=1).clip == 1.0
+
+
+def test_flower_and_python_have_the_same_settings():
+    import fldb_flower as fldb
+
+    flat = from_flat({"algorithm": "fldb-ons", "first-round": "step", "privacy-epsilon": 1}, "flwr")
+    assert flat.privacy.epsilon == 1.0
+    result = fldb.run(**ONS, num_agents=20, horizon=5, tau=5, privacy_epsilon=3)
+    assert result.summary["privacy"]["openings"] == 2
+    with pytest.raises(SettingsError, match=r"privacy_epsilon='some' \(from .*or none"):
+        fldb.run(**ONS, privacy_epsilon="some")
