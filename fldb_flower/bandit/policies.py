@@ -241,9 +241,8 @@ class PersonalPolicy(Policy):
         self._estimates = PersonalEstimates(agents, d, settings.personal_ridge, arrays, longest)
         self._arrays, self._width = arrays, settings.personal_width
         zeros = arrays.zeros
-        losses, none = zeros(len(VARIANCES)), zeros(agents)
-        if self._clip is not None:  # of each agent
-            losses = zeros(agents, len(VARIANCES))
+        none, grid = zeros(agents), len(VARIANCES)
+        losses = zeros(grid) if self._clip is None else zeros(agents, grid)
         self._counted = Shares(zeros(agents, d, d), zeros(agents, d), losses, none, none)
         self._sent, self._sent_after = self._counted, 0
         self._losses, self._squares, self._offers = losses, none, 0
@@ -252,10 +251,9 @@ class PersonalPolicy(Policy):
 
     def acknowledge(self, counted: int) -> None:
         if counted >= self._sent_after:
-            self._counted = self._sent
+            self._counted = sent = self._sent
             if self._clip is not None:  # whole shares are sent, and none is subtracted
-                none = {name: 0.0 * getattr(self._sent, name) for name in ("precision", "shift")}
-                self._counted = self._sent._replace(**none)
+                self._counted = sent._replace(precision=0 * sent.precision, shift=0 * sent.shift)
 
     def receive(self, estimate: Estimate | CommonPrior) -> None:
         assert isinstance(estimate, CommonPrior)
