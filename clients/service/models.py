@@ -226,6 +226,11 @@ class Status(BaseModel):
         examples=[10],
     )
 
+    privacy: Privacy | None = Field(
+        description="What the contributions to secure sums have cost in differential privacy; null"
+        " without secure sums."
+    )
+
 
 class Health(Model):
     """The service is running and its store can be read."""

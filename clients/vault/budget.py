@@ -102,9 +102,9 @@ class Spent(NamedTuple):
         At ``delta``; None if numbers without noise were sent, or dp-accounting is not installed.
     delta : float
         Delta.
-    has_noise : bool
+    noise : bool
         Whether contributions with noise were sent.
-    is_exact : bool
+    exact : bool
         Whether numbers without noise were sent, or may have been.
     max_epsilon : float or None
         The cap; None without one.
@@ -114,8 +114,8 @@ class Spent(NamedTuple):
 
     epsilon: float | None
     delta: float
-    has_noise: bool
-    is_exact: bool
+    noise: bool
+    exact: bool
     max_epsilon: float | None
     days: int | None
 
@@ -126,8 +126,7 @@ def spent_of(ledger: Ledger, budget: Budget, now: float) -> Spent:
     is_exact = math.isinf(cost)
     epsilon = None if is_exact else _epsilon(cost, budget.max_delta)
     cap = budget.max_epsilon if budget.has_cap else None
-    has_noise = bool(ledger.days)
-    return Spent(epsilon, budget.max_delta, has_noise, is_exact, cap, budget.days)
+    return Spent(epsilon, budget.max_delta, bool(ledger.days), is_exact, cap, budget.days)
 
 
 def require_noise(shared: SharedBroadcast) -> None:

@@ -115,9 +115,7 @@ class Vault:
 
     def spent(self) -> Spent:
         """Return what the contributions have cost, and the owner's cap."""
-        with self._store.transaction():
-            ledger = self._ledger()
-        return spent_of(ledger, self._config.budget, self._clock())
+        return spent_of(self._ledger(), self._config.budget, self._clock())
 
     def answer(self, request: bytes) -> bytes:
         """Return the reply to a request, both of :mod:`fldb_flower.wire.secure_messages`.
@@ -311,7 +309,7 @@ class Vault:
         return Journal() if content is None else Journal.from_bytes(content)
 
     def _ledger(self) -> Ledger:
-        """Return the ledger, within a transaction: that of the store, or of the epoch file."""
+        """Return the ledger: of the store, and of the epoch file if the store is a backup."""
         epoch = self._epoch.read() or Epoch()
         return self._stored_ledger().merged(epoch.ledger)
 

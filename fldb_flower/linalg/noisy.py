@@ -71,7 +71,8 @@ def denoised(matrix: Array, deviation: float) -> FloatArray:
     coordinates = d - 1 if matrix.ndim == 1 else d * (d + 1) // 2 - 1
     estimate = level + _share(rest, coordinates, deviation) * rest
     if matrix.ndim == 1:
-        return np.maximum(estimate, 0.0)
+        positive: FloatArray = np.maximum(estimate, 0.0)
+        return positive
     values, vectors = np.linalg.eigh(estimate)
     return _symmetric((vectors * np.maximum(values, 0.0)) @ vectors.T)
 
@@ -107,10 +108,11 @@ def observed(
     if curvature.ndim == 1:
         gain = curvature / (spread * curvature + variance)
         return gain * curvature, gain * vector
-    covariance = spread * curvature + variance * np.eye(len(curvature))
-    # H and R commute, so H R^-1 is symmetric.
-    gain = _symmetric(np.linalg.solve(covariance, curvature))
-    return _symmetric(gain @ curvature), gain @ vector
+    values, vectors = np.linalg.eigh(curvature)  # H and R have the same eigenvectors
+    values = np.maximum(values, 0.0)
+    gain = values / (spread * values + variance)
+    precision = _symmetric((vectors * (gain * values)) @ vectors.T)
+    return precision, vectors @ (gain * (vectors.T @ vector))
 
 
 def _share(values: Array, coordinates: int, deviation: float) -> float:
