@@ -9,10 +9,17 @@ import numpy as np
 import pytest
 from scipy import stats
 from secure_grid import SecureFederation
+from test_devices import BASE
+from test_devices import Federation as DeviceFederation
 from vaults import D
 
-from fldb_flower.errors import CheckpointError
+from clients.store import DuelStore
+from clients.uploads import UploadMaker
+from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.errors import CheckpointError, SettingsError
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.privacy.ledger import Ledger
+from fldb_flower.privacy.sensitivities import release_of
 from fldb_flower.settings import from_flat
 from fldb_flower.wire import secure_messages as messages
 from strategies.secure_noise import OPENINGS
@@ -137,3 +144,78 @@ def test_the_noise_of_the_sums_of_a_federation_is_independent(tmp_path):
     low, high = stats.chi2.ppf([1e-5, 1 - 1e-5], df=10)
     assert low < float((values**2).sum()) < high
     assert len(set(values.tolist())) == 10
+
+
+# --- without secure sums: the server adds the noise ----------------------------------------------
+
+PLAIN = {**PRIVATE, "first-round": "step", "max-difference": 8.0, "devices-first-duels": 1}
+
+
+def test_without_secure_sums_the_server_adds_noise_from_no_seed(tmp_path):
+    """The same answers and the same seed: other noise, and the planned rounds only."""
+    estimates = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        federation = DeviceFederation(folder, **PLAIN)
+        for device in range(3):
+            federation.answer(device, 4)
+        server = federation.serve(**{"devices-rounds": 1})
+        estimates.append(server.strategy.algorithm.theta_sync)
+    assert not np.allclose(*estimates)
+
+
+def test_the_rounds_of_a_private_federation_are_those_of_all_its_runs(tmp_path):
+    federation = DeviceFederation(tmp_path, **PLAIN)
+    for device in range(3):
+        federation.answer(device, 4)
+    server = federation.server()
+    assert server.try_round(), federation.lines
+    server.directory.close()
+    for device in range(3):
+        federation.answer(device, 4)
+    federation.serve()
+    summary = json.loads((tmp_path / "server" / "summary.json").read_text())
+    assert (summary["rounds"], summary["privacy"]["openings"]) == (2, 2)
+    assert summary["privacy"]["spent"] == pytest.approx(3.0, rel=2e-3)
+    federation.answer(0, 4)
+    sent = federation.grid.sent
+    federation.serve()
+    assert federation.grid.sent == sent + 3  # only the last estimate
+    assert json.loads((tmp_path / "server" / "summary.json").read_text())["rounds"] == 2
+
+
+def test_a_device_limits_its_upload(tmp_path):
+    """The scaled length of (g, W, H) is at most 1, whatever the answers."""
+    settings = from_flat({**from_devices(PLAIN)}, "a test")
+    with DuelStore(tmp_path / "duels.db") as store:
+        for difference in np.random.default_rng(3).uniform(-9.0, 9.0, (20, 3)):
+            proposal = store.propose(difference, np.nan, expire_after=60.0)
+            store.record([(proposal.id, 1.0)])
+        end = store.cut(0, 1)
+        estimate = Estimate(np.zeros(3), np.eye(3))
+        request = Broadcast(PlayRequest(2, 2, estimate), np.array([1.0, 0.0, -1.0]), hessian=True)
+        upload, _ = UploadMaker(store, settings).upload(request, 0, end)
+    unit = release_of(request, settings).noise()
+    parts = {name: getattr(upload, name) for name in ("gradient", "information", "hessian")}
+    square = sum(float((part**2).sum()) / getattr(unit, name) ** 2 for name, part in parts.items())
+    assert square == pytest.approx(1.0, rel=1e-6)
+    assert upload.num_duels == 20
+
+
+def from_devices(changes):
+    return {**BASE, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"devices-rounds": 0}, r"devices\.rounds=0"),
+        ({"max-difference": "auto"}, "privacy.clip"),
+        ({"privacy-unit": "answer"}, "privacy.unit"),
+    ],
+)
+def test_what_devices_need_is_one_line(changes, words):
+    with pytest.raises(SettingsError, match=words) as raised:
+        from_flat(from_devices({**PLAIN, **changes}), "a test")
+    assert "\n" not in str(raised.value)
