@@ -153,16 +153,19 @@ PLAIN = {**PRIVATE, "first-round": "step", "max-difference": 8.0, "devices-first
 
 def test_without_secure_sums_the_server_adds_noise_from_no_seed(tmp_path):
     """The same answers and the same seed: other noise, and the planned rounds only."""
-    estimates = []
+    estimates, answers = [], []
     for number in range(2):
         folder = tmp_path / str(number)
         folder.mkdir()
-        federation = DeviceFederation(folder, **PLAIN)
+        # With less noise than answers, so that the estimate is not 0.
+        federation = DeviceFederation(folder, **{**PLAIN, "privacy-epsilon": 1000.0})
         for device in range(3):
             federation.answer(device, 4)
         server = federation.serve(**{"devices-rounds": 1})
         estimates.append(server.strategy.algorithm.theta_sync)
-    assert not np.allclose(*estimates)
+        answers.append(sorted(map(tuple, np.concatenate([*federation.differences()]).tolist())))
+    assert answers[0] == answers[1]
+    assert np.abs(estimates[0] - estimates[1]).max() > 1e-9
 
 
 def test_the_rounds_of_a_private_federation_are_those_of_all_its_runs(tmp_path):
@@ -170,6 +173,7 @@ def test_the_rounds_of_a_private_federation_are_those_of_all_its_runs(tmp_path):
     for device in range(3):
         federation.answer(device, 4)
     server = federation.server()
+    server.strategy.connect(federation.grid)
     assert server.try_round(), federation.lines
     server.directory.close()
     for device in range(3):
