@@ -142,6 +142,8 @@ def require_noise(shared: SharedBroadcast) -> None:
     """
     settings, privacy = shared.settings, shared.privacy
     if not settings.is_private:
+        if privacy is not None:
+            raise SecureError("the exchange has noise, and no privacy.epsilon")
         return
     if privacy is None:
         raise SecureError("the exchange has privacy.epsilon, and no noise")
@@ -174,9 +176,10 @@ def noise_for(
     PrivacyError
         The encoding is too coarse for it.
     """
-    assert shared.privacy is not None
+    privacy = shared.privacy
+    assert privacy is not None
     honest = discrete.honest_devices(header.least_devices, header.min_devices, budget.colluding)
-    return discrete.device_noise(shared.privacy.noise, encoding, honest)
+    return discrete.device_noise(privacy.noise, encoding, honest, privacy.multiplier)
 
 
 @functools.lru_cache
