@@ -598,6 +598,16 @@ def test_a_damaged_privacy_of_a_broadcast_is_one_line(fleet, edit):
     assert "\n" not in str(raised.value)
 
 
+def test_estimates_that_overflow_are_refused_whatever_the_answers(fleet):
+    settings = private(fleet)
+    wide = common((1e200, -1e200))
+    header = fleet.header(wide, settings=settings)
+    for name in fleet.names[:2]:
+        reply = fleet.phones[name].ask(fleet.request(header, name))
+        assert isinstance(reply, Refused)
+        assert "a number beyond" in reply.reason
+
+
 def test_private_settings_without_noise_are_refused(fleet):
     settings = private(fleet)
     reply = ask_with(fleet, settings, encode_shared(common(), settings, 7))
