@@ -612,7 +612,7 @@ def test_a_value_beyond_its_bound_is_named_only_in_the_log(fleet, caplog):
     header = fleet.header(settings=fleet.settings(max_difference=1.0), max_duels=4)
     assert refusal(fleet, header) == WITHHELD
     assert "the gradient[0] = -450.625: must be from -4 to 4" in caplog.text
-    assert fleet.phones["d00"].store.sent == 0
+    assert fleet.phones["d00"].store.sent == 4  # the server observes the refusal: once for each cut
 
 
 def test_damage_of_the_store_is_named_only_in_the_log(fleet, caplog):

@@ -5,7 +5,8 @@ sum opened for a second time, or the same answers sent again. The epoch file sho
 older. It is beside the private key, ``KEY.epoch``, so that another store with the same key does not
 evade it. **No backup may contain it.**
 
-It is written after the journal is stored, and before the reply.
+It is written after the journal is stored, and before the reply. Only its owner can read it: a cut is
+a number of answers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from fldb_flower.secure.canonical import check_integer, from_json, to_json
 from fldb_flower.secure.journal import Journal
 from fldb_flower.secure.roster import LARGEST_NUMBER
 from fldb_flower.system.files import replace_file
+
+_MODE = 0o600
 
 
 class Epoch(NamedTuple):
@@ -83,6 +86,6 @@ class EpochFile:
             The file cannot be written.
         """
         try:
-            replace_file(self.path, to_json(epoch._asdict()))
+            replace_file(self.path, to_json(epoch._asdict()), _MODE)
         except OSError as reason:
             raise OutputError(f"cannot write {self.path}: {reason.strerror}") from None

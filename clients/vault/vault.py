@@ -185,20 +185,41 @@ class Vault:
         with store.transaction(), one_blas_thread(shared.settings.dimension):
             journal = self._journal()
             start, cut = device.span(header, journal, store.last, now=now)
+            seed = os.urandom(SEED_BYTES)
             if device.repeated(header, journal):
                 content = store.secure_part("numbers")
                 if content is None:
                     raise DeclinedError("the answers were forgotten since the first request")
             else:
                 store.add_cut(start, cut, header.min_duels)
-                uploads = UploadMaker(store, shared.settings)
-                upload, _ = uploads.upload(shared.broadcast, start, cut, journal.counted)
-                content = to_bytes(encoding.encode(numbers_of(upload, shared.broadcast)))
+                content = self._numbers(shared, encoding, (start, cut), journal.counted)
                 store.keep_secure_part("numbers", content)
-            numbers, seed = from_bytes(content), os.urandom(SEED_BYTES)
-            sealed, journal = device.collect(header, journal, numbers, cut, seed, now=now)
+            if content:
+                numbers = from_bytes(content)
+                sealed, journal = device.collect(header, journal, numbers, cut, seed, now=now)
+            else:
+                sealed, journal = {}, journal.contribute(header, cut, seed, content)
             self._keep(journal)
+        if not sealed:
+            raise DataError("the answers have no numbers within the bounds of the exchange")
         return sealed
+
+    def _numbers(
+        self, shared: SharedBroadcast, encoding: Encoding, span: tuple[int, int], counted: int
+    ) -> bytes:
+        """Return the numbers of answers, or no bytes if they cannot be encoded.
+
+        That they cannot depends on the answers, and the server observes it. The cut is therefore
+        used up as by a contribution: else the server could search for the bounds, and for the
+        largest number with them, by requests about the same answers.
+        """
+        uploads = UploadMaker(self._store, shared.settings)
+        try:
+            upload, _ = uploads.upload(shared.broadcast, *span, counted)
+            return to_bytes(encoding.encode(numbers_of(upload, shared.broadcast)))
+        except DataError as reason:
+            _LOG.warning("%s", one_line(f"no contribution to a secure sum: {reason}"))
+            return b""
 
     def _encoding(self, header: Header, shared: SharedBroadcast) -> Encoding:
         """Return the encoding of the numbers, after a check of what the header states of it."""
@@ -273,9 +294,10 @@ class Vault:
         if epoch.is_ahead_of(Epoch.of(journal)):
             _LOG.warning(
                 "%s was restored from a backup: its answers up to number %d are not sent again",
-                one_line(self._store.path), epoch.cut,
+                one_line(self._store.path), max(epoch.cut, journal.sent),
             )  # fmt: skip
-            journal = self._start_after(epoch.cut, max(epoch.contributed, epoch.opened))
+            cut, last = max(epoch.cut, journal.sent), max(epoch.contributed, epoch.opened)
+            journal = self._start_after(cut, max(last, journal.last_round))
         return journal
 
     def _stored(self) -> Journal:
