@@ -769,6 +769,7 @@ def test_the_configuration(fleet):
     config = read_config(file)
     assert (config.limits.min_duels, config.limits.min_devices) == (1, 10)
     assert config.max_difference == np.inf
+    assert config.least_duels(dimension=64, min_devices=10) == 20
     assert "private" not in repr(config)
 
 

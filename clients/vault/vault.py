@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
+
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
 from clients.vault.config import VaultConfig
@@ -150,6 +152,11 @@ class Vault:
         device = self._device()
         check_header(header, device.roster, device.limits, device.name, self._clock())
         shared = _from_server(decode_shared, header.broadcast)
+        least = self._config.least_duels(shared.settings.dimension, header.min_devices)
+        if header.min_duels < least:
+            raise SecureError(
+                f"the exchange has min_duels={header.min_duels}, and {device.name} requires {least}"
+            )
         encoding = self._encoding(header, shared)
         self._receive(shared, lambda journal: journal.acknowledge(header, counted))
         self._store.expect(header.min_duels)
@@ -217,7 +224,7 @@ class Vault:
         try:
             upload, _ = uploads.upload(shared.broadcast, *span, counted)
             return to_bytes(encoding.encode(numbers_of(upload, shared.broadcast)))
-        except DataError as reason:
+        except (DataError, ArithmeticError, np.linalg.LinAlgError) as reason:
             _LOG.warning("%s", one_line(f"no contribution to a secure sum: {reason}"))
             return b""
 
