@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import stat
+import threading
 
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from vaults import Fleet, common
 
-from clients.store import distinct_duels
+from clients.store import DuelStore, duel_key
 from clients.uploads import UploadMaker
+from clients.vault import Vault, read_config
+from clients.vault.epoch import EpochFile
 from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.deployment.rosters import load_device_key
 from fldb_flower.errors import DataError, SecureError
@@ -269,9 +272,9 @@ def test_a_duel_is_read_from_a_plain_upload_and_not_from_what_a_secure_server_se
     for phone in fleet.phones.values():
         phone.answer((duel, 0.0) if phone.name == "d00" else ([0.5, 1.0], 1.0))
     broadcast = common()
+    _, state = fleet.exchange(broadcast)
     plain, _ = UploadMaker(fleet.phones["d00"].store, fleet.settings()).upload(broadcast, 0, 1)
     assert read_upload(plain) == pytest.approx(-duel)
-    _, state = fleet.exchange(broadcast)
     scheme = state.header.scheme
     assert (scheme.tolerated, scheme.random_rows, scheme.needed) == (2, 6, 8)
     members = [name for name in state.header.committee if name != "d00"]
@@ -453,7 +456,37 @@ def test_whatever_a_server_acknowledges_no_cut_is_sent_twice(tmp_path, seed, alg
         assert last.cut >= cuts[-1] + header.min_duels
         assert last.cut - last.start <= header.max_duels
         fresh = phone.store.evidence(max(cuts[-1], last.start), last.cut)
-        assert distinct_duels(fresh.differences) >= 2
+        assert len({duel_key(each) for each in fresh.differences if each.any()}) >= 2
         cuts.append(last.cut)
         known.append(header.exchange)
     assert len(cuts) > 5
+
+
+def test_two_stores_with_one_key_open_one_set_also_at_the_same_time(tmp_path, monkeypatch):
+    """The second request arrives after the first one is stored, and before the epoch is written."""
+    fleet, state = contributed(tmp_path)
+    name, pieces = state.header.committee[0], state.pieces_for(state.header.committee[0])
+    copy = tmp_path / "copy.db"
+    fleet.phones[name].store.backup(copy)
+    content, fewer = state.header.to_bytes(), dict(list(pieces.items())[:5])
+    request = messages.encode(messages.Open(content, fewer))
+    replies, threads, write = [], [], EpochFile.write
+
+    def other_request():
+        with DuelStore(copy) as store:
+            config = read_config(fleet.folder / name / "vault.toml")
+            vault = Vault(store, config, clock=lambda: fleet.now)
+            replies.append(messages.decode_reply(vault.answer(request)))
+
+    def slow_write(self, epoch):
+        if not threads:
+            threads.append(threading.Thread(target=other_request))
+            threads[0].start()
+            threads[0].join(0.5)
+        write(self, epoch)
+
+    monkeypatch.setattr(EpochFile, "write", slow_write)
+    assert isinstance(opening(fleet, state, name, pieces), messages.Opened)
+    threads[0].join()
+    assert isinstance(replies[0], messages.Refused)
+    assert "not later than" in replies[0].reason

@@ -11,6 +11,9 @@ a number of answers.
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +21,7 @@ from fldb_flower.errors import DataError, OutputError
 from fldb_flower.secure.canonical import check_integer, from_json, to_json
 from fldb_flower.secure.journal import Journal
 from fldb_flower.secure.roster import LARGEST_NUMBER
-from fldb_flower.system.files import replace_file
+from fldb_flower.system.files import lock_folder, replace_file
 
 _MODE = 0o600
 
@@ -57,6 +60,26 @@ class EpochFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let no other vault with this key reply, from what its store contains until the epoch.
+
+        The vault of another store could otherwise open a second set before the epoch is written.
+
+        Raises
+        ------
+        DataError
+            The folder cannot be read.
+        """
+        try:
+            lock = lock_folder(self.path.parent, wait=True)
+        except OSError as reason:
+            raise DataError(f"cannot read {self.path.parent}: {reason.strerror}") from None
+        try:
+            yield
+        finally:
+            os.close(lock)
 
     def read(self) -> Epoch | None:
         """Return the epoch in the file, or None if there is no file.

@@ -96,7 +96,8 @@ class Vault:
         self._clock = clock
         self._epoch = EpochFile(config.key.with_name(f"{config.key.name}.epoch"))
         self._rosters = RosterKeeper(store, config)
-        self._begin()
+        with self._epoch.locked():
+            self._begin()
         try:
             self._device()
         except SecureError as reason:
@@ -133,14 +134,15 @@ class Vault:
         request = _from_server(decode_request, content)
         if isinstance(request, Hello):
             return self._introduce(request.roster)
-        if isinstance(request, Deliver):
-            shared = _from_server(decode_shared, request.broadcast)
-            self._receive(shared, lambda journal: _counted(journal, request.counted))
-            return Delivered()
-        header = _from_server(Header.from_bytes, request.header)
-        if isinstance(request, Collect):
-            return self._collect(header, request.counted or None)
-        return self._open(header, request.sealed)
+        with self._epoch.locked():
+            if isinstance(request, Deliver):
+                shared = _from_server(decode_shared, request.broadcast)
+                self._receive(shared, lambda journal: _counted(journal, request.counted))
+                return Delivered()
+            header = _from_server(Header.from_bytes, request.header)
+            if isinstance(request, Collect):
+                return self._collect(header, request.counted or None)
+            return self._open(header, request.sealed)
 
     def _introduce(self, content: bytes) -> Introduced:
         self._rosters.look_at_file()
