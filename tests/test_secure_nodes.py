@@ -202,6 +202,10 @@ def test_results_have_the_devices_of_each_sum_and_no_counts_of_single_devices(tm
     assert (model["duels"], model["devices"]) == (12, 6)
 
 
+NO_NUMBER = b'fldb-flower node 1\n\0\0\0\x25{"kind":NaN,"lengths":{},"values":{}}'
+"""Canonical JSON has no NaN."""
+
+
 def message(content, reply_to):
     return Message(RecordDict(content), reply_to=reply_to)
 
@@ -220,6 +224,10 @@ def message(content, reply_to):
             "the message has another format: another version of fldb-flower sent it",
         ),
         (
+            lambda to: message({"config": ConfigRecord({"secure": NO_NUMBER})}, to),
+            "the message is not in canonical form",
+        ),
+        (
             lambda to: message({"config": ConfigRecord({"secure": bytes(2**21)})}, to),
             "2 MiB exceed max-message-mb=1",
         ),
@@ -234,7 +242,7 @@ def message(content, reply_to):
             r"ValueError: no \x1b[31mred",
         ),
     ],
-    ids=range(7),
+    ids=range(8),
 )  # fmt: skip
 def test_a_malformed_reply_is_one_line_and_does_not_stop_the_round(tmp_path, reply, reason):
     federation = SecureFederation(tmp_path, **{"max-message-mb": 1.0})

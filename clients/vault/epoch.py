@@ -12,7 +12,7 @@ a number of answers.
 from __future__ import annotations
 
 import contextlib
-import os
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from fldb_flower.errors import DataError, OutputError
 from fldb_flower.secure.canonical import check_integer, from_json, to_json
 from fldb_flower.secure.journal import Journal
 from fldb_flower.secure.roster import LARGEST_NUMBER
-from fldb_flower.system.files import lock_folder, replace_file
+from fldb_flower.system.files import replace_file
 
 _MODE = 0o600
 
@@ -56,10 +56,17 @@ class Epoch(NamedTuple):
 
 
 class EpochFile:
-    """The file of an epoch."""
+    """The file of an epoch.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Parameters
+    ----------
+    key : Path
+        The file of the private key.
+    """
+
+    def __init__(self, key: Path) -> None:
+        self._key = key
+        self.path = key.with_name(f"{key.name}.epoch")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -67,19 +74,21 @@ class EpochFile:
 
         The vault of another store could otherwise open a second set before the epoch is written.
 
+        The lock is on the private key, which other users cannot open.
+
         Raises
         ------
         DataError
-            The folder cannot be read.
+            The private key cannot be read.
         """
         try:
-            lock = lock_folder(self.path.parent, wait=True)
+            file = self._key.open("rb")
         except OSError as reason:
-            raise DataError(f"cannot read {self.path.parent}: {reason.strerror}") from None
-        try:
+            raise DataError(f"cannot read {self._key}: {reason.strerror}") from None
+        with file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(lock)
 
     def read(self) -> Epoch | None:
         """Return the epoch in the file, or None if there is no file.

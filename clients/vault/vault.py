@@ -94,7 +94,7 @@ class Vault:
         self._store = store
         self._config = config
         self._clock = clock
-        self._epoch = EpochFile(config.key.with_name(f"{config.key.name}.epoch"))
+        self._epoch = EpochFile(config.key)
         self._rosters = RosterKeeper(store, config)
         with self._epoch.locked():
             self._begin()
