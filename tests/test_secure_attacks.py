@@ -169,9 +169,7 @@ def test_a_prior_without_a_meaning_is_refused(tmp_path, precision, variance, low
     phone = fleet.phones["d00"]
     phone.answer(([0.1, 0.1], 1.0), ([1.0, 0.1], 0.0))
     prior = CommonPrior(precision, np.zeros(2), variance, 1.0)
-    broadcast = Broadcast(
-        PlayRequest(1, 1, prior), None, shares=True, lowest_variance=lowest
-    )
+    broadcast = Broadcast(PlayRequest(1, 1, prior), None, shares=True, lowest_variance=lowest)
     shared = encode_shared(broadcast, fleet.settings(algorithm="fldb_personal"), duels=7)
     for request in (
         messages.Deliver(shared, b""),

@@ -5,8 +5,8 @@ sum opened for a second time, or the same answers sent again. The epoch file sho
 older. It is beside the private key, ``KEY.epoch``, so that another store with the same key does not
 evade it. **No backup may contain it.**
 
-It is written after the journal is stored, and before the reply. Only its owner can read it: a cut is
-a number of answers.
+It is written after the journal is stored, and before the reply. Only its owner can read it: a cut
+is a number of answers.
 """
 
 from __future__ import annotations
