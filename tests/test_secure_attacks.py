@@ -487,3 +487,20 @@ def test_two_stores_with_one_key_open_one_set_also_at_the_same_time(tmp_path, mo
     threads[0].join()
     assert isinstance(replies[0], messages.Refused)
     assert "not later than" in replies[0].reason
+
+
+def test_a_backup_from_before_the_first_exchange_needs_the_epoch_file_too(tmp_path):
+    """Without the file, the vault would open a second set for an exchange of the last days."""
+    fleet = Fleet(tmp_path, 6)
+    phone, backup = fleet.phones["d00"], tmp_path / "backup.db"
+    phone.store.backup(backup)
+    for each in fleet.phones.values():
+        each.answer(([0.5, 1.0], 1.0))
+    state = fleet.open(fleet.collect(fleet.header()))
+    phone.store.close()
+    for file in [*phone.folder.glob("duels.db*"), phone.folder / "device.key.epoch"]:
+        file.unlink()
+    backup.rename(phone.path)
+    with pytest.raises(DataError, match=r"device\.key\.epoch is missing"):
+        phone.start()
+    assert "d00" in state.chosen

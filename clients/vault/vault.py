@@ -274,7 +274,7 @@ class Vault:
             if store.secure_part("journal") is None:
                 journal = self._start_after(store.pruned, 0)  # they cannot be sent
             if self._epoch.read() is None:
-                if journal.last_round and store.secure_part("key") == public:
+                if store.secure_part("key") == public:  # stored with the first epoch file
                     raise DataError(
                         f"{self._epoch.path} is missing, so sums may have been opened that the"
                         f" store does not contain: create a new key instead of {self._config.key},"
