@@ -19,6 +19,7 @@ from fldb_flower.runs.directory import CHECKPOINT
 from fldb_flower.secure.header import Header
 from fldb_flower.secure.roster import read
 from fldb_flower.secure.sealing import Route, seal
+from fldb_flower.secure.server import ServerExchange
 from fldb_flower.settings import from_flat
 from fldb_flower.wire import secure_messages as messages
 from fldb_flower.wire.secure_upload import numbers_of
@@ -271,6 +272,22 @@ def test_a_killed_server_counts_every_answer_once(tmp_path, place, after):
     assert len(set(opened)) == len(opened)  # one set each
 
 
+def test_the_set_is_on_the_disk_before_a_member_is_asked(tmp_path):
+    federation, stored = SecureFederation(tmp_path), []
+
+    def fault(_name, request):
+        if is_open(request):
+            state = ServerExchange.from_bytes((tmp_path / "server" / EXCHANGE).read_bytes())
+            stored.append(state.chosen == tuple(request.sealed))
+        return "none"
+
+    federation.answer()
+    federation.grid.fault = fault
+    with federation.serving() as server:
+        assert server.try_round()
+    assert stored == [True] * 8
+
+
 def test_after_a_restart_the_members_are_asked_about_the_stored_set(tmp_path):
     federation = SecureFederation(tmp_path)
     federation.answer()
@@ -367,6 +384,11 @@ def test_a_device_whose_pieces_do_not_open_is_named_and_left_out(tmp_path):
         assert server.try_round()
         assert "d02" not in server.devices.counted
         assert federation.check_counted(server) == 28
+    federation.answer()
+    federation.grid.asked.clear()
+    with federation.serving() as server:  # a restarted server knows it as well
+        assert server.try_round()
+    assert "d02" not in {name for name, _ in federation.grid.asked}
 
 
 def test_a_bad_dealer_is_found_while_the_others_count(tmp_path):
