@@ -329,6 +329,23 @@ def test_the_log_names_what_was_not_counted(tmp_path, caplog):
     )
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        # As Flower's ClientApp replies: the type and the text of the exception.
+        (f"{FederationError}:<'the service 'x' is down'>", "the service 'x' is down"),
+        (f"{KeyError}:<''config''>", "KeyError: 'config'"),
+        (f"Traceback\n  line 3\n{ConnectionRefusedError}:<'[Errno 111]'>\n",
+         "ConnectionRefusedError: [Errno 111]"),
+        ("out of memory", "out of memory"),
+        ("", "failed without a reason"),
+    ],
+)  # fmt: skip
+def test_the_reason_of_a_failed_node_is_one_line_without_wrapping(reason, words):
+    request = Message(RecordDict(), dst_node_id=3, message_type="train")
+    assert transport.failure(Message(Error(0, reason), reply_to=request)) == words
+
+
 class NetworkGrid(SecureGrid):
     """A grid like Flower's: a message that was pulled already gets an error, and some are slow."""
 
