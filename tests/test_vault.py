@@ -720,7 +720,7 @@ def test_rosters_of_others_are_refused(fleet):
     assert phone.ask(Hello(b"")) == Introduced("d00", 1)
 
 
-def test_a_roster_that_expires_stops_sums_but_not_the_service(fleet):
+def test_a_roster_that_expires_stops_sums_but_not_the_service(fleet, caplog):
     phone = fleet.phones["d00"]
     day = datetime.datetime.fromtimestamp(START, datetime.UTC).date()
     dates = {"not_before": None, "not_after": day}
@@ -728,6 +728,8 @@ def test_a_roster_that_expires_stops_sums_but_not_the_service(fleet):
     assert phone.ask(Hello(b"")) == Introduced("d00", 2)
     fleet.now += 2 * 86400
     assert f"valid from any day to {day}" in refusal(fleet, fleet.header())
+    phone.restart()
+    assert "no part in secure sums" in caplog.text
     rosters.renew_roster(
         fleet.roster_file, fleet.folder / "signer", dates={**dates, "not_after": None}
     )

@@ -98,13 +98,7 @@ class Vault:
         self._rosters = RosterKeeper(store, config)
         with self._epoch.locked():
             self._begin()
-        try:
-            self._device()
-        except SecureError as reason:
-            if self._rosters.is_from_file:
-                raise SecureError(f"{config.roster}: {reason}") from None
-            # A roster from the server must not stop the service of the owner.
-            _LOG.warning("%s", one_line(f"no part in secure sums: {reason}"))
+        self._check_roster()
 
     @property
     def min_devices(self) -> int:
@@ -262,6 +256,22 @@ class Vault:
     def _device(self) -> Device:
         config, roster = self._config, self._rosters.current(self._today())
         return Device(config.name, config.private, roster, config.limits)
+
+    def _check_roster(self) -> None:
+        """Log why the device cannot take part; an owner's file without its key is an error."""
+        config = self._config
+        try:
+            Device(config.name, config.private, self._rosters.latest(), config.limits)
+        except SecureError as reason:
+            if self._rosters.is_from_file:
+                raise SecureError(f"{config.roster}: {reason}") from None
+            # A roster from the server must not stop the service of the owner.
+            _LOG.warning("%s", one_line(f"no part in secure sums: {reason}"))
+            return
+        try:
+            self._rosters.current(self._today())
+        except SecureError as reason:  # the person can still answer duels
+            _LOG.warning("%s", one_line(f"no part in secure sums: {config.roster}: {reason}"))
 
     def _today(self) -> datetime.date:
         return datetime.datetime.fromtimestamp(self._clock(), datetime.UTC).date()
