@@ -378,7 +378,7 @@ def test_an_epoch_file_without_a_ledger_is_of_a_version_without_noise(fleet):
     fields = json.loads(path.read_text())
     assert fields.pop("ledger") == {"days": [], "exact": int(START // 86_400)}
     path.write_text(json.dumps(fields, sort_keys=True, separators=(",", ":")))
-    assert EpochFile(path).read().ledger.exact == int(START // 86_400)
+    assert EpochFile(phone.folder / "device.key").read().ledger.exact == int(START // 86_400)
 
 
 def test_forgotten_answers_stay_charged(fleet):
