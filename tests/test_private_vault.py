@@ -599,8 +599,9 @@ def test_a_damaged_privacy_of_a_broadcast_is_one_line(fleet, edit):
 
 
 def test_estimates_that_overflow_are_refused_whatever_the_answers(fleet):
-    settings = private(fleet)
-    wide = common((1e200, -1e200))
+    settings = private(fleet, algorithm="fldb_personal", first_round="minimise")
+    prior = CommonPrior(np.eye(2), np.array([1e200, -1e200]), 0.5, 0.0)
+    wide = Broadcast(PlayRequest(1, 1, prior), None, shares=True, lowest_variance=0.5)
     header = fleet.header(wide, settings=settings)
     for name in fleet.names[:2]:
         reply = fleet.phones[name].ask(fleet.request(header, name))
