@@ -5,7 +5,6 @@ Flower starts a new process for each message, so this module imports little more
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +12,11 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 
-from clients.learning import PersonalLearner
-from clients.store import SELECTION_SETTINGS, DuelStore, Synchronization
-from fldb_flower.bandit.prior import CommonPrior, ShareChange
-from fldb_flower.errors import DataError, SettingsError
-from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics
+from clients.store import DuelStore
+from clients.uploads import UploadMaker
+from fldb_flower.errors import SettingsError
+from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import one_blas_thread
 from fldb_flower.wire.codec import BroadcastHeader, decode_broadcast, encode_statistics
@@ -58,12 +55,8 @@ class DeviceAgent(NumPyClient):
     """
 
     def __init__(self, store: DuelStore, settings: Settings, limits: Limits) -> None:
-        known, most = store.dimension, settings.devices.max_duels
-        if known not in (None, settings.dimension):
-            raise SettingsError(
-                f"dimension={settings.dimension} (from the server's run): this device's duels have"
-                f" {known} features"
-            )
+        self._uploads = UploadMaker(store, settings)
+        most = settings.devices.max_duels
         if limits.min_duels > most:
             raise SettingsError(
                 f"min-duels-per-upload={limits.min_duels} (from --node-config, or 3 * dimension):"
@@ -71,7 +64,6 @@ class DeviceAgent(NumPyClient):
             )
         self.store = store
         self._settings = settings
-        self._form = make_form(settings)
         self._limits = limits
 
     def fit(
@@ -83,14 +75,14 @@ class DeviceAgent(NumPyClient):
         are those of :mod:`fldb_flower.wire.devices`.
         """
         header, counted = BroadcastHeader.from_config(config), config["counted"]
-        broadcast = decode_broadcast(parameters[0], header, self._form)
+        broadcast = decode_broadcast(parameters[0], header, self._uploads.form)
         if config["device"] != self.store.device_id:
             # The server does not yet know this device, nor how many of its answers it has counted.
             broadcast = broadcast._replace(theta_hat=None, shares=False)
             counted = 0
         answer, upload = self._statistics(broadcast, counted, config["upto"])
         if broadcast.play is not None and header.estimate:
-            self._synchronize(broadcast.play, counted, config["duels"])
+            self._uploads.synchronize(broadcast.play, counted, config["duels"])
         vector = encode_statistics(upload, broadcast, parameters[0].dtype.name)
         reply = {"header": list(answer), "device": self.store.device_id}
         return [vector], upload.num_duels, reply
@@ -98,76 +90,19 @@ class DeviceAgent(NumPyClient):
     def _statistics(
         self, broadcast: Broadcast, start: int, upto: int
     ) -> tuple[DeviceUploadHeader, Upload]:
-        d = self._settings.dimension
         if not broadcast.learns:
-            nothing = np.zeros((0, d))
-            upload = statistics(broadcast, nothing, np.zeros(0), nothing, self._form)
-            return DeviceUploadHeader(0, start, start, 0, 0), upload
+            return DeviceUploadHeader(0, start, start, 0, 0), self._uploads.nothing(broadcast)
         end = upto
         if upto < 0:
             most = self._settings.devices.max_duels
             end = self.store.cut(start, self._limits.min_duels, most)
         if broadcast.theta_hat is not None:
             self.store.admit(start, end, broadcast.theta_hat, self._limits.max_questions)
-        duels = self.store.evidence(start, end)
-        differences = duels.differences.reshape(-1, d)
-        upload = statistics(broadcast, differences, duels.preferences, differences, self._form)
-        rotated = self._form.rotated
-        upload = upload._replace(
-            information=rotated(upload.information),
-            hessian=None if upload.hessian is None else rotated(upload.hessian),
-            shares=self._share_change(broadcast, start, end) if broadcast.shares else None,
-        )
+        upload, duels = self._uploads.upload(broadcast, start, end)
         decided = np.isfinite(duels.predicted) & (duels.preferences != 0.5)
         agreed = (duels.predicted > 0.5) == (duels.preferences > 0.5)
         counts = int(decided.sum()), int((decided & agreed).sum())
         return DeviceUploadHeader(upload.num_duels, start, end, *counts), upload
-
-    def _share_change(self, broadcast: Broadcast, start: int, end: int) -> ShareChange:
-        """Return the change of this device's share between two cuts.
-
-        The share at ``end`` is computed once, from all answers up to it that are left, and stored.
-        """
-        store = self.store
-        span = store.share_span(start, end)
-        if start < end and not store.has_share(end):
-            prior = None if broadcast.play is None else broadcast.play.estimate
-            if not isinstance(prior, CommonPrior):
-                raise DataError("the broadcast requests a share without a prior")
-            learner = PersonalLearner(self._settings, prior, store.share(start))
-            known, new = store.answers(span.start, span.scored), store.answers(span.scored, end)
-            store.keep_share(end, learner.share(known, new))
-        return store.share_change(start, end)
-
-    def _synchronize(self, play: PlayRequest, counted: int, duels: int) -> None:
-        estimate = play.estimate
-        assert estimate is not None
-        prior = None
-        if isinstance(estimate, CommonPrior):
-            prior, information = estimate, estimate.precision
-            ridge = self._settings.personal_ridge * (prior.scale or 1.0)
-            theta = self._form.solve(information, prior.shift, ridge)  # the common mean
-        else:
-            theta, information = estimate.theta_sync, estimate.information
-            try:
-                self._form.whiten(information)
-            except np.linalg.LinAlgError:
-                raise DataError(
-                    "the broadcast's W_sync is not positive definite: not stored"
-                ) from None
-        chosen = {name: getattr(self._settings, name) for name in SELECTION_SETTINGS}
-        self.store.synchronize(
-            Synchronization(
-                received=time.time(),
-                round=play.last,
-                counted=counted,
-                duels=duels,
-                theta=theta,
-                information=self._form.pack(information),
-                parameters={**chosen, "lambda_": self._settings.ridge},
-                prior=prior,
-            )
-        )
 
 
 def train(message: Message, context: Context) -> Message:
@@ -193,6 +128,11 @@ def _store_path(context: Context) -> Path:
         raise SettingsError(
             f"node {context.node_id} has no store-path: start its flower-supernode with"
             " --node-config 'store-path=\"/absolute/path/duels.db\"'"
+        )
+    if "service-url" in context.node_config:
+        raise SettingsError(
+            f"node {context.node_id} has a service-url, so it takes part in secure sums only, and"
+            " this run has secure=false"
         )
     if not Path(path).is_absolute():
         raise SettingsError(f"store-path={path!r} (from --node-config): must be absolute")

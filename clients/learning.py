@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clients.store import SELECTION_SETTINGS, DuelStore, Evidence, Synchronization
+from clients.store import DuelStore, Evidence, Synchronization
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.personal import PersonalEstimates, Shares
 from fldb_flower.bandit.preference import logistic
@@ -17,7 +17,7 @@ from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.linalg.whiteners import Whitener
-from fldb_flower.settings import Settings
+from fldb_flower.settings import SELECTION_SETTINGS, Settings
 
 _BLOCK = 100  # at least this many answers are known for each one that is predicted together
 

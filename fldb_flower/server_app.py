@@ -8,15 +8,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fldb_flower.errors import FldbError, SettingsError
-from fldb_flower.federation.history import Counts
 from fldb_flower.runs.experiment import conduct
 from fldb_flower.runs.results import RunDirectory, default_directory, is_finished
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import hide_tracebacks
 from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory
-from strategies.device_nodes import DeviceNodes
-from strategies.device_rounds import DeviceServer
+from strategies.device_rounds import make_device_server
 
 app = ServerApp()
 _LOG = getLogger("flwr")
@@ -64,9 +62,7 @@ def _serve_devices(settings: Settings, grid: Grid) -> None:
             " with this federation's checkpoints, the same one in each run"
         )
     directory = DeviceDirectory(_output_directory(settings.output_dir), settings)
-    devices = DeviceNodes(settings)
-    strategy = make_strategy(settings, Counts(), devices)
-    DeviceServer(settings, strategy, devices, directory, _say).serve(grid)
+    make_device_server(settings, directory, _say).serve(grid)
     _say(f"results: {directory.path}")
 
 

@@ -3,6 +3,9 @@
 Starts a SuperLink, SuperNodes and preference services as on real devices (TLS, keys). Simulated
 users answer duels between drinks. Each step of the start, each exchange and each round is
 printed. One device is yours: open its page and answer duels too. Ctrl-C stops everything.
+
+With ``--secure``, devices take part in secure sums: the server reads sums over several devices
+only. The limits of the devices' owners are low enough for a few devices on one machine.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ if __name__ == "__main__":  # before what takes long to import
 import argparse
 import contextlib
 import csv
+import math
 import re
 import sys
 import tempfile
@@ -28,11 +32,14 @@ import numpy as np
 
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.secure.header import Limits
+from fldb_flower.secure.sharing import LARGEST_COMMITTEE, LEAST_COMMITTEE, Scheme
 from fldb_flower.system.commands import Parser, bounded, program
 from fldb_flower.system.signals import interruptible
 from fldb_flower.system.startup import SERVICE_EXTRA, require
 from simulations.local_federation import Device, LocalFederation
 from simulations.local_process import LocalProcess
+from simulations.local_vaults import SIGNING_KEY
 
 FEATURES = ("hot", "sweet", "bitter", "sour", "creamy", "fizzy")
 DRINKS = {  # each feature from 0 to 9
@@ -75,8 +82,16 @@ _SECONDS_AN_ANSWER = 0.7
 _ROUND_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _SUMMARY = "summary.json"
-_WAITS = re.compile(r"(?:round \d+(?:, exchange \d+:| waits:|: \d+ of)|sending the last).*(?=\n)")
+_WAITS = re.compile(
+    r"(?:round \d+(?:, [a-z0-9 ]+:| is not counted:|: \d+ of)|sending the last).*(?=\n)"
+)
 _NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leaves this machine
+_LIMITS = Limits(min_duels=1, min_devices=3, min_committee=LEAST_COMMITTEE)  # for the same reason
+_DEVICES, _SECURE_DEVICES, _PEOPLE = 3, 6, 2  # by default
+_SECURE_RUN = {
+    "algorithm": "fldb-personal",  # one exchange a round
+    "max_difference": 2 * math.sqrt(len(FEATURES)),  # features are from -1 to 1
+}
 
 
 def arms() -> list[dict[str, Any]]:
@@ -118,9 +133,13 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
     theta = np.random.default_rng(arguments.seed).standard_normal(len(FEATURES))
     theta *= _SCALE / np.linalg.norm(theta)
     file = _write_arms(folder / "arms.csv")
-    local = LocalFederation(folder, arguments.devices, node_config=_NODE_CONFIG, arms=file)
-    with local as federation:
+    mode: dict[str, Any] = {"node_config": _NODE_CONFIG}
+    if arguments.secure:
+        mode = {"secure": _LIMITS}
+    with LocalFederation(folder, arguments.devices, arms=file, **mode) as federation:
         _say(f"the logs are in {federation.folder / 'logs'}")
+        if arguments.secure:
+            _say_secure(federation)
         federation.start(_say)
         taken = federation.devices[: arguments.people]
         with _people(taken, theta):
@@ -130,15 +149,41 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
             for device in federation.devices[arguments.people :]:
                 _say(f"{device.key.name} is yours: {device.url}")
             (federation.results / _SUMMARY).unlink(missing_ok=True)  # of an earlier demo
-            _say("starting the rounds; the first one takes several exchanges")
+            _say(_start(arguments))
             run = federation.run(
-                algorithm="fldb-ons",
+                **(_SECURE_RUN if arguments.secure else {"algorithm": "fldb-ons"}),
                 dimension=len(FEATURES),
                 devices_rounds=arguments.rounds or 0,
                 devices_round_seconds=_ROUND_SECONDS,
                 devices_at_least=arguments.devices,
             )
             _report(federation, run, theta, arguments)
+
+
+def _least(devices: int) -> int:
+    """Return the smallest number of devices in a secure sum."""
+    return _LIMITS.min_devices + Scheme.of(min(devices, LARGEST_COMMITTEE)).tolerated
+
+
+def _start(arguments: argparse.Namespace) -> str:
+    if not arguments.secure:
+        return "starting the rounds; the first one takes several exchanges"
+    return (
+        f"starting the rounds; each is one sum over at least {_least(arguments.devices)} devices"
+        " with new answers"
+    )
+
+
+def _say_secure(federation: LocalFederation) -> None:
+    """Print what differs from a deployment."""
+    _say(
+        f"secure sums: each device requires {_LIMITS.min_devices} devices in a sum and a committee"
+        f" of {_LIMITS.min_committee}; these limits, and one user for all processes, are for a demo"
+    )
+    _say(
+        f"the roster is signed with {federation.roster.with_name(SIGNING_KEY)}; in a deployment,"
+        " this key is offline, with somebody other than the operator of the server"
+    )
 
 
 def _write_arms(path: Path) -> Path:
@@ -201,6 +246,9 @@ def _report(
 
 
 def _line(row: dict[str, str]) -> str:
+    if not row["predicted"]:
+        devices, duels = row["contributed"], row["duels"]
+        return f"the server learns one sum, over {devices} devices and {duels} duels"
     agreement = f"{float(row['agreement']):.0%} as predicted" if row["agreement"] else "no forecast"
     share = int(row["contributed"]) / int(row["asked"])
     return f"{row['duels']} duels, {share:.0%} of the devices took part, {agreement}"
@@ -226,12 +274,17 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     count = bounded(int, 0)
     add(
-        "--devices", type=bounded(int, 1), default=3, metavar="N",
-        help="number of devices (default: %(default)s)",
+        "--secure", action="store_true",
+        help="secure sums: the server reads sums over several devices only",
     )  # fmt: skip
     add(
-        "--people", type=count, default=2, metavar="N",
-        help="number of simulated users, one per device (default: %(default)s)",
+        "--devices", type=bounded(int, 1), metavar="N",
+        help=f"number of devices (default: {_DEVICES}, or {_SECURE_DEVICES} with --secure)",
+    )  # fmt: skip
+    add(
+        "--people", type=count, metavar="N",
+        help=f"number of simulated users, one per device (default: {_PEOPLE}, or all devices but"
+        " one with --secure)",
     )  # fmt: skip
     never = "(default: until Ctrl-C)"
     until = parser.add_mutually_exclusive_group()
@@ -250,6 +303,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="seed of the users' preference (default: %(default)s)",
     )  # fmt: skip
     arguments = parser.parse_args(argv)
+    if arguments.devices is None:
+        arguments.devices = _SECURE_DEVICES if arguments.secure else _DEVICES
+    if arguments.secure and arguments.devices < LEAST_COMMITTEE:
+        parser.error(
+            f"--devices {arguments.devices}: must be at least {LEAST_COMMITTEE} with --secure, the"
+            " smallest committee that opens a sum"
+        )
+    if arguments.people is None:
+        arguments.people = arguments.devices - 1 if arguments.secure else _PEOPLE
     if arguments.people > arguments.devices:
         parser.error(f"--people {arguments.people}: must be at most --devices {arguments.devices}")
     return arguments

@@ -19,7 +19,9 @@ from typing import Any
 from fldb_flower.deployment import credentials
 from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
 from fldb_flower.errors import FederationError
+from fldb_flower.secure.header import Limits
 from simulations.local_process import PROJECT, START_SECONDS, LocalProcess, configure_flwr
+from simulations.local_vaults import NODE_TOKEN, VAULT, create_vaults
 
 _LINK = "local"  # name of the SuperLink in Flower's configuration
 _REGISTERED = r"registered successfully|already in use"
@@ -48,6 +50,8 @@ class Device(LocalProcess):
         Address of the SuperLink.
     node_config, arms
         See :class:`LocalFederation`.
+    vault : bool
+        Whether the service owns a vault, and the SuperNode only relays messages to the service.
     """
 
     def __init__(
@@ -57,12 +61,22 @@ class Device(LocalProcess):
         superlink: str,
         node_config: Mapping[str, object],
         arms: Path | None,
+        *,
+        vault: bool = False,
     ) -> None:
         keys = folder / "keys"
         self.key = keys / credentials.DEVICES / name
         self.store = folder / name / "duels.db"
         self.store.parent.mkdir(parents=True, exist_ok=True)
-        config = {"store-path": str(self.store), **node_config}
+        self.port = free_port()
+        self.node_token = self.store.with_name(NODE_TOKEN)
+        config: dict[str, object] = {"store-path": str(self.store)}
+        options: list[str] = []
+        if vault:
+            url = f"http://{HOST}:{self.port}"
+            config = {"service-url": url, "node-token-file": str(self.node_token)}
+            options = ["--vault", str(self.store.with_name(VAULT))]
+            options += ["--node-token-file", str(self.node_token)]
         super().__init__(
             f"{name}-supernode",
             folder,
@@ -72,16 +86,16 @@ class Device(LocalProcess):
                 *("--root-certificates", str(keys / credentials.CA)),
                 *("--auth-supernode-private-key", str(self.key)),
                 *("--host", HOST, "--port", str(free_port())),
-                *("--node-config", toml(config)),
+                *("--node-config", toml({**config, **node_config})),
             ],
         )
-        self.port = free_port()
         self.service = LocalProcess(
             f"{name}-service",
             folder,
             [
                 sys.executable,
                 *("-m", "clients.service", "--store", str(self.store), "--port", str(self.port)),
+                *options,
                 *(() if arms is None else ("--arms", str(arms))),
             ],
         )
@@ -157,6 +171,8 @@ class LocalFederation:
         Settings of the owners of the devices, such as ``min-duels-per-upload``.
     arms : Path, optional
         Arms for the pages of the devices.
+    secure : Limits, optional
+        For secure sums: limits of the owners of the devices.
     """
 
     def __init__(
@@ -166,6 +182,7 @@ class LocalFederation:
         *,
         node_config: Mapping[str, object] | None = None,
         arms: Path | None = None,
+        secure: Limits | None = None,
     ) -> None:
         project_folder("a federation on this machine")
         self.folder = folder.absolute()
@@ -187,12 +204,16 @@ class LocalFederation:
             ],
         )
         self.devices = [
-            Device(f"device{number}", self.folder, self.address, node_config or {}, arms)
-            for number in range(1, devices + 1)
+            Device(name, self.folder, self.address, node_config or {}, arms, vault=bool(secure))
+            for name in (f"device{number}" for number in range(1, devices + 1))
         ]
         self.runs: list[LocalProcess] = []
         if not keys.exists():
             credentials.create(keys, [HOST, "localhost"], devices)
+        self.secure = secure
+        if secure:
+            folders = {each.key.name: each.store.parent for each in self.devices}
+            self.roster = create_vaults(keys / "roster", folders, secure)
 
     def start(self, say: Callable[[str], None] = lambda _line: None) -> None:
         """Start the services and the SuperLink, register the devices, start the SuperNodes.
@@ -258,6 +279,9 @@ class LocalFederation:
         process, in the home of the SuperLink.
         """
         values: dict[str, object] = {"mode": "devices", "output-dir": str(self.results)}
+        if self.secure:
+            values |= {"secure": True, "devices-roster": str(self.roster)}
+            values["devices-min-devices"] = self.secure.min_devices
         values |= {key.replace("_", "-"): value for key, value in settings.items()}
         part = self.flwr(
             f"run{len(self.runs) + 1}",

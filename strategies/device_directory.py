@@ -12,8 +12,8 @@ from fldb_flower.errors import FldbError
 from fldb_flower.federation.history import Counts
 from fldb_flower.runs.directory import MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.settings import Settings, flower_entries, is_in_identity, to_flat
-from strategies.device_nodes import CountedSpan, DeviceNodes, short_name
-from strategies.dueling import DuelingStrategy
+from strategies.device_tally import Devices, Tally
+from strategies.grid_federation import GridFederation
 
 CONFIG, ROUNDS, UPLOADS, DEMAND = "config.json", "rounds.csv", "uploads.csv", "round-now"
 _ROUND_COLUMNS = (
@@ -41,48 +41,39 @@ class RoundRow:
     asked: int  # devices, in the first exchange
     replied: int  # to the first exchange
     exchanges: int
-    spans: tuple[CountedSpan, ...]  # the answers that were counted, by device
+    tally: Tally
     total_duels: int  # of all devices, counted so far
     rejected: tuple[str, ...]  # one line for each rejected reply
 
-    @property
-    def duels(self) -> int:
-        """Number of duels counted in this round."""
-        return sum(span.header.num_duels for span in self.spans)
-
-    @property
-    def predicted(self) -> int:
-        """Number of duels whose preference was predicted."""
-        return sum(span.header.predicted for span in self.spans)
-
-    @property
-    def agreed(self) -> int:
-        """Number of predicted preferences that people confirmed."""
-        return sum(span.header.agreed for span in self.spans)
-
     def line(self) -> str:
         """Return the log line."""
-        share = f", {self.agreed / self.predicted:.0%} as predicted" if self.predicted else ""
+        counted, agreement = self.tally, self.tally.agreement
+        share = "" if agreement is None else f", {agreement:.0%} as predicted"
         return (
-            f"round {self.round}: {self.duels} duels of {len(self.spans)} devices{share};"
+            f"round {self.round}: {counted.duels} duels of {len(counted.uploads)} devices{share};"
             f" {self.replied} of {self.asked} devices replied, {self.total_duels} duels so far"
         )
 
     def csv(self) -> tuple[str, str]:
         """Return the line for rounds.csv and the lines for uploads.csv."""
         when = datetime.datetime.fromtimestamp(self.time, datetime.UTC).isoformat("T", "seconds")
-        agreement = f"{self.agreed / self.predicted:.4f}" if self.predicted else ""
+        counted, agreement = self.tally, self.tally.agreement
+        share = "" if agreement is None else f"{agreement:.4f}"
         rejected = "; ".join(self.rejected).replace('"', "'").replace("\n", " ")
         row = (
             f"{self.round},{when},{self.seconds:.3f},{self.asked},{self.replied},"
-            f"{len(self.spans)},{self.duels},{self.total_duels},{self.predicted},"
-            f'{self.agreed},{agreement},{self.exchanges},"{rejected}"\n'
+            f"{len(counted.uploads)},{counted.duels},{self.total_duels},{_cell(counted.predicted)},"
+            f'{_cell(counted.agreed)},{share},{self.exchanges},"{rejected}"\n'
         )
         uploads = "".join(
-            f"{self.round},{short_name(span.device)},{span.header.start},{span.header.end}\n"
-            for span in sorted(self.spans)
+            f"{self.round},{device},{_cell(start)},{_cell(end)}\n"
+            for device, start, end in counted.uploads
         )
         return row, uploads
+
+
+def _cell(number: int | None) -> str:
+    return "" if number is None else str(number)
 
 
 class DeviceDirectory(ResultsDirectory):
@@ -116,7 +107,7 @@ class DeviceDirectory(ResultsDirectory):
             self.close()
             raise
 
-    def restore(self, strategy: DuelingStrategy, devices: DeviceNodes) -> int:
+    def restore(self, strategy: GridFederation, devices: Devices) -> int:
         """Restore the state of the last checkpoint; return its round, 0 without a checkpoint.
 
         Raises
@@ -135,7 +126,7 @@ class DeviceDirectory(ResultsDirectory):
                 self._truncate(name, header)
         return 0 if last is None else int(last.numbers["round"])
 
-    def commit(self, row: RoundRow, strategy: DuelingStrategy, devices: DeviceNodes) -> None:
+    def commit(self, row: RoundRow, strategy: GridFederation, devices: Devices) -> None:
         """Store a round durably; it must not be acknowledged before.
 
         Raises
@@ -170,7 +161,7 @@ class DeviceDirectory(ResultsDirectory):
             return False
         return True
 
-    def finish(self, number: int, devices: DeviceNodes, history: Counts) -> None:
+    def finish(self, number: int, devices: Devices, history: Counts) -> None:
         """Write ``summary.json``, which marks a normal end of the run."""
         summary = {
             "mode": "devices",

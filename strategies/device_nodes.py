@@ -16,6 +16,8 @@ from fldb_flower.settings import AUTO, Settings
 from fldb_flower.wire.codec import BroadcastHeader, UploadError, decode_statistics
 from fldb_flower.wire.devices import DeviceUploadHeader
 from fldb_flower.wire.records import unpack_vector
+from strategies.device_tally import Tally
+from strategies.identities import Identities
 from strategies.nodes import Contribution, Nodes
 
 _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
@@ -52,9 +54,9 @@ class DeviceNodes(Nodes):
         self._first_duels = 2 * settings.dimension if chosen == AUTO else int(chosen)
         self.counted: dict[str, int] = {}
         self.duels = 0
-        self._claims: dict[int, str] = {}  # node -> device id, as it claimed last
-        self._devices: dict[int, str] = {}  # node -> device id, if undisputed
+        self._identities = Identities("a store must not be copied to a second device", short_name)
         self._asked: dict[int, DeviceUploadHeader] = {}  # node -> the answers of this round
+        self._last: list[CountedSpan] = []  # acknowledged last
 
     def contents(
         self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
@@ -64,7 +66,7 @@ class DeviceNodes(Nodes):
         repeats = BroadcastHeader(*numbers).last == 0
         contents = []
         for node in nodes:
-            device = self._devices.get(node, "")
+            device = self._identities.at(node)
             own = ConfigRecord({
                 **config,
                 "counted": self.counted.get(device, 0),
@@ -88,8 +90,8 @@ class DeviceNodes(Nodes):
             raise UploadError.malformed(error) from None
         if not isinstance(device, str) or not _DEVICE_ID.fullmatch(device):
             raise UploadError("the id of its store is not 32 hexadecimal digits")
-        self._claims[node] = device
-        if self._devices.get(node) != device:
+        self._identities.claim(node, device)
+        if self._identities.at(node) != device:
             return None
         upload = decode_statistics(vector, header.num_duels, broadcast, self._form, self._wire)
         self._check_span(node, device, header, broadcast)
@@ -97,33 +99,8 @@ class DeviceNodes(Nodes):
         return Contribution(device, upload, CountedSpan(device, header))
 
     def disputes(self, connected: Collection[int]) -> dict[int, str]:
-        """Compare which devices the connected nodes claim to be.
-
-        A device stays at its node while that node is connected and claims nothing else. If
-        several other nodes claim the same device, all of them are refused.
-        """
-        claims = {node: self._claims[node] for node in sorted(connected) if node in self._claims}
-        self._devices = {
-            n: known for n, known in self._devices.items() if claims.get(n, known) == known
-        }
-        owners = {device: node for node, device in self._devices.items() if node in connected}
-        claimants: dict[str, list[int]] = {}
-        for node, device in claims.items():
-            if owners.get(device) != node:
-                claimants.setdefault(device, []).append(node)
-        reasons: dict[int, str] = {}
-        for device, nodes in claimants.items():
-            rivals = sorted({*nodes, owners.get(device, nodes[0])})
-            if len(rivals) > 1:
-                reason = (
-                    f"device {short_name(device)} is claimed by nodes"
-                    f" {', '.join(map(str, rivals))}: a store must not be copied to a second device"
-                )
-                reasons |= dict.fromkeys(nodes, reason)
-            else:
-                self._devices = {n: known for n, known in self._devices.items() if known != device}
-                self._devices[nodes[0]] = device
-        return reasons
+        """Compare which devices the connected nodes claim to be; see :class:`Identities`."""
+        return self._identities.disputes(connected)
 
     def _check_span(
         self, node: int, device: str, header: DeviceUploadHeader, broadcast: Broadcast
@@ -159,20 +136,33 @@ class DeviceNodes(Nodes):
 
     def acknowledge(self, contributions: Mapping[int, Contribution]) -> None:
         """Count the answers that the contributions cover."""
-        for contribution in contributions.values():
-            span: CountedSpan = contribution.claim
+        spans: list[CountedSpan] = [each.claim for each in contributions.values()]
+        for span in spans:
             self.counted[span.device] = span.header.end
             self.duels += span.header.num_duels
+        self._last = sorted(span for span in spans if span.header.num_duels)
+
+    def tally(self) -> Tally:
+        """Return what was acknowledged last."""
+        headers = [span.header for span in self._last]
+        return Tally(
+            duels=sum(each.num_duels for each in headers),
+            predicted=sum(each.predicted for each in headers),
+            agreed=sum(each.agreed for each in headers),
+            uploads=tuple(
+                (short_name(span.device), span.header.start, span.header.end) for span in self._last
+            ),
+        )
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON values."""
-        nodes = {str(node): device for node, device in self._devices.items()}
+        nodes = self._identities.state()
         return {"counted": self.counted, "duels": self.duels, "nodes": nodes}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state` returned."""
         self.counted, self.duels = dict(state["counted"]), state["duels"]
-        self._devices = {int(node): device for node, device in state["nodes"].items()}
+        self._identities.restore(state["nodes"])
 
 
 def short_name(device: str) -> str:

@@ -11,10 +11,16 @@ from flwr.serverapp import Grid
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.federation.history import Counts
 from fldb_flower.settings import Settings
+from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory, RoundRow
 from strategies.device_nodes import DeviceNodes
-from strategies.dueling import DuelingStrategy
+from strategies.device_tally import Devices
+from strategies.grid_federation import GridFederation
+from strategies.secure import SecureStrategy
+from strategies.secure_devices import SecureDevices
+from strategies.secure_exchange import ExchangeFile
 
 REPORT_SECONDS = 15.0  # between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
@@ -60,7 +66,7 @@ class DeviceServer:
     ----------
     settings : Settings
         ``devices`` determines when rounds begin and when to end.
-    strategy : DuelingStrategy
+    strategy : GridFederation
         Carries out the exchanges; its nodes are ``devices``.
     devices, directory
         The nodes, and where results and checkpoints are stored.
@@ -71,8 +77,8 @@ class DeviceServer:
     def __init__(
         self,
         settings: Settings,
-        strategy: DuelingStrategy,
-        devices: DeviceNodes,
+        strategy: GridFederation,
+        devices: Devices,
         directory: DeviceDirectory,
         say: Callable[[str], None],
     ) -> None:
@@ -111,15 +117,14 @@ class DeviceServer:
             time.sleep(min(_DUE_POLL_SECONDS, max(0.0, due - time.monotonic())))
 
     def _wait_for_devices(self) -> None:
-        wanted = self._settings.devices.at_least
+        wanted = max(self._settings.devices.at_least, self.strategy.least_nodes)
         while (connected := len(self.strategy.connected())) < wanted:
             name = f"round {self.round + 1}"
             self._report(name, f"{connected} of {wanted} devices are connected, waiting for more")
             time.sleep(_CONNECT_POLL_SECONDS)
 
     def _watch(self, waiting: int, seconds: float) -> None:
-        number = len(self.strategy.history.participation) + 1
-        self._report.replies(f"round {self.round + 1}, exchange {number}", waiting, seconds)
+        self._report.replies(f"round {self.round + 1}, {self.strategy.stage}", waiting, seconds)
 
     def try_round(self) -> bool:
         """Run one round; return whether it was counted."""
@@ -139,7 +144,6 @@ class DeviceServer:
 
     def _row(self, number: int, begin: float) -> RoundRow:
         strategy = self.strategy
-        spans = [each.claim for each in strategy.last_exchange.accepted]
         exchanges = strategy.history.participation
         return RoundRow(
             round=number,
@@ -148,7 +152,7 @@ class DeviceServer:
             asked=exchanges[0].asked,
             replied=exchanges[0].replied,
             exchanges=len(exchanges),
-            spans=tuple(span for span in spans if span.header.num_duels),
+            tally=self.devices.tally(),
             total_duels=self.devices.duels,
             rejected=tuple(line for each in exchanges for line in each.rejected),
         )
@@ -167,3 +171,26 @@ class DeviceServer:
 def device_round(number: int) -> Round:
     """Return a round of devices: without iterations, round n is iteration n, as with tau = 1."""
     return Round(number, first=number, last=number)
+
+
+def make_device_server(
+    settings: Settings, directory: DeviceDirectory, say: Callable[[str], None]
+) -> DeviceServer:
+    """Return the server for the settings: of secure sums, or of single uploads.
+
+    Parameters
+    ----------
+    settings : Settings
+        With ``mode=devices``.
+    directory : DeviceDirectory
+        Where results and checkpoints are stored.
+    say : callable
+        Prints one line.
+    """
+    if settings.secure:
+        secure = SecureDevices(settings)
+        sums = SecureStrategy(settings, Counts(), secure, ExchangeFile(directory))
+        return DeviceServer(settings, sums, secure, directory, say)
+    devices = DeviceNodes(settings)
+    strategy = make_strategy(settings, Counts(), devices)
+    return DeviceServer(settings, strategy, devices, directory, say)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from logging import INFO, WARNING, getLogger
 from typing import ClassVar
@@ -11,13 +10,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fldb_flower.algorithms import make_algorithm, run_rounds
+from fldb_flower.algorithms import run_rounds
 from fldb_flower.algorithms.robust import combine
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.environments import max_difference
-from fldb_flower.errors import FederationError, RoundAbandonedError, SettingsError
-from fldb_flower.federation.exchange import Broadcast, Federation, Upload
+from fldb_flower.errors import RoundAbandonedError, SettingsError
+from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.privacy.mechanism import noise_of
@@ -25,14 +23,14 @@ from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import traffic
 from fldb_flower.wire.records import content_bytes
 from strategies.exchange import Exchange
+from strategies.grid_federation import GridFederation
 from strategies.nodes import Nodes
-from strategies.transport import Patience, Watch, ignore
+from strategies.transport import Patience
 
 _LOG = getLogger("flwr")
-_CONNECT_POLL_SECONDS = 0.1
 
 
-class DuelingStrategy(Federation, Strategy):
+class DuelingStrategy(GridFederation, Strategy):
     """Runs the algorithm of the settings with exchanges that are Flower messages.
 
     :meth:`collect` makes an ``strategies.exchange.Exchange`` and repeats
@@ -79,19 +77,15 @@ class DuelingStrategy(Federation, Strategy):
     """The only algorithm that it runs; empty: the algorithm of the settings."""
 
     def __init__(self, settings: Settings, history: Counts, nodes: Nodes) -> None:
-        Federation.__init__(self, history, noise_of(settings))
+        super().__init__(settings, history, noise_of(settings))
         if self.ALGORITHM not in {"", settings.algorithm}:
             raise SettingsError(
                 f"algorithm={settings.algorithm}: {type(self).__name__} needs"
                 f" algorithm={self.ALGORITHM}, in the run config that the nodes read too"
             )
-        self.settings = settings
         self.nodes = nodes
-        self.algorithm = make_algorithm(settings)
         self._exchange: Exchange | None = None
-        self.watch: Watch = ignore
         self._max_difference = max_difference(settings)
-        self._grid: Grid | None = None
         self._excluded: frozenset[int] = frozenset()  # lost in an earlier attempt at this round
 
     def start(self, grid: Grid) -> Array:  # type: ignore[override]
@@ -146,38 +140,6 @@ class DuelingStrategy(Federation, Strategy):
             return False
         self._excluded = frozenset()
         return True
-
-    def connect(self, grid: Grid) -> None:
-        """Use a grid for all following exchanges."""
-        self._grid = grid
-
-    @property
-    def grid(self) -> Grid:
-        """The grid that carries the messages."""
-        if self._grid is None:
-            raise RuntimeError("connect(grid) first")
-        return self._grid
-
-    def connected(self) -> frozenset[int]:
-        """Return the nodes that are connected now."""
-        return frozenset(self.grid.get_node_ids())
-
-    def wait_for_nodes(self) -> frozenset[int]:
-        """Wait until a node is connected, at most ``node_wait`` seconds; return all connected.
-
-        Raises
-        ------
-        FederationError
-            None connected.
-        """
-        deadline = time.monotonic() + self.settings.node_wait
-        while not (connected := self.connected()):
-            if time.monotonic() > deadline:
-                raise FederationError(
-                    f"0 nodes connected within node-wait={self.settings.node_wait:g} s"
-                )
-            time.sleep(_CONNECT_POLL_SECONDS)
-        return connected
 
     def summary(self) -> None:
         """Log one line about the run."""
@@ -251,11 +213,7 @@ class DuelingStrategy(Federation, Strategy):
         node ids, which Flower draws again in each run.
         """
         nodes = sorted(connected - self._excluded or connected, key=self.nodes.sort_key)
-        count = max(1, round(self.settings.fraction_train * len(nodes)))
-        if everyone or count == len(nodes):
-            return nodes
-        generator = keyed_generator(self.settings.seed, "participation", number)
-        return [nodes[place] for place in sorted(generator.permutation(len(nodes))[:count])]
+        return nodes if everyone else self.drawn(nodes, number)
 
     @property
     def last_exchange(self) -> Exchange:

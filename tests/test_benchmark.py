@@ -8,10 +8,13 @@ import pandas as pd
 import pytest
 
 from fldb_flower.bandit.prior import VARIANCES
+from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
 from simulations import measured
 from simulations.benchmark import __main__ as benchmark
-from simulations.benchmark import personal, secure
+from simulations.benchmark import liars, personal, secure
+from simulations.benchmark.liars import Case
+from simulations.engines import vectorized
 
 
 @pytest.fixture
@@ -95,11 +98,43 @@ def test_newcomers_profit_from_the_federation(few):
 
 
 def test_a_secure_sum_by_hand(monkeypatch):
-    """10 devices with 3 + 6 + 6 + 1 numbers, 2 per polynomial: 6 seeds and 4 pieces of 64 bytes."""
-    monkeypatch.setattr(secure, "SIZES", ((10, 3),))
+    """12 devices with 3 + 6 + 6 + 1 numbers, 3 per polynomial: 7 seeds and 5 pieces of 48 bytes.
+
+    A nonce has 12 bytes and a tag 16. The rest of a message is its description.
+    """
+    monkeypatch.setattr(secure, "SIZES", ((12, 3),))
+    monkeypatch.setattr(secure, "MISSING", 0.0)
     (row,) = secure.secure(repetitions=1).to_dict("records")
-    assert (row["c"], row["l"], row["numbers"]) == (10, 2, 16)
-    assert row["up, kB"] == round((6 * 32 + 4 * 64 + 10 * 16) / 1000, 1)
-    assert row["to a member, kB"] == round(9 * (6 * 32 + 4 * 64 + 10 * 16) / 10 / 1000, 1)
-    assert row["without seeds: up, kB"] == round(10 * (64 + 16) / 1000, 1)
-    assert min(row["collect, ms"], row["open, ms"], row["server, ms"]) > 0
+    assert (row["N"], row["d"], row["c"], row["l"]) == (12, 3, 12, 3)
+    sizes = [12 + size + 16 for size in [32] * 7 + [48] * 5]
+    lengths = {f"device{place}": size for place, size in enumerate(sizes)}  # in another order
+    index = {"kind": "pieces", "lengths": {"sealed": lengths}, "values": {}}
+    described = len(b"fldb-flower node 1\n") + 4 + len(json.dumps(index, separators=(",", ":")))
+    pieces = sum(lengths.values())
+    assert row["up, bytes"] == described + pieces
+    assert pieces < row["to a member, bytes"] < pieces + 2000  # 12 senders, as many members
+    for name in ("collect", "open", "server"):
+        assert min(row[f"{name}, ms"], row[f"{name} bare, ms"]) >= 0
+        assert row[f"{name}, x"] > 0
+
+
+@pytest.mark.parametrize("algorithm", liars.LEARNING)
+def test_lies_and_the_checks_that_refuse_them(algorithm):
+    values = {"num_agents": 12, "horizon": 30}
+
+    def run(lie, secure=False):
+        return liars.run(Case(algorithm, secure, lie), 0, **values)
+
+    chosen = {**liars.COMMON, **liars.ALGORITHMS[algorithm], "algorithm": algorithm, **values}
+    history = History(values["horizon"])
+    vectorized.run(from_nested(chosen, "a test"), history)
+    honest, loud = run("none"), run("loud")
+    assert honest.regret == pytest.approx(history.regret, rel=1e-4)
+    assert run("none", secure=True).regret == pytest.approx(honest.regret, rel=1e-4)
+    assert loud.regret > honest.regret
+    assert set(loud.factors) == {1.0}  # plausible
+    assert run("crowd") == loud  # an upload that is checked by itself cannot be larger
+    assert set(run("bounds").factors) == {0.0}
+    assert set(run("random", secure=True).factors) == {0.0}
+    assert run("loud", secure=True).regret == pytest.approx(loud.regret, rel=1e-4)
+    assert min(run("crowd", secure=True).factors) >= 2.0

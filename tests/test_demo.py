@@ -92,6 +92,21 @@ def test_the_demonstration_ends_after_its_rounds(demo):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+def test_the_server_of_the_secure_demonstration_learns_sums(demo):
+    process = demo("--secure", "--devices", "5", "--rounds", "2")
+    output = process.communicate(timeout=800)[0]
+    assert process.returncode == 0, output
+    assert "secure sums: each device requires 3 devices in a sum" in output
+    assert "starting the rounds; each is one sum over at least 4 devices with new answers" in output
+    line = r"the server learns one sum, over 4 devices and \d+ duels, cosine to the hidden theta -?"
+    for number in (1, 2):
+        for stage in ("contributions", "openings"):
+            assert f"round {number}, {stage}: 0 of 5 devices have replied, waiting" in output
+        assert re.search(rf"^round {number} of 2: {line}0\.\d+$", output, re.MULTILINE), output
+
+
+@pytest.mark.exhaustive
 def test_the_demonstration_is_stopped_by_sigterm(demo):
     process, lines = demo("--devices", "1", "--people", "0"), []
     read_until(process, "is yours", lines)
@@ -104,6 +119,7 @@ def test_the_demonstration_is_stopped_by_sigterm(demo):
     ("options", "words"),
     [
         (["--people", "4"], "--people 4: must be at most --devices 3"),
+        (["--secure", "--devices", "4"], "--devices 4: must be at least 5 with --secure"),
         (["--devices", "0"], "argument --devices: '0' must be a whole number, at least 1"),
         (["--rounds", "3", "--minutes", "2"], "not allowed with argument"),
         (["--dir", "/dev/null/demo"], "cannot write /dev/null/demo/arms.csv: Not a directory"),

@@ -1,6 +1,7 @@
 """The documents contain the numbers of the result files, which match the current code."""
 
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -46,6 +47,16 @@ def run_tool(monkeypatch, *arguments):
 
 def test_pages_agree_with_the_result_files():
     assert documents.differing(documents.pages(documents.load_results())) == []
+
+
+def test_the_tests_that_the_page_on_security_names_exist():
+    page = (ROOT / "docs" / "security.md").read_text()
+    names = set(re.findall(r"`(test_\w+)`", page))
+    source = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    assert names
+    assert [name for name in sorted(names) if f"def {name}(" not in source] == []
+    files = re.findall(r"`(tests/\w+\.py)`", page)
+    assert [name for name in files if not (ROOT / name).exists()] == []
 
 
 def test_check_reports_a_run_without_values(tree, monkeypatch):

@@ -29,7 +29,11 @@ from test_service import TOKEN, TRAINS, recorded
 from clients.preference_agent import PreferenceAgent
 from clients.service.app import create_app
 from clients.service.catalogue import read_arms
+from clients.service.node import Node
 from clients.store import Synchronization
+from clients.vault import read_config
+from fldb_flower.secure.header import Limits
+from simulations.local_vaults import create_vaults
 
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
 PICTURE = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='40' height='30'/%3E"
@@ -688,6 +692,34 @@ def test_progress_of_a_round_by_hand(page, start):
     for pairs, text in expected.items():
         changed = {**state, **dict(zip(pairs[::2], pairs[1::2], strict=True))}
         assert page.execute_script("return inRounds(arguments[0])", changed) == text
+
+
+def test_what_the_server_can_learn_by_hand(page, start):
+    page.get(start().url())
+    script = "return privacyOf(arguments[0])"
+    plain = page.execute_script(script, {"secure": False, "min_devices": None})
+    assert texts(page, "header p") == [plain]
+    assert "one person" not in plain
+    secure = page.execute_script(script, {"secure": True, "min_devices": 10})
+    assert [sentence.strip() for sentence in secure.split(".")] == [
+        "Your answers stay on this device: the server can read only sums over at least 10 devices,"
+        " never the answers of one person",
+        "It also learns which devices took part, and when",
+        "",
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_with_a_vault_the_page_explains_secure_sums(scheme, page, start, tmp_path):
+    create_vaults(tmp_path / "signed", {"device1": tmp_path}, Limits(1, min_devices=3))
+    device = start(node=Node(read_config(tmp_path / "vault.toml"), "token-of-the-supernode"))
+    device.propose()
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", WIDTHS["phone"])
+    emulate(page, "prefers-color-scheme", scheme)
+    page.get(device.url())
+    wait(lambda: "at least 3 devices" in texts(page, "header p")[0])
+    wait_until_ready(page)
+    assert violations(page) == []
 
 
 def test_the_source_of_the_estimate_by_hand(page, start):

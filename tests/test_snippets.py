@@ -6,7 +6,8 @@ with the changes of :func:`shortened`. The blocks of a page run in order, in a f
 package's source, whose default horizon is short. A comment before a block skips it:
 ``<!-- skip: next "needs a device" -->``.
 
-The blocks of the tutorial for engineers run in test_deployment. Blocks marked ``sh`` need a
+The blocks of the tutorial for engineers run in test_deployment, and those about secure sums in
+docs/deployment.md in :func:`test_the_setup_of_secure_sums_runs`. Blocks marked ``sh`` need a
 language model (test_sentences) or are commands that other tests start.
 """
 
@@ -27,7 +28,12 @@ import pytest
 from test_run import ROOT
 
 import fldb_flower as fldb
+from clients.store import DuelStore
+from clients.vault import Vault, read_config
+from fldb_flower import settings as fldb_settings
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
+from fldb_flower.errors import DataError
+from fldb_flower.secure import roster
 
 sybil = pytest.importorskip("sybil", reason="needs sybil (the dev extra)")
 markdown = pytest.importorskip("sybil.parsers.markdown")
@@ -182,6 +188,43 @@ def test_guides_run(page, shell, monkeypatch, ratings):
     short = shell.folder / page.name
     short.write_text(shortened(page.read_text(), shell.folder, path))
     evaluate(short, markdown.PythonCodeBlockParser(), markdown.CodeBlockParser("bash", shell))
+
+
+@pytest.mark.slow
+def test_the_setup_of_secure_sums_runs(shell):
+    """The commands create what the file of the vault, and the settings of the run, refer to."""
+    page, work = ROOT / "docs" / "deployment.md", shell.folder / "work"
+    text = page.read_text()
+    command = f"{sys.executable} -m simulations.command"
+    short = shell.folder / page.name
+    short.write_text(re.sub(r"^( *)fldb ", rf"\1{command} ", text, flags=re.MULTILINE))
+    assert evaluate(short, markdown.CodeBlockParser("bash", shell)) == 5
+    vault, run = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (work / "device1" / "vault.toml").write_text(vault)
+    config = read_config(work / "device1" / "vault.toml")
+    with DuelStore(work / "device1" / "duels.db") as store:
+        assert Vault(store, config).min_devices == 10
+    renewed = roster.read((work / "roster.json").read_bytes())[0]
+    names = {f"device{number}" for number in range(1, 16)} - {"device3"}
+    assert (renewed.version, set(renewed.keys)) == (2, names)
+    # The example of the text: 14 devices are in the roster.
+    first = roster.read((work / "device1" / "roster.json").read_bytes())[0]
+    assert config.limits.least_devices(first) == 12
+    settings = fldb_settings.from_flat(
+        {**tomllib.loads(run), "mode": "devices", "dimension": 6}, "docs/deployment.md"
+    )
+    assert (settings.secure, settings.min_duels) == (True, 2)  # 3 * 6 / 10, rounded up
+    assert settings.max_difference == pytest.approx(2 * 6**0.5, rel=0.001)
+
+
+def test_the_limits_of_a_vault_are_documented(tmp_path):
+    (tmp_path / "vault.toml").write_text("unknown = 1")
+    with pytest.raises(DataError) as refused:
+        read_config(tmp_path / "vault.toml")
+    known = str(refused.value).partition("must be one of ")[2].split(", ")
+    part = (ROOT / "docs" / "deployment.md").read_text().partition("### Set up a device")[2]
+    table = re.findall(r"^\| `(\w+)` \|", part.partition("### Set up the run")[0], re.MULTILINE)
+    assert table == [name for name in known if name not in {"name", "key", "signer", "roster"}]
 
 
 def test_installed_extras_exist():

@@ -35,7 +35,7 @@ from clients.store import (
     UnknownDuelError,
 )
 from clients.store.database import Database
-from fldb_flower.errors import DataError, FldbError, OutputError
+from fldb_flower.errors import DataError, DeclinedError, FldbError, OutputError
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # for many small transactions
 HOUR = 3600.0
@@ -1061,6 +1061,101 @@ def test_a_store_of_schema_3_opens(path):
         assert store.cut(3, 1) == 4
     assert rows(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_a_store_of_schema_4_opens(path):
+    """`data/device_store_4.db.gz` was written by version 0.2, with FLDB-Personal.
+
+    Answers 1 to 3 were uploaded with a share and acknowledged; answers 4 and 5 were not. One duel
+    is open. The features have names, and an upload needs 2 distinct duels.
+    """
+    path.write_bytes(gzip.decompress((DATA / "device_store_4.db.gz").read_bytes()))
+    assert rows(path, "PRAGMA user_version") == [(4,)]
+    with DuelStore(path, clock=Clock(1.6e9 + 1000)) as store:
+        assert (store.device_id, store.dimension, store.last) == ("5eed" * 8, 2, 5)
+        assert store.counts() == {"open": 1, "answered": 5, "counted": 3}
+        assert (store.sent, store.needed) == (3, 0)
+        assert store.feature_names == ["sweetness", "bitterness"]
+        (shown,) = store.open_proposals(9)
+        assert (shown.id, shown.first_key, shown.second_key) == ("duel-6", "tea", "towns")
+        assert shown.contents == [{"text": "A pot of tea"}, {"text": "Städte ☕"}]
+        found = store.answers()
+        right = [[1, -2], [0.5, 0.25], [-3, 1], [2, 2], [4, -1]]
+        np.testing.assert_array_equal(found.differences, right)
+        np.testing.assert_array_equal(found.preferences, [1, 0, 0.5, 1, 0])
+        np.testing.assert_array_equal(found.predicted, [0.5, 0.5625, 0.625, 0.6875, 0.75])
+        estimate = store.synchronized()
+        assert (estimate.received, estimate.round, estimate.duels) == (1600000100.0, 2, 40)
+        assert estimate.prior.precision.tolist() == [[4.0, 1.0], [1.0, 3.0]]
+        precision, shift = store.share(3)
+        assert (precision.tolist(), shift.tolist()) == ([[2.0, 0.5], [0.5, 1.0]], [0.75, -1.5])
+        store.admit(0, 3, np.array([0.5, -1.0]), 1)  # the question is known
+        with pytest.raises(DataError, match="at 1 different estimates"):
+            store.admit(0, 3, np.array([0.5, 1.0]), 1)
+        # What this version adds.
+        for part in ("journal", "numbers", "roster", "key"):
+            assert store.secure_part(part) is None
+        store.keep_secure_part("roster", b"signed")
+        assert store.secure_part("roster") == b"signed"
+        store.add_cut(0, 5, 2)
+        assert store.sent == 5
+    assert rows(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+# --- secure sums ----------------------------------------------------------------------------
+
+
+def test_a_transaction_is_rolled_back_as_a_whole(store):
+    answer(store, 3)
+
+    def fail():
+        with store.transaction():
+            store.keep_secure_part("journal", b"new")
+            store.add_cut(0, 3, 1)
+            store.synchronize(synchronization())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert store.secure_part("journal") is None
+    assert (store.sent, store.synchronized()) == (0, None)
+    with store.transaction():
+        store.keep_secure_part("journal", b"new")
+        store.add_cut(0, 3, 1)
+    assert (store.secure_part("journal"), store.sent) == (b"new", 3)
+
+
+def test_other_processes_do_not_write_within_a_transaction(store, path, monkeypatch):
+    monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 0.05)
+    with DuelStore(path) as other, store.transaction():
+        store.keep_secure_part("journal", b"new")
+        with pytest.raises(OutputError, match="locked"):
+            other.keep_secure_part("journal", b"old")
+        assert other.secure_part("journal") is None
+
+
+def test_a_cut_of_a_secure_sum_needs_distinct_new_duels(store):
+    answer(store, 2)
+    with pytest.raises(DeclinedError):
+        store.add_cut(0, 2, 3)
+    store.add_cut(0, 2, 2)
+    with pytest.raises(DeclinedError):
+        store.add_cut(2, 2, 1)
+    assert store.sent == 2
+    store.expect(2)
+    answer(store, 1)
+    assert store.needed == 1
+
+
+def test_a_restored_store_skips_the_numbers_of_the_newer_one(store):
+    answer(store, 3)
+    store.skip_to(2)  # an earlier cut of the newer store
+    assert (store.last, store.sent) == (3, 2)
+    store.skip_to(7)
+    assert (store.last, store.sent, store.pruned) == (7, 7, 0)
+    assert answer(store, 1) == [8]
+    assert len(store.evidence(7, 7).numbers) == 0
 
 
 # --- broadcasts ------------------------------------------------------------------------------

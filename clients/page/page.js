@@ -22,6 +22,15 @@ function inRounds({ answered, counted, sent, needed, received }) {
   return parts.join(" ");
 }
 
+const OPEN_SUMS = byId("privacy").textContent;
+
+/** Return in words what the server can learn. */
+function privacyOf({ secure, min_devices }) {
+  if (!secure) return OPEN_SUMS;
+  return `Your answers stay on this device: the server can read only sums over at least ${plural(min_devices, "device")}, never the answers of one person. ` +
+    "It also learns which devices took part, and when.";
+}
+
 function drawStatus(status) {
   const { answered, counted, sent, needed, received } = status;
   byId("progress").hidden = false;
@@ -29,6 +38,7 @@ function drawStatus(status) {
   byId("counted").textContent = counted.toLocaleString("en");
   byId("synchronized").textContent = inWords(received);
   byId("waiting").textContent = inRounds(status);
+  byId("privacy").textContent = privacyOf(status);
   byId("upload").hidden = !needed;
   byId("upload").max = answered - sent + (needed || 1);
   byId("upload").value = answered - sent;

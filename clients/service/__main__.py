@@ -30,11 +30,14 @@ from clients.service.catalogue import read_arms
 from clients.service.connections import LIMITS, Limits
 from clients.service.files import read_token
 from clients.service.models import MAX_ARMS
+from clients.service.node import Node
+from clients.vault import read_config
 from fldb_flower.errors import FldbError, OutputError, SettingsError, one_line
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
 
 PORT = 8377
+_NODE_TOKEN_MODE = 0o640  # at most: the SuperNode's user reads it as a member of the group
 _STOP_SECONDS = 40  # for open requests, which may wait 30 seconds for a locked store
 
 
@@ -70,6 +73,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--request-seconds", metavar="SECONDS", type=bounded(float, 0.1, 3600),
         default=LIMITS.seconds, help="time limit for a request's head, and body (%(default).0f)",
     )  # fmt: skip
+    add(
+        "--vault", metavar="FILE", type=Path,
+        help="take part in secure sums: TOML file with the device's name, keys and limits",
+    )  # fmt: skip
+    add(
+        "--node-token-file", metavar="FILE", type=Path,
+        help="token of the SuperNode, for secure sums only; created if missing (STORE.node-token)",
+    )  # fmt: skip
     add("--allow-remote", action="store_true", help="listen beyond this machine, unencrypted")
     return parser.parse_args(argv)
 
@@ -99,13 +110,21 @@ def serve(arguments: argparse.Namespace) -> None:
     remote = not _is_loopback(host)
     if remote and not arguments.allow_remote:
         raise SettingsError(f"--host {host}: reachable from other machines: needs --allow-remote")
+    if arguments.node_token_file and not arguments.vault:
+        raise SettingsError("--node-token-file needs --vault: the token is for secure sums only")
+    config = read_config(arguments.vault.expanduser()) if arguments.vault else None
     catalogue = read_arms(arguments.arms) if arguments.arms else None
     with _listen(host, arguments.port) as listener:
         PreferenceAgent(store).close()  # if the store cannot be used, no token is created
         token = read_token(arguments.token_file or store.with_name(f"{store.name}.token"))
+        node = None
+        if config is not None:
+            path = arguments.node_token_file or store.with_name(f"{store.name}.node-token")
+            node = Node(config, read_token(path, _NODE_TOKEN_MODE))
         app = create_app(
             store,
             token,
+            node=node,
             catalogue=catalogue,
             choices=arguments.choices,
             expire_after=arguments.expire_after,
@@ -121,7 +140,7 @@ def serve(arguments: argparse.Namespace) -> None:
             )
         name = f"[{host}]" if ":" in host else host
         print(f"http://{name}:{listener.getsockname()[1]}/#token={token}", flush=True)
-        config = connections.config(
+        server = connections.config(
             app,
             Limits(arguments.max_connections, arguments.request_seconds),
             log_level="warning",
@@ -129,7 +148,7 @@ def serve(arguments: argparse.Namespace) -> None:
             server_header=False,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
-        uvicorn.Server(config).run(sockets=[listener])
+        uvicorn.Server(server).run(sockets=[listener])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

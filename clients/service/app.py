@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -15,7 +15,9 @@ from clients.service.connections import LIMITS
 from clients.service.errors import add_handlers
 from clients.service.files import DOCS, load_page
 from clients.service.guard import Guard
+from clients.service.node import Node, of_node
 from clients.service.routes import Device, Worker, guarded, public
+from clients.vault import Vault
 from fldb_flower.errors import DataError, FldbError
 
 
@@ -24,6 +26,7 @@ def create_app(
     token: str,
     *,
     catalogue: Catalogue | None = None,
+    node: Node | None = None,
     choices: int = 10,
     expire_after: float = EXPIRE_AFTER,
     purpose: str = "suggest",
@@ -40,6 +43,8 @@ def create_app(
         Token that requests must send as ``Authorization: Bearer``.
     catalogue : Catalogue, optional
         Arms to rank, and to propose duels between if no duel is open.
+    node : Node, optional
+        What the device needs to take part in secure sums.
     choices : int
         Number of arms, drawn at random, that each such duel is selected from.
     expire_after : float
@@ -52,27 +57,24 @@ def create_app(
     Raises
     ------
     FldbError
-        The store cannot be used, or the arms do not fit it.
+        The store cannot be used, the arms do not fit it, or the vault cannot begin.
     """
     page, policy = load_page()
     catalogue = catalogue or Catalogue()
     reader, writer = _open(Path(store).expanduser(), catalogue, expire_after, purpose)
     app = _application(reader, writer)
-    app.state.device = Device(reader, writer, page, catalogue, choices)
-    app.add_middleware(
-        Guard,
-        token=token,
-        any_host=any_host,
-        body_seconds=body_seconds,
-        policies={"/": policy, "/docs": DOCS},
+    app.state.device = Device(
+        reader, writer, page, catalogue, choices, _vault(node, reader, writer)
     )
-    app.include_router(public)
-    app.include_router(guarded)
+    app.add_middleware(
+        Guard, token=token, node_token=None if node is None else node.token, any_host=any_host,
+        body_seconds=body_seconds, policies={"/": policy, "/docs": DOCS},
+    )  # fmt: skip
     return app
 
 
 def _application(*workers: Worker) -> FastAPI:
-    """Return an application without endpoints, which closes the workers when it stops."""
+    """Return an application that closes the workers when it stops."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -91,6 +93,8 @@ def _application(*workers: Worker) -> FastAPI:
         lifespan=lifespan,
     )
     add_handlers(app)
+    for router in (public, guarded, of_node):
+        app.include_router(router)
     return app
 
 
@@ -99,7 +103,7 @@ def _open(
 ) -> tuple[Worker, Worker]:
     """Open the store for reading and for writing; check that it can be written."""
     reader, writer = (Worker(path, expire_after, purpose) for _ in range(2))
-    try:
+    with _closing_on_error(reader, writer):
         writer.agent.record_many([])
         known = reader.agent.store.dimension
         if catalogue.arms and known not in {None, len(catalogue.arms[0].features)}:
@@ -109,8 +113,22 @@ def _open(
             )
         if catalogue.names is not None:
             writer.agent.name_features(catalogue.names)
-    except FldbError:
-        writer.close()
-        reader.close()
-        raise
     return reader, writer
+
+
+def _vault(node: Node | None, reader: Worker, writer: Worker) -> Vault | None:
+    """Return the vault, whose requests the writer answers."""
+    if node is None:
+        return None
+    with _closing_on_error(reader, writer):
+        return Vault(writer.agent.store, node.config)
+
+
+@contextmanager
+def _closing_on_error(*workers: Worker) -> Iterator[None]:
+    try:
+        yield
+    except FldbError:
+        for worker in workers:
+            worker.close()
+        raise

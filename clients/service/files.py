@@ -40,15 +40,20 @@ def load_page() -> tuple[str, str]:
     )
 
 
-def read_token(path: Path) -> str:
-    """Return the token in a file; create the file if it does not exist."""
+def read_token(path: Path, mode: int = 0o600) -> str:
+    """Return the token in a file; create the file if it does not exist.
+
+    If other users can read it than ``mode`` allows, a line on stderr warns of it.
+    """
     try:
         if not path.exists():
             with contextlib.suppress(FileExistsError):  # another process has just created it
                 create_file(path, f"{secrets.token_urlsafe()}\n".encode())
         token = path.read_text("utf-8").strip()
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            print(one_line(f"warning: other users can read {path}: chmod 600"), file=sys.stderr)
+        if stat.S_IMODE(path.stat().st_mode) & 0o077 & ~mode:
+            print(
+                one_line(f"warning: other users can read {path}: chmod {mode:o}"), file=sys.stderr
+            )
     except UnicodeDecodeError:
         token = ""
     except OSError as error:

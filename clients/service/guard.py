@@ -20,7 +20,9 @@ from fldb_flower.errors import one_line
 
 MAX_BODY = 32 * 2**20
 """Largest body of a request, in bytes."""
-_TOO_LARGE = f"the body is larger than {MAX_BODY // 2**20} MiB"
+MAX_NODE_BODY = 64 * 2**20
+"""Largest body of a request of the SuperNode: a member of a committee gets a piece per device."""
+_NODE = "/node"
 _ASSETS = "/static-offline-docs/"  # where fastapi-offline serves the files of /docs
 _PUBLIC = {"/", "/health", "/docs", "/openapi.json"}
 _LOG = logging.getLogger("uvicorn.error")
@@ -38,12 +40,14 @@ class Guard:
         app: ASGIApp,
         *,
         token: str,
+        node_token: str | None,
         any_host: bool,
         body_seconds: float,
         policies: Mapping[str, str],
     ) -> None:
         self._app = app
         self._token = token.encode()
+        self._node_token = None if node_token is None else node_token.encode()
         self._any_host = any_host
         self._body_seconds = body_seconds
         self._policies = policies
@@ -55,23 +59,30 @@ class Guard:
             return
         app = self._refusal(scope["path"], Headers(scope=scope)) or self._app
         request = f"{scope['method']} {scope['path']}"
-        receive = _limited(receive, request, self._body_seconds)
+        receive = _limited(receive, request, self._body_seconds, _most(scope["path"]))
         await app(scope, receive, self._with_headers(scope["path"], send))
 
     def _refusal(self, path: str, headers: Headers) -> JSONResponse | None:
         # DNS rebinding: a site can point its own name at 127.0.0.1, and its pages may then connect.
         if not self._any_host and not _is_this_machine(headers.get("host", "")):
             return problem(400, "use 127.0.0.1, localhost or [::1] as the host name")
-        if path not in _PUBLIC and not path.startswith(_ASSETS):
+        expected = self._expected(path)
+        if expected is not None:
             scheme, _, token = headers.get("authorization", "").partition(" ")
-            valid = secrets.compare_digest(token.strip().encode(), self._token)
+            valid = secrets.compare_digest(token.strip().encode(), expected)
             if scheme.lower() != "bearer" or not valid:
                 detail = "the token is missing or wrong: send Authorization: Bearer TOKEN"
                 return problem(401, detail, **{"WWW-Authenticate": "Bearer"})
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > MAX_BODY:
-            return problem(413, _TOO_LARGE, Connection="close")
+        if length.isdecimal() and int(length) > _most(path):
+            return problem(413, _too_large(_most(path)), Connection="close")
         return None
+
+    def _expected(self, path: str) -> bytes | None:
+        """Return the token that a path needs, or None if it needs none."""
+        if path == _NODE:
+            return self._node_token  # without one, the endpoint replies that there is no vault
+        return None if path in _PUBLIC or path.startswith(_ASSETS) else self._token
 
     def _with_headers(self, path: str, send: Send) -> Send:
         async def send_with_headers(message: Message) -> None:
@@ -90,9 +101,17 @@ def _is_this_machine(host: str) -> bool:
     return re.fullmatch(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", host, re.I) is not None
 
 
-def _limited(receive: Receive, request: str, seconds: float) -> Receive:
+def _most(path: str) -> int:
+    return MAX_NODE_BODY if path == _NODE else MAX_BODY
+
+
+def _too_large(most: int) -> str:
+    return f"the body is larger than {most // 2**20} MiB"
+
+
+def _limited(receive: Receive, request: str, seconds: float, most: int) -> Receive:
     """Return a ``receive`` that refuses a body that is too large or takes too long to arrive."""
-    left, arriving = MAX_BODY, True  # the body may be longer than its Content-Length, or have none
+    left, arriving = most, True  # the body may be longer than its Content-Length, or have none
     deadline = time.monotonic() + seconds
 
     async def receive_in_time() -> Message:
@@ -108,7 +127,7 @@ def _limited(receive: Receive, request: str, seconds: float) -> Receive:
         left -= len(message.get("body", b""))
         arriving = message["type"] == "http.request" and message.get("more_body", False)
         if left < 0:
-            raise HTTPException(413, _TOO_LARGE, {"Connection": "close"})
+            raise HTTPException(413, _too_large(most), {"Connection": "close"})
         return message
 
     return receive_in_time

@@ -215,6 +215,16 @@ class Status(BaseModel):
     received: float | None = Field(
         description="Time of its receipt, in seconds since 1970.", examples=[1.7e9]
     )
+    secure: bool = Field(
+        description="Whether the device uploads to secure sums only, of which the server learns the"
+        " sum over many devices.",
+        examples=[True],
+    )
+    min_devices: int | None = Field(
+        description="How many devices that do not cooperate with the server such a sum has at"
+        " least; null without secure sums.",
+        examples=[10],
+    )
 
 
 class Health(Model):

@@ -38,6 +38,7 @@ from clients.service.models import (
 )
 from clients.store import Proposal
 from clients.validation import Answer, Content, FeatureNames, NamedAnswer
+from clients.vault import Vault
 from fldb_flower.errors import FldbError, one_line
 
 _T = TypeVar("_T")
@@ -69,6 +70,7 @@ class Device(NamedTuple):
     page: str
     catalogue: Catalogue
     choices: int
+    vault: Vault | None
 
 
 async def _device(request: Request) -> Device:
@@ -108,7 +110,12 @@ def _read(agent: PreferenceAgent) -> None:
 @guarded.get("/status", tags=["device"])
 async def status(device: OfDevice) -> Status:
     """Return the numbers of duels and answers, and the last synchronized estimate."""
-    return Status(**await device.reader.run(PreferenceAgent.status))
+    vault = device.vault
+    return Status(
+        **await device.reader.run(PreferenceAgent.status),
+        secure=vault is not None,
+        min_devices=None if vault is None else vault.min_devices,
+    )
 
 
 @guarded.post("/duels", tags=["duels"])

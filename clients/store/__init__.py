@@ -3,7 +3,6 @@
 from clients.store.answers import duel_key
 from clients.store.duel_store import DuelStore
 from clients.store.records import (
-    SELECTION_SETTINGS,
     ConflictingAnswerError,
     DuelExpiredError,
     Evidence,
@@ -17,7 +16,6 @@ from clients.store.schema import SCHEMA_VERSION
 
 __all__ = [
     "SCHEMA_VERSION",
-    "SELECTION_SETTINGS",
     "ConflictingAnswerError",
     "DuelExpiredError",
     "DuelStore",

@@ -69,8 +69,14 @@ class Database:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Run one transaction; an exception rolls it back."""
+        """Run one transaction; an exception rolls it back.
+
+        Within another one of the same thread, it is part of that one.
+        """
         with self._lock, self._errors():
+            if self._connection.in_transaction:
+                yield
+                return
             if self.path.stat().st_ino != self._inode:
                 raise OutputError(f"{self.path} was replaced by another file: open it again")
             self.execute("BEGIN IMMEDIATE")
@@ -85,7 +91,8 @@ class Database:
     def erase_deleted(self) -> None:
         """Empty the write-ahead log, which still holds deleted data.
 
-        While another connection reads, this is retried every second in the background.
+        While another connection reads, this is retried every second in the background, and so it is
+        within a transaction.
         """
         with self._lock:
             try:

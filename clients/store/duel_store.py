@@ -28,7 +28,7 @@ from clients.store.records import (
     UndoError,
     UnknownDuelError,
 )
-from clients.store.shares import ShareLog
+from clients.store.sums import SumLog
 from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
@@ -36,7 +36,7 @@ from fldb_flower.linalg.forms import unpack_symmetric
 from fldb_flower.settings import current_names
 
 
-class DuelStore(ShareLog):
+class DuelStore(SumLog):
     """The duels of one device.
 
     Every method is one transaction, safe for concurrent threads and processes, and durable when it
@@ -342,7 +342,8 @@ class DuelStore(ShareLog):
         """Write a copy of the store; other processes may use the store meanwhile.
 
         Before a copy replaces the store, delete the old ``-wal`` and ``-shm`` files: SQLite would
-        apply them to the copy.
+        apply them to the copy. The epoch file of secure sums (``clients.vault.epoch``) is not part
+        of a backup, and stays as it is.
 
         Raises
         ------

@@ -9,12 +9,6 @@ from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.errors import FldbError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 
-SELECTION_SETTINGS = (
-    "algorithm", "selection", "kappa_mu", "delta", "beta_scale", "ons_width", "lambda_",
-    "matrix_form", "sketch_rank", "personal_ridge", "personal_width",
-)  # fmt: skip
-"""Settings of the server's run that a device selects with: ``Synchronization.parameters``."""
-
 
 class UnknownDuelError(FldbError):
     """The duel was never proposed on this device, or it was removed.

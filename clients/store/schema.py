@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 APPLICATION_ID = 0x666C6462
 """SQLite's identifier of the application that owns a file: "fldb"."""
 
@@ -54,6 +54,10 @@ CREATE TABLE shares (            -- of FLDB-Personal (clients/store/shares.py)
     cut INTEGER PRIMARY KEY,     -- computed from the answers up to this cut
     share BLOB                   -- NULL: 0, and later shares cover the later answers only
 );
+CREATE TABLE secure (            -- of secure sums (clients/store/sums.py)
+    name TEXT PRIMARY KEY,       -- journal, numbers, roster, key
+    content BLOB NOT NULL
+) WITHOUT ROWID;
 """
 
 # Schema 1 stored the keys of answered duels, which nothing needed.
@@ -88,6 +92,14 @@ ALTER TABLE device ADD COLUMN minimum INTEGER;
 ALTER TABLE device ADD COLUMN features TEXT;
 """
 
+# Schema 4 had no secure sums.
+_FROM_4 = """
+CREATE TABLE secure (
+    name TEXT PRIMARY KEY,
+    content BLOB NOT NULL
+) WITHOUT ROWID;
+"""
+
 
 def create(connection: sqlite3.Connection) -> None:
     """Create the tables in an empty database, within a transaction."""
@@ -98,7 +110,7 @@ def create(connection: sqlite3.Connection) -> None:
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:
     """Migrate the tables of an older version, within a transaction."""
-    for script in (_FROM_1, _FROM_2, _FROM_3)[version - 1 :]:
+    for script in (_FROM_1, _FROM_2, _FROM_3, _FROM_4)[version - 1 :]:
         _execute(connection, script)
 
 

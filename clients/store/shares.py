@@ -70,8 +70,15 @@ class ShareLog(AnswerLog):
                 (np.concatenate(numbers).tobytes(), cut),
             )
 
-    def share_change(self, start: int, end: int) -> ShareChange:
+    def share_change(self, start: int, end: int, scored: int | None = None) -> ShareChange:
         """Return the change between the shares at two cuts, the same each time.
+
+        Parameters
+        ----------
+        start, end : int
+            The cuts.
+        scored : int, optional
+            Log losses and squares are sums over answers after this one only; by default, ``start``.
 
         Raises
         ------
@@ -86,13 +93,17 @@ class ShareLog(AnswerLog):
                 )
             before, after = self._share(start), self._share(end)
             query = "SELECT cut FROM shares WHERE cut > ? AND cut <= ? ORDER BY cut"
-            cuts = [row[0] for row in self._database.execute(query, (start, end)).fetchall()]
-            scored = [self._share(cut) for cut in cuts]
+            after_scored = start if scored is None else scored
+            rows = self._database.execute(query, (after_scored, end)).fetchall()
+            cuts = [row[0] for row in rows]
+            if after_scored > start and not self.has_share(after_scored):
+                del cuts[:1]  # it includes answers up to `scored`
+            shares = [self._share(cut) for cut in cuts]
         return ShareChange(
             precision=after.precision - before.precision,
             shift=after.shift - before.shift,
-            losses=sum((each.losses for each in scored), np.zeros(len(VARIANCES))),
-            squares=math.fsum(each.squares for each in scored),
+            losses=sum((each.losses for each in shares), np.zeros(len(VARIANCES))),
+            squares=math.fsum(each.squares for each in shares),
             members=after.members - before.members,
         )
 

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fldb_flower.deployment.key_files import make_folder, read_file, reported, write_new
 from fldb_flower.errors import DataError, OutputError, SettingsError
-from fldb_flower.secure.roster import Roster, read, sign, verify
+from fldb_flower.secure.roster import Roster, read, read_signed, sign
 from fldb_flower.system.files import replace_file
 
 PUBLIC_SUFFIX = ".pub"
@@ -104,7 +104,7 @@ def renew_roster(
         An argument, a key or the roster is invalid; the old roster is unchanged.
     """
     key = load_signing_key(signing_key)
-    old = verify(read_file(path), key.public_key())
+    old = read_signed(read_file(path), key.public_key())
     validity = {"not_before": old.not_before, "not_after": old.not_after, **(dates or {})}
     renewed = old.renewed(_public_keys(add), remove, **validity)
     with reported(OutputError, f"write {path}"):
@@ -131,7 +131,8 @@ def describe_roster(path: Path, signer: Path | None = None) -> list[str]:
     if signer is None:
         roster, checked = read(content)[0], "the signature was not checked"
     else:
-        roster, checked = verify(content, load_signer(signer)), f"signed by the key of {signer}"
+        roster = read_signed(content, load_signer(signer))
+        checked = f"signed by the key of {signer}"
     first, last = roster.not_before or "any day", roster.not_after or "any day"
     return [
         f"version {roster.version}, {len(roster.keys)} devices; {checked}",

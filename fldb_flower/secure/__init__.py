@@ -6,10 +6,8 @@
 - :mod:`fldb_flower.secure.roster`: signed public keys of the devices, and the committee
 - :mod:`fldb_flower.secure.header`: what the devices of an exchange agree on, and the owner's limits
 - :mod:`fldb_flower.secure.sealing`: encryption of a piece for one member
-- :mod:`fldb_flower.secure.journal`: what a device stores, and which answers it may send
+- :mod:`fldb_flower.secure.journal`, :mod:`fldb_flower.secure.entries`: what a device stores, and
+  which answers it may send
 - :mod:`fldb_flower.secure.device`, :mod:`fldb_flower.secure.server`: the two trips of an exchange
-
-**Not ready for use.** No run uses this package yet. Known gaps: an opening is bound to the names of
-the senders, not to their sealed bytes, so a device whose store was restored can be singled out; and
-``min_devices`` does not grow with the number of tolerated colluders.
+- :mod:`fldb_flower.secure.suspects`: whom the server asks after a sum that some device spoilt
 """

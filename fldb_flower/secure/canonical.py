@@ -90,14 +90,14 @@ def check_name(what: str, value: object) -> None:
         )
 
 
-def check_names(what: str, value: object) -> None:
-    """Raise DataError unless a value is a sorted tuple of distinct identifiers."""
+def check_names(what: str, value: object, *, ascending: bool = True) -> None:
+    """Raise DataError unless a value is a tuple of distinct identifiers, by default sorted."""
     if not isinstance(value, tuple) or not 0 < len(value) <= MOST_NAMES:
         raise DataError(f"{what}: must be 1 to {MOST_NAMES} names")
     for name in value:
         check_name(what, name)
-    if list(value) != sorted(set(value)):
-        raise DataError(f"{what}: must be sorted, without repeated names")
+    if len(set(value)) < len(value) or (ascending and list(value) != sorted(value)):
+        raise DataError(f"{what}: must be {'sorted, ' if ascending else ''}without repeated names")
 
 
 def unhex(what: str, value: object) -> bytes:

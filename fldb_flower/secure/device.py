@@ -24,8 +24,9 @@ from fldb_flower.secure.sealing import Route, seal, unseal
 class Device:
     """A device: it contributes to sums, and opens sums if it is in the committee.
 
-    The private key and the journal belong together. A device that lost its journal needs a new
-    key, else a server could have the same exchange opened again.
+    The private key and the journal belong together. A device that lost its journal starts with
+    :meth:`fldb_flower.secure.journal.Journal.restored`, or with a new key and without its former
+    answers: else a server could have an exchange opened again, or the same answers sent again.
 
     Attributes
     ----------
@@ -52,8 +53,36 @@ class Device:
                 " roster has another one, or none"
             )
 
-    def span(self, header: Header, journal: Journal, answers: int) -> tuple[int, int]:
+    def repeated(self, header: Header, journal: Journal) -> bool:
+        """Whether the exchange already has a contribution.
+
+        A repetition needs exactly the same numbers. Statistics that are computed again can differ
+        in their last bits, for example with another version of NumPy. The caller therefore stores
+        the numbers of the last contribution and passes the stored ones to :meth:`collect` if this
+        is true.
+
+        Raises
+        ------
+        SecureError
+            The exchange is over, or has another header than before.
+        """
+        return journal.repeated(header)
+
+    def span(
+        self, header: Header, journal: Journal, answers: int, *, now: float
+    ) -> tuple[int, int]:
         """Return which answers to contribute: those after the first number, up to the second.
+
+        Parameters
+        ----------
+        header : Header
+            The exchange.
+        journal : Journal
+            As last stored.
+        answers : int
+            Number of answers of the device.
+        now : float
+            Time in seconds since 1970.
 
         Raises
         ------
@@ -62,11 +91,18 @@ class Device:
         SecureError
             The header or the exchange is refused.
         """
-        check_header(header, self.roster, self.limits, self.name)
+        check_header(header, self.roster, self.limits, self.name, now)
         return journal.span(header, answers)
 
     def collect(
-        self, header: Header, journal: Journal, numbers: Elements, cut: int, seed: bytes
+        self,
+        header: Header,
+        journal: Journal,
+        numbers: Elements,
+        cut: int,
+        seed: bytes,
+        *,
+        now: float,
     ) -> tuple[dict[str, bytes], Journal]:
         """Return the sealed piece for each member, and the journal to store before they are sent.
 
@@ -77,21 +113,24 @@ class Device:
         journal : Journal
             As last stored.
         numbers : Elements
-            The encoded statistics of the answers of :meth:`span`, (n,).
+            The encoded statistics of the answers of :meth:`span`, (n,); the stored ones if the
+            exchange is :meth:`repeated`.
         cut : int
             The second number of :meth:`span`.
         seed : bytes
             32 bytes from ``os.urandom``. A repetition uses the stored one.
+        now : float
+            Time in seconds since 1970.
 
         Raises
         ------
         DeclinedError
             The cut is not allowed.
         SecureError
-            The header is refused; the numbers are not ``header.numbers`` elements; or the exchange
-            has a contribution with another header, cut or other numbers.
+            The header or the numbers are refused; or the exchange has a contribution with another
+            header, cut or other numbers.
         """
-        check_header(header, self.roster, self.limits, self.name)
+        check_header(header, self.roster, self.limits, self.name, now)
         content = to_bytes(numbers)
         if numbers.shape != (header.numbers,) or numbers.dtype != np.uint64:
             raise SecureError(
@@ -102,22 +141,16 @@ class Device:
         journal = journal.contribute(header, cut, seed, content)
         assert journal.contribution is not None
         pieces = header.scheme.messages(numbers, journal.contribution.share_seed())
-        sealed = {
-            member: seal(
-                piece,
-                Route(header.exchange, self.name, member),
-                header.hash,
-                self.private,
-                self.roster.keys[member],
-            )
-            for member, piece in zip(header.committee, pieces, strict=True)
-        }
-        return sealed, journal
+        pairs = zip(header.committee, pieces, strict=True)
+        return {name: self._sealed(header, name, piece) for name, piece in pairs}, journal
 
     def open(
-        self, header: Header, journal: Journal, sealed: Mapping[str, bytes]
+        self, header: Header, journal: Journal, sealed: Mapping[str, bytes], *, now: float
     ) -> tuple[bytes, Journal]:
         """Return the sum of the pieces, and the journal to store before the sum is sent.
+
+        The sum is over at least ``min_devices + T`` devices, since T of them may cooperate with the
+        server. An exchange is opened for one set of sealed bytes only.
 
         Parameters
         ----------
@@ -127,6 +160,8 @@ class Device:
             As last stored.
         sealed : mapping of str to bytes
             For each device of the sum (U3), its sealed piece for this member.
+        now : float
+            Time in seconds since 1970.
 
         Raises
         ------
@@ -136,12 +171,11 @@ class Device:
             The header is refused; this device is not in the committee; the set is too small, has
             a device that was not asked, or differs from the one opened before.
         """
-        check_header(header, self.roster, self.limits, self.name)
+        check_header(header, self.roster, self.limits, self.name, now)
         if self.name not in header.committee:
             raise SecureError(f"{self.name} is not in the committee of the exchange")
-        least = max(header.min_devices, self.limits.min_devices)
-        check_senders(header, tuple(sealed), least)
-        journal = journal.open(header, tuple(sealed))
+        check_senders(header, sealed)
+        journal = journal.open(header, sealed)
         pieces, wrong = list[Elements](), list[str]()
         for sender in sorted(sealed):
             try:
@@ -151,6 +185,10 @@ class Device:
         if wrong:
             raise BlameError(f"the pieces from {', '.join(wrong)} do not open", wrong)
         return to_bytes(total(np.stack(pieces))), journal
+
+    def _sealed(self, header: Header, member: str, piece: bytes) -> bytes:
+        route = Route(header.exchange, self.name, member)
+        return seal(piece, route, header.hash, self.private, self.roster.keys[member])
 
     def _piece(self, header: Header, sender: str, sealed: bytes) -> Elements:
         route = Route(header.exchange, sender, self.name)

@@ -7,7 +7,8 @@ were sent different headers, for example different estimates, cannot contribute 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -33,7 +34,10 @@ MOST_BROADCAST_BYTES = 2**28
 _MAGIC = b"fldb-flower header 1\n"
 _LENGTH_BYTES = 4
 _MOST_JSON_BYTES = 8 * 2**20
-_DEFAULT_MIN_DEVICES = 10
+_DEFAULT_MIN_DEVICES, _DEFAULT_MAX_DUELS = 10, 10_000
+
+MOST_AHEAD, MOST_BEHIND = 3600.0, 7 * 86400.0
+"""How far the round of an exchange may be from the clock of a device, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,9 @@ class Header:
     exchange : bytes
         Identifier, 16 random bytes.
     round : int
-        Number of the exchange. It increases with every exchange; milliseconds since 1970 also
-        increase if the server is restored from a backup.
+        When the exchange began, in milliseconds since 1970. It increases with every exchange, also
+        if the server is restored from a backup. A device compares it with its clock, else a server
+        could use up all later rounds of a device.
     roster : int
         Version of the roster.
     roster_digest : bytes
@@ -54,7 +59,8 @@ class Header:
     asked : tuple of str
         The devices that are asked (U1), sorted.
     committee : tuple of str
-        The draw of :func:`fldb_flower.secure.roster.draw_committee` from the devices asked.
+        The draw of :func:`fldb_flower.secure.roster.draw_committee` from the devices asked, in its
+        order.
     colluders, openings : int
         T, the number of members that may cooperate with the server, and U, the number of openings
         that the server needs.
@@ -65,7 +71,8 @@ class Header:
     max_duels : int
         Largest number of answers that a device counts.
     min_devices : int
-        Smallest number of devices in the sum.
+        Smallest number of devices in the sum that do not cooperate with the server. The sum has
+        T devices more, see :attr:`least_devices`.
     min_duels : int
         Smallest number of new answers of a device.
     broadcast : bytes
@@ -96,7 +103,7 @@ class Header:
             ("numbers", 1, MOST_NUMBERS),
             ("max_duels", 1, LARGEST_NUMBER),
             ("min_devices", 1, LARGEST_NUMBER),
-            ("min_duels", 1, LARGEST_NUMBER),
+            ("min_duels", 1, self.max_duels),
         ):
             check_integer(f"{name} of the header", getattr(self, name), low, high)
         for name, low, high in (
@@ -107,7 +114,7 @@ class Header:
         ):
             check_bytes(f"{name} of the header", getattr(self, name), low, high)
         check_names("asked of the header", self.asked)
-        check_names("committee of the header", self.committee)
+        check_names("committee of the header", self.committee, ascending=False)
         if not LEAST_COMMITTEE <= len(self.committee) <= LARGEST_COMMITTEE:
             raise DataError(
                 f"a committee of {len(self.committee)} devices: must be {LEAST_COMMITTEE} to"
@@ -157,6 +164,15 @@ class Header:
         """The sharing scheme for the committee."""
         return Scheme.of(len(self.committee))
 
+    @property
+    def least_devices(self) -> int:
+        """``min_devices + T``, the smallest number of devices in the sum.
+
+        The T members that may cooperate with the server contribute as well. The server knows their
+        numbers, and the difference to the sum is over ``min_devices`` other devices at least.
+        """
+        return self.min_devices + self.scheme.tolerated
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -165,21 +181,46 @@ class Limits:
     Attributes
     ----------
     min_duels : int
-        Smallest number of new answers in an exchange.
+        Smallest number of new answers in an exchange, at least 1: two sums up to the same answer
+        would give away the difference of their devices.
     min_devices : int
-        Smallest number of devices in a sum.
-    min_committee : int
-        Smallest committee, at least 5.
+        Smallest number of devices in a sum that do not cooperate with the server. The sum has T
+        devices more, where T is a fifth of the committee.
+    min_committee : int, optional
+        Smallest committee, at least 5; by default half of the devices in the roster, rounded up,
+        or 256 if these are more. T colluders are a fifth of the devices *asked*, which the server
+        chooses: without a minimum it could ask a few devices that cooperate with it.
+    max_duels : int
+        Largest number of answers in an exchange.
     """
 
     min_duels: int
     min_devices: int = _DEFAULT_MIN_DEVICES
-    min_committee: int = LEAST_COMMITTEE
+    min_committee: int | None = None
+    max_duels: int = _DEFAULT_MAX_DUELS
 
     def __post_init__(self) -> None:
         check_integer("min_duels", self.min_duels, 1, LARGEST_NUMBER)
         check_integer("min_devices", self.min_devices, 2, LARGEST_NUMBER)
-        check_integer("min_committee", self.min_committee, LEAST_COMMITTEE, LARGEST_COMMITTEE)
+        check_integer("max_duels", self.max_duels, self.min_duels, LARGEST_NUMBER)
+        if self.min_committee is not None:
+            check_integer("min_committee", self.min_committee, LEAST_COMMITTEE, LARGEST_COMMITTEE)
+
+    def least_committee(self, roster: Roster) -> int:
+        """Return the smallest committee for the devices of a roster."""
+        if self.min_committee is not None:
+            return self.min_committee
+        half = (len(roster.keys) + 1) // 2
+        return min(max(half, LEAST_COMMITTEE), LARGEST_COMMITTEE)
+
+    def least_devices(self, roster: Roster) -> int:
+        """Return the smallest number of devices present with which an exchange is possible."""
+        least = max(self.min_devices, self.least_committee(roster))
+        return next(
+            count
+            for count in itertools.count(least)
+            if count - Scheme.of(min(count, LARGEST_COMMITTEE)).tolerated >= self.min_devices
+        )
 
 
 def new_header(
@@ -199,10 +240,18 @@ def new_header(
     Raises
     ------
     SecureError
-        A device is not in the roster, or there are too few devices.
+        A device is not in the roster, there are too few devices, or ``max_duels`` is beyond the
+        limits.
     """
-    if len(set(present)) < limits.min_devices:
-        raise SecureError(f"{len(set(present))} devices: must be at least {limits.min_devices}")
+    least = limits.least_devices(roster)
+    if len(set(present)) < least:
+        raise SecureError(
+            f"{len(set(present))} devices are present: a secure sum needs {least} for"
+            f" min_devices={limits.min_devices} and a committee of"
+            f" {limits.least_committee(roster)} or more"
+        )
+    if max_duels > limits.max_duels:
+        raise SecureError(f"max_duels={max_duels}: must be at most {limits.max_duels}")
     committee = draw_committee(roster, present, round)
     scheme = Scheme.of(len(committee))
     return Header(
@@ -213,7 +262,7 @@ def new_header(
     )  # fmt: skip
 
 
-def check_header(header: Header, roster: Roster, limits: Limits, device: str) -> None:
+def check_header(header: Header, roster: Roster, limits: Limits, device: str, now: float) -> None:
     """Check on a device that it may take part in an exchange.
 
     Parameters
@@ -226,12 +275,15 @@ def check_header(header: Header, roster: Roster, limits: Limits, device: str) ->
         The owner's.
     device : str
         Identifier of the device.
+    now : float
+        Its clock, in seconds since 1970.
 
     Raises
     ------
     SecureError
         The first requirement that is not met.
     """
+    _check_clock(header, device, now)
     if header.roster != roster.version:
         relation = "older" if header.roster < roster.version else "newer"
         raise SecureError(
@@ -245,31 +297,52 @@ def check_header(header: Header, roster: Roster, limits: Limits, device: str) ->
     committee = draw_committee(roster, header.asked, header.round)
     if header.committee != committee:
         raise SecureError("the committee of the exchange is not the draw of its round")
-    scheme = Scheme.of(len(committee))
-    for what, value, least in (
-        ("min_devices", header.min_devices, limits.min_devices),
-        ("min_duels", header.min_duels, limits.min_duels),
-        ("its number of members of the committee", len(committee), limits.min_committee),
-        ("its number of devices", len(header.asked), header.min_devices),
-    ):
-        if value < least:
-            raise SecureError(f"the exchange has {what}={value}, and {device} requires {least}")
-    if (header.colluders, header.openings) != (scheme.tolerated, scheme.needed):
+    _check_limits(header, limits, limits.least_committee(roster), device)
+
+
+def _check_clock(header: Header, device: str, now: float) -> None:
+    ahead = header.round / 1000 - now
+    if not -MOST_BEHIND <= ahead <= MOST_AHEAD:
         raise SecureError(
-            f"the exchange has colluders={header.colluders}, openings={header.openings}: for"
-            f" {len(committee)} members they must be {scheme.tolerated} and {scheme.needed}"
+            f"the exchange began {abs(ahead) / 3600:.1f} hours {'after' if ahead > 0 else 'before'}"
+            f" the time of the clock of {device}: compare the clocks of device and server"
         )
 
 
-def check_senders(header: Header, senders: Sequence[str], least: int) -> None:
-    """Check that a sum is over enough devices (U3), and that all of them were asked (U1).
+def _check_limits(header: Header, limits: Limits, least_committee: int, device: str) -> None:
+    scheme, members = header.scheme, len(header.committee)
+    for what, value, least in (
+        ("min_devices", header.min_devices, limits.min_devices),
+        ("min_duels", header.min_duels, limits.min_duels),
+        ("its number of members of the committee", members, least_committee),
+        ("its number of devices", len(header.asked), header.least_devices),
+    ):
+        if value < least:
+            raise SecureError(f"the exchange has {what}={value}, and {device} requires {least}")
+    if header.max_duels > limits.max_duels:
+        raise SecureError(
+            f"the exchange has max_duels={header.max_duels}, and {device} allows {limits.max_duels}"
+        )
+    if (header.colluders, header.openings) != (scheme.tolerated, scheme.needed):
+        raise SecureError(
+            f"the exchange has colluders={header.colluders}, openings={header.openings}: for"
+            f" {members} members they must be {scheme.tolerated} and {scheme.needed}"
+        )
+
+
+def check_senders(header: Header, senders: Collection[str]) -> None:
+    """Check that a sum is over ``min_devices + T`` devices (U3), and all of them were asked (U1).
 
     Raises
     ------
     SecureError
         It is not.
     """
-    if len(senders) < least:
-        raise SecureError(f"a sum of {len(senders)} devices: must be at least {least}")
+    if len(set(senders)) < header.least_devices:
+        raise SecureError(
+            f"a sum of {len(set(senders))} devices: must be at least {header.least_devices},"
+            f" min_devices={header.min_devices} and {header.scheme.tolerated} that may cooperate"
+            " with the server"
+        )
     if others := sorted(set(senders) - set(header.asked)):
         raise SecureError(f"{others[0]} is in the sum and was not asked")

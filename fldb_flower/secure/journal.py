@@ -4,99 +4,42 @@ A journal is a plain value. A change returns a new journal; the caller stores it
 then. After a crash between the two, the same request gives the same reply.
 
 **The sequence rule.** A device numbers its answers. A *cut* is a number of answers: a contribution
-covers the answers from the last counted cut to its own cut. Each exchange has a new cut, at least
+covers the answers from the last counted cut to its own cut, at most the last ``max_duels`` of them,
+which is ``min_duels`` or more. Each exchange has a new cut, at least
 ``min_duels`` after every cut that was ever sent. Consider any linear combination of opened sums,
 and a device in one of them: of the contributions of this device in the combination, only the
 last one covers the answers directly before its cut, so they do not cancel. Hence the combination
-involves every device of each of its sums: at least ``min_devices`` of them, each with at least
-``min_duels`` answers.
+involves every device of each of its sums: at least ``min_devices + T`` of them, of which T may
+cooperate with the server, each with at least ``min_duels`` answers.
+
+A store that is restored from a backup lacks the last cuts. The rule needs only their maximum: the
+*base*, which a file outside the backup records. All later contributions start at the base or after
+it (:meth:`Journal.restored`). An opening is bound to the sealed bytes and not only to the names of
+the devices, since a device whose store was doubled can seal two contributions to one exchange.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fldb_flower.errors import DataError, DeclinedError, SecureError
 from fldb_flower.secure.canonical import check_bytes, check_integer, from_json, to_json, unhex
+from fldb_flower.secure.entries import (
+    Contribution,
+    Opening,
+    hash_of_sealed,
+    hexed,
+    record_of,
+)
 from fldb_flower.secure.header import EXCHANGE_BYTES, Header
 from fldb_flower.secure.roster import LARGEST_NUMBER
 
-SEED_BYTES = 32
+MOST_CUTS = 1000
+"""Number of exchanges that a journal keeps."""
 
-_HASH_BYTES = 32
-_DOMAIN = b"fldb-flower seed of shares 1\n"
-_CONTRIBUTION = ("cut", "exchange", "header", "numbers", "round", "seed", "start")
-_OPENING = ("exchange", "header", "round", "senders")
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """The last contribution of a device.
-
-    Attributes
-    ----------
-    exchange, round : bytes, int
-        As in the header.
-    header : bytes
-        Hash of the header.
-    start, cut : int
-        The contribution covers the answers after ``start``, up to the cut.
-    seed : bytes
-        32 secret random bytes.
-    numbers : bytes
-        SHA-256 of the numbers that were shared.
-    """
-
-    exchange: bytes
-    round: int
-    header: bytes
-    start: int
-    cut: int
-    seed: bytes
-    numbers: bytes
-
-    def __post_init__(self) -> None:
-        _check_reference(self)
-        check_integer("start", self.start, 0, LARGEST_NUMBER)
-        check_integer("cut", self.cut, self.start + 1, LARGEST_NUMBER)
-        check_bytes("seed", self.seed, SEED_BYTES, SEED_BYTES)
-        check_bytes("hash of the numbers", self.numbers, _HASH_BYTES, _HASH_BYTES)
-
-    def share_seed(self) -> bytes:
-        """Return the seed of the sharing.
-
-        It depends on header and numbers, so that other numbers are never shared with the same
-        randomness, even if a caller repeats a seed.
-        """
-        return hmac.digest(self.seed, _DOMAIN + self.header + self.numbers, hashlib.sha256)
-
-
-@dataclass(frozen=True)
-class Opening:
-    """The last opening of a member.
-
-    Attributes
-    ----------
-    exchange, round : bytes, int
-        As in the header.
-    header : bytes
-        Hash of the header.
-    senders : bytes
-        Hash of the devices in the sum (U3); see :func:`hash_of_devices`.
-    """
-
-    exchange: bytes
-    round: int
-    header: bytes
-    senders: bytes
-
-    def __post_init__(self) -> None:
-        _check_reference(self)
-        check_bytes("hash of the senders", self.senders, _HASH_BYTES, _HASH_BYTES)
+_FIELDS = ("base", "base_round", "contribution", "counted", "cuts", "opening")
 
 
 @dataclass(frozen=True)
@@ -106,29 +49,50 @@ class Journal:
     Attributes
     ----------
     counted : int
-        Cut of the last contribution that the server counted; 0 if there is none.
+        Cut of the last contribution that the server counted; the base if there is none.
     cuts : tuple of (bytes, int)
-        Exchange and cut of each contribution, in ascending order of cuts. An acknowledgement names
-        one of these exchanges.
+        Exchange and cut of the last 1,000 contributions, in ascending order of cuts. An
+        acknowledgement names one of these exchanges.
     contribution : Contribution, optional
         The last one.
     opening : Opening, optional
         The last one.
+    base : int
+        No answer up to this one is sent again.
+    base_round : int
+        Exchanges up to this round are over: no contribution to them, and no opening of them.
     """
 
     counted: int = 0
     cuts: tuple[tuple[bytes, int], ...] = ()
     contribution: Contribution | None = None
     opening: Opening | None = None
+    base: int = 0
+    base_round: int = 0
+
+    @classmethod
+    def restored(cls, round: int, cut: int) -> Journal:
+        """Return the journal of a store that was restored from a backup.
+
+        Parameters
+        ----------
+        round : int
+            :attr:`last_round` of the lost journal, from a file that is not restored with the store.
+        cut : int
+            :attr:`sent` of the lost journal, from the same file.
+        """
+        return cls(counted=cut, base=cut, base_round=round)
 
     def __post_init__(self) -> None:
+        check_integer("base", self.base, 0, LARGEST_NUMBER)
+        check_integer("base_round", self.base_round, 0, LARGEST_NUMBER)
         for exchange, cut in self.cuts:
             check_bytes("exchange", exchange, EXCHANGE_BYTES, EXCHANGE_BYTES)
             check_integer("cut", cut, 1, LARGEST_NUMBER)
-        values = [cut for _, cut in self.cuts]
+        values = [self.base, *(cut for _, cut in self.cuts)]
         if values != sorted(set(values)) or len(dict(self.cuts)) < len(self.cuts):
             raise DataError("the cuts of the journal do not ascend, or an exchange is repeated")
-        if self.counted not in (0, *values):
+        if self.counted not in values:
             raise DataError(f"counted={self.counted} of the journal is not a cut of an exchange")
         last = self.contribution
         if (last and (last.exchange, last.cut)) != (self.cuts[-1] if self.cuts else None):
@@ -136,8 +100,24 @@ class Journal:
 
     @property
     def sent(self) -> int:
-        """The last cut that was ever sent; 0 if there is none."""
-        return self.cuts[-1][1] if self.cuts else 0
+        """The last cut that was ever sent; the base if there is none."""
+        return self.cuts[-1][1] if self.cuts else self.base
+
+    @property
+    def last_round(self) -> int:
+        """The last round of a contribution or opening, for :meth:`restored`."""
+        records = (self.contribution, self.opening)
+        return max(self.base_round, *(record.round for record in records if record), 0)
+
+    def repeated(self, header: Header) -> bool:
+        """Whether an exchange already has a contribution, which a request can only repeat.
+
+        Raises
+        ------
+        SecureError
+            See :meth:`contribute`.
+        """
+        return self._repeated(header) is not None
 
     def span(self, header: Header, answers: int) -> tuple[int, int]:
         """Return which answers an exchange covers: those after the first number, up to the second.
@@ -160,9 +140,9 @@ class Journal:
         """
         if record := self._repeated(header):
             return record.start, record.cut
-        cut = min(answers, self.counted + header.max_duels)
+        cut = min(answers, self._most(header))
         self._check_cut(header, cut)
-        return self.counted, cut
+        return self._start(header, cut), cut
 
     def contribute(self, header: Header, cut: int, seed: bytes, numbers: bytes) -> Journal:
         """Return the journal with the contribution to an exchange.
@@ -196,12 +176,33 @@ class Journal:
             return self
         self._check_cut(header, cut)
         record = Contribution(
-            header.exchange, header.round, header.hash, self.counted, cut, seed, digest
+            exchange=header.exchange,
+            round=header.round,
+            header=header.hash,
+            start=self._start(header, cut),
+            cut=cut,
+            seed=seed,
+            numbers=digest,
         )
-        return replace(self, cuts=(*self.cuts, (header.exchange, cut)), contribution=record)
+        cuts = (*self.cuts, (header.exchange, cut))
+        base = cuts[-MOST_CUTS - 1][1] if len(cuts) > MOST_CUTS else self.base
+        return replace(
+            self,
+            counted=max(self.counted, base),
+            cuts=cuts[-MOST_CUTS:],
+            contribution=record,
+            base=base,
+        )
 
-    def open(self, header: Header, senders: Sequence[str]) -> Journal:
-        """Return the journal with the opening of an exchange for a set of devices.
+    def open(self, header: Header, sealed: Mapping[str, bytes]) -> Journal:
+        """Return the journal with the opening of an exchange for a set of sealed pieces.
+
+        Parameters
+        ----------
+        header : Header
+            The exchange, after :func:`fldb_flower.secure.header.check_header`.
+        sealed : mapping of str to bytes
+            For each device of the sum (U3), its sealed piece for this member.
 
         Raises
         ------
@@ -211,16 +212,16 @@ class Journal:
         """
         self._check_same(self.contribution, header)
         self._check_same(self.opening, header)
-        record = Opening(header.exchange, header.round, header.hash, hash_of_devices(senders))
+        record = Opening(header.exchange, header.round, header.hash, hash_of_sealed(sealed))
         last = self.opening
         if last and last.exchange == header.exchange:
-            if last.senders != record.senders:
+            if last.sealed != record.sealed:
                 raise SecureError(
-                    "this exchange was opened for another set of devices: a second set could give"
-                    " away the difference"
+                    "this exchange was opened for another set of devices or of their pieces: a"
+                    " second set could give away the difference"
                 )
             return self
-        _check_later(last, header)
+        self._check_later(last, header)
         return replace(self, opening=record)
 
     def acknowledge(self, header: Header, exchange: bytes | None) -> Journal:
@@ -229,34 +230,43 @@ class Journal:
         Parameters
         ----------
         header : Header
-            The exchange. If it has a contribution, the request is a repetition and nothing changes.
+            The exchange, after :func:`fldb_flower.secure.header.check_header`. If it has a
+            contribution, the request is a repetition and nothing changes.
         exchange : bytes or None
             The last exchange with this device that the server counted, or None. A server that was
             restored from a backup may name an earlier one than before: the answers since then are
-            sent again, together with new ones.
+            sent again, together with new ones. For an exchange before the base, and for one of a
+            former store of the device, the answers after the base are sent.
 
         Raises
         ------
         SecureError
-            The device has not contributed to the named exchange; or see :meth:`contribute`.
+            The journal has all contributions ever sent, and none to the named exchange; or see
+            :meth:`contribute`.
         """
         if self._repeated(header):
             return self
         if exchange is None:
-            return replace(self, counted=0)
-        if (cut := dict(self.cuts).get(exchange)) is None:
+            return replace(self, counted=self.base)
+        if (cut := dict(self.cuts).get(exchange)) is not None:
+            return replace(self, counted=cut)
+        if self.base or self.base_round:
+            return replace(self, counted=self.base)
+        if self.cuts:
             raise SecureError(
                 f"the server counted exchange {exchange.hex()}, which has no contribution here"
             )
-        return replace(self, counted=cut)
+        return replace(self, counted=0, base_round=header.round - 1)  # of a former store
 
     def to_bytes(self) -> bytes:
         """Return the canonical bytes. They contain the secret seed."""
         return to_json({
-            "contribution": _hexed(self.contribution),
+            "base": self.base,
+            "base_round": self.base_round,
+            "contribution": hexed(self.contribution),
             "counted": self.counted,
             "cuts": [[exchange.hex(), cut] for exchange, cut in self.cuts],
-            "opening": _hexed(self.opening),
+            "opening": hexed(self.opening),
         })  # fmt: skip
 
     @classmethod
@@ -269,7 +279,7 @@ class Journal:
             The bytes are damaged.
         """
         what = "the journal"
-        fields = from_json(content, what, ("contribution", "counted", "cuts", "opening"))
+        fields = from_json(content, what, _FIELDS)
         try:
             cuts = tuple((unhex("exchange", name), cut) for name, cut in fields["cuts"])
         except (TypeError, ValueError):
@@ -277,8 +287,10 @@ class Journal:
         return cls(
             fields["counted"],
             cuts,
-            _record(Contribution, fields["contribution"], _CONTRIBUTION),
-            _record(Opening, fields["opening"], _OPENING),
+            record_of(Contribution, fields["contribution"]),
+            record_of(Opening, fields["opening"]),
+            fields["base"],
+            fields["base_round"],
         )
 
     def _repeated(self, header: Header) -> Contribution | None:
@@ -288,61 +300,41 @@ class Journal:
         record = self.contribution
         if record and record.exchange == header.exchange:
             return record
-        _check_later(record, header)
+        self._check_later(record, header)
         if header.exchange in dict(self.cuts):
             raise SecureError(f"exchange {header.exchange.hex()} is over")
         return None
 
     def _check_cut(self, header: Header, cut: int) -> None:
         if cut < self.sent + header.min_duels:
-            new, most = max(cut - self.sent, 0), header.max_duels
-            room = "" if cut - self.counted < most else f", with max_duels={most} after the counted"
             raise DeclinedError(
-                f"{new} new answers since the last contribution{room}: must be at least"
-                f" {header.min_duels}"
+                f"{max(cut - self.sent, 0)} new answers since the last contribution: must be at"
+                f" least {header.min_duels}"
             )
-        if cut > self.counted + header.max_duels:
+        if cut > self._most(header):
             raise DeclinedError(
                 f"{cut - self.counted} answers since the last counted one: must be at most"
                 f" max_duels={header.max_duels}"
             )
 
+    def _most(self, header: Header) -> int:
+        """Return the largest cut."""
+        return max(self.counted + header.max_duels, self.sent + header.min_duels)
+
+    def _start(self, header: Header, cut: int) -> int:
+        """Return where a contribution starts: at the last counted cut, or less than n before.
+
+        After failed sums, the next cut can be more than ``max_duels`` answers from the counted one.
+        The oldest answers are then left out for good: else the device could not contribute again.
+        """
+        return max(self.counted, cut - header.max_duels)
+
+    def _check_later(self, record: Contribution | Opening | None, header: Header) -> None:
+        last = max(record.round if record else 0, self.base_round)
+        if header.round <= last:
+            raise SecureError(f"round {header.round} is not later than {last}, the last one")
+
     @staticmethod
     def _check_same(record: Contribution | Opening | None, header: Header) -> None:
         if record and record.exchange == header.exchange and record.header != header.hash:
             raise SecureError(f"exchange {header.exchange.hex()} has two different headers")
-
-
-def hash_of_devices(names: Sequence[str]) -> bytes:
-    """Return the SHA-256 of a set of devices."""
-    return hashlib.sha256(to_json({"devices": sorted(names)})).digest()
-
-
-def _check_reference(record: Contribution | Opening) -> None:
-    check_bytes("exchange", record.exchange, EXCHANGE_BYTES, EXCHANGE_BYTES)
-    check_integer("round", record.round, 1, LARGEST_NUMBER)
-    check_bytes("hash of the header", record.header, _HASH_BYTES, _HASH_BYTES)
-
-
-def _check_later(record: Contribution | Opening | None, header: Header) -> None:
-    if record and header.round <= record.round:
-        raise SecureError(f"round {header.round} is not later than {record.round}, the last one")
-
-
-def _hexed(record: Contribution | Opening | None) -> dict[str, Any] | None:
-    if record is None:
-        return None
-    values = vars(record).items()
-    return {name: value.hex() if isinstance(value, bytes) else value for name, value in values}
-
-
-def _record(kind: type[Any], value: object, names: Sequence[str]) -> Any:
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise DataError(f"{kind.__name__.lower()} of the journal is not a JSON object")
-    fields = from_json(to_json(value), f"{kind.__name__.lower()} of the journal", names)
-    return kind(**{
-        name: field if name in ("cut", "round", "start") else unhex(name, field)
-        for name, field in fields.items()
-    })  # fmt: skip

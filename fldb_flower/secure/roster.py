@@ -137,12 +137,13 @@ def sign(roster: Roster, key: Ed25519PrivateKey) -> bytes:
 
     Examples
     --------
+    >>> from datetime import date
     >>> from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     >>> from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
     >>> from fldb_flower.secure.roster import Roster, sign, verify
     >>> signer, device = Ed25519PrivateKey.generate(), X25519PrivateKey.generate()
     >>> roster = Roster(1, {"device1": device.public_key().public_bytes_raw()})
-    >>> verify(sign(roster, signer), signer.public_key()) == roster
+    >>> verify(sign(roster, signer), signer.public_key(), date(2027, 5, 1)) == roster
     True
     """
     signature = base64.b64encode(key.sign(_DOMAIN + roster.to_bytes())).decode()
@@ -153,8 +154,8 @@ def sign(roster: Roster, key: Ed25519PrivateKey) -> bytes:
 def verify(
     content: bytes,
     signer: Ed25519PublicKey,
+    today: datetime.date,
     last: Roster | None = None,
-    today: datetime.date | None = None,
 ) -> Roster:
     """Return the roster of a file after all checks.
 
@@ -164,11 +165,11 @@ def verify(
         The file.
     signer : Ed25519PublicKey
         The pinned key.
+    today : date
+        The day for the validity.
     last : Roster, optional
         The roster in use until now. An older version, or another roster with the same version, is
         refused.
-    today : date, optional
-        The day for the validity; without it, the validity is not checked.
 
     Raises
     ------
@@ -178,6 +179,30 @@ def verify(
         The signature is not that of the signer, the version is too old, or the roster is not valid
         today.
     """
+    roster = read_signed(content, signer)
+    if last and roster.version < last.version:
+        raise SecureError(f"the roster has version {roster.version}, older than {last.version}")
+    if last and roster.version == last.version and roster.digest != last.digest:
+        raise SecureError(f"there are two different rosters of version {roster.version}")
+    first, end = roster.not_before, roster.not_after
+    if (first and today < first) or (end and today > end):
+        raise SecureError(
+            f"the roster, version {roster.version}, is valid from {first or 'any day'}"
+            f" to {end or 'any day'}, and today is {today}"
+        )
+    return roster
+
+
+def read_signed(content: bytes, signer: Ed25519PublicKey) -> Roster:
+    """Return the roster of a file after a check of the signature only, to show or renew it.
+
+    Raises
+    ------
+    DataError
+        The file is damaged, or has unknown fields.
+    SecureError
+        The signature is not that of the signer.
+    """
     roster, signature = read(content)
     try:
         signer.verify(signature, _DOMAIN + roster.to_bytes())
@@ -185,16 +210,6 @@ def verify(
         raise SecureError(
             f"the signature of the roster, version {roster.version}, is not by the pinned key"
         ) from None
-    if last and roster.version < last.version:
-        raise SecureError(f"the roster has version {roster.version}, older than {last.version}")
-    if last and roster.version == last.version and roster.digest != last.digest:
-        raise SecureError(f"there are two different rosters of version {roster.version}")
-    first, end = roster.not_before, roster.not_after
-    if today and ((first and today < first) or (end and today > end)):
-        raise SecureError(
-            f"the roster, version {roster.version}, is valid from {first or 'any day'}"
-            f" to {end or 'any day'}, and today is {today}"
-        )
     return roster
 
 
@@ -227,11 +242,13 @@ def read(content: bytes) -> tuple[Roster, bytes]:
 
 
 def draw_committee(roster: Roster, present: Collection[str], round: int) -> tuple[str, ...]:
-    """Return the committee of a round: up to 256 of the devices present, sorted.
+    """Return the committee of a round: up to 256 of the devices present, in random order.
 
     The members are the devices with the smallest SHA-256 of roster version, round and identifier
-    (bottom-k sampling). If one device is absent, at most one member changes. The server can still
-    choose among draws by its choice of the round and of the devices present.
+    (bottom-k sampling), in ascending order of it: the first members receive shorter pieces (see
+    :meth:`fldb_flower.secure.sharing.Scheme.messages`), and they are others in each round. If one
+    device is absent, at most one member changes. The server can still choose among draws by its
+    choice of the round and of the devices present.
 
     Parameters
     ----------
@@ -263,7 +280,7 @@ def draw_committee(roster: Roster, present: Collection[str], round: int) -> tupl
         )
     prefix = _DRAW + roster.version.to_bytes(8, "big") + round.to_bytes(8, "big")
     drawn = sorted(names, key=lambda name: hashlib.sha256(prefix + name.encode()).digest())
-    return tuple(sorted(drawn[:LARGEST_COMMITTEE]))
+    return tuple(drawn[:LARGEST_COMMITTEE])
 
 
 def _check_key(name: str, key: object) -> None:

@@ -9,22 +9,31 @@
 
 The caller stores the state before it asks the first member, so that all members are asked about
 the same set, also after a restart.
+
+Openings have no signature or tag of their own. Whoever can change them on the way (the channel
+protects them with TLS) can only make answers wrong. The server finds and names these by parity, as
+it has to with members that send wrong answers themselves.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from fldb_flower.errors import BlameError, SecureError
+from fldb_flower.errors import BlameError, DataError, SecureError
+from fldb_flower.secure.canonical import from_json, names_of, to_json
 from fldb_flower.secure.field import ELEMENT_BYTES, SEED_BYTES, Elements, from_bytes
 from fldb_flower.secure.header import Header, check_senders
 from fldb_flower.secure.sealing import OVERHEAD
-from fldb_flower.secure.sharing import LEAST_COMMITTEE
+
+_MAGIC = b"fldb-flower exchange 1\n"
+_LENGTH_BYTES = 4
+_FIELDS = ("chosen", "given_up", "header", "openings", "sealed")
 
 
 class Phase(enum.Enum):
@@ -87,7 +96,7 @@ class ServerExchange:
     >>> from fldb_flower.secure.server import ServerExchange
     >>> keys = {name: X25519PrivateKey.generate() for name in "abcde"}
     >>> public = {name: key.public_key().public_bytes_raw() for name, key in keys.items()}
-    >>> roster, limits = Roster(1, public), Limits(min_duels=1, min_devices=5)
+    >>> roster, limits = Roster(1, public), Limits(min_duels=1, min_devices=4)
     >>> devices = [Device(name, key, roster, limits) for name, key in keys.items()]
     >>> header = new_header(
     ...     roster, keys, exchange=bytes(16), round=1, numbers=1, encoding=b"", max_duels=10,
@@ -95,13 +104,14 @@ class ServerExchange:
     >>> state, journals = ServerExchange(header), {}
     >>> for number, device in enumerate(devices):
     ...     numbers = np.array([number], dtype=np.uint64)
-    ...     sealed, journal = device.collect(header, Journal(), numbers, cut=3, seed=bytes(32))
+    ...     sealed, journal = device.collect(
+    ...         header, Journal(), numbers, cut=3, seed=bytes(32), now=0.0)
     ...     journals[device.name] = journal.to_bytes()  # on a disk
     ...     state = state.receive(device.name, sealed)
     >>> state = state.choose()
     >>> for device in devices:
     ...     journal = Journal.from_bytes(journals[device.name])
-    ...     opening, journal = device.open(header, journal, state.pieces_for(device.name))
+    ...     opening, journal = device.open(header, journal, state.pieces_for(device.name), now=0.0)
     ...     state = state.answer(device.name, opening)
     >>> state.combine()
     Sum(numbers=array([10], dtype=uint64), wrong=(), checks=1)
@@ -154,13 +164,14 @@ class ServerExchange:
         Raises
         ------
         SecureError
-            Fewer than ``min_devices`` devices have answered.
+            Fewer than ``min_devices + T`` devices have answered, see
+            :attr:`fldb_flower.secure.header.Header.least_devices`.
         """
         if self.phase is Phase.OPEN:
             return self
         self._require(Phase.COLLECT)
         chosen = tuple(sorted(self.sealed))
-        check_senders(self.header, chosen, self.header.min_devices)
+        check_senders(self.header, chosen)
         return replace(self, chosen=chosen)
 
     def pieces_for(self, member: str) -> dict[str, bytes]:
@@ -203,7 +214,9 @@ class ServerExchange:
         ------
         SecureError
             There are fewer than U answers, or too many wrong ones to name. In the second case, a
-            member or a device has sent wrong values: see :func:`bisect`.
+            member or a device has sent wrong values: see
+            :class:`fldb_flower.secure.suspects.Suspects`. The exchange cannot be opened for another
+            set.
         """
         self._require(Phase.OPEN)
         scheme, committee = self.header.scheme, self.header.committee
@@ -226,6 +239,59 @@ class ServerExchange:
         """Return the final state in which nothing is opened or combined any more."""
         return replace(self, given_up=True)
 
+    def to_bytes(self) -> bytes:
+        """Return the state for a file: a checksum, the lengths of all parts as JSON, and the parts.
+
+        It can have 100 MB or more, 1,000 devices with 100 kB of sealed pieces each.
+        """
+        committee, header = self.header.committee, self.header.to_bytes()
+        index = to_json({
+            "chosen": list(self.chosen),
+            "given_up": int(self.given_up),
+            "header": len(header),
+            "openings": {member: len(opening) for member, opening in self.openings.items()},
+            "sealed": {
+                device: [len(pieces[member]) for member in committee]
+                for device, pieces in self.sealed.items()
+            },
+        })  # fmt: skip
+        parts = [len(index).to_bytes(_LENGTH_BYTES, "big"), index, header]
+        parts += [self.openings[member] for member in sorted(self.openings)]
+        parts += [
+            self.sealed[device][member] for device in sorted(self.sealed) for member in committee
+        ]
+        checksum = hashlib.sha256()
+        for part in parts:
+            checksum.update(part)
+        return b"".join([_MAGIC, checksum.digest(), *parts])
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> ServerExchange:
+        """Return the state of :meth:`to_bytes`.
+
+        Raises
+        ------
+        DataError
+            The bytes are damaged.
+        """
+        file = _File(content)
+        if file.take(len(_MAGIC)) != _MAGIC:
+            raise DataError("the state of the exchange has another format")
+        if file.take(hashlib.sha256().digest_size) != file.checksum_of_rest():
+            raise DataError("the state of the exchange is damaged: its checksum is wrong")
+        index = file.take(int.from_bytes(file.take(_LENGTH_BYTES), "big"))
+        fields = from_json(index, "the state of the exchange", _FIELDS)
+        state = cls(Header.from_bytes(file.take(fields["header"])))
+        openings = {name: file.take(size) for name, size in fields["openings"].items()}
+        for device, sizes in fields["sealed"].items():
+            pieces = zip(state.header.committee, map(file.take, sizes), strict=True)
+            state = state.receive(device, dict(pieces))
+        if chosen := names_of("chosen of the exchange", fields["chosen"]):
+            state = replace(state, chosen=chosen)
+        for member, opening in openings.items():
+            state = state.answer(member, opening)
+        return replace(state, given_up=bool(fields["given_up"]))
+
     def _require(self, phase: Phase) -> None:
         if self.phase is not phase:
             raise SecureError(
@@ -238,34 +304,20 @@ class ServerExchange:
             raise SecureError(f"{member} is not in the committee of the exchange")
 
 
-def bisect(devices: Sequence[str], min_devices: int) -> tuple[tuple[str, ...], ...]:
-    """Return two disjoint groups for new exchanges, after the answers of a set were inconsistent.
+class _File:
+    """Bytes that are read from the start."""
 
-    The caller runs an exchange in each group, leaves out a group that cannot be divided, and
-    continues with the others. One device that sends wrong pieces then costs at most
-    ``2 min_devices - 1`` devices a round.
+    def __init__(self, content: bytes) -> None:
+        self._content, self._place = memoryview(content), 0
 
-    Parameters
-    ----------
-    devices : sequence of str
-        The devices of the failed sum.
-    min_devices : int
-        Smallest number of devices in a sum.
+    def take(self, size: int) -> bytes:
+        """Return the next bytes."""
+        part = self._content[self._place : self._place + size]
+        if len(part) != size:
+            raise DataError("the state of the exchange is truncated")
+        self._place += size
+        return bytes(part)
 
-    Returns
-    -------
-    tuple of tuple of str
-        Two groups whose sizes differ by at most 1; empty if they would be too small.
-
-    Examples
-    --------
-    >>> from fldb_flower.secure.server import bisect
-    >>> bisect("abcdefghijk", min_devices=5)
-    (('a', 'b', 'c', 'd', 'e'), ('f', 'g', 'h', 'i', 'j', 'k'))
-    >>> bisect("abcdefghi", min_devices=5)
-    ()
-    """
-    names, half = tuple(sorted(set(devices))), len(set(devices)) // 2
-    if half < max(min_devices, LEAST_COMMITTEE):
-        return ()
-    return names[:half], names[half:]
+    def checksum_of_rest(self) -> bytes:
+        """Return the SHA-256 of all further bytes."""
+        return hashlib.sha256(self._content[self._place :]).digest()

@@ -30,6 +30,13 @@ ENVIRONMENT_OF = {
 """Settings of one environment only."""
 
 
+SELECTION_SETTINGS = (
+    "algorithm", "selection", "kappa_mu", "delta", "beta_scale", "ons_width", "lambda_",
+    "matrix_form", "sketch_rank", "personal_ridge", "personal_width",
+)  # fmt: skip
+"""Settings of the server's run that a device selects pairs of arms with."""
+
+
 def automatic(settings: Settings) -> dict[str, Any]:
     """Return the values of settings that are auto, by name.
 

@@ -25,7 +25,9 @@ from fldb_flower.secure.encoding import Encoding
 from fldb_flower.secure.field import IntArray
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadError, upload_size
-from fldb_flower.wire.secure_upload import HESSIAN, INFORMATION, blocks_of, numbers_of, upload_of
+from fldb_flower.wire.secure_upload import blocks_of, matrix_error, numbers_of, upload_of
+
+_encoding = functools.lru_cache(maxsize=4)(Encoding)  # nodes in one process share the last ones
 
 
 class SecureSums:
@@ -77,7 +79,7 @@ class SecureSums:
             ridge=settings.personal_ridge,
             agents=-(-settings.num_agents // nodes),
         )
-        return Encoding(blocks, nodes)
+        return _encoding(blocks, nodes)
 
     def quantise(self, upload: Upload, broadcast: Broadcast, nodes: int) -> IntArray:
         """Return the upload of one of ``nodes`` nodes as integers, (n,).
@@ -143,7 +145,7 @@ class SecureSums:
             raise FederationError(f"secure=true: {self._explained(reason)}") from None
         if upload.num_duels != duels:
             raise FederationError(f"a sum over {upload.num_duels} duels instead of {duels}")
-        if violated := self._implausible(upload, broadcast, _error(encoding, count)):
+        if violated := self._implausible(upload, broadcast, matrix_error(encoding, count)):
             what = f"the sum over {count} nodes is not plausible"
             raise FederationError(f"{what}: {self._explained(violated)}")
         return upload
@@ -167,11 +169,3 @@ class SecureSums:
             f"{reason}; with max_difference={self._longest:g}, no difference of two arms may be"
             " longer than that"
         )
-
-
-def _error(encoding: Encoding, count: int) -> float:
-    """Return the largest rounding error of matrix entries of a sum over ``count`` nodes."""
-    each = zip(encoding.blocks, encoding.exponents, strict=True)
-    matrices = (INFORMATION, HESSIAN)
-    quanta = [math.ldexp(1.0, -exponent) for block, exponent in each if block.name in matrices]
-    return count * max(quanta, default=0.0) / 2.0

@@ -23,7 +23,7 @@ from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.share_bounds import DRIFT
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import Form, Sketch
-from fldb_flower.secure.encoding import Block
+from fldb_flower.secure.encoding import Block, Encoding
 from fldb_flower.wire.codec import decode_statistics, encode_statistics
 
 INFORMATION, HESSIAN = "W_new", "the Hessian"
@@ -128,3 +128,11 @@ def upload_of(numbers: FloatArray, broadcast: Broadcast, form: Form) -> Upload:
         There are more or fewer numbers, or one is too large to square.
     """
     return decode_statistics(numbers[:-1], int(numbers[-1]), broadcast, form)
+
+
+def matrix_error(encoding: Encoding, count: int) -> float:
+    """Return the largest rounding error of a matrix entry in the sum of ``count`` uploads."""
+    each = zip(encoding.blocks, encoding.exponents, strict=True)
+    matrices = (INFORMATION, HESSIAN)
+    quanta = [math.ldexp(1.0, -exponent) for block, exponent in each if block.name in matrices]
+    return count * max(quanta, default=0.0) / 2.0

@@ -4,10 +4,10 @@ Sections: ``algorithms`` (vectorized, relative to lower bounds), ``inprocess`` (
 node), ``scale`` (time and memory against N, d, K and T), ``robust`` (regret with dishonest nodes),
 ``flower`` (`flwr run` relative to an app that does nothing), ``install`` (size and time of
 `pip install` by dependency); of FLDB-Personal, ``newcomers`` (agents that join late), ``variances``
-(rules for v) and ``pace`` (times relative to LDB); ``secure`` (times and bytes of one secure
-sum); ``privacy`` (regret with noise). By default, ``algorithms``, ``inprocess`` and ``scale`` run.
-Times depend on the load of the machine. The tables have medians over the repetitions, and ratios of
-times measured alternately.
+(rules for v) and ``pace`` (times relative to LDB); of secure sums, ``secure`` (times and bytes of
+one sum) and ``liars`` (regret with a dishonest device); ``privacy`` (regret with noise). By default,
+``algorithms``, ``inprocess`` and ``scale`` run. Times depend on the load of the machine. The tables
+have medians over the repetitions, and ratios of times measured alternately.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from simulations import measured
 from simulations.benchmark.algorithms import algorithms, inprocess_exchange
 from simulations.benchmark.flower import flower
 from simulations.benchmark.install import install
+from simulations.benchmark.liars import liars
 from simulations.benchmark.personal import newcomers, pace, variances
 from simulations.benchmark.privacy import privacy
 from simulations.benchmark.robust import robust
@@ -57,6 +58,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "variances": lambda asked: variances({"duels": asked.duels}),
     "pace": lambda asked: pace(asked.repetitions),
     "secure": lambda asked: secure(asked.repetitions),
+    "liars": lambda _asked: liars(),
     "privacy": lambda _asked: privacy(),
 }
 _DEFAULT = ("algorithms", "inprocess", "scale")

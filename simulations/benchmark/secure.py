@@ -1,80 +1,202 @@
-"""Benchmark section `secure`: times and bytes of one secure sum, without encryption."""
+"""Benchmark section `secure`: times and bytes of one secure sum, with and without encryption."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fldb_flower.federation.exchange import Broadcast
-from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import Full
 from fldb_flower.secure import field
+from fldb_flower.secure.device import Device
 from fldb_flower.secure.encoding import Encoding
 from fldb_flower.secure.field import Elements
-from fldb_flower.secure.sharing import Scheme
+from fldb_flower.secure.header import Limits, new_header
+from fldb_flower.secure.journal import Journal
+from fldb_flower.secure.roster import Roster
+from fldb_flower.secure.sealing import Route, seal
+from fldb_flower.secure.server import ServerExchange
+from fldb_flower.system.process import one_blas_thread
+from fldb_flower.wire.secure_messages import Open, Pieces, encode
 from fldb_flower.wire.secure_upload import blocks_of
 from simulations.benchmark.algorithms import seconds
 
 SIZES = ((100, 5), (100, 64), (100, 384), (1000, 64))  # N and d
-COMMITTEE = 128  # members, at most
 ANSWERS, LONGEST = 30, 10.0  # n and L, which determine the scales
 MISSING = 0.1  # of the devices, in both trips
-_TAG = 16  # bytes of AES-GCM, for each piece
 
 
 def secure(repetitions: int) -> pd.DataFrame:
     """Time a device, a member and the server, in a sum of gradients, W, Hessians and counts.
 
-    A device encodes and shares its numbers. A member adds its pieces of all devices; that with
-    the longest messages is timed. The server compares the answers and recovers the sum; other
-    members are missing each time. Bytes are those of one device's messages, and of the messages
-    to one member, the mean over the committee; they include the tags of an encryption.
+    - *collect*: a device encodes its numbers, shares them and seals the pieces.
+    - *open*: a member opens the pieces of all devices and adds them. The member with the longest
+      pieces is timed.
+    - *server*: the server takes the pieces, passes them on, compares the answers and recovers the
+      sum. Other members are missing each time.
+
+    ``bare`` are the same parts without encryption: sharing, adding, recovering. ``x`` is a time in
+    units of a reference, measured alternately: for the devices, an X25519 exchange and AES-GCM for
+    each piece; for the server, the solution of U equations in floats. Bytes are those of one
+    device's pieces, and of the message to one member, the mean over the committee; the broadcast
+    is not counted.
     """
     return pd.DataFrame([_row(agents, dimension, repetitions) for agents, dimension in SIZES])
 
 
-def _row(agents: int, dimension: int, repetitions: int) -> dict[str, Any]:
-    request = Broadcast(None, np.zeros(dimension), hessian=True)
-    blocks = blocks_of(request, Full(dimension), answers=ANSWERS, longest=LONGEST)
-    encoding, scheme = Encoding(blocks, agents), Scheme.of(min(agents, COMMITTEE))
-    present = round(agents * (1.0 - MISSING))
-    answers = max(scheme.needed, round(scheme.committee * (1.0 - MISSING)))
-    generator = np.random.default_rng(0)
-    vector = np.append(generator.uniform(-1.0, 1.0, encoding.size - 1), ANSWERS)
+class Rehearsal:
+    """One exchange in which all devices contribute the same numbers.
 
-    def collect() -> list[bytes]:
-        return scheme.messages(encoding.encode(vector), bytes(32))
+    Parameters
+    ----------
+    agents, dimension : int
+        N and d.
+    """
 
-    def add(messages: Sequence[bytes], member: int) -> Elements:
-        pieces = [scheme.piece(message, member, encoding.size) for message in messages]
+    def __init__(self, agents: int, dimension: int) -> None:
+        request = Broadcast(None, np.zeros(dimension), hessian=True)
+        blocks = blocks_of(request, Full(dimension), answers=ANSWERS, longest=LONGEST)
+        self.encoding = Encoding(blocks, agents)
+        self._generator = np.random.default_rng(0)
+        vector = self._generator.uniform(-1.0, 1.0, self.encoding.size)
+        self.vector = np.append(vector[:-1], ANSWERS)
+        self.keys = {f"device{place}": X25519PrivateKey.generate() for place in range(agents)}
+        self.public = {name: key.public_key() for name, key in self.keys.items()}
+        self.roster = Roster(1, {name: key.public_bytes_raw() for name, key in self.public.items()})
+        self.limits = Limits(min_duels=1)
+        self.header = new_header(
+            self.roster, self.keys, exchange=bytes(16), round=1, numbers=self.encoding.size,
+            encoding=b"", max_duels=ANSWERS, limits=self.limits, broadcast=b"",
+        )  # fmt: skip
+        self.scheme, self.committee = self.header.scheme, self.header.committee
+        self.present = list(self.keys)[: round(agents * (1.0 - MISSING))]
+        # The last member receives elements, the first ones seeds.
+        self.sender, self.member = self.present[0], self.committee[-1]
+        self.sealed, journal = self.collect()
+        assert journal.contribution is not None
+        self.pieces = self.scheme.messages(self.encoded(), journal.contribution.share_seed())
+        self.received = {name: self._sealed_by(name) for name in self.present}
+        self.openings = {name: self._opening(place) for place, name in enumerate(self.committee)}
+
+    def encoded(self) -> Elements:
+        """Return the numbers of a device as elements."""
+        return self.encoding.encode(self.vector)
+
+    def collect(self) -> tuple[dict[str, bytes], Journal]:
+        """Return the sealed pieces of a device."""
+        device = self._device(self.sender)
+        return device.collect(self.header, Journal(), self.encoded(), ANSWERS, bytes(32), now=0.0)
+
+    def share(self) -> list[bytes]:
+        """Return the pieces of a device without encryption."""
+        return self.scheme.messages(self.encoded(), bytes(32))
+
+    def open(self) -> bytes:
+        """Return the answer of a member."""
+        return self._device(self.member).open(self.header, Journal(), self.received, now=0.0)[0]
+
+    def add(self) -> Elements:
+        """Return the answer of a member to pieces without encryption."""
+        place, count = len(self.committee) - 1, self.encoding.size
+        pieces = [self.scheme.piece(self.pieces[place], place, count) for _ in self.present]
         return field.total(np.stack(pieces))
 
-    def combine(opened: Elements, members: Sequence[int]) -> FloatArray:
-        assert not scheme.mismatches(opened, members)
-        return encoding.decode(scheme.recover(opened, members, encoding.size), present)
+    def answering(self) -> list[str]:
+        """Return the members that answer, others in each call: matrices are cached."""
+        count = max(self.scheme.needed, round(len(self.committee) * (1.0 - MISSING)))
+        order = self._generator.permutation(len(self.committee))
+        return [self.committee[place] for place in order[:count]]
 
-    messages, last = collect(), scheme.committee - 1
-    received = [bytes(bytearray(messages[last])) for _ in range(present)]  # copies, as if different
-    total = np.stack([add([message] * present, v) for v, message in enumerate(messages)])
-    expected = encoding.restore(present * encoding.quantise(vector), present)
-    times: dict[str, list[float]] = {"collect": [], "open": [], "server": []}
-    for _ in range(repetitions):
-        members = generator.permutation(scheme.committee)[:answers].tolist()
-        opened = total[members]
-        times["collect"].append(seconds(collect))
-        times["open"].append(seconds(add, received, last))
-        times["server"].append(seconds(combine, opened, members))
-        assert (combine(opened, members) == expected).all()
-    uploaded = sum(map(len, messages)) + _TAG * scheme.committee
+    def serve(self, members: Sequence[str]) -> Elements:
+        """Return the sum that the server recovers from the answers of some members."""
+        state = ServerExchange(self.header)
+        for name in self.present:
+            state = state.receive(name, self.sealed)
+        state = state.choose()
+        for member in self.committee:
+            state.pieces_for(member)
+        for member in members:
+            state = state.answer(member, self.openings[member])
+        return state.combine().numbers
+
+    def recover(self, members: Sequence[str]) -> Elements:
+        """Return the sum from answers, without the messages before."""
+        places = [self.committee.index(member) for member in members]
+        pieces = np.stack([field.from_bytes(self.openings[member]) for member in members])
+        assert not self.scheme.mismatches(pieces, places)
+        return self.scheme.recover(pieces, places, self.encoding.size)
+
+    def messages(self) -> tuple[int, int]:
+        """Return the bytes of a device's pieces, and of the message to a member (mean)."""
+        up = len(encode(Pieces(self.sealed)))
+        header = self.header.to_bytes()
+        down = [
+            len(encode(Open(header, dict.fromkeys(self.present, piece))))
+            for piece in self.sealed.values()
+        ]
+        return up, round(statistics.fmean(down))
+
+    def encrypt(self, pieces: Sequence[bytes], names: Sequence[str]) -> None:
+        """Encrypt pieces with a library: an X25519 exchange and AES-GCM for each one."""
+        private = self.keys[self.sender]
+        for piece, name in zip(pieces, names, strict=True):
+            AESGCM(private.exchange(self.public[name])).encrypt(bytes(12), piece, None)
+
+    def _device(self, name: str) -> Device:
+        return Device(name, self.keys[name], self.roster, self.limits)
+
+    def _sealed_by(self, name: str) -> bytes:
+        route = Route(self.header.exchange, name, self.member)
+        peer = self.roster.keys[self.member]
+        return seal(self.pieces[-1], route, self.header.hash, self.keys[name], peer)
+
+    def _opening(self, place: int) -> bytes:
+        piece = self.scheme.piece(self.pieces[place], place, self.encoding.size)
+        return field.to_bytes(field.multiply(piece, np.array([len(self.present)], np.uint64)))
+
+
+def _row(agents: int, dimension: int, repetitions: int) -> dict[str, Any]:
+    one = Rehearsal(agents, dimension)
+    with one_blas_thread(dimension):  # as on devices
+        times = {
+            name: np.array([[seconds(call) for call in each] for _ in range(repetitions)])
+            for name, each in _calls(one).items()
+        }
+    total = len(one.present) * one.encoding.quantise(one.vector)
+    assert (field.to_integers(one.serve(one.answering())) == total).all()
+    assert one.open() == one.openings[one.member]
+    row: dict[str, Any] = {
+        "N": agents,
+        "d": dimension,
+        "c": len(one.committee),
+        "l": one.scheme.packed,
+    }
+    for name, measured in times.items():
+        milliseconds = 1e3 * np.median(measured, axis=0)
+        row[f"{name}, ms"], row[f"{name} bare, ms"] = milliseconds[:2].round(1).tolist()
+        row[f"{name}, x"] = round(float(np.median(measured[:, 0] / measured[:, 2])), 1)
+    up, down = one.messages()
+    return row | {"up, bytes": up, "to a member, bytes": down}
+
+
+def _calls(one: Rehearsal) -> dict[str, tuple[Callable[[], Any], ...]]:
+    """Return of each part: the call, that without encryption, and the reference."""
+    scheme, generator = one.scheme, np.random.default_rng(0)
+    matrix = generator.standard_normal((scheme.needed, scheme.needed))
+    right = generator.standard_normal((scheme.needed, scheme.columns(one.encoding.size)))
+    longest = one.pieces[-1:] * len(one.present)
     return {
-        "N": agents, "d": dimension, "c": scheme.committee, "l": scheme.packed,
-        "numbers": encoding.size,
-        **{f"{name}, ms": round(1e3 * statistics.median(own), 1) for name, own in times.items()},
-        "up, kB": round(uploaded / 1e3, 1),
-        "to a member, kB": round(uploaded * present / scheme.committee / 1e3, 1),
-        "without seeds: up, kB": round(scheme.committee * (len(messages[last]) + _TAG) / 1e3, 1),
-    }  # fmt: skip
+        "collect": (one.collect, one.share, lambda: one.encrypt(one.pieces, one.committee)),
+        "open": (one.open, one.add, lambda: one.encrypt(longest, one.present)),
+        "server": (
+            lambda: one.serve(one.answering()),
+            lambda: one.recover(one.answering()),
+            lambda: np.linalg.solve(matrix, right),
+        ),
+    }

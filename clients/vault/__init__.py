@@ -1,0 +1,12 @@
+"""Secure sums on a device: the vault has the key and the answers, and replies to the server.
+
+A server sends each device the program that its SuperNode runs, so nothing in that program can
+protect the device from the server. The vault therefore runs in the process of the preference
+service, which belongs to the device's owner: the SuperNode only passes opaque bytes on
+(:mod:`clients.relay`).
+"""
+
+from clients.vault.config import VaultConfig, read_config
+from clients.vault.vault import WITHHELD, Vault
+
+__all__ = ["WITHHELD", "Vault", "VaultConfig", "read_config"]
