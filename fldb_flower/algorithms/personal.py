@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from fldb_flower.algorithms.base import Algorithm, State
@@ -53,8 +55,8 @@ class FLDBPersonal(Algorithm):
 
     M is an estimate from the last upload (:func:`~fldb_flower.linalg.noisy.denoised`). Without
     noise in M, it is too cautious by a factor of at most 2. If all is noise, both are 0: agents
-    then have the prior N(0, (1 / lambda_0 + v) I), and learn alone. The log losses are reduced by
-    the share that noise explains. If that is all, v is its mean without losses, 0.76, so agents
+    then have the prior N(0, (1 / lambda_0 + v) I), and learn alone. Log losses with noise have a
+    smaller weight (:func:`noisy_losses`). If it is 0, v is its mean without losses, 0.76, so agents
     rely on their own answers.
 
     The state then also has ``pooled`` J, ``linear`` j, and ``loss_noise``, the variance in losses.
@@ -119,7 +121,7 @@ class FLDBPersonal(Algorithm):
         scale = float(scale_of(squares / max(answers, 1.0)))
         known = losses
         if extra:
-            known = shrunk(losses - losses.mean(), float(extra["loss_noise"][0]) ** 0.5)
+            known = noisy_losses(losses, float(extra["loss_noise"][0]))
         variance = self.variance(known, answers / max(members, 1.0), scale)
         ridge = self.settings.personal_ridge * scale
         return {
@@ -169,3 +171,34 @@ class FLDBPersonal(Algorithm):
     def remedy(self) -> str:
         """Return the setting of the ridge."""
         return f"the features, or personal_ridge={self.settings.personal_ridge:g}, are too extreme"
+
+
+def noisy_losses(losses: Array, variance: float) -> Array:
+    """Return log losses whose differences weigh as much as their noise allows.
+
+    Losses D that two hypotheses predict, 0 and R apart, are observed with noise of variance s^2.
+    The logarithm of the likelihood ratio of the hypotheses is ``R D / s^2``, up to a constant,
+    instead of D without noise. R is the range of the losses after the share that noise explains is
+    removed (:func:`~fldb_flower.linalg.noisy.shrunk`).
+
+    Parameters
+    ----------
+    losses : Array
+        Total log loss under each v, (11,), with noise.
+    variance : float
+        s^2.
+
+    Examples
+    --------
+    A range of 5 is less than noise of deviation 100 explains, and more than that of deviation 1:
+
+    >>> import numpy as np
+    >>> from fldb_flower.algorithms.personal import noisy_losses
+    >>> float(np.ptp(noisy_losses(np.arange(11.0) / 2.0, 100.0**2)))
+    0.0
+    >>> float(np.ptp(noisy_losses(np.arange(11.0) / 2.0, 1.0)).__round__(2))
+    3.0
+    """
+    signal = shrunk(losses - losses.mean(), math.sqrt(variance))
+    weight = min(1.0, float(np.ptp(signal)) / variance) if variance > 0.0 else 1.0
+    return weight * signal

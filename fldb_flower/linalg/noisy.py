@@ -107,10 +107,11 @@ def observed(
     if curvature.ndim == 1:
         gain = curvature / (spread * curvature + variance)
         return gain * curvature, gain * vector
-    covariance = spread * curvature + variance * np.eye(len(curvature))
-    # H and R commute, so H R^-1 is symmetric.
-    gain = _symmetric(np.linalg.solve(covariance, curvature))
-    return _symmetric(gain @ curvature), gain @ vector
+    values, vectors = np.linalg.eigh(curvature)  # H and R have the same eigenvectors
+    values = np.maximum(values, 0.0)
+    gain = values / (spread * values + variance)
+    precision = _symmetric((vectors * (gain * values)) @ vectors.T)
+    return precision, vectors @ (gain * (vectors.T @ vector))
 
 
 def _share(values: Array, coordinates: int, deviation: float) -> float:

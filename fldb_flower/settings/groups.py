@@ -201,8 +201,8 @@ class PrivacySettings(Checked):
         POSITIVE,
     )
     min_variance: float = setting(
-        0.1,
-        "FLDB-Personal: lower limit of v with privacy, in units of 10 / clip^2; an agent's"
-        " share, and the noise, are proportional to 1 / v.",
+        0.01,
+        "FLDB-Personal: lower limit of v with privacy, in units of 10 / clip^2, because noisy log"
+        " losses may favour a v that is too small.",
         between(1e-3, 10),
     )

@@ -1,0 +1,79 @@
+"""How much regret noise costs: measured factors, and a warning for federations that are too small.
+
+The factors are those of FLDB-ONS with d=5 and T=500, in docs/results/privacy.json: the mean regret
+divided by that without noise. What matters is about the product of epsilon and the number N of
+agents, because the noise of a sum does not depend on N, and is proportional to 1 / epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.settings import Settings
+
+AGENTS = (30, 100, 300, 1_000)
+EPSILONS = (1.0, 3.0, 8.0)
+FACTORS: dict[str, tuple[tuple[float, ...], ...]] = {
+    "answer": ((2.12, 1.41, 1.26), (1.48, 1.24, 1.16), (1.20, 1.13, 1.10), (1.07, 1.05, 1.05)),
+    "person": ((31.3, 3.64, 1.68), (5.91, 1.81, 1.41), (2.13, 1.34, 1.20), (1.30, 1.12, 1.09)),
+}
+"""By the unit: a row for each of :data:`AGENTS`, with a factor for each of :data:`EPSILONS`."""
+
+USEFUL = 1.25
+"""Largest factor without a warning."""
+
+
+def regret_factor(unit: str, epsilon: float, num_agents: int) -> float:
+    """Return the regret with noise, divided by that without, as measured.
+
+    Between the measured values, logarithms are interpolated. Fewer agents, or a smaller epsilon,
+    are at least as bad as the nearest measured values.
+
+    Examples
+    --------
+    >>> from fldb_flower.privacy.usefulness import regret_factor
+    >>> regret_factor("person", 3.0, 100)
+    1.81
+    >>> regret_factor("person", 0.5, 600) == regret_factor("person", 1.0, 300)
+    True
+    """
+    if epsilon < EPSILONS[0]:  # the product matters
+        num_agents, epsilon = int(num_agents * epsilon / EPSILONS[0]), EPSILONS[0]
+    logarithms = np.log(np.array(FACTORS[unit]))
+    by_epsilon = [np.interp(math.log(max(1, num_agents)), np.log(AGENTS), column)
+                  for column in logarithms.T]  # fmt: skip
+    return round(math.exp(float(np.interp(math.log(epsilon), np.log(EPSILONS), by_epsilon))), 2)
+
+
+def warning(settings: Settings) -> str:
+    """Return one line if noise costs more than a quarter of the regret; empty if not.
+
+    Examples
+    --------
+    >>> from fldb_flower.privacy.usefulness import warning
+    >>> from fldb_flower.settings import from_keywords
+    >>> private = {"algorithm": "fldb_ons", "first_round": "step", "privacy_epsilon": 3}
+    >>> warning(from_keywords({**private, "num_agents": 1000}, "a script"))
+    ''
+    >>> warning(from_keywords({**private, "num_agents": 100}, "a script"))
+    'privacy.epsilon=3 with num_agents=100 and privacy.unit=person: expect about 1.8 times the...'
+    """
+    if not settings.is_private or settings.mode == "devices":
+        return ""
+    privacy, agents = settings.privacy, settings.num_agents
+    factor = regret_factor(privacy.unit, float(privacy.epsilon), agents)
+    if factor <= USEFUL:
+        return ""
+    cost = f"expect about {factor:.1f} times the regret without noise"
+    if ALGORITHMS[settings.algorithm].agents == "personal":
+        cost = "agents learn mainly from their own answers"
+    remedies = "more agents or a larger privacy.epsilon"
+    if privacy.unit == "person" and ALGORITHMS[settings.algorithm].agents == "common":
+        remedies = "more agents, a larger privacy.epsilon or privacy.unit=answer"
+    return (
+        f"privacy.epsilon={privacy.epsilon:g} with num_agents={agents} and privacy.unit="
+        f"{privacy.unit}: {cost}; {remedies} would help"
+    )
