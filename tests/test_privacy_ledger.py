@@ -4,12 +4,13 @@ The number of openings is counted from the definition of the schedules. Their ep
 the exact formula of the Gaussian mechanism, and from dp-accounting called directly.
 """
 
+import itertools
 import json
 import math
 from functools import cache
 
 import pytest
-from conftest import nested
+from conftest import ROOT, nested
 from scipy import optimize, stats
 
 from fldb_flower.privacy.ledger import Ledger, openings_of
@@ -143,3 +144,46 @@ def test_the_summary_of_a_run_has_the_cost_of_its_openings(tmp_path, algorithm):
     expected = epsilon_by_formula(entry["noise_multiplier"], 4)
     assert entry["spent"] == pytest.approx(expected, rel=3e-3)
     assert entry["spent"] <= entry["epsilon"]
+
+
+# --- the tables of docs/privacy.md -----------------------------------------------------------
+
+
+def table(header):
+    """Return the rows of the table of the page that begins with a header, as lists of cells."""
+    lines = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {header} |"))
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def number(cell):
+    return float(cell.removesuffix("%"))
+
+
+def multiplier_by_formula(epsilon, releases=1):
+    z = optimize.brentq(lambda z: delta_at(epsilon, z) - DELTA, 0.1, 1e3)
+    return z * math.sqrt(releases)
+
+
+def test_the_page_has_the_multipliers():
+    for words, *cells in table("rounds"):
+        releases = int(words.split(",")[0])
+        for epsilon, cell in zip((1.0, 3.0, 8.0), cells, strict=True):
+            assert number(cell) == pytest.approx(multiplier_by_formula(epsilon, releases), rel=5e-3)
+
+
+def test_the_page_has_the_share_of_right_guesses():
+    """At most (1 + advantage) / 2; and for the noise used, that of two normal distributions."""
+    for epsilon, most, used in table("epsilon | right, at most"):
+        odds = math.exp(float(epsilon))
+        assert number(most) == pytest.approx(100 * (odds + DELTA) / (odds + 1), abs=0.5)
+        distance = 1 / multiplier_by_formula(float(epsilon))
+        assert number(used) == pytest.approx(100 * stats.norm.cdf(distance / 2), abs=0.5)
+
+
+def test_the_page_has_the_cost_of_several_periods():
+    for epsilon, *cells in table("epsilon per period"):
+        multiplier = multiplier_by_formula(float(epsilon))
+        for periods, cell in zip((1, 2, 4, 12), cells, strict=True):
+            assert number(cell) == pytest.approx(epsilon_by_formula(multiplier, periods), rel=5e-3)
