@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from clients.store import DuelStore, Evidence, Synchronization
 from fldb_flower.bandit import theory
+from fldb_flower.bandit.limits import factors
 from fldb_flower.bandit.personal import PersonalEstimates, Shares
 from fldb_flower.bandit.preference import logistic
-from fldb_flower.bandit.prior import START, VARIANCES, CommonPrior, ShareChange, scale_of
+from fldb_flower.bandit.prior import (
+    LONGEST,
+    PRIVATE_LONGEST,
+    START,
+    VARIANCES,
+    CommonPrior,
+    ShareChange,
+    scale_of,
+)
 from fldb_flower.bandit.selection import norms
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.linalg.arrays import Array, FloatArray
@@ -155,7 +165,9 @@ class PersonalLearner:
         precision, shift = own or nothing
         none = np.zeros(1)
         self._own = Shares(precision[None], shift[None], np.zeros(len(VARIANCES)), none, none)
-        self._estimates = PersonalEstimates(1, d, settings.personal_ridge)
+        self._clip = settings.clip
+        longest = LONGEST if self._clip is None else PRIVATE_LONGEST
+        self._estimates = PersonalEstimates(1, d, settings.personal_ridge, longest=longest)
         self._squares, self._count = 0.0, 0
         self.width = settings.personal_width
         self._estimates.receive(self._prior, self._own, self._scale())
@@ -212,6 +224,20 @@ class PersonalLearner:
             begin = end
         precision, shift = estimates.shares()
         return ShareChange(precision[0], shift[0], losses, squared_lengths(new), members=1.0)
+
+    def limited(self, known: Evidence, new: Evidence, units: Mapping[str, float]) -> ShareChange:
+        """Return the share with the limit of privacy: relative to the mean of the prior.
+
+        See :class:`fldb_flower.bandit.policies.PersonalPolicy`.
+        """
+        assert self._clip is not None
+        change = self.share(known, new)
+        mean = self._estimates.prior_mean[0]
+        change = change._replace(shift=change.shift - change.precision @ mean)
+        names = ("precision", "shift", "losses")
+        (factor,) = factors({name: getattr(change, name)[None] for name in names}, units)
+        scaled = {name: factor * getattr(change, name) for name in names}
+        return change._replace(**scaled, squares=self._clip**2 * len(new.numbers))
 
     def _scale(self) -> FloatArray:
         if self._prior.scale:

@@ -8,11 +8,23 @@ import numpy as np
 
 from clients.learning import PersonalLearner
 from clients.store import DuelStore, Evidence, Synchronization
-from fldb_flower.bandit.prior import CommonPrior, ShareChange
+from fldb_flower.bandit.duels import clipped
+from fldb_flower.bandit.limits import units_of
+from fldb_flower.bandit.prior import CommonPrior, ShareChange, scale_of
 from fldb_flower.errors import DataError, SettingsError
+from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics
+from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import SELECTION_SETTINGS, Settings
+
+
+def private_prior(prior: CommonPrior, settings: Settings) -> CommonPrior:
+    """Return the prior with the lower limit of v and the fixed scale of privacy, if any."""
+    if settings.clip is None:
+        return prior
+    variance = max(prior.variance, settings.privacy.min_variance)
+    return prior._replace(variance=variance, scale=float(scale_of(settings.clip**2)))
 
 
 class UploadMaker:
@@ -61,9 +73,12 @@ class UploadMaker:
         counted : int, optional
             The cut, up to ``start``, whose share the server's sums contain; by default ``start``.
         """
-        duels = self._store.evidence(start, end)
+        duels, clip = self._store.evidence(start, end), self._settings.clip
         differences = duels.differences.reshape(-1, self._settings.dimension)
-        upload = statistics(broadcast, differences, duels.preferences, differences, self.form)
+        if clip is None:
+            upload = statistics(broadcast, differences, duels.preferences, differences, self.form)
+        else:
+            upload = self._private(broadcast, clipped(differences, clip), duels.preferences)
         rotated = self.form.rotated
         upload = upload._replace(
             information=rotated(upload.information),
@@ -74,21 +89,38 @@ class UploadMaker:
             upload = upload._replace(shares=self._share_change(broadcast, known, end, start))
         return upload, duels
 
+    def _private(self, broadcast: Broadcast, differences: Array, preferences: Array) -> Upload:
+        """Return the statistics of clipped differences, with the limit on a person."""
+        if self._settings.privacy.unit == "answer" or broadcast.theta_hat is None:
+            return statistics(broadcast, differences, preferences, differences, self.form)
+        units = units_of(*sizes_and_weights(broadcast, self._settings))
+        return limited_statistics(broadcast, differences, preferences, 1, self.form, units=units)
+
     def _share_change(self, broadcast: Broadcast, start: int, end: int, scored: int) -> ShareChange:
         """Return the change of this device's share between two cuts, with losses after ``scored``.
 
         The share at ``end`` is computed once, from all answers up to it that are left, and stored.
+        With privacy, the whole share is returned and none is stored: what the server's sums contain
+        of this device is not known, because of the noise.
         """
         store = self._store
+        if self._settings.is_private:
+            units = units_of(*sizes_and_weights(broadcast, self._settings))
+            learner = PersonalLearner(self._settings, self._prior(broadcast))
+            change = learner.limited(store.answers(0, scored), store.answers(scored, end), units)
+            return change._replace(members=0.0 if start else 1.0)
         span = store.share_span(start, end)
         if start < end and not store.has_share(end):
-            prior = None if broadcast.play is None else broadcast.play.estimate
-            if not isinstance(prior, CommonPrior):
-                raise DataError("the broadcast requests a share without a prior")
-            learner = PersonalLearner(self._settings, prior, store.share(start))
+            learner = PersonalLearner(self._settings, self._prior(broadcast), store.share(start))
             known, new = store.answers(span.start, span.scored), store.answers(span.scored, end)
             store.keep_share(end, learner.share(known, new))
         return store.share_change(start, end, scored)
+
+    def _prior(self, broadcast: Broadcast) -> CommonPrior:
+        prior = None if broadcast.play is None else broadcast.play.estimate
+        if not isinstance(prior, CommonPrior):
+            raise DataError("the broadcast requests a share without a prior")
+        return private_prior(prior, self._settings)
 
     def synchronize(self, play: PlayRequest, counted: int, duels: int) -> None:
         """Store the estimate of a broadcast.
@@ -111,7 +143,8 @@ class UploadMaker:
         assert estimate is not None
         prior = None
         if isinstance(estimate, CommonPrior):
-            prior, information = estimate, estimate.precision
+            prior = private_prior(estimate, self._settings)
+            information = prior.precision
             ridge = self._settings.personal_ridge * (prior.scale or 1.0)
             theta = self.form.solve(information, prior.shift, ridge)  # the common mean
         else:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fldb_flower.errors import FldbError
 from fldb_flower.federation.history import Counts
+from fldb_flower.privacy.ledger import Ledger
 from fldb_flower.runs.directory import MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.settings import Settings, flower_entries, is_in_identity, to_flat
 from strategies.device_tally import Devices, Tally
@@ -91,13 +92,18 @@ class DeviceDirectory(ResultsDirectory):
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
-        flat = to_flat(settings)
+        self._settings, flat = settings, to_flat(settings)
+        # The noise is calibrated to the number of rounds.
+        free = tuple(
+            name for name in _NOT_IN_IDENTITY
+            if name != "devices-rounds" or not settings.is_private
+        )  # fmt: skip
         lines = [
             f"{entry.kebab}={flat[entry.kebab]!r}\n"
             for entry in flower_entries()
-            if entry.kebab not in _NOT_IN_IDENTITY and is_in_identity(entry, settings)
+            if entry.kebab not in free and is_in_identity(entry, settings)
         ]
-        super().__init__(path, "".join(lines), user="server", dropped=_NOT_IN_IDENTITY)
+        super().__init__(path, "".join(lines), user="server", dropped=free)
         self._sizes = {ROUNDS: 0, UPLOADS: 0}  # bytes, at the last checkpoint
         try:
             self.write_json(CONFIG, flat)
@@ -120,6 +126,7 @@ class DeviceDirectory(ResultsDirectory):
             strategy.algorithm.restore(dict(last.arrays))
             devices.restore(last.numbers["devices"])
             strategy.history.restore_counts(last.numbers["counts"])
+            strategy.history.count_opening(last.numbers.get("openings", 0))
             self._sizes = dict(last.numbers["sizes"])
         with self.writing():
             for name, header in ((ROUNDS, _ROUND_COLUMNS), (UPLOADS, _UPLOAD_COLUMNS)):
@@ -143,6 +150,8 @@ class DeviceDirectory(ResultsDirectory):
             "counts": strategy.history.counts(),
             "sizes": self._sizes,
         }
+        if self._settings.is_private:
+            numbers["openings"] = strategy.history.openings
         self.save(numbers, strategy.algorithm.state())
         model = {
             "round": row.round,
@@ -163,7 +172,7 @@ class DeviceDirectory(ResultsDirectory):
 
     def finish(self, number: int, devices: Devices, history: Counts) -> None:
         """Write ``summary.json``, which marks a normal end of the run."""
-        summary = {
+        summary: dict[str, Any] = {
             "mode": "devices",
             "rounds": number,
             "devices": len(devices.counted),
@@ -171,6 +180,8 @@ class DeviceDirectory(ResultsDirectory):
             **history.counts(),
             "complete": True,
         }
+        if self._settings.is_private:
+            summary["privacy"] = Ledger(self._settings).summary(history.openings)
         self.write_json(SUMMARY, summary)
 
     def _truncate(self, name: str, header: str) -> None:

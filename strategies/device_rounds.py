@@ -9,7 +9,7 @@ from functools import partial
 from flwr.serverapp import Grid
 
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.errors import FederationError
+from fldb_flower.errors import FederationError, PrivacyError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
 from fldb_flower.settings import Settings
@@ -21,6 +21,7 @@ from strategies.grid_federation import GridFederation
 from strategies.secure import SecureStrategy
 from strategies.secure_devices import SecureDevices
 from strategies.secure_exchange import ExchangeFile
+from strategies.secure_noise import SumNoise
 
 REPORT_SECONDS = 15.0  # between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
@@ -97,18 +98,25 @@ class DeviceServer:
 
         A round begins when it is due and enough devices are connected. A missed quorum or a lack
         of new answers is reported, and the round is tried again when the next one is due.
+
+        With privacy, ``devices-rounds`` is the number of rounds of the federation, of all its runs,
+        and so many sums are opened at most. A sum that was opened without a round counts as well.
         """
         chosen, strategy = self._settings.devices, self.strategy
         strategy.connect(grid)
         strategy.watch = self._watch
-        last = self.round + chosen.rounds
+        last = chosen.rounds + (0 if self._settings.is_private else self.round)
         due = time.monotonic()
         while not chosen.rounds or self.round < last:
             self._wait(due)
             self._wait_for_devices()
             due = time.monotonic() + chosen.round_seconds
-            if not self.try_round():
-                due = max(due, time.monotonic() + RETRY_SECONDS)
+            try:
+                if not self.try_round():
+                    due = max(due, time.monotonic() + RETRY_SECONDS)
+            except PrivacyError as reason:
+                self._say(f"the run ends after round {self.round}: {reason}")
+                break
         self._send_estimate()
         self.directory.finish(self.round, self.devices, strategy.history)
 
@@ -189,7 +197,9 @@ def make_device_server(
     """
     if settings.secure:
         secure = SecureDevices(settings)
-        sums = SecureStrategy(settings, Counts(), secure, ExchangeFile(directory))
+        history = Counts()
+        noise = SumNoise(settings, history, directory) if settings.is_private else None
+        sums = SecureStrategy(settings, history, secure, ExchangeFile(directory), noise)
         return DeviceServer(settings, sums, secure, directory, say)
     devices = DeviceNodes(settings)
     strategy = make_strategy(settings, Counts(), devices)

@@ -21,6 +21,7 @@ from fldb_flower.wire.shared_broadcast import SharedBroadcast, describe_encoding
 from strategies.grid_federation import GridFederation
 from strategies.secure_devices import SecureDevices
 from strategies.secure_exchange import ExchangeFile, SecureExchange
+from strategies.secure_noise import SumNoise
 from strategies.secure_sum import upload_of_sum
 from strategies.secure_trips import Trips
 
@@ -48,12 +49,20 @@ class SecureStrategy(GridFederation):
         The devices.
     file : ExchangeFile
         Where the exchange in progress is stored.
+    noise : SumNoise, optional
+        The noise that devices add; None without privacy.
     """
 
     def __init__(
-        self, settings: Settings, history: Counts, devices: SecureDevices, file: ExchangeFile
+        self,
+        settings: Settings,
+        history: Counts,
+        devices: SecureDevices,
+        file: ExchangeFile,
+        noise: SumNoise | None = None,
     ) -> None:
         super().__init__(settings, history)
+        self._noise = noise
         self.devices = devices
         self.file = file
         self._trips = Trips(self, devices)
@@ -80,10 +89,13 @@ class SecureStrategy(GridFederation):
         RoundAbandonedError
             There is no sum. An exchange whose set is fixed is continued in the next round, or
             given up; a device that spoils sums is left out in one of the next rounds.
+        PrivacyError
+            The budget of privacy is spent; nothing was sent.
         """
         if broadcast.play is None:
             raise RuntimeError("a secure sum asks about each answer once: it cannot be repeated")
-        shared = SharedBroadcast(broadcast, self.settings, self.devices.duels)
+        noise = None if self._noise is None else self._noise.shared(broadcast)
+        shared = SharedBroadcast(broadcast, self.settings, self.devices.duels, noise)
         if not broadcast.learns:
             self._trips.deliver(encode_shared(*shared))
             nothing = np.zeros((0, self.settings.dimension))
@@ -96,6 +108,8 @@ class SecureStrategy(GridFederation):
         except SecureError as reason:
             raise self._failed(exchange, str(reason)) from None
         self._require_first(upload, broadcast)
+        if self._noise is not None:
+            upload = self._noise.of_sum(upload, noise, header, len(chosen))
         self._record(exchange, broadcast.play.last, found.wrong)
         self._sum = header, chosen, upload.num_duels
         return upload
@@ -111,6 +125,8 @@ class SecureStrategy(GridFederation):
 
     def _collected(self, shared: SharedBroadcast) -> SecureExchange:
         """Return a new exchange whose set is fixed and stored."""
+        if self._noise is not None:
+            self._noise.require()
         self.devices.refresh()
         self._trips.greet(with_roster=True)
         exchange = SecureExchange(ServerExchange(self._header(shared)))
@@ -127,6 +143,8 @@ class SecureStrategy(GridFederation):
         except SecureError:
             self._log(exchange)
             raise RoundAbandonedError(exchange.shortage()) from None
+        if self._noise is not None:
+            self._noise.count()
         self.file.save(exchange.state)
         self._exchange = exchange
         return exchange

@@ -709,6 +709,32 @@ def test_what_the_server_can_learn_by_hand(page, start):
     ]
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "all contributions so far cost epsilon 1.81 (delta 0.000001)"),
+        ({"max_epsilon": 4, "days": 30}, "of the last 30 days cost epsilon 1.81, of your limit of"),
+        ({"exact": True, "epsilon": None, "max_epsilon": 4}, "so far had no noise, or may have"),
+        ({"noise": False}, None),
+    ],
+)
+def test_what_the_noise_has_cost_by_hand(page, start, changes, words):
+    page.get(start().url())
+    privacy = {
+        "epsilon": 1.8122, "delta": 1e-6, "noise": True, "exact": False, "max_epsilon": None,
+        "days": None, **changes,
+    }  # fmt: skip
+    status = {"secure": True, "min_devices": 10}
+    script = "return privacyOf(arguments[0])"
+    plain = page.execute_script(script, status)
+    text = page.execute_script(script, {**status, "privacy": privacy})
+    assert text.startswith(plain)
+    if words is None:
+        assert text == plain
+    else:
+        assert words in text
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_with_a_vault_the_page_explains_secure_sums(scheme, page, start, tmp_path):
     create_vaults(tmp_path / "signed", {"device1": tmp_path}, Limits(1, min_devices=3))

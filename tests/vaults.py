@@ -15,13 +15,20 @@ from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.deployment import rosters
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload
 from fldb_flower.linalg.forms import make_form
+from fldb_flower.privacy.discrete import noise_of_sum
+from fldb_flower.privacy.ledger import Ledger
 from fldb_flower.secure.header import Header, Limits, new_header
 from fldb_flower.secure.roster import read
 from fldb_flower.secure.server import ServerExchange
 from fldb_flower.settings import Settings
 from fldb_flower.wire import secure_messages as messages
 from fldb_flower.wire.secure_upload import upload_of
-from fldb_flower.wire.shared_broadcast import decode_shared, describe_encoding, encode_shared
+from fldb_flower.wire.shared_broadcast import (
+    SharedNoise,
+    decode_shared,
+    describe_encoding,
+    encode_shared,
+)
 
 D = 2
 START = 1.8e9
@@ -106,13 +113,14 @@ class Fleet:
         broadcast = common() if broadcast is None else broadcast
         settings = self.settings() if settings is None else settings
         asked = list(present) or self.names
+        privacy = noise_for(broadcast, settings)
         shared = shared_of(broadcast, settings)
         encoding = shared.encoding(len(asked), max_duels)
         roster, _ = read(self.roster_file.read_bytes())
         fields = {
             "numbers": encoding.size,
             "encoding": describe_encoding(encoding),
-            "broadcast": encode_shared(broadcast, settings, duels=7),
+            "broadcast": encode_shared(broadcast, settings, 7, privacy),
             "limits": Limits(**self.limits),
             **changes,
         }
@@ -153,9 +161,17 @@ class Fleet:
         return decoded(state), state
 
 
+def noise_for(broadcast: Broadcast, settings: Settings) -> SharedNoise | None:
+    """Return the noise that a server states for a broadcast; None without privacy."""
+    if not settings.is_private:
+        return None
+    multiplier = Ledger(settings).multiplier
+    return SharedNoise(multiplier, noise_of_sum(broadcast, settings, multiplier))
+
+
 def shared_of(broadcast: Broadcast, settings: Settings):
 
-    return decode_shared(encode_shared(broadcast, settings, duels=7))
+    return decode_shared(encode_shared(broadcast, settings, 7, noise_for(broadcast, settings)))
 
 
 def decoded(state: ServerExchange) -> Upload:

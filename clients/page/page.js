@@ -24,11 +24,23 @@ function inRounds({ answered, counted, sent, needed, received }) {
 
 const OPEN_SUMS = byId("privacy").textContent;
 
+/** Return in words what the noise in sums has cost, if there is noise or a limit. */
+function spentOf(privacy) {
+  if (!privacy || !(privacy.noise || privacy.max_epsilon)) return "";
+  const { epsilon, delta, exact, max_epsilon, days } = privacy;
+  const period = days ? `of the last ${plural(days, "day")}` : "so far";
+  const limit = max_epsilon ? `, of your limit of ${max_epsilon}` : "";
+  if (exact) return ` Some contributions ${period} had no noise, or may have had none, so differential privacy gives no bound for them.`;
+  const spent = epsilon === null ? "an epsilon that this device cannot compute" : `epsilon ${epsilon.toFixed(2)}`;
+  return ` Noise hides your part in them: all contributions ${period} cost ${spent}${limit} (delta ${delta}), ` +
+    "which also covers answers that were counted before you delete them.";
+}
+
 /** Return in words what the server can learn. */
-function privacyOf({ secure, min_devices }) {
+function privacyOf({ secure, min_devices, privacy }) {
   if (!secure) return OPEN_SUMS;
   return `Your answers stay on this device: the server can read only sums over at least ${plural(min_devices, "device")}, never the answers of one person. ` +
-    "It also learns which devices took part, and when.";
+    `It also learns which devices took part, and when.${spentOf(privacy)}`;
 }
 
 function drawStatus(status) {

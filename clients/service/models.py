@@ -185,6 +185,28 @@ class Weights(Model):
     )
 
 
+class Privacy(Model):
+    """What the contributions to secure sums have cost, and the owner's limit."""
+
+    epsilon: float | None = Field(
+        description="Epsilon of all contributions, for a person; null if it is not bounded, or"
+        " dp-accounting is not installed.",
+        examples=[1.8],
+    )
+    delta: float = Field(description="Delta of both epsilons.", examples=[1e-6])
+    noise: bool = Field(description="Whether contributions with noise were sent.")
+    exact: bool = Field(
+        description="Whether contributions without noise were sent, or may have been."
+    )
+    max_epsilon: float | None = Field(
+        description="The owner's limit of epsilon; null without one.", examples=[4.0]
+    )
+    days: int | None = Field(
+        description="Both epsilons are for the last so many days; null: for all contributions.",
+        examples=[365],
+    )
+
+
 class Status(BaseModel):
     """State of the device."""
 
@@ -224,6 +246,11 @@ class Status(BaseModel):
         description="How many devices that do not cooperate with the server such a sum has at"
         " least; null without secure sums.",
         examples=[10],
+    )
+
+    privacy: Privacy | None = Field(
+        description="What the contributions to secure sums have cost in differential privacy; null"
+        " without secure sums."
     )
 
 

@@ -24,6 +24,7 @@ from clients.service.models import (
     ForgottenAnswers,
     Health,
     Prediction,
+    Privacy,
     Problem,
     ProposedDuel,
     Ranking,
@@ -110,11 +111,15 @@ def _read(agent: PreferenceAgent) -> None:
 @guarded.get("/status", tags=["device"])
 async def status(device: OfDevice) -> Status:
     """Return the numbers of duels and answers, and the last synchronized estimate."""
-    vault = device.vault
+    vault, privacy = device.vault, None
+    if vault is not None:
+        spent = await device.reader.run(lambda _agent: vault.spent())
+        privacy = Privacy(**spent._asdict())
     return Status(
         **await device.reader.run(PreferenceAgent.status),
         secure=vault is not None,
         min_devices=None if vault is None else vault.min_devices,
+        privacy=privacy,
     )
 
 

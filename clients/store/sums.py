@@ -15,8 +15,9 @@ from clients.store.answers import MAX_ANSWERS, distinct_duels
 from clients.store.shares import ShareLog
 from fldb_flower.errors import DeclinedError
 
-Part = Literal["journal", "numbers", "roster", "key"]
-"""The journal; the numbers of its last contribution; the signed roster; the public key of both."""
+Part = Literal["journal", "numbers", "roster", "key", "ledger"]
+"""The journal; the numbers of its last contribution; the signed roster; the public key of both; the
+ledger of privacy."""
 
 
 class SumLog(ShareLog):

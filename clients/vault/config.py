@@ -12,6 +12,11 @@ A TOML file. Relative paths begin at the folder of the file::
     min_committee = 50       # default: half of the roster, or 256
     max_duels = 10000        # answers in a sum
     max_difference = 10.0    # largest bound of the length of differences; default: any
+    # The owner's budget of differential privacy. Without it, any noise is accepted, and none.
+    max_epsilon = 4.0        # of all contributions, for a person; needs max_delta
+    max_delta = 1e-6
+    privacy_days = 365       # the budget is for each period of so many days; default: for ever
+    colluding = 0.5          # share of the devices in a sum whose noise the server may know
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from clients.vault.budget import Budget
 from fldb_flower.deployment.rosters import load_device_key, load_signer
 from fldb_flower.errors import DataError, shown
 from fldb_flower.secure.canonical import check_name
@@ -33,7 +39,9 @@ from fldb_flower.secure.header import Limits
 
 _FILES = ("key", "signer", "roster")
 _LIMITS = ("min_duels", "min_devices", "min_committee", "max_duels")
-_OPTIONAL = (*_LIMITS, "max_difference")
+_CAP = ("max_epsilon", "max_delta")
+_BUDGET = {**{name: name for name in _CAP}, "privacy_days": "days", "colluding": "colluding"}
+_OPTIONAL = (*_LIMITS, "max_difference", *_BUDGET)
 _OTHERS = 0o077
 
 
@@ -57,6 +65,8 @@ class VaultConfig:
         The owner's limits.
     max_difference : float
         The largest accepted bound of the length of differences.
+    budget : Budget
+        The owner's budget of privacy.
     """
 
     name: str
@@ -66,6 +76,7 @@ class VaultConfig:
     roster: Path
     limits: Limits
     max_difference: float = math.inf
+    budget: Budget = field(default_factory=Budget)
 
 
 def read_config(path: Path) -> VaultConfig:
@@ -111,7 +122,18 @@ def _config(folder: Path, entries: dict[str, Any]) -> VaultConfig:
         roster=files["roster"],
         limits=Limits(**{"min_duels": 1, **limits}),
         max_difference=float(most),
+        budget=_budget(entries),
     )
+
+
+def _budget(entries: dict[str, Any]) -> Budget:
+    given = [name for name in _CAP if name in entries]
+    if len(given) == 1:
+        other = _CAP[1 - _CAP.index(given[0])]
+        raise DataError(f"{given[0]} needs {other}: they are one limit")
+    if "privacy_days" in entries and not given:
+        raise DataError("privacy_days needs max_epsilon and max_delta")
+    return Budget(**{own: entries[name] for name, own in _BUDGET.items() if name in entries})
 
 
 def _path(name: str, value: object) -> str:

@@ -5,7 +5,8 @@ sum opened for a second time, or the same answers sent again. The epoch file sho
 older. It is beside the private key, ``KEY.epoch``, so that another store with the same key does not
 evade it. **No backup may contain it.**
 
-It is written after the journal is stored, and before the reply.
+It also contains the ledger of privacy, so that a restored store does not forget what was spent. It
+is written after the journal is stored, and before the reply.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from clients.vault.ledger import Ledger, day_of
 from fldb_flower.errors import DataError, OutputError
-from fldb_flower.secure.canonical import check_integer, from_json, to_json
+from fldb_flower.secure.canonical import check_integer, from_json, parse, to_json
 from fldb_flower.secure.journal import Journal
 from fldb_flower.secure.roster import LARGEST_NUMBER
 from fldb_flower.system.files import replace_file
+
+_LEDGER = "ledger"
 
 
 class Epoch(NamedTuple):
@@ -29,24 +33,37 @@ class Epoch(NamedTuple):
         Round of the last contribution, and of the last opening.
     cut : int
         The last cut that was sent.
+    ledger : Ledger
+        What the contributions have cost.
     """
 
     contributed: int = 0
     opened: int = 0
     cut: int = 0
+    ledger: Ledger = Ledger()
 
     @classmethod
-    def of(cls, journal: Journal) -> Epoch:
-        """Return how far a journal has got."""
+    def of(cls, journal: Journal, ledger: Ledger) -> Epoch:
+        """Return how far a journal has got, and its ledger."""
         contributed, opened = (
             max(journal.base_round, 0 if record is None else record.round)
             for record in (journal.contribution, journal.opening)
         )
-        return cls(contributed, opened, journal.sent)
+        return cls(contributed, opened, journal.sent, ledger)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """The numbers, without the ledger."""
+        return self.contributed, self.opened, self.cut
 
     def is_ahead_of(self, other: Epoch) -> bool:
         """Whether this is later in any respect."""
-        return any(mine > its for mine, its in zip(self, other, strict=True))
+        return any(mine > its for mine, its in zip(self.counts, other.counts, strict=True))
+
+    def merged(self, other: Epoch) -> Epoch:
+        """Return the later one in each respect."""
+        contributed, opened, cut = map(max, self.counts, other.counts)
+        return Epoch(contributed, opened, cut, self.ledger.merged(other.ledger))
 
 
 class EpochFile:
@@ -69,10 +86,17 @@ class EpochFile:
             return None
         except OSError as reason:
             raise DataError(f"cannot read {self.path}: {reason.strerror}") from None
-        fields = from_json(content, str(self.path), Epoch._fields)
+        names = Epoch._fields if _LEDGER in parse(content, str(self.path)) else Epoch._fields[:-1]
+        fields = from_json(content, str(self.path), names)
+        content_of_ledger = fields.pop(_LEDGER, None)
         for name, value in fields.items():
             check_integer(f"{name} in {self.path}", value, 0, LARGEST_NUMBER)
-        return Epoch(**fields)
+        if content_of_ledger is None:  # of a version without noise
+            contributed = fields["contributed"]
+            ledger = Ledger(exact=day_of(contributed / 1000)) if contributed else Ledger()
+        else:
+            ledger = Ledger.from_fields(content_of_ledger, f"{_LEDGER} in {self.path}")
+        return Epoch(**fields, ledger=ledger)
 
     def write(self, epoch: Epoch) -> None:
         """Replace the epoch durably.
@@ -82,7 +106,8 @@ class EpochFile:
         OutputError
             The file cannot be written.
         """
+        fields = epoch._asdict() | {_LEDGER: epoch.ledger.to_fields()}
         try:
-            replace_file(self.path, to_json(epoch._asdict()))
+            replace_file(self.path, to_json(fields))
         except OSError as reason:
             raise OutputError(f"cannot write {self.path}: {reason.strerror}") from None

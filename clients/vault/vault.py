@@ -1,8 +1,11 @@
 """The vault: replies of a device to the requests of secure sums.
 
-Each reply is sent after all that it depends on is durable: the journal, the numbers and the cut in
-one transaction of the store, and then the epoch file. After a crash, the same request therefore
-gives the same reply.
+Each reply is sent after all that it depends on is durable: the journal, the numbers, the cut and
+the ledger of privacy in one transaction of the store, and then the epoch file. After a crash, the
+same request therefore gives the same reply.
+
+With differential privacy, the numbers contain this device's part of the noise: they are never
+stored or sent without it.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from typing import TypeVar
 
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
+from clients.vault.budget import BudgetError, Spent, noise_for, require_noise, spent_of
 from clients.vault.config import VaultConfig
 from clients.vault.epoch import Epoch, EpochFile
+from clients.vault.ledger import Ledger, day_of
 from clients.vault.rosters import RosterKeeper
 from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.errors import (
@@ -108,6 +113,10 @@ class Vault:
         """The owner's smallest number of other devices in a sum."""
         return self._config.limits.min_devices
 
+    def spent(self) -> Spent:
+        """Return what the contributions have cost, and the owner's cap."""
+        return spent_of(self._ledger(), self._config.budget, self._clock())
+
     def answer(self, request: bytes) -> bytes:
         """Return the reply to a request, both of :mod:`fldb_flower.wire.secure_messages`.
 
@@ -151,11 +160,12 @@ class Vault:
         check_header(header, device.roster, device.limits, device.name, self._clock())
         shared = _from_server(decode_shared, header.broadcast)
         encoding = self._encoding(header, shared)
+        require_noise(shared)
         self._receive(shared, lambda journal: journal.acknowledge(header, counted))
         self._store.expect(header.min_duels)
         try:
             sealed = self._contribute(device, header, shared, encoding)
-        except DeclinedError:
+        except (DeclinedError, BudgetError):
             raise
         except SecureError as reason:  # it may name counts of answers
             raise DataError(str(reason)) from None
@@ -193,7 +203,14 @@ class Vault:
                 store.add_cut(start, cut, header.min_duels)
                 uploads = UploadMaker(store, shared.settings)
                 upload, _ = uploads.upload(shared.broadcast, start, cut, journal.counted)
-                content = to_bytes(encoding.encode(numbers_of(upload, shared.broadcast)))
+                integers = encoding.quantise(numbers_of(upload, shared.broadcast))
+                budget, private = self._config.budget, shared.privacy
+                multiplier = None if private is None else private.multiplier
+                ledger = budget.charge(self._ledger(), multiplier, now)
+                if private is not None:
+                    integers += noise_for(shared, header, encoding, budget)
+                content = to_bytes(encoding.elements(integers))
+                store.keep_secure_part("ledger", ledger.to_bytes())
                 store.keep_secure_part("numbers", content)
             numbers, seed = from_bytes(content), os.urandom(SEED_BYTES)
             sealed, journal = device.collect(header, journal, numbers, cut, seed, now=now)
@@ -254,9 +271,18 @@ class Vault:
                     # Nothing of earlier exchanges opens with another key, but this store may be a
                     # backup: answers could be sent for a second time.
                     journal = self._start_after(store.last, journal.last_round)
-                self._epoch.write(Epoch.of(journal))
+                self._epoch.write(Epoch.of(journal, self._first_ledger(journal)))
             store.keep_secure_part("key", public)
             self._journal()
+
+    def _first_ledger(self, journal: Journal) -> Ledger:
+        """Return the ledger of a store without an epoch file, which may be a backup.
+
+        It then lacks contributions, and nothing bounds their number: numbers without noise may
+        have been sent until today.
+        """
+        ledger = self._stored_ledger()
+        return ledger.charged(day_of(self._clock()), None) if journal.last_round else ledger
 
     def _start_after(self, position: int, round: int) -> Journal:
         """Return the stored journal of a device that sends no answer up to a number again."""
@@ -270,7 +296,7 @@ class Vault:
         journal, epoch = self._stored(), self._epoch.read()
         if epoch is None:
             raise DataError(f"{self._epoch.path} is missing: start the service again")
-        if epoch.is_ahead_of(Epoch.of(journal)):
+        if epoch.is_ahead_of(Epoch.of(journal, Ledger())):
             _LOG.warning(
                 "%s was restored from a backup: its answers up to number %d are not sent again",
                 one_line(self._store.path), epoch.cut,
@@ -282,13 +308,22 @@ class Vault:
         content = self._store.secure_part("journal")
         return Journal() if content is None else Journal.from_bytes(content)
 
+    def _ledger(self) -> Ledger:
+        """Return the ledger: of the store, and of the epoch file if the store is a backup."""
+        epoch = self._epoch.read() or Epoch()
+        return self._stored_ledger().merged(epoch.ledger)
+
+    def _stored_ledger(self) -> Ledger:
+        content = self._store.secure_part("ledger")
+        return Ledger() if content is None else Ledger.from_bytes(content)
+
     def _keep(self, journal: Journal) -> None:
         self._store.keep_secure_part("journal", journal.to_bytes())
 
     def _advance_epoch(self) -> None:
         with self._store.transaction():  # of two processes, none sets it back
             known = self._epoch.read() or Epoch()
-            epoch = Epoch(*map(max, known, Epoch.of(self._stored())))
+            epoch = known.merged(Epoch.of(self._stored(), self._stored_ledger()))
             if epoch != known:
                 self._epoch.write(epoch)
 

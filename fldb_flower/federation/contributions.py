@@ -24,17 +24,19 @@ def sizes_and_weights(
     """Return the typical sizes and the weights of the parts that a broadcast requests.
 
     The number of a person's answers is that of the iterations that the broadcast lets it play. A
-    person who has more, because a request was lost, has the same limit.
+    person who has more, because a request was lost, has the same limit. On devices, rounds have no
+    iterations: it is ``devices.min_duels`` for each round.
     """
     play, clip = broadcast.play, settings.clip
     assert play is not None
     assert clip is not None
-    fresh = play.last - play.first + 1
+    each = settings.min_duels if settings.mode == "devices" else 1
+    fresh = each * (play.last - play.first + 1)
     if broadcast.shares:
         prior = play.estimate
         assert isinstance(prior, CommonPrior)
         variance = max(prior.variance, settings.privacy.min_variance) / float(scale_of(clip**2))
-        shares = typical_share_sizes(play.last, fresh, clip, settings.dimension, variance)
+        shares = typical_share_sizes(each * play.last, fresh, clip, settings.dimension, variance)
         unused = [] if settings.personal_variance == AUTO else ["losses"]
         return shares, weights_of(shares, unused)
     parts = ["gradient", "information"] + ["hessian"] * broadcast.hessian
@@ -83,29 +85,29 @@ def limited_statistics(
     (array([0.447, 0.   ]), array([0.894, 0.   ]))
     """
     assert broadcast.theta_hat is not None
-    d = form.dimension
     wins = logistic(differences @ broadcast.theta_hat)
     residuals = _by_agent(wins - preferences, agents)
     curvatures = _by_agent(wins * (1.0 - wins), agents) if broadcast.hessian else None
-    duels = differences.reshape(-1, agents, d).swapaxes(0, 1)  # (agents, n, d)
-    gradient, information = np.zeros(d), form.zeros()
-    hessian = form.zeros() if broadcast.hessian else None
-    size = max(1, _BATCH // d**2)
+    duels = differences.reshape(-1, agents, form.dimension).swapaxes(0, 1)  # (agents, n, d)
+    sums = {"gradient": np.zeros(form.dimension), "information": form.zeros()}
+    if broadcast.hessian:
+        sums["hessian"] = form.zeros()
+    size = max(1, _BATCH // form.dimension**2)
     for start in range(0, agents, size):
         rows = slice(start, start + size)
-        x = duels[rows]
-        parts = {
-            "gradient": (residuals[rows, None, :] @ x)[:, 0],
-            "information": _grams(x, x, form),
-        }
+        parts = _statistics(duels[rows], residuals[rows], form)
         if curvatures is not None:
-            parts["hessian"] = _grams(x, x * curvatures[rows, :, None], form)
+            parts["hessian"] = _grams(duels[rows], duels[rows] * curvatures[rows, :, None], form)
         weights = factors(parts, units)
-        gradient = gradient + weights @ parts["gradient"]
-        information = information + _total(parts["information"], weights)
-        if hessian is not None:
-            hessian = hessian + _total(parts["hessian"], weights)
-    return Upload(len(preferences), gradient, information, hessian, None, ())
+        sums = {name: sums[name] + _total(part, weights) for name, part in parts.items()}
+    gradient, information = sums["gradient"], sums["information"]
+    return Upload(len(preferences), gradient, information, sums.get("hessian"), None, ())
+
+
+def _statistics(duels: Array, residuals: Array, form: Form) -> dict[str, Array]:
+    """Return each agent's gradient and W, from its duels (agents, n, d) and their residuals."""
+    gradients = (residuals[:, None, :] @ duels)[:, 0]
+    return {"gradient": gradients, "information": _grams(duels, duels, form)}
 
 
 def _by_agent(values: Array, agents: int) -> Array:
@@ -119,5 +121,5 @@ def _grams(left: Array, right: Array, form: Form) -> Array:
     return (left * right).sum(axis=1)
 
 
-def _total(matrices: Array, weights: Array) -> Array:
-    return (weights @ matrices.reshape(len(matrices), -1)).reshape(matrices.shape[1:])
+def _total(parts: Array, weights: Array) -> Array:
+    return (weights @ parts.reshape(len(parts), -1)).reshape(parts.shape[1:])

@@ -13,6 +13,8 @@ from fldb_flower.settings import Settings
 def openings_of(settings: Settings) -> int:
     """Return the number of exchanges of the schedule that release an upload.
 
+    With devices, it is ``devices.rounds``.
+
     Examples
     --------
     >>> from fldb_flower.privacy.ledger import openings_of
@@ -20,6 +22,8 @@ def openings_of(settings: Settings) -> int:
     >>> openings_of(Settings(horizon=500, schedule=ScheduleSettings("geometric", ratio=1.5)))
     16
     """
+    if settings.mode == "devices":
+        return settings.devices.rounds
     return sum(each.learns for each in make_algorithm(settings).rounds())
 
 
@@ -86,6 +90,11 @@ class Ledger:
         """
         if number > self.planned:
             privacy = self._settings.privacy
+            if self._settings.mode == "devices":
+                raise PrivacyError(
+                    f"privacy.epsilon={privacy.epsilon:g} is spent: the noise covers"
+                    f" {self.planned} sums (devices-rounds), and as many were opened"
+                )
             raise PrivacyError(
                 f"privacy.epsilon={privacy.epsilon:g} is spent: the noise covers the"
                 f" {self.planned} exchanges of the schedule, and algorithm="

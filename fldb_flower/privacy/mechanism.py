@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.random import default_rng
 
 from fldb_flower.bandit.streams import keyed_generator
-from fldb_flower.errors import PrivacyError, SettingsError
+from fldb_flower.errors import PrivacyError
 from fldb_flower.federation.exchange import Broadcast, Noise, Upload
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import Form, Full, form_of
@@ -26,6 +27,11 @@ class GaussianMechanism:
     exchange is drawn from a stream keyed by (seed, "privacy", number of the exchange), so results
     do not depend on the engine or the number of nodes. **Who knows the seed knows the noise**: in
     a simulation, the noise shows what privacy costs, and protects nobody.
+
+    With devices and without secure sums, the generator is seeded by the operating system. The
+    server receives the uploads of single devices without noise, so **it is trusted with them**: the
+    noise protects against those who receive the estimates. Its floats are not made for attackers
+    who see all their bits; devices in secure sums draw integers (:mod:`~.discrete`).
 
     Parameters
     ----------
@@ -92,7 +98,11 @@ class GaussianMechanism:
         noise, play = self.deviations(broadcast), broadcast.play
         assert play is not None
         self._covered = play.last
-        return with_noise(upload, noise, keyed_generator(self._settings.seed, "privacy", number))
+        seed = self._settings.seed
+        is_simulated = self._settings.mode == "simulation"
+        # A known seed protects nobody.
+        generator = keyed_generator(seed, "privacy", number) if is_simulated else default_rng()
+        return with_noise(upload, noise, generator)
 
 
 def noise_of(settings: Settings) -> GaussianMechanism | None:
@@ -101,11 +111,8 @@ def noise_of(settings: Settings) -> GaussianMechanism | None:
     Raises
     ------
     SettingsError
-        dp-accounting is not installed (the privacy extra), or the nodes are devices.
+        dp-accounting is not installed (the privacy extra).
     """
-    if settings.is_private and settings.mode == "devices":
-        # Noise from a known seed protects nobody.
-        raise SettingsError("privacy.epsilon: mode=devices has no noise yet; leave it out")
     return GaussianMechanism(settings) if settings.is_private else None
 
 

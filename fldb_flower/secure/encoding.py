@@ -183,6 +183,21 @@ class Encoding:
         """Return the values of one device as elements; raises as :meth:`quantise` does."""
         return field.from_integers(self.quantise(numbers))
 
+    def elements(self, integers: IntArray) -> Elements:
+        """Return integers of one device as elements.
+
+        Raises
+        ------
+        DataError
+            One is larger than its bound allows.
+        """
+        each = zip(self.blocks, self.exponents, strict=True)
+        largest = self._repeated([block.largest(exponent) for block, exponent in each])
+        outside = np.flatnonzero(np.abs(integers) > largest)
+        if len(outside):
+            raise DataError(f"{self._name(outside[0])} is larger than its bound allows")
+        return field.from_integers(integers)
+
     def decode(self, values: Elements, devices: int | None = None) -> FloatArray:
         """Return a sum of encoded vectors as floats; raises as :meth:`restore` does."""
         return self.restore(field.to_integers(values), devices)

@@ -267,6 +267,8 @@ def _obstacle_to_privacy(settings: Settings) -> str:
     for name, (value, reason) in reasons.items():
         if getattr(settings, name) == value:
             return f"{name}={value}: {reason}"
+    if settings.mode == "devices" and not settings.devices.rounds:
+        return "devices.rounds=0: the noise depends on the number of rounds; use a positive one"
     return ""
 
 

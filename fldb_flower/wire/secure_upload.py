@@ -14,12 +14,13 @@ and with FLDB-Personal (:mod:`fldb_flower.federation.share_bounds`)::
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from fldb_flower.bandit.prior import MAX_EXCESS, VARIANCES, CommonPrior, longest_shift, scale_of
 from fldb_flower.errors import SettingsError
-from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.federation.exchange import Broadcast, Noise, Upload
 from fldb_flower.federation.share_bounds import DRIFT
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import Form, Sketch
@@ -28,6 +29,23 @@ from fldb_flower.wire.codec import decode_statistics, encode_statistics
 
 INFORMATION, HESSIAN = "W_new", "the Hessian"
 """Names of the blocks of matrices."""
+
+PARTS = {
+    "the gradient": "gradient",
+    INFORMATION: "information",
+    HESSIAN: "hessian",
+    "the loss": "loss",
+    "the change of m": "shift",
+    "the change of M": "precision",
+    "the log losses": "losses",
+}
+"""Parts of :class:`~fldb_flower.federation.exchange.Noise` by names of blocks."""
+
+MATRICES = {INFORMATION, HESSIAN, "the change of M"}
+"""Names of blocks of matrices, as triangles or diagonals."""
+
+ROOM = 12.0
+"""Room for noise in the bounds of numbers, in standard deviations."""
 
 _SLACK = 1.0 + 1e-6  # for rounding errors of an upload
 
@@ -112,6 +130,51 @@ def _of_shares(  # noqa: PLR0917
         Block("the squared length of differences", 1, most * longest**2),
         Block("the change of members", 1, agents, is_count=True),
     ]
+
+
+def with_room(
+    blocks: tuple[Block, ...], noise: Noise, multiplier: float, *, is_limited: bool
+) -> tuple[Block, ...]:
+    """Return blocks with room for the noise of a whole sum at each device.
+
+    It is :data:`ROOM` standard deviations, also if a device assumes that no other one adds noise.
+    A number then exceeds its bound with probability 4e-33, and less with others.
+
+    Parameters
+    ----------
+    blocks : tuple of Block
+        Of :func:`blocks_of`.
+    noise : Noise
+        Standard deviations of the noise of the sum.
+    multiplier : float
+        The noise multiplier.
+    is_limited : bool
+        Whether each device limits its parts to ``noise / multiplier``.
+    """
+    roomy = []
+    for block in blocks:
+        if deviation := getattr(noise, PARTS.get(block.name, ""), 0.0):
+            bound = deviation / multiplier if is_limited else block.bound
+            block = replace(block, bound=bound + ROOM * deviation)  # noqa: PLW2901
+        roomy.append(block)
+    return tuple(roomy)
+
+
+def deviations_of(noise: Noise, encoding: Encoding) -> FloatArray:
+    """Return the standard deviation of the noise of each number, (n,); 0 for counts.
+
+    Off-diagonal entries of matrices have ``1 / sqrt(2)`` of it, see
+    :class:`~fldb_flower.federation.exchange.Noise`.
+    """
+    parts = []
+    for block in encoding.blocks:
+        each = np.full(block.size, getattr(noise, PARTS.get(block.name, ""), 0.0))
+        d = encoding.blocks[0].size
+        if block.name in MATRICES and block.size > d:  # a triangle
+            rows, columns = np.triu_indices(d)
+            each[rows != columns] *= math.sqrt(0.5)
+        parts.append(each)
+    return np.concatenate(parts)
 
 
 def numbers_of(upload: Upload, broadcast: Broadcast) -> FloatArray:

@@ -10,32 +10,49 @@ broadcast's vector (:mod:`fldb_flower.wire.codec`), little-endian.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fldb_flower.errors import DataError, SettingsError
-from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.federation.exchange import Broadcast, Noise
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.secure.canonical import check_integer, from_json, to_json
+from fldb_flower.secure.canonical import check_integer, from_json, parse, to_json
 from fldb_flower.secure.encoding import Encoding
 from fldb_flower.secure.roster import LARGEST_NUMBER
-from fldb_flower.settings import SELECTION_SETTINGS, Settings
+from fldb_flower.settings import SELECTION_SETTINGS, DevicesSettings, PrivacySettings, Settings
 from fldb_flower.wire.codec import (
     BroadcastHeader,
     check_counts,
     decode_broadcast,
     encode_broadcast,
 )
-from fldb_flower.wire.secure_upload import blocks_of
+from fldb_flower.wire.secure_upload import blocks_of, with_room
 
 SHARED_SETTINGS = ("dimension", "max_difference", *SELECTION_SETTINGS)
 """Settings of the server's run that a device in secure sums needs."""
 
 _WHAT = "the broadcast of the exchange"
 _FIELDS = ("duels", "header", "lowest_variance", "settings")
+_PRIVATE_FIELDS = (*_FIELDS, "privacy")
 _LENGTH_BYTES = 4
+
+
+class SharedNoise(NamedTuple):
+    """The noise of a secure sum.
+
+    Attributes
+    ----------
+    multiplier : float
+        The noise multiplier: standard deviation of the noise over sensitivity.
+    noise : Noise
+        Standard deviations of the noise that the sum needs, by part.
+    """
+
+    multiplier: float
+    noise: Noise
 
 
 class SharedBroadcast(NamedTuple):
@@ -49,11 +66,14 @@ class SharedBroadcast(NamedTuple):
         Those of the server's run, as far as a device needs them (:data:`SHARED_SETTINGS`).
     duels : int
         Number of duels, of all devices, that the estimate is based on.
+    privacy : SharedNoise or None
+        The noise that the devices add; None without privacy, and if nothing is uploaded.
     """
 
     broadcast: Broadcast
     settings: Settings
     duels: int
+    privacy: SharedNoise | None = None
 
     def encoding(self, devices: int, answers: int) -> Encoding:
         """Return the encoding of the numbers of one device.
@@ -79,6 +99,11 @@ class SharedBroadcast(NamedTuple):
             longest=longest if isinstance(longest, float) else math.inf,
             ridge=settings.personal_ridge,
         )
+        if self.privacy is not None:
+            is_limited = settings.privacy.unit == "person"
+            blocks = with_room(
+                blocks, self.privacy.noise, self.privacy.multiplier, is_limited=is_limited
+            )
         return Encoding(blocks, devices)
 
 
@@ -91,7 +116,9 @@ def describe_encoding(encoding: Encoding) -> bytes:
     })  # fmt: skip
 
 
-def encode_shared(broadcast: Broadcast, settings: Settings, duels: int) -> bytes:
+def encode_shared(
+    broadcast: Broadcast, settings: Settings, duels: int, privacy: SharedNoise | None = None
+) -> bytes:
     """Return the bytes of a broadcast.
 
     Parameters
@@ -102,15 +129,23 @@ def encode_shared(broadcast: Broadcast, settings: Settings, duels: int) -> bytes
         Those of the server's run.
     duels : int
         Number of duels, of all devices, that the estimate is based on.
+    privacy : SharedNoise, optional
+        The noise that the devices add; needed if the settings are private and the broadcast
+        requests statistics.
     """
     vector, header = encode_broadcast(broadcast)
     chosen = {name: getattr(settings, name) for name in SHARED_SETTINGS}
-    index = to_json({
+    fields: dict[str, Any] = {
         "duels": duels,
         "header": list(header),
         "lowest_variance": float(broadcast.lowest_variance),
         "settings": {**chosen, "lambda_": settings.ridge},
-    })  # fmt: skip
+    }
+    if settings.is_private:
+        fields["privacy"] = {"settings": _private(settings)}
+        if privacy is not None:
+            fields["privacy"] |= {"multiplier": privacy.multiplier, "noise": [*privacy.noise]}
+    index = to_json(fields)
     return len(index).to_bytes(_LENGTH_BYTES, "big") + index + vector.astype("<f8").tobytes()
 
 
@@ -126,9 +161,12 @@ def decode_shared(content: bytes) -> SharedBroadcast:
     end = _LENGTH_BYTES + length
     if len(content) < end or (len(content) - end) % 8:
         raise DataError(f"{_WHAT} has {len(content)} bytes, and announces {length} of JSON")
-    fields = from_json(content[_LENGTH_BYTES:end], _WHAT, _FIELDS)
+    index = content[_LENGTH_BYTES:end]
+    names = _PRIVATE_FIELDS if "privacy" in parse(index, _WHAT) else _FIELDS
+    fields = from_json(index, _WHAT, names)
     check_integer(f"duels of {_WHAT}", fields["duels"], 0, LARGEST_NUMBER)
-    settings = _settings(fields["settings"])
+    private, privacy = _privacy(fields.get("privacy"))
+    settings = _settings(fields["settings"], private)
     lowest = fields["lowest_variance"]
     if type(lowest) is not float or not 0.0 <= lowest < math.inf:
         raise DataError(f"lowest_variance of {_WHAT} must be a finite number, at least 0")
@@ -140,17 +178,53 @@ def decode_shared(content: bytes) -> SharedBroadcast:
     except (TypeError, ValueError) as reason:
         raise DataError(f"{_WHAT} is damaged: {reason}") from None
     return SharedBroadcast(
-        broadcast._replace(lowest_variance=lowest), settings, int(fields["duels"])
+        broadcast._replace(lowest_variance=lowest), settings, int(fields["duels"]), privacy
     )
 
 
-def _settings(values: Any) -> Settings:
+def _private(settings: Settings) -> dict[str, Any]:
+    """Return the settings that determine the noise, beside :data:`SHARED_SETTINGS`."""
+    chosen = dataclasses.asdict(settings.privacy)
+    return chosen | {
+        "clip": settings.clip,
+        "first_round": settings.first_round,
+        "min_duels": settings.min_duels,
+        "personal_variance": settings.personal_variance,
+        "rounds": settings.devices.rounds,
+    }
+
+
+def _privacy(fields: Any) -> tuple[dict[str, Any], SharedNoise | None]:
+    """Return the settings of :func:`_private` as those of ``Settings``, and the noise."""
+    if fields is None:
+        return {}, None
+    known = {"settings"}
+    try:
+        chosen = dict(fields["settings"])
+        devices = DevicesSettings(rounds=chosen.pop("rounds"), min_duels=chosen.pop("min_duels"))
+        others = {name: chosen.pop(name) for name in ("first_round", "personal_variance")}
+        settings = {**others, "devices": devices, "privacy": PrivacySettings(**chosen)}
+        privacy = None
+        if "noise" in fields:
+            known |= {"noise", "multiplier"}
+            numbers = [fields["multiplier"], *fields["noise"]]
+            if not all(type(each) is float and 0.0 <= each < math.inf for each in numbers):
+                raise ValueError("a standard deviation is not a finite number, at least 0")
+            privacy = SharedNoise(numbers[0], Noise._make(numbers[1:]))
+        if set(fields) != known or (privacy is not None and not privacy.multiplier):
+            raise ValueError(f"the fields {sorted(fields)}, or a noise multiplier of 0")
+    except (KeyError, TypeError, ValueError, SettingsError) as reason:
+        raise DataError(f"the privacy of {_WHAT} is damaged: {reason}") from None
+    return settings, privacy
+
+
+def _settings(values: Any, private: dict[str, Any]) -> Settings:
     if not isinstance(values, dict) or set(values) != set(SHARED_SETTINGS):
         raise DataError(
             f"the settings of {_WHAT} are not {', '.join(SHARED_SETTINGS)}: another version of"
             " fldb-flower sent it"
         )
     try:
-        return Settings(mode="devices", **values)
+        return Settings(mode="devices", **values, **private)
     except SettingsError as reason:
         raise DataError(f"{_WHAT}: {reason}") from None

@@ -1,0 +1,128 @@
+"""Regret with differential privacy: against epsilon, without exchanges, and the warning."""
+
+import math
+import re
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from fldb_flower.federation.history import History
+from fldb_flower.privacy import usefulness
+from fldb_flower.settings import from_nested
+from simulations import measured, privacy_figure
+from simulations.benchmark import privacy as benchmark
+from simulations.engines import vectorized
+
+pytest.importorskip("dp_accounting", reason="needs dp-accounting (the privacy extra)")
+
+SMALL = {
+    "num_agents": 60, "horizon": 40, "num_arms": 5, "dimension": 3,
+    "schedule": {"name": "geometric", "ratio": 2.0},
+}  # fmt: skip
+SEEDS = range(8)
+
+
+def regrets(**values):
+    found = []
+    for seed in SEEDS:
+        settings = from_nested({**SMALL, "seed": seed, **values}, "a test")
+        history = History(settings.horizon)
+        vectorized.run(settings, history)
+        found.append(history.regret)
+    return np.array(found)
+
+
+def private(epsilon, unit="person", algorithm="fldb_ons"):
+    values = {"algorithm": algorithm, "privacy": {"epsilon": epsilon, "unit": unit}}
+    return values if algorithm == "fldb_personal" else {**values, "first_round": "step"}
+
+
+def is_at_most(less, more):
+    """Whether paired regrets are not larger, within two standard errors of the difference."""
+    difference = more - less
+    return difference.mean() > -2.0 * difference.std(ddof=1) / math.sqrt(len(difference))
+
+
+@pytest.mark.parametrize("unit", ["answer", "person"])
+def test_regret_does_not_grow_with_epsilon(unit):
+    low, middle, high = (regrets(**private(epsilon, unit)) for epsilon in (0.1, 3.0, 1000.0))
+    assert is_at_most(middle, low)
+    assert is_at_most(high, middle)
+    assert high.mean() < 0.6 * low.mean()
+
+
+def test_fldb_ogd_is_stable_with_much_noise():
+    assert np.isfinite(regrets(**private(0.01, algorithm="fldb_ogd"))).all()
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 100.0])
+def test_fldb_personal_is_not_worse_than_agents_alone(epsilon):
+    alone = regrets(algorithm="alone", schedule={})
+    shared = regrets(**private(epsilon, algorithm="fldb_personal"))
+    assert is_at_most(shared, alone)
+    if epsilon == 100.0:
+        assert shared.mean() < 0.7 * alone.mean()
+
+
+# --- the warning
+
+
+def test_the_factors_are_those_of_the_benchmark():
+    rows = measured.read(measured.FOLDER / "privacy.json")["rows"]
+    mean = {
+        (row["num_agents"], row["unit"], row["epsilon"]): fmean(row["regret"])
+        for row in rows
+        if row["algorithm"] == "fldb_ons" and row["dimension"] == 5
+    }
+    for unit, table in usefulness.FACTORS.items():
+        for size, row in zip(usefulness.AGENTS, table, strict=True):
+            for epsilon, factor in zip(usefulness.EPSILONS, row, strict=True):
+                expected = mean[size, unit, epsilon] / mean[size, "none", "none"]
+                assert factor == pytest.approx(expected, rel=0.01)
+                assert usefulness.regret_factor(unit, epsilon, size) == pytest.approx(factor)
+
+
+def test_factors_between_measured_values_are_interpolated():
+    low, high = usefulness.FACTORS["person"][1][1], usefulness.FACTORS["person"][2][1]
+    between = usefulness.regret_factor("person", 3.0, round(math.sqrt(100 * 300)))
+    assert between == pytest.approx(math.sqrt(low * high), rel=0.01)
+    assert usefulness.regret_factor("answer", 100.0, 10**6) == usefulness.FACTORS["answer"][3][2]
+    assert usefulness.regret_factor("answer", 0.01, 30) == usefulness.FACTORS["answer"][0][0]
+
+
+@pytest.mark.parametrize(
+    ("unit", "epsilon", "enough", "too_few"),
+    [("answer", 1.0, 300, 200), ("answer", 3.0, 100, 80), ("person", 3.0, 1000, 300),
+     ("person", 8.0, 300, 200)],
+)  # fmt: skip
+def test_a_run_with_too_few_agents_warns(unit, epsilon, enough, too_few):
+    """The numbers of agents from which noise costs at most a quarter of the regret."""
+    for number in (enough, too_few):
+        settings = from_nested({**private(epsilon, unit), "num_agents": number}, "a test")
+        line = usefulness.warning(settings)
+        assert bool(line) == (number == too_few)
+    assert re.search(r"expect about 1\.[2-9] times the regret without noise; more agents", line)
+    assert ("privacy.unit=answer" in line.partition(";")[2]) == (unit == "person")
+
+
+def test_no_warning_without_noise():
+    assert not usefulness.warning(from_nested({"num_agents": 2}, "a test"))
+
+
+# --- the benchmark
+
+
+def test_the_cases_of_the_benchmark_have_valid_settings():
+    cases = list(benchmark.cases())
+    assert len(cases) == len(set(cases))
+    for case in cases:
+        settings = benchmark.settings_of(case, 0)
+        assert settings.num_agents == case.num_agents
+        assert settings.is_private == (case.epsilon != "none")
+
+
+def test_the_figure_is_drawn_from_the_result_file(tmp_path):
+    content = measured.read(measured.FOLDER / "privacy.json")
+    (path,) = privacy_figure.draw(content, tmp_path)
+    assert path.read_bytes().startswith(b"\x89PNG")
