@@ -67,8 +67,10 @@ class Phone:
 class Fleet:
     """Devices with keys, configurations and a signed roster; and the server's side."""
 
-    def __init__(self, folder: Path, count: int, **limits: Any) -> None:
-        self.folder, self.now = folder, START
+    def __init__(
+        self, folder: Path, count: int, budget: dict[str, Any] | None = None, **limits: Any
+    ) -> None:
+        self.folder, self.now, self.budget = folder, START, budget or {}
         self.limits = {"min_devices": 4, "min_duels": 1, "min_committee": 5, **limits}
         self.names = [f"d{number:02}" for number in range(count)]
         rosters.create_signing_key(folder / "signer")
@@ -88,7 +90,7 @@ class Fleet:
     def configure(self, name: str, /, **changes: Any) -> Path:
         entries = {
             "name": f'"{name}"', "key": '"device.key"', "signer": '"../signer.pub"',
-            "roster": '"../roster.json"', **self.limits, **changes,
+            "roster": '"../roster.json"', **self.limits, **self.budget, **changes,
         }  # fmt: skip
         file = self.folder / name / "vault.toml"
         file.write_text("".join(f"{key} = {value}\n" for key, value in entries.items()))

@@ -282,7 +282,15 @@ class Vault:
         have been sent until today.
         """
         ledger = self._stored_ledger()
-        return ledger.charged(day_of(self._clock()), None) if journal.last_round else ledger
+        if not journal.last_round:
+            return ledger
+        if self._config.budget.has_cap:
+            _LOG.warning(
+                "the privacy budget counts as spent today: %s is missing, so the store may be a"
+                " backup. If the key is new, copy the epoch file of the former key",
+                self._epoch.path,
+            )  # fmt: skip
+        return ledger.charged(day_of(self._clock()), None)
 
     def _start_after(self, position: int, round: int) -> Journal:
         """Return the stored journal of a device that sends no answer up to a number again."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.limits import factors, typical_share_sizes, typical_sizes, weights_of
 from fldb_flower.bandit.preference import logistic
@@ -84,34 +82,29 @@ def limited_statistics(
     >>> upload.gradient.round(3), upload.information[0].round(3)
     (array([0.447, 0.   ]), array([0.894, 0.   ]))
     """
-    assert broadcast.theta_hat is not None
-    wins = logistic(differences @ broadcast.theta_hat)
-    residuals = _by_agent(wins - preferences, agents)
-    curvatures = _by_agent(wins * (1.0 - wins), agents) if broadcast.hessian else None
     duels = differences.reshape(-1, agents, form.dimension).swapaxes(0, 1)  # (agents, n, d)
-    sums = {"gradient": np.zeros(form.dimension), "information": form.zeros()}
-    if broadcast.hessian:
-        sums["hessian"] = form.zeros()
+    answers = preferences.reshape(-1, agents).swapaxes(0, 1)
+    sums: dict[str, Array] = {}
     size = max(1, _BATCH // form.dimension**2)
     for start in range(0, agents, size):
         rows = slice(start, start + size)
-        parts = _statistics(duels[rows], residuals[rows], form)
-        if curvatures is not None:
-            parts["hessian"] = _grams(duels[rows], duels[rows] * curvatures[rows, :, None], form)
+        parts = _statistics(broadcast, duels[rows], answers[rows], form)
         weights = factors(parts, units)
-        sums = {name: sums[name] + _total(part, weights) for name, part in parts.items()}
-    gradient, information = sums["gradient"], sums["information"]
-    return Upload(len(preferences), gradient, information, sums.get("hessian"), None, ())
+        for name, part in parts.items():
+            sums[name] = sums.get(name, 0.0) + _total(part, weights)
+    return Upload(len(preferences), **{"hessian": None, **sums}, loss=None, outcomes=())
 
 
-def _statistics(duels: Array, residuals: Array, form: Form) -> dict[str, Array]:
-    """Return each agent's gradient and W, from its duels (agents, n, d) and their residuals."""
-    gradients = (residuals[:, None, :] @ duels)[:, 0]
-    return {"gradient": gradients, "information": _grams(duels, duels, form)}
-
-
-def _by_agent(values: Array, agents: int) -> Array:
-    return values.reshape(-1, agents).swapaxes(0, 1)
+def _statistics(broadcast: Broadcast, duels: Array, answers: Array, form: Form) -> dict[str, Array]:
+    """Return the statistics of each agent, from its duels (agents, n, d) and answers."""
+    wins = logistic(duels @ broadcast.theta_hat)
+    parts = {
+        "gradient": ((wins - answers)[:, None, :] @ duels)[:, 0],
+        "information": _grams(duels, duels, form),
+    }
+    if broadcast.hessian:
+        parts["hessian"] = _grams(duels, duels * (wins * (1.0 - wins))[..., None], form)
+    return parts
 
 
 def _grams(left: Array, right: Array, form: Form) -> Array:
