@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.limits import factors, typical_share_sizes, typical_sizes, weights_of
 from fldb_flower.bandit.preference import logistic
@@ -57,59 +55,53 @@ def limited_statistics(
     Parameters
     ----------
     broadcast : Broadcast
-        The request, for ``scope="fresh"``, with ``theta_hat`` and without a loss.
+        With ``scope="fresh"`` and ``theta_hat``; no loss.
     differences, preferences : Array
         A row per agent for the first iteration, then for the second, ...: (n, d) and (n,).
     agents : int
         Number of agents.
     form : Form
-        Form of W_new and the Hessian: full or diagonal.
+        Full or diagonal.
     units : mapping of str to float
         By part, what it is divided by in the vector whose length is at most 1.
 
     Examples
     --------
-    One agent with one duel. With all units 1, its vector is (1/2, 0; 1), of length sqrt(5) / 2:
+    One duel, with all units 1, has the vector (1/2, 0; 1), of length sqrt(5) / 2:
 
     >>> import numpy as np
     >>> from fldb_flower.federation.contributions import limited_statistics
-    >>> from fldb_flower.federation.exchange import Broadcast, PlayRequest
+    >>> from fldb_flower.federation.exchange import Broadcast
     >>> from fldb_flower.linalg.forms import Full
-    >>> request = Broadcast(PlayRequest(1, 1), np.zeros(2))
     >>> units = {"gradient": 1.0, "information": 1.0}
-    >>> x, y = np.array([[1.0, 0.0]]), np.array([0.0])
-    >>> upload = limited_statistics(request, x, y, 1, Full(2), units=units)
-    >>> upload.gradient.round(3), upload.information[0].round(3)
-    (array([0.447, 0.   ]), array([0.894, 0.   ]))
+    >>> zero, duel = Broadcast(None, np.zeros(2)), (np.array([[1.0, 0.0]]), np.array([0.0]))
+    >>> limited_statistics(zero, *duel, 1, Full(2), units=units).gradient.round(3)
+    array([0.447, 0.   ])
     """
-    assert broadcast.theta_hat is not None
-    d = form.dimension
     wins = logistic(differences @ broadcast.theta_hat)
-    residuals = _by_agent(wins - preferences, agents)
-    curvatures = _by_agent(wins * (1.0 - wins), agents) if broadcast.hessian else None
-    duels = differences.reshape(-1, agents, d).swapaxes(0, 1)  # (agents, n, d)
-    gradient, information = np.zeros(d), form.zeros()
-    hessian = form.zeros() if broadcast.hessian else None
-    size = max(1, _BATCH // d**2)
-    for start in range(0, agents, size):
-        rows = slice(start, start + size)
-        x = duels[rows]
-        parts = {
-            "gradient": (residuals[rows, None, :] @ x)[:, 0],
-            "information": _grams(x, x, form),
-        }
-        if curvatures is not None:
-            parts["hessian"] = _grams(x, x * curvatures[rows, :, None], form)
-        weights = factors(parts, units)
-        gradient = gradient + weights @ parts["gradient"]
-        information = information + _total(parts["information"], weights)
-        if hessian is not None:
-            hessian = hessian + _total(parts["hessian"], weights)
-    return Upload(len(preferences), gradient, information, hessian, None, ())
+    rows_of = (differences, wins - preferences, wins * (1.0 - wins))
+    duels, residuals, curvatures = (_by_agent(each, agents) for each in rows_of)
+    size = max(1, _BATCH // form.dimension**2)
+    sums: dict[str, Array] = {}
+    for rows in (slice(start, start + size) for start in range(0, agents, size)):
+        parts = _statistics(duels[rows], residuals[rows], form)
+        if broadcast.hessian:
+            parts["hessian"] = _grams(duels[rows], duels[rows] * curvatures[rows, :, None], form)
+        for name, part in _limited_sums(parts, units).items():
+            sums[name] = sums.get(name, 0.0) + part
+    vectors = sums["gradient"], sums["information"], sums.get("hessian")
+    return Upload(len(preferences), *vectors, None, ())
 
 
 def _by_agent(values: Array, agents: int) -> Array:
-    return values.reshape(-1, agents).swapaxes(0, 1)
+    """Return the rows of each agent: (n, ...) -> (agents, n / agents, ...)."""
+    return values.reshape(-1, agents, *values.shape[1:]).swapaxes(0, 1)
+
+
+def _statistics(duels: Array, residuals: Array, form: Form) -> dict[str, Array]:
+    """Return each agent's gradient and W, (agents, ...), by part."""
+    gradients = (residuals[:, None, :] @ duels)[:, 0]
+    return {"gradient": gradients, "information": _grams(duels, duels, form)}
 
 
 def _grams(left: Array, right: Array, form: Form) -> Array:
@@ -119,5 +111,8 @@ def _grams(left: Array, right: Array, form: Form) -> Array:
     return (left * right).sum(axis=1)
 
 
-def _total(matrices: Array, weights: Array) -> Array:
-    return (weights @ matrices.reshape(len(matrices), -1)).reshape(matrices.shape[1:])
+def _limited_sums(parts: Mapping[str, Array], units: Mapping[str, float]) -> dict[str, Array]:
+    """Return the sums over agents, each multiplied by its factor."""
+    weights = factors(parts, units)
+    flat = {name: part.reshape(len(part), -1) for name, part in parts.items()}
+    return {name: (weights @ flat[name]).reshape(part.shape[1:]) for name, part in parts.items()}

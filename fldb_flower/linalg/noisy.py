@@ -71,7 +71,8 @@ def denoised(matrix: Array, deviation: float) -> FloatArray:
     coordinates = d - 1 if matrix.ndim == 1 else d * (d + 1) // 2 - 1
     estimate = level + _share(rest, coordinates, deviation) * rest
     if matrix.ndim == 1:
-        return np.maximum(estimate, 0.0)
+        positive: FloatArray = np.maximum(estimate, 0.0)
+        return positive
     values, vectors = np.linalg.eigh(estimate)
     return _symmetric((vectors * np.maximum(values, 0.0)) @ vectors.T)
 
