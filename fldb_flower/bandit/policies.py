@@ -241,8 +241,8 @@ class PersonalPolicy(Policy):
         self._estimates = PersonalEstimates(agents, d, settings.personal_ridge, arrays, longest)
         self._arrays, self._width = arrays, settings.personal_width
         zeros = arrays.zeros
-        none, grid = zeros(agents), len(VARIANCES)
-        losses = zeros(grid) if self._clip is None else zeros(agents, grid)
+        rows = () if self._clip is None else (agents,)
+        losses, none = zeros(*rows, len(VARIANCES)), zeros(agents)
         self._counted = Shares(zeros(agents, d, d), zeros(agents, d), losses, none, none)
         self._sent, self._sent_after = self._counted, 0
         self._losses, self._squares, self._offers = losses, none, 0
@@ -251,9 +251,9 @@ class PersonalPolicy(Policy):
 
     def acknowledge(self, counted: int) -> None:
         if counted >= self._sent_after:
-            self._counted = sent = self._sent
-            if self._clip is not None:  # whole shares are sent, and none is subtracted
-                self._counted = sent._replace(precision=0 * sent.precision, shift=0 * sent.shift)
+            old, self._counted = self._counted, self._sent
+            if self._clip is not None:  # whole shares are sent, so 0 of them is counted
+                self._counted = self._sent._replace(precision=old.precision, shift=old.shift)
 
     def receive(self, estimate: Estimate | CommonPrior) -> None:
         assert isinstance(estimate, CommonPrior)
