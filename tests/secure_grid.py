@@ -127,9 +127,15 @@ class LiveFleet(Fleet):
 class SecureFederation:
     """Devices with vaults in a folder, and a server that can be killed and restarted."""
 
-    def __init__(self, folder: Path, devices: int = 8, **changes: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        devices: int = 8,
+        budget: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
         self.folder = folder
-        self.fleet = LiveFleet(folder, devices)
+        self.fleet = LiveFleet(folder, devices, budget)
         self.phones = self.fleet.phones
         values = {
             "mode": "devices", "secure": True, "dimension": D, "max-difference": 8.0,

@@ -9,15 +9,20 @@ import numpy as np
 import pytest
 from scipy import stats
 from secure_grid import SecureFederation
+from starlette.testclient import TestClient
 from test_devices import BASE
 from test_devices import Federation as DeviceFederation
 from vaults import D
 
+from clients.service.app import create_app
+from clients.service.node import Node
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
+from clients.vault import read_config
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import CheckpointError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
+from fldb_flower.privacy.accounting import epsilon_of
 from fldb_flower.privacy.ledger import Ledger
 from fldb_flower.privacy.sensitivities import release_of
 from fldb_flower.settings import from_flat
@@ -223,3 +228,26 @@ def test_what_devices_need_is_one_line(changes, words):
     with pytest.raises(SettingsError, match=words) as raised:
         from_flat(from_devices({**PLAIN, **changes}), "a test")
     assert "\n" not in str(raised.value)
+
+
+# --- the service of a device ----------------------------------------------------------------------
+
+
+def test_the_status_shows_what_was_spent_and_the_limit(tmp_path):
+    budget = {"max_epsilon": 4.0, "max_delta": 1e-6, "privacy_days": 30}
+    federation = SecureFederation(tmp_path, budget=budget, **PRIVATE)
+    with federation.serving() as server:
+        federation.answer()
+        assert server.try_round(), federation.lines
+    node = Node(read_config(tmp_path / "d00" / "vault.toml"), "token-of-the-node")
+    app = create_app(federation.phones["d00"].path, "token-of-the-page", node=node)
+    with TestClient(app, base_url="http://127.0.0.1:8377") as client:
+        reply = client.get("/status", headers={"Authorization": "Bearer token-of-the-page"})
+    privacy = reply.json()["privacy"]
+    spent = privacy.pop("epsilon")
+    assert privacy == {
+        "delta": 1e-6, "noise": True, "exact": False, "max_epsilon": 4.0, "days": 30,
+    }  # fmt: skip
+    multiplier = Ledger(from_flat(federation.config, "a test")).multiplier
+    assert spent == pytest.approx(epsilon_of(multiplier, 1e-6, 1), rel=1e-6)
+    assert 1.5 < spent < 2.5  # one of two sums that cost 3 together

@@ -24,10 +24,11 @@ from clients.vault.epoch import EpochFile
 from clients.vault.ledger import Ledger
 from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.deployment import rosters
-from fldb_flower.errors import DataError
-from fldb_flower.federation.exchange import Broadcast, PlayRequest
+from fldb_flower.errors import DataError, PrivacyError
+from fldb_flower.federation.exchange import Broadcast, Noise, PlayRequest
 from fldb_flower.privacy import accounting
-from fldb_flower.privacy.discrete import discrete_gaussian, honest_devices
+from fldb_flower.privacy.discrete import device_noise, discrete_gaussian, honest_devices
+from fldb_flower.secure.encoding import Block, Encoding
 from fldb_flower.settings import DevicesSettings, PrivacySettings
 from fldb_flower.wire.secure_messages import Declined, Pieces, Refused
 from fldb_flower.wire.shared_broadcast import decode_shared, describe_encoding, encode_shared
@@ -513,6 +514,98 @@ def ask_with(fleet, settings, content):
     header = fleet.header(settings=settings, broadcast=None, encoding=describe_encoding(encoding))
     header = replace(header, broadcast=content)
     return fleet.phones["d00"].ask(fleet.request(header, "d00"))
+
+
+def test_a_server_that_states_absurd_noise_damages_nothing(fleet):
+    """1 / z^2 is 0 in float64; what the device sends is noise, and the ledger can still be read."""
+    settings, phone = private(fleet), fleet.phones["d00"]
+    noise = noise_for(common(), settings)
+    wrong = noise._replace(
+        multiplier=1e170, noise=type(noise.noise)(*(1e175 * each for each in noise.noise))
+    )
+    ask_with(fleet, settings, encode_shared(common(), settings, 7, wrong))
+    phone.restart()
+    assert phone.vault.spent().epsilon == 0.0
+    again(fleet, "d00")
+    (reply,) = exchange(fleet, settings, "d00")
+    assert isinstance(reply, Pieces)
+
+
+def test_noise_of_few_quanta_is_refused():
+    """A bound of 2^40 for 2^10 devices leaves quanta of 2^-10: noise of 2^12 has 2^22 of them."""
+    blocks = (Block("the gradient", 2, 2.0**40), Block("the number of duels", 1, 9, is_count=True))
+    encoding = Encoding(blocks, 2**10)
+    assert encoding.exponents[0] in {9, 10}
+    with pytest.raises(PrivacyError, match="quanta of the encoding: must be at least"):
+        device_noise(Noise(gradient=2.0**12), encoding, 1)
+    with pytest.raises(PrivacyError):  # rounding would matter: 2^15 z sqrt(3)
+        device_noise(Noise(gradient=2.0**22), encoding, 1, multiplier=2.0**20)
+    drawn = device_noise(Noise(gradient=2.0**22), encoding, 1, multiplier=2.0)
+    assert drawn[2] == 0
+    assert (drawn[:2] != 0).all()
+
+
+def test_a_noisy_number_beyond_its_bound_is_not_sent():
+    encoding = Encoding((Block("the gradient", 1, 8.0),), 4)
+    largest = encoding.blocks[0].largest(encoding.exponents[0])
+    assert encoding.elements(np.array([largest]))[0] == largest
+    for value in (largest + 1, -largest - 1):
+        with pytest.raises(DataError, match="the gradient is larger than its bound"):
+            encoding.elements(np.array([value]))
+
+
+def edited(content, edit):
+    """Return the bytes of a broadcast with other fields in its JSON."""
+    end = 4 + int.from_bytes(content[:4], "big")
+    fields = json.loads(content[4:end])
+    edit(fields)
+    index = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    return len(index).to_bytes(4, "big") + index + content[end:]
+
+
+def test_the_broadcast_contains_all_that_determines_the_noise(fleet):
+    settings = private(fleet, epsilon=2, rounds=7)
+    content = encode_shared(common(), settings, 7, noise_for(common(), settings))
+    shared = decode_shared(content)
+    assert encode_shared(*shared) == content
+    assert shared.privacy == noise_for(shared.broadcast, shared.settings)
+    assert replace(shared.settings.privacy, clip="auto") == settings.privacy
+    assert (shared.settings.clip, shared.settings.devices.rounds) == (L, 7)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda fields: fields["privacy"]["noise"].pop(),
+        lambda fields: fields["privacy"].update(multiplier="2.0"),
+        lambda fields: fields["privacy"].update(multiplier=0.0),
+        lambda fields: fields["privacy"].pop("multiplier"),
+        lambda fields: fields["privacy"].update(other=1),
+        lambda fields: fields["privacy"]["settings"].update(epsilon="none"),
+        lambda fields: fields["privacy"]["settings"].update(unit="answer"),
+        lambda fields: fields["privacy"]["settings"].update(rounds=0),
+        lambda fields: fields["privacy"]["settings"].pop("clip"),
+        lambda fields: fields["privacy"]["settings"].update(other=1),
+        lambda fields: fields.update(privacy=[]),
+        lambda fields: fields.update(privacy=None),
+    ],
+)
+def test_a_damaged_privacy_of_a_broadcast_is_one_line(fleet, edit):
+    settings = private(fleet)
+    content = encode_shared(common(), settings, 7, noise_for(common(), settings))
+    with pytest.raises(DataError) as raised:
+        decode_shared(edited(content, edit))
+    assert "\n" not in str(raised.value)
+
+
+def test_estimates_that_overflow_are_refused_whatever_the_answers(fleet):
+    settings = private(fleet)
+    wide = common((1e200, -1e200))
+    header = fleet.header(wide, settings=settings)
+    for name in fleet.names[:2]:
+        reply = fleet.phones[name].ask(fleet.request(header, name))
+        assert isinstance(reply, Refused)
+        assert "a number beyond" in reply.reason
 
 
 def test_private_settings_without_noise_are_refused(fleet):

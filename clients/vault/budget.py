@@ -7,13 +7,16 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from clients.vault.ledger import Ledger, day_of
 from fldb_flower.errors import DataError, PrivacyError, SecureError, SettingsError, shown
-from fldb_flower.linalg.arrays import IntArray
+from fldb_flower.linalg.arrays import LARGEST, IntArray
 from fldb_flower.privacy import accounting, discrete
 from fldb_flower.privacy.ledger import Ledger as Plan
 from fldb_flower.secure.encoding import Encoding
 from fldb_flower.secure.header import Header
+from fldb_flower.wire.codec import encode_broadcast
 from fldb_flower.wire.shared_broadcast import SharedBroadcast
 
 DELTA = 1e-6
@@ -142,9 +145,15 @@ def require_noise(shared: SharedBroadcast) -> None:
     """
     settings, privacy = shared.settings, shared.privacy
     if not settings.is_private:
+        if privacy is not None:
+            raise SecureError("the exchange has noise, and no privacy.epsilon")
         return
     if privacy is None:
         raise SecureError("the exchange has privacy.epsilon, and no noise")
+    # Overflow would depend on the answers, and so would a refusal because of it.
+    vector, _ = encode_broadcast(shared.broadcast)
+    if not (np.abs(vector) <= LARGEST).all():
+        raise SecureError(f"the exchange has a number beyond {LARGEST:g} in its broadcast")
     try:
         discrete.require_sampler()
         least = Plan(settings).multiplier
@@ -174,9 +183,10 @@ def noise_for(
     PrivacyError
         The encoding is too coarse for it.
     """
-    assert shared.privacy is not None
+    privacy = shared.privacy
+    assert privacy is not None
     honest = discrete.honest_devices(header.least_devices, header.min_devices, budget.colluding)
-    return discrete.device_noise(shared.privacy.noise, encoding, honest)
+    return discrete.device_noise(privacy.noise, encoding, honest, privacy.multiplier)
 
 
 @functools.lru_cache

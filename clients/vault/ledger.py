@@ -97,7 +97,7 @@ class Ledger:
         for day in (exact, *(day for day, _ in days)):
             check_integer(f"a day of {what}", day, 0, _MOST_DAYS)
         costs = [cost for _, cost in days]
-        is_valid &= all(type(each) is float and 0.0 < each < math.inf for each in costs)
+        is_valid &= all(type(each) is float and 0.0 <= each < math.inf for each in costs)
         if not is_valid or [day for day, _ in days] != sorted(dict(days)):
             raise DataError(f"{what} is damaged")
         return cls(days, exact)

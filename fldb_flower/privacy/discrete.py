@@ -17,7 +17,8 @@ operating system. The scale s is :data:`LEAST_SCALE` quanta at least. Then
 - the probabilities are those of a Gaussian that is rounded to integers, up to a relative error
   below ``8 / s^2 < 1e-17`` per number within 12 s, so the accounting of Gaussians applies, and
 - rounding changes the length of a contribution by ``sqrt(N) / 2`` quanta at most, for N numbers.
-  :data:`SLACK` covers it.
+  :data:`SLACK` covers it if the noise of the sum has ``2^15 z sqrt(N)`` quanta, for the noise
+  multiplier z.
 
 References
 ----------
@@ -48,9 +49,9 @@ LEAST_SCALE = 2.0**30
 SLACK = 1.0 + 2.0**-16
 """Factor of the noise for the rounding of contributions.
 
-``sqrt(N) / 2`` quanta are ``sqrt(N) 2^-31`` standard deviations at most. The factor covers
-``2^-16 / z`` of them, for the noise multiplier z: enough for N up to a million and z up to 32, and
-for N up to a thousand and z up to 1,000.
+In standard deviations of the noise, a contribution has length ``1 / (SLACK z)`` at most, and
+rounding adds ``sqrt(N) / 2 s`` for a scale of s quanta. Together that is ``1 / z`` at most if
+``s >= z sqrt(N) / (2 (1 - 1 / SLACK))``.
 """
 
 
@@ -83,7 +84,9 @@ def honest_devices(least: int, others: int, colluding: float | None = None) -> i
     return max(1, min(others, least - math.floor(colluding * least)))
 
 
-def device_noise(noise: Noise, encoding: Encoding, honest: int) -> IntArray:
+def device_noise(
+    noise: Noise, encoding: Encoding, honest: int, multiplier: float = 1.0
+) -> IntArray:
     """Return the noise of one device as integers, (n,); 0 for counts.
 
     Parameters
@@ -94,21 +97,26 @@ def device_noise(noise: Noise, encoding: Encoding, honest: int) -> IntArray:
         Of the numbers.
     honest : int
         :func:`honest_devices`.
+    multiplier : float
+        The noise multiplier z.
 
     Raises
     ------
     PrivacyError
-        A scale is below :data:`LEAST_SCALE`: the bounds of the encoding are too large.
+        A scale has too few quanta: the bounds of the encoding are too large.
     SettingsError
         OpenDP is not installed (the privacy extra).
     """
     deviations = deviations_of(noise, encoding)
     exponents = np.repeat(encoding.exponents, [block.size for block in encoding.blocks])
     scales = np.ldexp(deviations / math.sqrt(honest), exponents)
-    if (scales[deviations > 0.0] < LEAST_SCALE).any():
+    for_rounding = multiplier * math.sqrt(encoding.size) / (2.0 * (1.0 - 1.0 / SLACK))
+    least = max(LEAST_SCALE, for_rounding)
+    smallest = scales[deviations > 0.0].min(initial=math.inf)
+    if smallest < least:
         raise PrivacyError(
-            f"the noise of a device has {scales[deviations > 0.0].min():.3g} quanta of the"
-            f" encoding: must be at least {LEAST_SCALE:.3g}"
+            f"the noise of a device has {smallest:.3g} quanta of the encoding: must be at least"
+            f" {least:.3g}"
         )
     return discrete_gaussian(scales)
 

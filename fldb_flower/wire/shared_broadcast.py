@@ -22,7 +22,13 @@ from fldb_flower.linalg.forms import make_form
 from fldb_flower.secure.canonical import check_integer, from_json, parse, to_json
 from fldb_flower.secure.encoding import Encoding
 from fldb_flower.secure.roster import LARGEST_NUMBER
-from fldb_flower.settings import SELECTION_SETTINGS, DevicesSettings, PrivacySettings, Settings
+from fldb_flower.settings import (
+    NONE,
+    SELECTION_SETTINGS,
+    DevicesSettings,
+    PrivacySettings,
+    Settings,
+)
 from fldb_flower.wire.codec import (
     BroadcastHeader,
     check_counts,
@@ -37,6 +43,10 @@ SHARED_SETTINGS = ("dimension", "max_difference", *SELECTION_SETTINGS)
 _WHAT = "the broadcast of the exchange"
 _FIELDS = ("duels", "header", "lowest_variance", "settings")
 _PRIVATE_FIELDS = (*_FIELDS, "privacy")
+_PRIVATE_SETTINGS = {
+    *(each.name for each in dataclasses.fields(PrivacySettings)),
+    *("first_round", "min_duels", "personal_variance", "rounds"),
+}
 _LENGTH_BYTES = 4
 
 
@@ -165,7 +175,7 @@ def decode_shared(content: bytes) -> SharedBroadcast:
     names = _PRIVATE_FIELDS if "privacy" in parse(index, _WHAT) else _FIELDS
     fields = from_json(index, _WHAT, names)
     check_integer(f"duels of {_WHAT}", fields["duels"], 0, LARGEST_NUMBER)
-    private, privacy = _privacy(fields.get("privacy"))
+    private, privacy = _privacy(fields["privacy"]) if "privacy" in fields else ({}, None)
     settings = _settings(fields["settings"], private)
     lowest = fields["lowest_variance"]
     if type(lowest) is not float or not 0.0 <= lowest < math.inf:
@@ -196,11 +206,11 @@ def _private(settings: Settings) -> dict[str, Any]:
 
 def _privacy(fields: Any) -> tuple[dict[str, Any], SharedNoise | None]:
     """Return the settings of :func:`_private` as those of ``Settings``, and the noise."""
-    if fields is None:
-        return {}, None
     known = {"settings"}
     try:
         chosen = dict(fields["settings"])
+        if set(chosen) != _PRIVATE_SETTINGS or chosen["epsilon"] == NONE:
+            raise ValueError(f"settings {sorted(chosen)}, with epsilon={chosen.get('epsilon')}")
         devices = DevicesSettings(rounds=chosen.pop("rounds"), min_duels=chosen.pop("min_duels"))
         others = {name: chosen.pop(name) for name in ("first_round", "personal_variance")}
         settings = {**others, "devices": devices, "privacy": PrivacySettings(**chosen)}
