@@ -49,8 +49,9 @@ def test_pages_agree_with_the_result_files():
     assert documents.differing(documents.pages(documents.load_results())) == []
 
 
-def test_the_tests_that_the_page_on_security_names_exist():
-    page = (ROOT / "docs" / "security.md").read_text()
+@pytest.mark.parametrize("name", ["security", "privacy"])
+def test_the_tests_that_a_page_names_exist(name):
+    page = (ROOT / "docs" / f"{name}.md").read_text()
     names = set(re.findall(r"`(test_\w+)`", page))
     source = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
     assert names

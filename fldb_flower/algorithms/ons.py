@@ -47,7 +47,8 @@ class FLDBONS(Online):
     Without noise, this is the step above. A round whose H is small relative to s changes nothing.
     A is then the precision of theta with the noise, so that selection by it accounts for it.
     With a number as ``beta_scale``, the width does not grow with the noise. It is several
-    standard deviations of theta, and showing worse arms to learn what the noise hides did not pay.
+    standard deviations of theta already. By measurement, the regret is larger with the noise of
+    theta in the width, and with much noise also if W is at least the norm of its noise.
 
     No regret bound is proved. ``docs/theory.md`` has notes on its regret and the choice of
     lambda_0.

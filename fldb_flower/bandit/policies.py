@@ -76,7 +76,7 @@ class Policy:
     def shares(self, played: int, units: Mapping[str, float] | None = None) -> ShareChange | None:
         """Return the change of the shares, after the last iteration played; None without shares.
 
-        ``units`` limit each agent's contribution (:mod:`fldb_flower.bandit.limits`).
+        ``units`` limit each agent's contribution (:func:`~fldb_flower.bandit.limits.factors`).
         """
 
     def select(self, iterations: range, features: Array) -> Pair:

@@ -57,54 +57,53 @@ def limited_statistics(
     Parameters
     ----------
     broadcast : Broadcast
-        The request, for ``scope="fresh"``, with ``theta_hat`` and without a loss.
+        With ``scope="fresh"`` and ``theta_hat``; no loss.
     differences, preferences : Array
         A row per agent for the first iteration, then for the second, ...: (n, d) and (n,).
     agents : int
         Number of agents.
     form : Form
-        Form of W_new and the Hessian: full or diagonal.
+        Full or diagonal.
     units : mapping of str to float
         By part, what it is divided by in the vector whose length is at most 1.
 
     Examples
     --------
-    One agent with one duel. With all units 1, its vector is (1/2, 0; 1), of length sqrt(5) / 2:
+    One duel, with all units 1, has the vector (1/2, 0; 1), of length sqrt(5) / 2:
 
     >>> import numpy as np
     >>> from fldb_flower.federation.contributions import limited_statistics
-    >>> from fldb_flower.federation.exchange import Broadcast, PlayRequest
+    >>> from fldb_flower.federation.exchange import Broadcast
     >>> from fldb_flower.linalg.forms import Full
-    >>> request = Broadcast(PlayRequest(1, 1), np.zeros(2))
     >>> units = {"gradient": 1.0, "information": 1.0}
-    >>> x, y = np.array([[1.0, 0.0]]), np.array([0.0])
-    >>> upload = limited_statistics(request, x, y, 1, Full(2), units=units)
-    >>> upload.gradient.round(3), upload.information[0].round(3)
-    (array([0.447, 0.   ]), array([0.894, 0.   ]))
+    >>> zero, duel = Broadcast(None, np.zeros(2)), (np.array([[1.0, 0.0]]), np.array([0.0]))
+    >>> limited_statistics(zero, *duel, 1, Full(2), units=units).gradient.round(3)
+    array([0.447, 0.   ])
     """
-    duels = differences.reshape(-1, agents, form.dimension).swapaxes(0, 1)  # (agents, n, d)
-    answers = preferences.reshape(-1, agents).swapaxes(0, 1)
-    sums: dict[str, Array] = {}
+    wins = logistic(differences @ broadcast.theta_hat)
+    rows_of = (differences, wins - preferences, wins * (1.0 - wins))
+    duels, residuals, curvatures = (_by_agent(each, agents) for each in rows_of)
     size = max(1, _BATCH // form.dimension**2)
-    for start in range(0, agents, size):
-        rows = slice(start, start + size)
-        parts = _statistics(broadcast, duels[rows], answers[rows], form)
-        weights = factors(parts, units)
-        for name, part in parts.items():
-            sums[name] = sums.get(name, 0.0) + _total(part, weights)
-    return Upload(len(preferences), **{"hessian": None, **sums}, loss=None, outcomes=())
+    sums: dict[str, Array] = {}
+    for rows in (slice(start, start + size) for start in range(0, agents, size)):
+        parts = _statistics(duels[rows], residuals[rows], form)
+        if broadcast.hessian:
+            parts["hessian"] = _grams(duels[rows], duels[rows] * curvatures[rows, :, None], form)
+        for name, part in _limited_sums(parts, units).items():
+            sums[name] = sums.get(name, 0.0) + part
+    vectors = sums["gradient"], sums["information"], sums.get("hessian")
+    return Upload(len(preferences), *vectors, None, ())
 
 
-def _statistics(broadcast: Broadcast, duels: Array, answers: Array, form: Form) -> dict[str, Array]:
-    """Return the statistics of each agent, from its duels (agents, n, d) and answers."""
-    wins = logistic(duels @ broadcast.theta_hat)
-    parts = {
-        "gradient": ((wins - answers)[:, None, :] @ duels)[:, 0],
-        "information": _grams(duels, duels, form),
-    }
-    if broadcast.hessian:
-        parts["hessian"] = _grams(duels, duels * (wins * (1.0 - wins))[..., None], form)
-    return parts
+def _by_agent(values: Array, agents: int) -> Array:
+    """Return the rows of each agent: (n, ...) -> (agents, n / agents, ...)."""
+    return values.reshape(-1, agents, *values.shape[1:]).swapaxes(0, 1)
+
+
+def _statistics(duels: Array, residuals: Array, form: Form) -> dict[str, Array]:
+    """Return each agent's gradient and W, (agents, ...), by part."""
+    gradients = (residuals[:, None, :] @ duels)[:, 0]
+    return {"gradient": gradients, "information": _grams(duels, duels, form)}
 
 
 def _grams(left: Array, right: Array, form: Form) -> Array:
@@ -114,5 +113,8 @@ def _grams(left: Array, right: Array, form: Form) -> Array:
     return (left * right).sum(axis=1)
 
 
-def _total(parts: Array, weights: Array) -> Array:
-    return (weights @ parts.reshape(len(parts), -1)).reshape(parts.shape[1:])
+def _limited_sums(parts: Mapping[str, Array], units: Mapping[str, float]) -> dict[str, Array]:
+    """Return the sums over agents, each multiplied by its factor."""
+    weights = factors(parts, units)
+    flat = {name: part.reshape(len(part), -1) for name, part in parts.items()}
+    return {name: (weights @ flat[name]).reshape(part.shape[1:]) for name, part in parts.items()}

@@ -94,7 +94,7 @@ def observed(
     spread : float
         Above 0.
     vector : Array
-        g, (d,).
+        The observation g, (d,).
     variance : float
         Above 0.
 

@@ -67,9 +67,9 @@ def honest_devices(least: int, others: int, colluding: float | None = None) -> i
     Parameters
     ----------
     least : int
-        n, the smallest number of devices in a sum.
+        The smallest number n of devices in a sum.
     others : int
-        ``n - T``, those that do not cooperate with the server.
+        Those that do not cooperate with the server, ``n - T``.
     colluding : float, optional
         The share of the devices that cooperates, as the device's owner assumes.
 

@@ -58,7 +58,7 @@ class GaussianMechanism:
     >>> upload = Upload(100, np.array([-20.0, 5.0]), 100 * np.eye(2), None, None, ())
     >>> noisy = mechanism.add(upload, request, number=1)
     >>> round(noisy.noise.gradient, 2), noisy.num_duels
-    (4.88, 100)
+    (2.67, 100)
     """
 
     def __init__(self, settings: Settings) -> None:

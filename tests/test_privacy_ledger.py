@@ -1,0 +1,189 @@
+"""The ledger equals computations that do not use the product's accounting.
+
+The number of openings is counted from the definition of the schedules. Their epsilon follows from
+the exact formula of the Gaussian mechanism, and from dp-accounting called directly.
+"""
+
+import itertools
+import json
+import math
+from functools import cache
+
+import pytest
+from conftest import ROOT, nested
+from scipy import optimize, stats
+
+from fldb_flower.privacy.ledger import Ledger, openings_of
+from fldb_flower.settings import from_nested
+from simulations.run import run
+
+dp_accounting = pytest.importorskip(
+    "dp_accounting", reason="needs dp-accounting (the privacy extra)"
+)
+
+DELTA = 1e-6
+ALGORITHMS = {
+    "fldb_ons": {"algorithm": "fldb_ons", "first_round": "step"},
+    "fldb_ogd": {"algorithm": "fldb_ogd", "first_round": "step"},
+    "fldb_personal": {"algorithm": "fldb_personal"},
+}
+SCHEDULES = [
+    pytest.param("periodic", 1, 20, id="periodic-1"),
+    pytest.param("periodic", 3, 23, id="periodic-3"),  # does not divide the horizon
+    pytest.param("periodic", 50, 23, id="periodic-50"),  # longer than the run
+    pytest.param("geometric", 1.5, 500, id="geometric-1.5"),
+    pytest.param("geometric", 1.01, 60, id="geometric-1.01"),  # nearly every iteration
+    pytest.param("geometric", 4.0, 10_000, id="geometric-4"),
+]
+
+
+def make_settings(name, step, horizon, *, algorithm="fldb_ons", epsilon=3.0, **values):
+    schedule = {"tau": step} if name == "periodic" else {"schedule__ratio": step}
+    flat = {
+        "num_agents": 30, "num_arms": 4, "dimension": 3, "horizon": horizon, **schedule,
+        "schedule__name": name, "privacy__epsilon": epsilon, **ALGORITHMS[algorithm], **values,
+    }  # fmt: skip
+    return from_nested(nested(**flat), "the test")
+
+
+def ends_of_rounds(name, step, horizon):
+    """Return the iterations after which there is an upload, from the definitions.
+
+    t = 1, and then every ``step`` iterations or the powers of ``step``, rounded up. What is played
+    after the last of them is not uploaded.
+    """
+    if name == "periodic":
+        ends = set(range(step, horizon + 1, step))
+    else:
+        ends = {math.ceil(step**k) for k in range(10_000) if k * math.log(step) < 700}
+    return {1} | {t for t in ends if t <= horizon}
+
+
+def delta_at(epsilon, multiplier):
+    """Return delta of one Gaussian release (Balle and Wang 2018, Theorem 8)."""
+    tail = stats.norm.logcdf(-0.5 / multiplier - epsilon * multiplier)
+    return stats.norm.cdf(0.5 / multiplier - epsilon * multiplier) - math.exp(epsilon + tail)
+
+
+@cache
+def epsilon_by_formula(multiplier, releases):
+    """Return epsilon of k releases: they are one release with the multiplier z / sqrt(k)."""
+    if not releases:
+        return 0.0
+    z = multiplier / math.sqrt(releases)
+    if delta_at(0.0, z) <= DELTA:
+        return 0.0
+    return optimize.brentq(lambda epsilon: delta_at(epsilon, z) - DELTA, 0.0, 1e3)
+
+
+def epsilon_by_library(multiplier, releases):
+    """Return epsilon of k releases that are composed one by one."""
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
+    for _ in range(releases):
+        accountant.compose(dp_accounting.GaussianDpEvent(multiplier))
+    return accountant.get_epsilon(DELTA)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("name", "step", "horizon"), SCHEDULES)
+def test_openings_follow_from_the_schedule(name, step, horizon, algorithm):
+    settings = make_settings(name, step, horizon, algorithm=algorithm)
+    assert openings_of(settings) == len(ends_of_rounds(name, step, horizon))
+
+
+@pytest.mark.parametrize("unit", ["answer", "person"])
+@pytest.mark.parametrize(("name", "step", "horizon"), SCHEDULES)
+def test_the_ledger_equals_the_formula(name, step, horizon, unit):
+    """After each opening. Together they cost what was promised, and no more."""
+    ledger = Ledger(make_settings(name, step, horizon, privacy__unit=unit))
+    planned = len(ends_of_rounds(name, step, horizon))
+    assert ledger.planned == planned
+    for opening in {0, 1, planned // 2, planned - 1, planned}:
+        releases = min(opening, 1) if unit == "answer" else opening
+        expected = epsilon_by_formula(ledger.multiplier, releases)
+        assert ledger.spent(opening) == pytest.approx(expected, rel=3e-3, abs=1e-6)
+        assert ledger.spent(opening) >= expected * (1.0 - 1e-6)  # rounded up, not down
+    assert 2.99 < ledger.spent(planned) <= 3.0
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("unit", ["answer", "person"])
+def test_the_ledger_equals_the_library(unit, epsilon):
+    ledger = Ledger(make_settings("geometric", 1.5, 500, privacy__unit=unit, epsilon=epsilon))
+    for opening in (1, 5, 16):
+        releases = 1 if unit == "answer" else opening
+        expected = epsilon_by_library(ledger.multiplier, releases)
+        assert ledger.spent(opening) == pytest.approx(expected, rel=6e-3, abs=2e-3)
+
+
+def test_more_openings_never_cost_less():
+    ledger = Ledger(make_settings("periodic", 1, 20))
+    spent = [ledger.spent(opening) for opening in range(21)]
+    assert spent[0] == 0.0
+    assert spent == sorted(spent)
+    assert len(set(spent)) == 21
+
+
+def test_more_openings_need_more_noise():
+    """In proportion to the square root of their number, for persons."""
+    few, many = (Ledger(make_settings("periodic", tau, 64)).multiplier for tau in (64, 1))
+    assert many / few == pytest.approx(math.sqrt(64 / 2), rel=1e-3)  # t = 1 and t = 64
+    one, other = (
+        Ledger(make_settings("periodic", tau, 64, privacy__unit="answer")).multiplier
+        for tau in (64, 1)
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_summary_of_a_run_has_the_cost_of_its_openings(tmp_path, algorithm):
+    settings = make_settings("geometric", 2.0, 12, algorithm=algorithm)
+    run(settings, tmp_path)
+    entry = json.loads((tmp_path / "summary.json").read_text())["privacy"]
+    assert entry["openings"] == len({1, 2, 4, 8})
+    expected = epsilon_by_formula(entry["noise_multiplier"], 4)
+    assert entry["spent"] == pytest.approx(expected, rel=3e-3)
+    assert entry["spent"] <= entry["epsilon"]
+
+
+# --- the tables of docs/privacy.md -----------------------------------------------------------
+
+
+def table(header):
+    """Return the rows of the table of the page that begins with a header, as lists of cells."""
+    lines = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {header} |"))
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def number(cell):
+    return float(cell.removesuffix("%"))
+
+
+def multiplier_by_formula(epsilon, releases=1):
+    z = optimize.brentq(lambda z: delta_at(epsilon, z) - DELTA, 0.1, 1e3)
+    return z * math.sqrt(releases)
+
+
+def test_the_page_has_the_multipliers():
+    for words, *cells in table("rounds"):
+        releases = int(words.split(",")[0])
+        for epsilon, cell in zip((1.0, 3.0, 8.0), cells, strict=True):
+            assert number(cell) == pytest.approx(multiplier_by_formula(epsilon, releases), rel=5e-3)
+
+
+def test_the_page_has_the_share_of_right_guesses():
+    """At most (1 + advantage) / 2; and for the noise used, that of two normal distributions."""
+    for epsilon, most, used in table("epsilon | right, at most"):
+        odds = math.exp(float(epsilon))
+        assert number(most) == pytest.approx(100 * (odds + DELTA) / (odds + 1), abs=0.5)
+        distance = 1 / multiplier_by_formula(float(epsilon))
+        assert number(used) == pytest.approx(100 * stats.norm.cdf(distance / 2), abs=0.5)
+
+
+def test_the_page_has_the_cost_of_several_periods():
+    for epsilon, *cells in table("epsilon per period"):
+        multiplier = multiplier_by_formula(float(epsilon))
+        for periods, cell in zip((1, 2, 4, 12), cells, strict=True):
+            assert number(cell) == pytest.approx(epsilon_by_formula(multiplier, periods), rel=5e-3)
