@@ -123,16 +123,16 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _store_path(context: Context) -> Path:
+    if "service-url" in context.node_config:
+        raise SettingsError(
+            f"node {context.node_id} has a service-url, so it takes part in secure sums only, and"
+            " this run has secure=false: set secure=true"
+        )
     path = context.node_config.get("store-path")
     if not isinstance(path, str) or not path:
         raise SettingsError(
             f"node {context.node_id} has no store-path: start its flower-supernode with"
             " --node-config 'store-path=\"/absolute/path/duels.db\"'"
-        )
-    if "service-url" in context.node_config:
-        raise SettingsError(
-            f"node {context.node_id} has a service-url, so it takes part in secure sums only, and"
-            " this run has secure=false"
         )
     if not Path(path).is_absolute():
         raise SettingsError(f"store-path={path!r} (from --node-config): must be absolute")

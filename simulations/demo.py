@@ -324,7 +324,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Stopping takes seconds; a second signal must not interrupt it.
     with interruptible(lambda: "stopped", insist=False), contextlib.ExitStack() as stack:
         try:
-            folder = arguments.dir and arguments.dir.expanduser()
+            folder = arguments.dir and arguments.dir.expanduser().absolute()
             if folder is None:
                 temporary = tempfile.TemporaryDirectory(prefix="fldb-demo-")
                 folder = Path(stack.enter_context(temporary))

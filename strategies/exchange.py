@@ -17,7 +17,7 @@ from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadError, encode_broadcast
 from fldb_flower.wire.records import pack_vector
 from strategies.nodes import Contribution, Nodes
-from strategies.transport import Watch, send_and_receive
+from strategies.transport import Watch, failure, send_and_receive
 
 _MAX_REASON = 300  # characters
 
@@ -139,7 +139,7 @@ class Exchange:
     def _check(self, node: int, reply: Message, fresh: dict[int, Contribution]) -> None:
         """Check one reply by itself; it contributes, introduces its node or is refused."""
         if reply.has_error():
-            self.refused[node] = _last_line(reply.error.reason or "")
+            self.refused[node] = failure(reply)
             return
         try:
             contribution = self.nodes.check(node, reply, self.number, self.broadcast)
@@ -217,8 +217,3 @@ def _one_line(text: str) -> str:
 def _content_key(reply: Message) -> tuple[bool, str]:
     """Return a sort key for the replies of one node that depends on their content only."""
     return (True, str(reply.error)) if reply.has_error() else (False, reply.content.object_id)
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "failed without a reason"

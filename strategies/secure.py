@@ -7,6 +7,7 @@ known introduce themselves and receive a new roster.
 from __future__ import annotations
 
 import os
+import time
 from logging import WARNING, getLogger
 
 import numpy as np
@@ -15,7 +16,7 @@ from fldb_flower.errors import RoundAbandonedError, SecureError
 from fldb_flower.federation.exchange import Broadcast, Upload, statistics
 from fldb_flower.federation.history import Counts
 from fldb_flower.secure.header import EXCHANGE_BYTES, Header, new_header
-from fldb_flower.secure.server import ServerExchange, Sum
+from fldb_flower.secure.server import Phase, ServerExchange, Sum
 from fldb_flower.settings import AUTO, Settings
 from fldb_flower.wire.shared_broadcast import SharedBroadcast, describe_encoding, encode_shared
 from strategies.grid_federation import GridFederation
@@ -28,6 +29,12 @@ from strategies.secure_trips import Trips
 MOST_TRIES = 3
 """Rounds in which the members of an exchange are asked, before it is given up."""
 
+MOST_AGE = 86400.0
+"""Seconds after which an exchange with too few contributions is replaced."""
+
+MOST_GROWTH = 1.5
+"""How many times more devices may be present than such an exchange asks."""
+
 _LOG = getLogger("flwr")
 
 
@@ -37,6 +44,7 @@ class SecureStrategy(GridFederation):
     The set of devices in a sum is stored before the first member of the committee is asked. If the
     server is killed after that, it asks the members about the same set again. An exchange that
     cannot be finished is given up: nothing is counted, and the devices send their answers again.
+    An exchange with too few contributions is continued in the next round.
 
     Parameters
     ----------
@@ -66,7 +74,7 @@ class SecureStrategy(GridFederation):
         self.devices = devices
         self.file = file
         self._trips = Trips(self, devices)
-        self._exchange: SecureExchange | None = None  # its set is fixed, and it is not counted
+        self._exchange: SecureExchange | None = None  # in progress: it is not counted
         self._is_loaded = False
         self._sum: tuple[Header, tuple[str, ...], int] | None = None  # of the last upload
         self._number = 0  # of the last exchange of this run
@@ -100,7 +108,9 @@ class SecureStrategy(GridFederation):
             self._trips.deliver(encode_shared(*shared))
             nothing = np.zeros((0, self.settings.dimension))
             return statistics(broadcast, nothing, np.zeros(0), nothing, self.algorithm.form)
-        exchange = self._pending(encode_shared(*shared)) or self._collected(shared)
+        exchange = self._pending(encode_shared(*shared)) or self._new(shared)
+        if exchange.state.phase is Phase.COLLECT:
+            self._collect(exchange)
         found = self._opened(exchange)
         header, chosen = exchange.state.header, exchange.state.chosen
         try:
@@ -123,13 +133,22 @@ class SecureStrategy(GridFederation):
 
     # The first trip.
 
-    def _collected(self, shared: SharedBroadcast) -> SecureExchange:
-        """Return a new exchange whose set is fixed and stored."""
+    def _new(self, shared: SharedBroadcast) -> SecureExchange:
+        """Return a new exchange with the devices that are present."""
         if self._noise is not None:
             self._noise.require()
-        self.devices.refresh()
-        self._trips.greet(with_roster=True)
-        exchange = SecureExchange(ServerExchange(self._header(shared)))
+        if self._exchange is None:  # otherwise they have just been asked
+            self.devices.refresh()
+            self._trips.greet(with_roster=True)
+        self._exchange = SecureExchange(ServerExchange(self._header(shared)))
+        return self._exchange
+
+    def _collect(self, exchange: SecureExchange) -> None:
+        """Ask for contributions, until the set of the exchange is fixed and stored.
+
+        If there are too few, the exchange is stored as it is. The next round asks only the devices
+        that have not contributed: each new exchange would need new answers of the others.
+        """
         asked = len(exchange.state.header.asked)
         self._trips.run(
             "contributions",
@@ -142,12 +161,13 @@ class SecureStrategy(GridFederation):
             exchange.choose()
         except SecureError:
             self._log(exchange)
-            raise RoundAbandonedError(exchange.shortage()) from None
+            text = exchange.shortage()
+            self.file.save(exchange.state)
+            exchange.collect_again()
+            raise RoundAbandonedError(f"{text}; the others are asked again") from None
         if self._noise is not None:
             self._noise.count()
         self.file.save(exchange.state)
-        self._exchange = exchange
-        return exchange
 
     def _header(self, shared: SharedBroadcast) -> Header:
         devices = self.devices
@@ -185,8 +205,28 @@ class SecureStrategy(GridFederation):
         if header.broadcast != shared:  # it is counted, or the server was restored from a backup
             self._give_up()
             return None
-        self._trips.greet(with_roster=False)
-        return exchange
+        if exchange.state.phase is Phase.OPEN:
+            self._trips.greet(with_roster=False)
+            return exchange
+        self.devices.refresh()
+        self._trips.greet(with_roster=True)
+        return exchange if self._can_be_collected(exchange) else None
+
+    def _can_be_collected(self, exchange: SecureExchange) -> bool:
+        """Whether more contributions can complete an exchange that has too few.
+
+        It is replaced if its roster is no longer valid, if too many of its devices are absent, if
+        it is a day old, or if many more devices are present than it asks.
+        """
+        header, devices = exchange.state.header, self.devices
+        present = devices.present(self.connected())
+        possible = len(set(present).intersection(header.asked).union(exchange.state.sealed))
+        return (
+            header.roster_digest == devices.roster.digest
+            and possible >= header.least_devices
+            and abs(time.time() - header.round / 1000) <= MOST_AGE
+            and len(present) <= MOST_GROWTH * len(header.asked)
+        )
 
     def _opened(self, exchange: SecureExchange) -> Sum:
         """Return the sum, once enough members have opened it."""

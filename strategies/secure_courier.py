@@ -30,7 +30,7 @@ from fldb_flower.wire.secure_messages import (
     decode_reply,
     encode,
 )
-from strategies.transport import Watch, send_and_receive
+from strategies.transport import Watch, failure, send_and_receive
 
 _MIB = 2**20
 _MOST_REASON = 300  # characters
@@ -112,8 +112,7 @@ class Courier:
 
     def _answer(self, reply: Message, request: Request) -> Answer:
         if reply.has_error():
-            lines = [line.strip() for line in (reply.error.reason or "").splitlines()]
-            return Failure(short(next(filter(None, reversed(lines)), "failed without a reason")))
+            return Failure(short(failure(reply)))
         try:
             answer = self._decoded(reply.content)
         except KeyError:

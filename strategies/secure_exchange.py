@@ -112,6 +112,12 @@ class SecureExchange:
             raise SecureError(f"blames {others[0]}, which is not in the sum")
         self.blames[member] = answer.devices
 
+    def collect_again(self) -> None:
+        """Let devices be asked again that declined or were refused."""
+        self.declined.clear()
+        self.refused.clear()
+        self._final.clear()
+
     def choose(self) -> None:
         """Fix the devices of the sum; the caller stores the state before it asks a member.
 

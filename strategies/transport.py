@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +14,25 @@ IN_MEMORY_POLL_SECONDS = 0.01  # Flower's in-memory grid sleeps 0.1 s
 NETWORK_POLL_SECONDS = 0.2  # Flower's network grid sleeps 3 s
 MAX_TRIES = 100  # where nothing is waited for
 
+_RAISED = re.compile(r"<class '([\w.]*\.)?(\w+)'>:<'(.*)'>")  # Flower's form of an exception
+_OWN_ERRORS = "fldb_flower.errors."
+
 Watch = Callable[[int, float], None]
 """Called while replies are awaited, with the number of missing replies and the seconds left."""
 
 
 def ignore(_waiting: int, _seconds: float) -> None:
     """Do nothing: the default :data:`Watch`."""
+
+
+def failure(reply: Message) -> str:
+    """Return why a node failed, from its error reply: the last line, without Flower's wrapping."""
+    lines = [line.strip() for line in (reply.error.reason or "").splitlines()]
+    last = next(filter(None, reversed(lines)), "failed without a reason")
+    if found := _RAISED.fullmatch(last):
+        module, name, text = found.groups()
+        return text if module == _OWN_ERRORS else f"{name}: {text}"
+    return last
 
 
 def poll_seconds(grid: Grid) -> float:

@@ -114,8 +114,8 @@ def test_a_secure_sum_by_hand(monkeypatch):
     assert row["up, bytes"] == described + pieces
     assert pieces < row["to a member, bytes"] < pieces + 2000  # 12 senders, as many members
     for name in ("collect", "open", "server"):
-        assert min(row[f"{name}, ms"], row[f"{name} bare, ms"]) >= 0
-        assert row[f"{name}, x"] > 0
+        assert min(row[f"{name}, {unit}"] for unit in ("ms", "x")) >= 0  # 0.0: rounded
+        assert row[f"{name} bare, ms"] >= 0
 
 
 @pytest.mark.parametrize("algorithm", liars.LEARNING)

@@ -12,6 +12,7 @@ import pytest
 from local_processes import logs_on_failure, processes_of
 
 from fldb_flower.errors import FederationError
+from simulations import demo as demo_module
 from simulations.local_process import LocalProcess
 
 ROOT = Path(__file__).parent.parent
@@ -135,6 +136,14 @@ def test_an_invalid_option_gives_a_one_line_error(options, words):
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("error: ")
     assert words in done.stderr
+
+
+def test_a_relative_folder_is_that_of_the_caller(tmp_path, monkeypatch):
+    folders = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo_module, "demonstrate", lambda _options, folder: folders.append(folder))
+    demo_module.main(["--dir", "demo"])
+    assert folders == [tmp_path / "demo"]  # the processes have other working directories
 
 
 def test_a_failed_start_is_reported_with_its_log(tmp_path):

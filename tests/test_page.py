@@ -699,11 +699,11 @@ def test_what_the_server_can_learn_by_hand(page, start):
     script = "return privacyOf(arguments[0])"
     plain = page.execute_script(script, {"secure": False, "min_devices": None})
     assert texts(page, "header p") == [plain]
-    assert "one person" not in plain
+    assert "devices" not in plain
     secure = page.execute_script(script, {"secure": True, "min_devices": 10})
     assert [sentence.strip() for sentence in secure.split(".")] == [
-        "Your answers stay on this device: the server can read only sums over at least 10 devices,"
-        " never the answers of one person",
+        "Your answers stay on this device: the server can read only sums over the answers of at"
+        " least 10 devices",
         "It also learns which devices took part, and when",
         "",
     ]

@@ -378,7 +378,7 @@ def test_an_epoch_file_without_a_ledger_is_of_a_version_without_noise(fleet):
     fields = json.loads(path.read_text())
     assert fields.pop("ledger") == {"days": [], "exact": int(START // 86_400)}
     path.write_text(json.dumps(fields, sort_keys=True, separators=(",", ":")))
-    assert EpochFile(path).read().ledger.exact == int(START // 86_400)
+    assert EpochFile(phone.folder / "device.key").read().ledger.exact == int(START // 86_400)
 
 
 def test_forgotten_answers_stay_charged(fleet):
@@ -599,8 +599,9 @@ def test_a_damaged_privacy_of_a_broadcast_is_one_line(fleet, edit):
 
 
 def test_estimates_that_overflow_are_refused_whatever_the_answers(fleet):
-    settings = private(fleet)
-    wide = common((1e200, -1e200))
+    settings = private(fleet, algorithm="fldb_personal", first_round="minimise")
+    prior = CommonPrior(np.eye(2), np.array([1e200, -1e200]), 0.5, 0.0)
+    wide = Broadcast(PlayRequest(1, 1, prior), None, shares=True, lowest_variance=0.5)
     header = fleet.header(wide, settings=settings)
     for name in fleet.names[:2]:
         reply = fleet.phones[name].ask(fleet.request(header, name))

@@ -257,8 +257,8 @@ def test_no_run_gets_an_upload_from_a_device_in_secure_sums(node_config, fleet):
     store = str(fleet.phones["d02"].path)
     for config, content, run, words in (
         (node_config, plain, {"secure": True}, "takes no others"),
-        (node_config, plain, {"secure": False}, "has no store-path"),
-        (node_config, secure(HELLO), {"secure": False}, "has no store-path"),
+        (node_config, plain, {"secure": False}, "set secure=true"),
+        (node_config, secure(HELLO), {"secure": False}, "set secure=true"),
         ({**node_config, "store-path": store}, plain, {"secure": True}, "takes no others"),
         ({**node_config, "store-path": store}, secure(HELLO), {"secure": True}, "store-path"),
         ({**node_config, "store-path": store}, plain, {"secure": False}, "secure sums only"),

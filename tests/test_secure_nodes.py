@@ -202,6 +202,10 @@ def test_results_have_the_devices_of_each_sum_and_no_counts_of_single_devices(tm
     assert (model["duels"], model["devices"]) == (12, 6)
 
 
+NO_NUMBER = b'fldb-flower node 1\n\0\0\0\x25{"kind":NaN,"lengths":{},"values":{}}'
+"""Canonical JSON has no NaN."""
+
+
 def message(content, reply_to):
     return Message(RecordDict(content), reply_to=reply_to)
 
@@ -220,6 +224,10 @@ def message(content, reply_to):
             "the message has another format: another version of fldb-flower sent it",
         ),
         (
+            lambda to: message({"config": ConfigRecord({"secure": NO_NUMBER})}, to),
+            "the message is not in canonical form",
+        ),
+        (
             lambda to: message({"config": ConfigRecord({"secure": bytes(2**21)})}, to),
             "2 MiB exceed max-message-mb=1",
         ),
@@ -234,7 +242,7 @@ def message(content, reply_to):
             r"ValueError: no \x1b[31mred",
         ),
     ],
-    ids=range(7),
+    ids=range(8),
 )  # fmt: skip
 def test_a_malformed_reply_is_one_line_and_does_not_stop_the_round(tmp_path, reply, reason):
     federation = SecureFederation(tmp_path, **{"max-message-mb": 1.0})
@@ -319,6 +327,23 @@ def test_the_log_names_what_was_not_counted(tmp_path, caplog):
     assert (
         caplog.messages[0] == f"not asked: node {node}: ConnectionRefusedError: the service is down"
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        # As Flower's ClientApp replies: the type and the text of the exception.
+        (f"{FederationError}:<'the service 'x' is down'>", "the service 'x' is down"),
+        (f"{KeyError}:<''config''>", "KeyError: 'config'"),
+        (f"Traceback\n  line 3\n{ConnectionRefusedError}:<'[Errno 111]'>\n",
+         "ConnectionRefusedError: [Errno 111]"),
+        ("out of memory", "out of memory"),
+        ("", "failed without a reason"),
+    ],
+)  # fmt: skip
+def test_the_reason_of_a_failed_node_is_one_line_without_wrapping(reason, words):
+    request = Message(RecordDict(), dst_node_id=3, message_type="train")
+    assert transport.failure(Message(Error(0, reason), reply_to=request)) == words
 
 
 class NetworkGrid(SecureGrid):

@@ -1,8 +1,9 @@
-"""What docs/deployment.md recommends after keys of secure sums were lost."""
+"""What docs/deployment.md states about operations: too few devices, and lost keys."""
 
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,26 @@ from secure_grid import SecureFederation
 
 from fldb_flower.deployment import rosters
 from fldb_flower.errors import SecureError
+from fldb_flower.wire.secure_messages import Open
 
+DOC = (Path(__file__).parent.parent / "docs" / "deployment.md").read_text()
 LOST = "d01"
+
+
+def test_the_documented_lines_are_printed(tmp_path):
+    federation = SecureFederation(tmp_path, devices=14, **{"devices-min-devices": 10})
+    names = list(federation.phones)
+    with federation.serving() as server:
+        assert f"round 1: 9 of {server.strategy.least_nodes} devices are connected, waiting" in DOC
+        federation.answer(*names[:9])
+        assert not server.try_round()
+        assert f"\n{federation.lines[-1]}\n" in DOC
+        federation.answer()
+        federation.grid.fault = lambda name, request: (
+            "request lost" if isinstance(request, Open) and name in names[:3] else "none"
+        )
+        assert not server.try_round()
+        assert f"\n{federation.lines[-1]}\n" in DOC
 
 
 def restart(federation: SecureFederation) -> None:

@@ -19,6 +19,7 @@ from fldb_flower.runs.directory import CHECKPOINT
 from fldb_flower.secure.header import Header
 from fldb_flower.secure.roster import read
 from fldb_flower.secure.sealing import Route, seal
+from fldb_flower.secure.server import ServerExchange
 from fldb_flower.settings import from_flat
 from fldb_flower.wire import secure_messages as messages
 from fldb_flower.wire.secure_upload import numbers_of
@@ -122,20 +123,58 @@ def test_a_device_that_refuses_does_not_stop_the_round_and_is_named(tmp_path):
         assert line == "d05: the exchange has min_duels=1, and d05 requires 3"
 
 
-def test_too_few_contributions_count_nothing(tmp_path):
-    """8 devices: T = 1, so a sum needs 4 + 1."""
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_sum_with_too_few_contributions_is_continued(tmp_path, restarts):
+    """8 devices: T = 1, so a sum needs 4 + 1. No device has new answers in two rounds."""
     federation = SecureFederation(tmp_path)
-    with federation.serving() as server:
-        federation.answer("d00", "d01", "d02", "d03")
+    federation.answer("d00", "d01", "d02", "d03")
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(federation.serving())
         assert not server.try_round()
         assert federation.lines[-1] == (
             "round 1 is not counted: 4 of 8 devices contributed, 4 declined (too few new answers),"
-            " and 0 were refused or did not reply; a secure sum needs 5"
+            " and 0 were refused or did not reply; a secure sum needs 5; the others are asked again"
         )
         assert not federation.grid.openings
+        if restarts:
+            stack.close()
+            server = stack.enter_context(federation.serving())
+        federation.answer("d06")
+        federation.grid.asked.clear()
+        assert server.try_round()
+        assert federation.check_counted(server) == 5 * 2
+        collected = {name for name, request in federation.grid.asked if is_collect(request)}
+        assert collected == {"d04", "d05", "d06", "d07"}
+        assert len(federation.grid.headers) == 1
+
+
+def test_a_sum_with_too_few_contributions_is_replaced_if_many_more_devices_come(tmp_path):
+    federation = SecureFederation(tmp_path)
+    federation.answer("d00", "d01", "d02", "d03")
+    federation.grid.absent = {"d05", "d06", "d07"}
+    with federation.serving() as server:
+        assert not server.try_round()
+        federation.grid.absent = {"d06"}
+        assert not server.try_round()  # 7 devices are not 1.5 times as many as 5
+        assert len(federation.grid.headers) == 1
+        federation.grid.absent = set()
         federation.answer()
         assert server.try_round()
-        assert federation.check_counted(server) == 8 + 16
+        assert len(federation.grid.headers) == 2
+        assert federation.check_counted(server) == 4 * 4 + 4 * 2
+
+
+def test_a_sum_that_absent_devices_cannot_complete_is_replaced(tmp_path):
+    federation = SecureFederation(tmp_path)
+    federation.answer("d00", "d01", "d02")
+    federation.grid.absent = {"d06", "d07"}
+    with federation.serving() as server:
+        assert not server.try_round()
+        federation.grid.absent = {"d04", "d05"}  # d03 and three that contributed are left
+        federation.answer()
+        assert server.try_round()
+        assert len(federation.grid.headers) == 2
+        assert federation.check_counted(server) == 3 * 4 + 3 * 2
 
 
 def test_too_few_devices_are_reported_with_what_the_sum_needs(tmp_path):
@@ -271,6 +310,22 @@ def test_a_killed_server_counts_every_answer_once(tmp_path, place, after):
     assert len(set(opened)) == len(opened)  # one set each
 
 
+def test_the_set_is_on_the_disk_before_a_member_is_asked(tmp_path):
+    federation, stored = SecureFederation(tmp_path), []
+
+    def fault(_name, request):
+        if is_open(request):
+            state = ServerExchange.from_bytes((tmp_path / "server" / EXCHANGE).read_bytes())
+            stored.append(state.chosen == tuple(request.sealed))
+        return "none"
+
+    federation.answer()
+    federation.grid.fault = fault
+    with federation.serving() as server:
+        assert server.try_round()
+    assert stored == [True] * 8
+
+
 def test_after_a_restart_the_members_are_asked_about_the_stored_set(tmp_path):
     federation = SecureFederation(tmp_path)
     federation.answer()
@@ -367,6 +422,11 @@ def test_a_device_whose_pieces_do_not_open_is_named_and_left_out(tmp_path):
         assert server.try_round()
         assert "d02" not in server.devices.counted
         assert federation.check_counted(server) == 28
+    federation.answer()
+    federation.grid.asked.clear()
+    with federation.serving() as server:  # a restarted server knows it as well
+        assert server.try_round()
+    assert "d02" not in {name for name, _ in federation.grid.asked}
 
 
 def test_a_bad_dealer_is_found_while_the_others_count(tmp_path):

@@ -612,7 +612,7 @@ def test_a_value_beyond_its_bound_is_named_only_in_the_log(fleet, caplog):
     header = fleet.header(settings=fleet.settings(max_difference=1.0), max_duels=4)
     assert refusal(fleet, header) == WITHHELD
     assert "the gradient[0] = -450.625: must be from -4 to 4" in caplog.text
-    assert fleet.phones["d00"].store.sent == 0
+    assert fleet.phones["d00"].store.sent == 4  # the server observes the refusal: once for each cut
 
 
 def test_damage_of_the_store_is_named_only_in_the_log(fleet, caplog):
@@ -720,7 +720,7 @@ def test_rosters_of_others_are_refused(fleet):
     assert phone.ask(Hello(b"")) == Introduced("d00", 1)
 
 
-def test_a_roster_that_expires_stops_sums_but_not_the_service(fleet):
+def test_a_roster_that_expires_stops_sums_but_not_the_service(fleet, caplog):
     phone = fleet.phones["d00"]
     day = datetime.datetime.fromtimestamp(START, datetime.UTC).date()
     dates = {"not_before": None, "not_after": day}
@@ -728,6 +728,8 @@ def test_a_roster_that_expires_stops_sums_but_not_the_service(fleet):
     assert phone.ask(Hello(b"")) == Introduced("d00", 2)
     fleet.now += 2 * 86400
     assert f"valid from any day to {day}" in refusal(fleet, fleet.header())
+    phone.restart()
+    assert "no part in secure sums" in caplog.text
     rosters.renew_roster(
         fleet.roster_file, fleet.folder / "signer", dates={**dates, "not_after": None}
     )
@@ -769,6 +771,7 @@ def test_the_configuration(fleet):
     config = read_config(file)
     assert (config.limits.min_duels, config.limits.min_devices) == (1, 10)
     assert config.max_difference == np.inf
+    assert config.least_duels(dimension=64, min_devices=10) == 20
     assert "private" not in repr(config)
 
 

@@ -39,7 +39,7 @@ function spentOf(privacy) {
 /** Return in words what the server can learn. */
 function privacyOf({ secure, min_devices, privacy }) {
   if (!secure) return OPEN_SUMS;
-  return `Your answers stay on this device: the server can read only sums over at least ${plural(min_devices, "device")}, never the answers of one person. ` +
+  return `Your answers stay on this device: the server can read only sums over the answers of at least ${plural(min_devices, "device")}. ` +
     `It also learns which devices took part, and when.${spentOf(privacy)}`;
 }
 

@@ -24,6 +24,10 @@ DELTA = 1e-6
 
 _ROUNDING = 1e-9  # relative, of sums and standard deviations
 
+_CALIBRATION = 1e-3
+"""Relative difference of noise multipliers by two versions of dp-accounting. A ledger is charged
+with the multiplier of the exchange, so a cap holds whatever it is."""
+
 
 class BudgetError(SecureError):
     """An exchange would cost more privacy than the owner allows. The reason is public."""
@@ -161,7 +165,7 @@ def require_noise(shared: SharedBroadcast) -> None:
     except (PrivacyError, SettingsError) as reason:
         raise SecureError(str(reason)) from None
     slack = 1.0 - _ROUNDING
-    if privacy.multiplier < least * slack:
+    if privacy.multiplier < least * (1.0 - _CALIBRATION):
         raise SecureError(
             f"the exchange has the noise multiplier {privacy.multiplier:g}: privacy.epsilon="
             f"{settings.privacy.epsilon:g} needs at least {least:g}"

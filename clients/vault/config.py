@@ -7,7 +7,7 @@ A TOML file. Relative paths begin at the folder of the file::
     signer = "signer.pub"    # public key that signs rosters
     roster = "roster.json"
     # The owner's limits. All are optional.
-    min_duels = 1            # distinct new duels in a sum
+    min_duels = 20           # distinct new duels in a sum; default: 3 x dimension / min_devices
     min_devices = 10         # devices in a sum that do not cooperate with the server
     min_committee = 50       # default: half of the roster, or 256
     max_duels = 10000        # answers in a sum
@@ -67,6 +67,8 @@ class VaultConfig:
         The largest accepted bound of the length of differences.
     budget : Budget
         The owner's budget of privacy.
+    sets_min_duels : bool
+        Whether ``limits.min_duels`` is the owner's. Otherwise a sum covers at least 3 d duels.
     """
 
     name: str
@@ -77,6 +79,23 @@ class VaultConfig:
     limits: Limits
     max_difference: float = math.inf
     budget: Budget = field(default_factory=Budget)
+    sets_min_duels: bool = True
+
+    def least_duels(self, dimension: int, min_devices: int) -> int:
+        """Return the smallest number of new duels in an exchange.
+
+        Sums over up to d duels reveal them.
+
+        Parameters
+        ----------
+        dimension : int
+            d.
+        min_devices : int
+            That of the exchange.
+        """
+        if self.sets_min_duels:
+            return self.limits.min_duels
+        return -(-3 * dimension // min_devices)
 
 
 def read_config(path: Path) -> VaultConfig:
@@ -123,6 +142,7 @@ def _config(folder: Path, entries: dict[str, Any]) -> VaultConfig:
         limits=Limits(**{"min_duels": 1, **limits}),
         max_difference=float(most),
         budget=_budget(entries),
+        sets_min_duels="min_duels" in entries,
     )
 
 

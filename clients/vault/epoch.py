@@ -6,11 +6,15 @@ older. It is beside the private key, ``KEY.epoch``, so that another store with t
 evade it. **No backup may contain it.**
 
 It also contains the ledger of privacy, so that a restored store does not forget what was spent. It
-is written after the journal is stored, and before the reply.
+is written after the journal is stored, and before the reply. Only its owner can read it: a cut is a
+number of answers.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +26,7 @@ from fldb_flower.secure.roster import LARGEST_NUMBER
 from fldb_flower.system.files import replace_file
 
 _LEDGER = "ledger"
+_MODE = 0o600
 
 
 class Epoch(NamedTuple):
@@ -67,10 +72,39 @@ class Epoch(NamedTuple):
 
 
 class EpochFile:
-    """The file of an epoch."""
+    """The file of an epoch.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Parameters
+    ----------
+    key : Path
+        The file of the private key.
+    """
+
+    def __init__(self, key: Path) -> None:
+        self._key = key
+        self.path = key.with_name(f"{key.name}.epoch")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let no other vault with this key reply, from what its store contains until the epoch.
+
+        The vault of another store could otherwise open a second set before the epoch is written.
+
+        The lock is on the private key, which other users cannot open.
+
+        Raises
+        ------
+        DataError
+            The private key cannot be read.
+        """
+        try:
+            file = self._key.open("rb")
+        except OSError as reason:
+            raise DataError(f"cannot read {self._key}: {reason.strerror}") from None
+        with file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def read(self) -> Epoch | None:
         """Return the epoch in the file, or None if there is no file.
@@ -108,6 +142,6 @@ class EpochFile:
         """
         fields = epoch._asdict() | {_LEDGER: epoch.ledger.to_fields()}
         try:
-            replace_file(self.path, to_json(fields))
+            replace_file(self.path, to_json(fields), _MODE)
         except OSError as reason:
             raise OutputError(f"cannot write {self.path}: {reason.strerror}") from None

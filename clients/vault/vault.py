@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
+
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
 from clients.vault.budget import BudgetError, Spent, noise_for, require_noise, spent_of
@@ -97,16 +99,11 @@ class Vault:
         self._store = store
         self._config = config
         self._clock = clock
-        self._epoch = EpochFile(config.key.with_name(f"{config.key.name}.epoch"))
+        self._epoch = EpochFile(config.key)
         self._rosters = RosterKeeper(store, config)
-        self._begin()
-        try:
-            self._device()
-        except SecureError as reason:
-            if self._rosters.is_from_file:
-                raise SecureError(f"{config.roster}: {reason}") from None
-            # A roster from the server must not stop the service of the owner.
-            _LOG.warning("%s", one_line(f"no part in secure sums: {reason}"))
+        with self._epoch.locked():
+            self._begin()
+        self._check_roster()
 
     @property
     def min_devices(self) -> int:
@@ -140,14 +137,15 @@ class Vault:
         request = _from_server(decode_request, content)
         if isinstance(request, Hello):
             return self._introduce(request.roster)
-        if isinstance(request, Deliver):
-            shared = _from_server(decode_shared, request.broadcast)
-            self._receive(shared, lambda journal: _counted(journal, request.counted))
-            return Delivered()
-        header = _from_server(Header.from_bytes, request.header)
-        if isinstance(request, Collect):
-            return self._collect(header, request.counted or None)
-        return self._open(header, request.sealed)
+        with self._epoch.locked():
+            if isinstance(request, Deliver):
+                shared = _from_server(decode_shared, request.broadcast)
+                self._receive(shared, lambda journal: _counted(journal, request.counted))
+                return Delivered()
+            header = _from_server(Header.from_bytes, request.header)
+            if isinstance(request, Collect):
+                return self._collect(header, request.counted or None)
+            return self._open(header, request.sealed)
 
     def _introduce(self, content: bytes) -> Introduced:
         self._rosters.look_at_file()
@@ -159,6 +157,11 @@ class Vault:
         device = self._device()
         check_header(header, device.roster, device.limits, device.name, self._clock())
         shared = _from_server(decode_shared, header.broadcast)
+        least = self._config.least_duels(shared.settings.dimension, header.min_devices)
+        if header.min_duels < least:
+            raise SecureError(
+                f"the exchange has min_duels={header.min_duels}, and {device.name} requires {least}"
+            )
         encoding = self._encoding(header, shared)
         require_noise(shared)
         self._receive(shared, lambda journal: journal.acknowledge(header, counted))
@@ -195,27 +198,52 @@ class Vault:
         with store.transaction(), one_blas_thread(shared.settings.dimension):
             journal = self._journal()
             start, cut = device.span(header, journal, store.last, now=now)
+            seed = os.urandom(SEED_BYTES)
             if device.repeated(header, journal):
                 content = store.secure_part("numbers")
                 if content is None:
                     raise DeclinedError("the answers were forgotten since the first request")
             else:
                 store.add_cut(start, cut, header.min_duels)
-                uploads = UploadMaker(store, shared.settings)
-                upload, _ = uploads.upload(shared.broadcast, start, cut, journal.counted)
-                integers = encoding.quantise(numbers_of(upload, shared.broadcast))
-                budget, private = self._config.budget, shared.privacy
-                multiplier = None if private is None else private.multiplier
-                ledger = budget.charge(self._ledger(), multiplier, now)
-                if private is not None:
-                    integers += noise_for(shared, header, encoding, budget)
-                content = to_bytes(encoding.elements(integers))
+                multiplier = None if shared.privacy is None else shared.privacy.multiplier
+                ledger = self._config.budget.charge(self._ledger(), multiplier, now)
                 store.keep_secure_part("ledger", ledger.to_bytes())
+                content = self._numbers(header, shared, encoding, (start, cut), journal.counted)
                 store.keep_secure_part("numbers", content)
-            numbers, seed = from_bytes(content), os.urandom(SEED_BYTES)
-            sealed, journal = device.collect(header, journal, numbers, cut, seed, now=now)
+            if content:
+                numbers = from_bytes(content)
+                sealed, journal = device.collect(header, journal, numbers, cut, seed, now=now)
+            else:
+                sealed, journal = {}, journal.contribute(header, cut, seed, content)
             self._keep(journal)
+        if not sealed:
+            raise DataError("the answers have no numbers within the bounds of the exchange")
         return sealed
+
+    def _numbers(
+        self,
+        header: Header,
+        shared: SharedBroadcast,
+        encoding: Encoding,
+        span: tuple[int, int],
+        counted: int,
+    ) -> bytes:
+        """Return the numbers of answers, or no bytes if they cannot be encoded.
+
+        That they cannot depends on the answers, and the server observes it. The cut is therefore
+        used up as by a contribution: else the server could search for the bounds, and for the
+        largest number with them, by requests about the same answers.
+        """
+        uploads = UploadMaker(self._store, shared.settings)
+        try:
+            upload, _ = uploads.upload(shared.broadcast, *span, counted)
+            integers = encoding.quantise(numbers_of(upload, shared.broadcast))
+            if shared.privacy is not None:
+                integers += noise_for(shared, header, encoding, self._config.budget)
+            return to_bytes(encoding.elements(integers))
+        except (DataError, ArithmeticError, np.linalg.LinAlgError) as reason:
+            _LOG.warning("%s", one_line(f"no contribution to a secure sum: {reason}"))
+            return b""
 
     def _encoding(self, header: Header, shared: SharedBroadcast) -> Encoding:
         """Return the encoding of the numbers, after a check of what the header states of it."""
@@ -250,6 +278,22 @@ class Vault:
         config, roster = self._config, self._rosters.current(self._today())
         return Device(config.name, config.private, roster, config.limits)
 
+    def _check_roster(self) -> None:
+        """Log why the device cannot take part; an owner's file without its key is an error."""
+        config = self._config
+        try:
+            Device(config.name, config.private, self._rosters.latest(), config.limits)
+        except SecureError as reason:
+            if self._rosters.is_from_file:
+                raise SecureError(f"{config.roster}: {reason}") from None
+            # A roster from the server must not stop the service of the owner.
+            _LOG.warning("%s", one_line(f"no part in secure sums: {reason}"))
+            return
+        try:
+            self._rosters.current(self._today())
+        except SecureError as reason:  # the person can still answer duels
+            _LOG.warning("%s", one_line(f"no part in secure sums: {config.roster}: {reason}"))
+
     def _today(self) -> datetime.date:
         return datetime.datetime.fromtimestamp(self._clock(), datetime.UTC).date()
 
@@ -261,7 +305,7 @@ class Vault:
             if store.secure_part("journal") is None:
                 journal = self._start_after(store.pruned, 0)  # they cannot be sent
             if self._epoch.read() is None:
-                if journal.last_round and store.secure_part("key") == public:
+                if store.secure_part("key") == public:  # stored with the first epoch file
                     raise DataError(
                         f"{self._epoch.path} is missing, so sums may have been opened that the"
                         f" store does not contain: create a new key instead of {self._config.key},"
@@ -307,9 +351,10 @@ class Vault:
         if epoch.is_ahead_of(Epoch.of(journal, Ledger())):
             _LOG.warning(
                 "%s was restored from a backup: its answers up to number %d are not sent again",
-                one_line(self._store.path), epoch.cut,
+                one_line(self._store.path), max(epoch.cut, journal.sent),
             )  # fmt: skip
-            journal = self._start_after(epoch.cut, max(epoch.contributed, epoch.opened))
+            cut, last = max(epoch.cut, journal.sent), max(epoch.contributed, epoch.opened)
+            journal = self._start_after(cut, max(last, journal.last_round))
         return journal
 
     def _stored(self) -> Journal:

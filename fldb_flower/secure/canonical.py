@@ -44,7 +44,11 @@ def from_json(content: bytes, what: str, names: Collection[str]) -> dict[str, An
     """
     fields = parse(content, what)
     check_fields(fields, what, names)
-    if to_json(fields) != content:
+    try:
+        is_canonical = to_json(fields) == content
+    except (ValueError, RecursionError):  # a number that is not finite, or deep nesting
+        is_canonical = False
+    if not is_canonical:
         raise DataError(f"{what} is not in canonical form")
     return fields
 

@@ -48,9 +48,11 @@ class Device:
     def __post_init__(self) -> None:
         public = self.private.public_key().public_bytes_raw()
         if self.roster.keys.get(self.name) != public:
+            has = "another key" if self.name in self.roster.keys else "no key"
             raise SecureError(
                 f"the key of {self.name} is not certified: version {self.roster.version} of the"
-                " roster has another one, or none"
+                f" roster has {has} of {self.name}; whoever signs the roster certifies it with"
+                " fldb keys roster renew"
             )
 
     def repeated(self, header: Header, journal: Journal) -> bool:

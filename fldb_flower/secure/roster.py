@@ -82,8 +82,7 @@ class Roster:
 
     def __post_init__(self) -> None:
         check_integer("the version of the roster", self.version, 1, LARGEST_NUMBER)
-        if not 0 < len(self.keys) <= MOST_NAMES:
-            raise DataError(f"a roster of {len(self.keys)} devices: must be 1 to {MOST_NAMES}")
+        _check_count(len(self.keys))
         owners: dict[bytes, str] = {}
         for name, key in self.keys.items():
             check_name("a device of the roster", name)
@@ -203,14 +202,14 @@ def read_signed(content: bytes, signer: Ed25519PublicKey) -> Roster:
     SecureError
         The signature is not that of the signer.
     """
-    roster, signature = read(content)
-    try:
-        signer.verify(signature, _DOMAIN + roster.to_bytes())
+    fields, keys, signature = _parsed(content)
+    try:  # before the keys are checked, which takes long
+        signer.verify(signature, _DOMAIN + to_json(fields))
     except InvalidSignature:
         raise SecureError(
-            f"the signature of the roster, version {roster.version}, is not by the pinned key"
+            f"the signature of the roster, version {fields['version']}, is not by the pinned key"
         ) from None
-    return roster
+    return _roster(fields, keys)
 
 
 def read(content: bytes) -> tuple[Roster, bytes]:
@@ -221,6 +220,12 @@ def read(content: bytes) -> tuple[Roster, bytes]:
     DataError
         The file is damaged, or has unknown fields.
     """
+    fields, keys, signature = _parsed(content)
+    return _roster(fields, keys), signature
+
+
+def _parsed(content: bytes) -> tuple[dict[str, Any], dict[str, bytes], bytes]:
+    """Return the fields of a roster file, its keys and its signature."""
     if len(content) > _MOST_BYTES:
         raise DataError(f"the roster has {len(content)} bytes: must be at most {_MOST_BYTES}")
     outer = parse(content, "the roster file")
@@ -232,13 +237,23 @@ def read(content: bytes) -> tuple[Roster, bytes]:
     check_integer("the format of the roster", fields["format"], _FORMAT, _FORMAT)
     if not isinstance(fields["devices"], dict):
         raise DataError("the devices of the roster are not a JSON object")
+    _check_count(len(fields["devices"]))
     for name in fields["devices"]:
         check_name("a device of the roster", name)
     keys = {name: _decode(f"the key of {name}", key) for name, key in fields["devices"].items()}
-    first, last = (_date(name, fields[name]) for name in ("not_before", "not_after"))
+    for name, key in keys.items():
+        check_bytes(f"the public key of {name}", key, KEY_BYTES, KEY_BYTES)
+    for name in ("not_before", "not_after"):
+        _date(name, fields[name])
+    check_integer("the version of the roster", fields["version"], 1, LARGEST_NUMBER)
     signature = _decode("the signature of the roster", outer["signature"])
     check_bytes("the signature of the roster", signature, 64, 64)
-    return Roster(fields["version"], keys, first, last), signature
+    return fields, keys, signature
+
+
+def _roster(fields: Mapping[str, Any], keys: Mapping[str, bytes]) -> Roster:
+    first, last = (_date(name, fields[name]) for name in ("not_before", "not_after"))
+    return Roster(fields["version"], keys, first, last)
 
 
 def draw_committee(roster: Roster, present: Collection[str], round: int) -> tuple[str, ...]:
@@ -281,6 +296,11 @@ def draw_committee(roster: Roster, present: Collection[str], round: int) -> tupl
     prefix = _DRAW + roster.version.to_bytes(8, "big") + round.to_bytes(8, "big")
     drawn = sorted(names, key=lambda name: hashlib.sha256(prefix + name.encode()).digest())
     return tuple(drawn[:LARGEST_COMMITTEE])
+
+
+def _check_count(devices: int) -> None:
+    if not 0 < devices <= MOST_NAMES:
+        raise DataError(f"a roster of {devices} devices: must be 1 to {MOST_NAMES}")
 
 
 def _check_key(name: str, key: object) -> None:

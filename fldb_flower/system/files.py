@@ -11,10 +11,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
     """Write a file atomically and durably, replacing an existing one.
 
     After a crash, the file has either the old content or the new content.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    content : bytes
+        Its new content.
+    mode : int, optional
+        Its permissions; by default those of a new file.
 
     Raises
     ------
@@ -24,6 +33,8 @@ def replace_file(path: Path, content: bytes) -> None:
     partial = partial_of(path)
     try:
         with partial.open("wb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             _write_durably(file, content)
         partial.replace(path)
     except OSError:

@@ -100,6 +100,10 @@ def _of_statistics(broadcast: Broadcast, form: Form, duels: int, longest: float)
     if theta is None:
         return []
     most = _SLACK * duels
+    with np.errstate(over="ignore"):
+        logit = longest * float(np.linalg.norm(theta))
+    if not logit < math.inf:
+        raise SettingsError("secure sums need an estimate and max_difference with finite products")
     blocks = [
         Block("the gradient", form.dimension, most * longest),
         Block(INFORMATION, form.size, most * longest**2),
@@ -107,7 +111,6 @@ def _of_statistics(broadcast: Broadcast, form: Form, duels: int, longest: float)
     if broadcast.hessian:
         blocks.append(Block(HESSIAN, form.size, most * longest**2 / 4.0))
     if broadcast.loss:
-        logit = longest * float(np.linalg.norm(theta))
         blocks.append(Block("the loss", 1, most * float(np.logaddexp(0.0, logit))))
     return blocks
 

@@ -98,23 +98,26 @@ class SharedBroadcast(NamedTuple):
         Raises
         ------
         SettingsError
-            ``max_difference`` is not a number, or ``matrix_form`` is ``sketch``.
+            ``max_difference`` is not a number, ``matrix_form`` is ``sketch``, or a bound is not a
+            positive finite number.
         """
         settings = self.settings
         longest = settings.max_difference
-        blocks = blocks_of(
-            self.broadcast,
-            make_form(settings),
-            answers=answers,
-            longest=longest if isinstance(longest, float) else math.inf,
-            ridge=settings.personal_ridge,
-        )
-        if self.privacy is not None:
-            is_limited = settings.privacy.unit == "person"
-            blocks = with_room(
-                blocks, self.privacy.noise, self.privacy.multiplier, is_limited=is_limited
+        try:
+            blocks = blocks_of(
+                self.broadcast,
+                make_form(settings),
+                answers=answers,
+                longest=longest if isinstance(longest, float) else math.inf,
+                ridge=settings.personal_ridge,
             )
-        return Encoding(blocks, devices)
+            if self.privacy is not None:
+                is_limited = settings.privacy.unit == "person"
+                noise, multiplier = self.privacy.noise, self.privacy.multiplier
+                blocks = with_room(blocks, noise, multiplier, is_limited=is_limited)
+            return Encoding(blocks, devices)
+        except (ValueError, ArithmeticError) as reason:
+            raise SettingsError(f"the numbers of {_WHAT} have no bounds: {reason}") from None
 
 
 def describe_encoding(encoding: Encoding) -> bytes:
