@@ -124,6 +124,14 @@ def test_more_openings_never_cost_less():
     assert len(set(spent)) == 21
 
 
+def test_what_exceeds_the_plan_is_not_hidden():
+    """Nothing is released beyond the plan; but if it were, the ledger would have the whole cost."""
+    ledger = Ledger(make_settings("periodic", 5, 20))
+    expected = epsilon_by_formula(ledger.multiplier, 4 * ledger.planned)
+    assert expected > 6.0
+    assert ledger.spent(4 * ledger.planned) == pytest.approx(expected, rel=3e-3)
+
+
 def test_more_openings_need_more_noise():
     """In proportion to the square root of their number, for persons."""
     few, many = (Ledger(make_settings("periodic", tau, 64)).multiplier for tau in (64, 1))

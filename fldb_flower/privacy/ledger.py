@@ -75,10 +75,12 @@ class Ledger:
     def spent(self, openings: int) -> float:
         """Return epsilon of the first releases, at the delta of the settings.
 
-        It is at most that of the settings, which the noise is calibrated to.
+        For the planned ones, it is at most that of the settings, which the noise is calibrated to.
         """
         spent = accounting.epsilon_of(self.multiplier, self._delta, self._of_unit(openings))
-        return min(spent, float(self._settings.privacy.epsilon))
+        if openings > self.planned:
+            return spent
+        return min(spent, float(self._settings.privacy.epsilon))  # without rounding errors
 
     def require(self, number: int) -> None:
         """Check that release ``number``, counted from 1, is within the budget.
