@@ -105,12 +105,11 @@ def _open(
     reader, writer = (Worker(path, expire_after, purpose) for _ in range(2))
     with _closing_on_error(reader, writer):
         writer.agent.record_many([])
-        known = reader.agent.store.dimension
-        if catalogue.arms and known not in {None, len(catalogue.arms[0].features)}:
-            raise DataError(
-                f"arms of {len(catalogue.arms[0].features)} features: the duels in {path} have"
-                f" {known}"
-            )
+        if catalogue.arms:
+            features = len(catalogue.arms[0].features)
+            known = writer.agent.store.settle_dimension(features)
+            if known != features:
+                raise DataError(f"arms of {features} features: the duels in {path} have {known}")
         if catalogue.names is not None:
             writer.agent.name_features(catalogue.names)
     return reader, writer
