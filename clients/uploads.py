@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import numpy as np
@@ -10,13 +11,16 @@ from clients.learning import PersonalLearner
 from clients.store import DuelStore, Evidence, Synchronization
 from fldb_flower.bandit.duels import clipped
 from fldb_flower.bandit.limits import units_of
-from fldb_flower.bandit.prior import CommonPrior, ShareChange, scale_of
-from fldb_flower.errors import DataError, SettingsError
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange, scale_of
+from fldb_flower.errors import ConvergenceError, DataError, SettingsError, one_line
 from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import SELECTION_SETTINGS, Settings
+from fldb_flower.wire.codec import encode_statistics
+
+_LOG = logging.getLogger(__name__)
 
 
 def private_prior(prior: CommonPrior, settings: Settings) -> CommonPrior:
@@ -73,42 +77,81 @@ class UploadMaker:
         counted : int, optional
             The cut, up to ``start``, whose share the server's sums contain; by default ``start``.
         """
-        duels, clip = self._store.evidence(start, end), self._settings.clip
-        differences = duels.differences.reshape(-1, self._settings.dimension)
-        if clip is None:
-            upload = statistics(broadcast, differences, duels.preferences, differences, self.form)
-        else:
-            upload = self._private(broadcast, clipped(differences, clip), duels.preferences)
+        duels, known = self._store.evidence(start, end), start if counted is None else counted
+        if not (self._settings.is_private and broadcast.learns):
+            return self._exact(broadcast, duels, start, end, known), duels
+        try:
+            upload = self._limited(broadcast, duels, start, end, known)
+            if not np.isfinite(encode_statistics(upload, broadcast)).all():
+                raise FloatingPointError("a number is not finite")
+        except (ConvergenceError, ArithmeticError, np.linalg.LinAlgError) as reason:
+            _LOG.warning("%s", one_line(f"contributes zeros, with noise: {reason}"))
+            upload = self._zeros(broadcast, len(duels.numbers), known)
+        return upload, duels
+
+    def _exact(
+        self, broadcast: Broadcast, duels: Evidence, start: int, end: int, known: int
+    ) -> Upload:
+        differences = self._rows(duels)
+        upload = statistics(broadcast, differences, duels.preferences, differences, self.form)
         rotated = self.form.rotated
         upload = upload._replace(
             information=rotated(upload.information),
             hessian=None if upload.hessian is None else rotated(upload.hessian),
         )
         if broadcast.shares:
-            known = start if counted is None else counted
-            upload = upload._replace(shares=self._share_change(broadcast, known, end, start))
-        return upload, duels
+            change = self._share_change(broadcast, known, end, start)
+            upload = upload._replace(shares=change)
+        return upload
 
-    def _private(self, broadcast: Broadcast, differences: Array, preferences: Array) -> Upload:
-        """Return the statistics of clipped differences, with the limit on a person."""
-        if self._settings.privacy.unit == "answer" or broadcast.theta_hat is None:
-            return statistics(broadcast, differences, preferences, differences, self.form)
-        units = units_of(*sizes_and_weights(broadcast, self._settings))
-        return limited_statistics(broadcast, differences, preferences, 1, self.form, units=units)
+    def _limited(
+        self, broadcast: Broadcast, duels: Evidence, start: int, end: int, known: int
+    ) -> Upload:
+        """Return the statistics of clipped differences, with the limit on a person.
+
+        The whole share is returned and none is stored: what the server's sums contain of this
+        device is not known, because of the noise.
+        """
+        settings = self._settings
+        assert settings.clip is not None
+        units = units_of(*sizes_and_weights(broadcast, settings))
+        if not broadcast.shares:
+            differences = clipped(self._rows(duels), settings.clip)
+            parts = broadcast, differences, duels.preferences, 1, self.form
+            return limited_statistics(*parts, units=units)
+        learner = PersonalLearner(settings, self._prior(broadcast))
+        store = self._store
+        change = learner.limited(store.answers(0, start), store.answers(start, end), units)
+        change = change._replace(members=0.0 if known else 1.0)
+        return self._zeros(broadcast, len(duels.numbers), known)._replace(shares=change)
+
+    def _zeros(self, broadcast: Broadcast, count: int, known: int) -> Upload:
+        """Return the upload of answers whose contribution is 0; numbers of answers are public.
+
+        With privacy, it is sent if the statistics cannot be computed. That they cannot may depend
+        on the answers, and a refusal would be observed without noise.
+        """
+        d, clip = self._settings.dimension, self._settings.clip
+        assert clip is not None
+        none = np.zeros((count, d))
+        upload = statistics(broadcast, none, np.zeros(count), none, self.form)
+        if not broadcast.shares:
+            return upload
+        change = ShareChange(
+            self.form.zeros(), np.zeros(d), np.zeros(len(VARIANCES)),
+            squares=clip**2 * count, members=0.0 if known else 1.0,
+        )  # fmt: skip
+        return upload._replace(shares=change)
+
+    def _rows(self, duels: Evidence) -> Array:
+        return duels.differences.reshape(-1, self._settings.dimension)
 
     def _share_change(self, broadcast: Broadcast, start: int, end: int, scored: int) -> ShareChange:
         """Return the change of this device's share between two cuts, with losses after ``scored``.
 
         The share at ``end`` is computed once, from all answers up to it that are left, and stored.
-        With privacy, the whole share is returned and none is stored: what the server's sums contain
-        of this device is not known, because of the noise.
         """
         store = self._store
-        if self._settings.is_private:
-            units = units_of(*sizes_and_weights(broadcast, self._settings))
-            learner = PersonalLearner(self._settings, self._prior(broadcast))
-            change = learner.limited(store.answers(0, scored), store.answers(scored, end), units)
-            return change._replace(members=0.0 if start else 1.0)
         span = store.share_span(start, end)
         if start < end and not store.has_share(end):
             learner = PersonalLearner(self._settings, self._prior(broadcast), store.share(start))

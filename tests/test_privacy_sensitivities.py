@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fldb_flower.bandit.limits import units_of
+from fldb_flower.bandit.limits import factors, units_of
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.bandit.streams import AgentStreams
@@ -157,6 +157,18 @@ def test_what_has_no_known_sensitivity_is_refused():
     ):
         with pytest.raises(PrivacyError, match=r"asks again about duels"):
             release_of(request, make_settings())
+    for iterations in ((6, 5), (0, 1)):
+        with pytest.raises(PrivacyError, match=r"request to play iterations"):
+            release_of(Broadcast(PlayRequest(*iterations), np.zeros(D)), make_settings())
+    tiny = make_settings(**PERSONAL, privacy={"clip": 1e-99})
+    zeros = np.zeros((D, D)), np.zeros(D)
+    with pytest.raises(PrivacyError, match=r"size of precision is 0: privacy.clip=1e-99"):
+        release_of(request_of(tiny, (1, 1), *zeros, 1e150), tiny)  # M <= I / v is 0 in float64
+
+
+def test_what_is_not_a_number_is_not_within_the_limit():
+    (factor,) = factors({"gradient": np.array([[np.nan, 1.0]])}, {"gradient": 1.0})
+    assert np.isnan(factor)  # not 1: a device then contributes zeros
 
 
 # --- FLDB-Personal -------------------------------------------------------------------------

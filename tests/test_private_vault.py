@@ -31,7 +31,12 @@ from fldb_flower.privacy.discrete import device_noise, discrete_gaussian, honest
 from fldb_flower.secure.encoding import Block, Encoding
 from fldb_flower.settings import DevicesSettings, PrivacySettings
 from fldb_flower.wire.secure_messages import Declined, Pieces, Refused
-from fldb_flower.wire.shared_broadcast import decode_shared, describe_encoding, encode_shared
+from fldb_flower.wire.shared_broadcast import (
+    SharedNoise,
+    decode_shared,
+    describe_encoding,
+    encode_shared,
+)
 
 dp_accounting = pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 pytest.importorskip("opendp", reason="needs the privacy extra")
@@ -512,7 +517,7 @@ def ask_with(fleet, settings, content):
     """Ask a device with other bytes of the broadcast, and the encoding that follows from them."""
     encoding = decode_shared(content).encoding(6, 1000)
     header = fleet.header(settings=settings, broadcast=None, encoding=describe_encoding(encoding))
-    header = replace(header, broadcast=content)
+    header = replace(header, broadcast=content, numbers=encoding.size)
     return fleet.phones["d00"].ask(fleet.request(header, "d00"))
 
 
@@ -607,6 +612,42 @@ def test_estimates_that_overflow_are_refused_whatever_the_answers(fleet):
         reply = fleet.phones[name].ask(fleet.request(header, name))
         assert isinstance(reply, Refused)
         assert "a number beyond" in reply.reason
+
+
+@pytest.mark.parametrize(("first", "last"), [(6, 5), (9, 5), (0, 1)])
+@pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_personal"])
+def test_a_request_without_a_size_has_no_noise_and_is_refused(fleet, first, last, algorithm):
+    """With no iterations, typical sizes are 0, and so would be the noise and the limit."""
+    broadcast, settings = common(), private(fleet)
+    if algorithm == "fldb_personal":
+        settings = private(fleet, algorithm=algorithm, first_round="minimise")
+        prior = CommonPrior(np.zeros((2, 2)), np.zeros(2), 0.5, 0.0)
+        broadcast = Broadcast(PlayRequest(1, 1, prior), None, shares=True, lowest_variance=0.5)
+    play = broadcast.play._replace(first=first, last=last)
+    none = SharedNoise(noise_for(broadcast, settings).multiplier, Noise())
+    content = encode_shared(broadcast._replace(play=play), settings, 7, none)
+    reply = ask_with(fleet, settings, content)
+    assert isinstance(reply, Refused)
+    assert f"iterations {first} to {last}" in reply.reason
+    assert fleet.phones["d00"].store.secure_part("ledger") is None
+
+
+def test_whether_numbers_can_be_computed_is_not_observed(fleet, caplog):
+    """With a prior of 1e60 in the first feature, Newton fails if an answer disagrees with it."""
+    settings = private(fleet, algorithm="fldb_personal", first_round="minimise")
+    prior = CommonPrior(np.zeros((2, 2)), np.array([1e60, 0.0]), 0.1, 0.0)
+    extreme = Broadcast(PlayRequest(1, 1, prior), None, shares=True, lowest_variance=0.01)
+    total, _ = fleet.exchange(extreme, settings=settings)  # all devices reply
+    assert (total.num_duels, total.shares.members) == (18, 6.0)
+    noise = noise_for(extreme, settings).noise
+    assert 0.0 < np.abs(total.shares.losses).max() < 7.0 * math.sqrt(6 / 4) * noise.losses
+    phone = fleet.phones["d00"]
+    assert phone.vault.spent().epsilon > 0.0
+    upload, _ = UploadMaker(phone.store, settings).upload(extreme, 0, 3)
+    change = upload.shares
+    assert "contributes zeros" in caplog.text
+    assert not any(np.any(part) for part in (change.precision, change.shift, change.losses))
+    assert (upload.num_duels, change.squares, change.members) == (3, 3 * L**2, 1.0)  # public
 
 
 def test_private_settings_without_noise_are_refused(fleet):

@@ -30,6 +30,7 @@ from clients.vault.rosters import RosterKeeper
 from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.errors import (
     BlameError,
+    ConvergenceError,
     DataError,
     DeclinedError,
     FldbError,
@@ -241,7 +242,7 @@ class Vault:
             if shared.privacy is not None:
                 integers += noise_for(shared, header, encoding, self._config.budget)
             return to_bytes(encoding.elements(integers))
-        except (DataError, ArithmeticError, np.linalg.LinAlgError) as reason:
+        except (ConvergenceError, DataError, ArithmeticError, np.linalg.LinAlgError) as reason:
             _LOG.warning("%s", one_line(f"no contribution to a secure sum: {reason}"))
             return b""
 

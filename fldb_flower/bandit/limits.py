@@ -129,4 +129,4 @@ def factors(parts: Mapping[str, Array], units: Mapping[str, float]) -> Array:
         squares = squares + namespace(flat).vecdot(flat, flat)
     xp = namespace(squares)
     lengths = xp.sqrt(squares)
-    return 1.0 / xp.where(lengths > 1.0, lengths, 1.0)
+    return 1.0 / xp.where(lengths <= 1.0, 1.0, lengths)  # NaN is not within the limit

@@ -80,7 +80,8 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
     Raises
     ------
     PrivacyError
-        Its sensitivity is not known: it is not over the duels of this round alone.
+        Its sensitivity is not known: it is not over the duels of this round alone, or there are no
+        iterations.
 
     Examples
     --------
@@ -103,11 +104,23 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
     play = broadcast.play
     if play is None or broadcast.scope == "all":
         raise asked_again(settings)
+    if not 1 <= play.first <= play.last:  # sizes would be 0, without any noise
+        raise PrivacyError(
+            f"a request to play iterations {play.first} to {play.last}: the first must be at least"
+            " 1, and at most the last"
+        )
     clip = settings.clip
     assert clip is not None
     if settings.privacy.unit == "person":
-        return Release(*sizes_and_weights(broadcast, settings), norm=1.0)
-    return _of_statistics(broadcast, settings, clip)
+        release = Release(*sizes_and_weights(broadcast, settings), norm=1.0)
+    else:
+        release = _of_statistics(broadcast, settings, clip)
+    for part, bound in release.bounds.items():
+        if not 0.0 < bound < math.inf:
+            raise PrivacyError(
+                f"the size of {part} is {bound:g}: privacy.clip={clip:g} is too far from 1"
+            )
+    return release
 
 
 def asked_again(settings: Settings) -> PrivacyError:
