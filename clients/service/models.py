@@ -194,9 +194,10 @@ class Privacy(Model):
         examples=[1.8],
     )
     delta: float = Field(description="Delta of both epsilons.", examples=[1e-6])
-    noise: bool = Field(description="Whether contributions with noise were sent.")
+    noise: bool = Field(description="Whether contributions with noise were sent.", examples=[True])
     exact: bool = Field(
-        description="Whether contributions without noise were sent, or may have been."
+        description="Whether contributions without noise were sent, or may have been.",
+        examples=[False],
     )
     max_epsilon: float | None = Field(
         description="The owner's limit of epsilon; null without one.", examples=[4.0]
