@@ -251,7 +251,8 @@ class Status(BaseModel):
 
     privacy: Privacy | None = Field(
         description="What the contributions to secure sums have cost in differential privacy; null"
-        " without secure sums."
+        " without secure sums.",
+        examples=[None],
     )
 
 
