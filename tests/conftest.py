@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,13 @@ from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.wire.codec import encode_broadcast
 from simulations.engines.flower import superlink
 from simulations.local_process import environment
+
+try:  # dp-accounting imports it
+    from absl import logging as absl_logging
+except ImportError:
+    pass
+else:  # its handler would close the stream of pytest when logging is configured again
+    absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 ROOT = Path(__file__).parent.parent
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
