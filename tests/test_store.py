@@ -1673,3 +1673,14 @@ with DuelStore(sys.argv[1]) as store:
         assert recorded == "[1]"
         assert store.last == 1
         assert store.open_proposals() == []
+
+
+def test_a_store_without_duels_takes_the_dimension_of_the_arms(tmp_path):
+    with DuelStore(tmp_path / "duels.db") as store:
+        store.synchronize(synchronization(d=3))  # of a server, with another dimension
+        assert store.settle_dimension(2) == 2
+        assert store.synchronized() is None
+        with pytest.raises(DataError, match="dimension 2, not 3"):
+            store.synchronize(synchronization(d=3))
+        store.propose(np.array([1.0, 0.0]), np.nan, expire_after=60.0)
+        assert store.settle_dimension(3) == 2  # the duel stays

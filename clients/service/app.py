@@ -64,7 +64,7 @@ def create_app(
     reader, writer = _open(Path(store).expanduser(), catalogue, expire_after, purpose)
     app = _application(reader, writer)
     app.state.device = Device(
-        reader, writer, page, catalogue, choices, _vault(node, reader, writer)
+        reader, writer, page, catalogue, choices, _vault(node, catalogue, reader, writer)
     )
     app.add_middleware(
         Guard, token=token, node_token=None if node is None else node.token, any_host=any_host,
@@ -116,11 +116,13 @@ def _open(
     return reader, writer
 
 
-def _vault(node: Node | None, reader: Worker, writer: Worker) -> Vault | None:
+def _vault(node: Node | None, catalogue: Catalogue, reader: Worker, writer: Worker) -> Vault | None:
     """Return the vault, whose requests the writer answers."""
     if node is None:
         return None
     with _closing_on_error(reader, writer):
+        if catalogue.arms:
+            writer.agent.store.settle_dimension(len(catalogue.arms[0].features))
         return Vault(writer.agent.store, node.config)
 
 

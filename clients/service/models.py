@@ -194,9 +194,10 @@ class Privacy(Model):
         examples=[1.8],
     )
     delta: float = Field(description="Delta of both epsilons.", examples=[1e-6])
-    noise: bool = Field(description="Whether contributions with noise were sent.")
+    noise: bool = Field(description="Whether contributions with noise were sent.", examples=[True])
     exact: bool = Field(
-        description="Whether contributions without noise were sent, or may have been."
+        description="Whether contributions without noise were sent, or may have been.",
+        examples=[False],
     )
     max_epsilon: float | None = Field(
         description="The owner's limit of epsilon; null without one.", examples=[4.0]
@@ -250,7 +251,8 @@ class Status(BaseModel):
 
     privacy: Privacy | None = Field(
         description="What the contributions to secure sums have cost in differential privacy; null"
-        " without secure sums."
+        " without secure sums.",
+        examples=[None],
     )
 
 

@@ -127,6 +127,21 @@ class DuelStore(SumLog):
             database.erase_deleted()
         return proposal
 
+    def settle_dimension(self, dimension: int) -> int:
+        """Set d of a store without duels, and return d of the store.
+
+        Otherwise the first broadcast would set it, and a server could send one of another
+        dimension. An estimate of another dimension is removed.
+        """
+        database = self._database
+        with database.writing():
+            is_empty = self.last == 0 and not database.row("SELECT id FROM proposals LIMIT 1")
+            if is_empty and self.dimension != dimension:
+                database.execute("UPDATE device SET dimension = ?", (dimension,))
+                database.execute("DELETE FROM synchronized")
+                self._dimension = dimension
+        return self.dimension or dimension
+
     def open_proposals(self, limit: int = 1) -> list[Proposal]:
         """Return the oldest open duels that have contents."""
         with self._database.reading():
