@@ -172,7 +172,8 @@ class Exchange:
                 wire=settings.wire,
             )
         else:
-            reasons = implausible(uploads, self.broadcast, longest, settings.wire)
+            limited = settings.is_private and settings.privacy.unit == "person"
+            reasons = implausible(uploads, self.broadcast, longest, settings.wire, weighted=limited)
         refused = {node: reason for node, reason in zip(fresh, reasons, strict=True) if reason}
         self.refused |= refused
         return {node: each for node, each in fresh.items() if node not in refused}

@@ -397,3 +397,16 @@ def test_the_check_does_not_depend_on_the_encoding():
     vector = encode_statistics(upload, broadcast)
     back = decode_statistics(vector, upload.num_duels, broadcast, Full(D))
     assert implausible([back], broadcast, 2.0) == [""]
+
+
+def test_the_limit_on_a_person_is_a_weight_of_its_duels():
+    """One duel of logit 2 with weight 1/4: W = 1, so s = 1, but mu' = mu'(2) = 0.105 < mu'(1)."""
+    wins = 1.0 / (1.0 + math.exp(-2.0))
+    gradient, unit = np.array([0.25 * 2.0 * wins, 0.0]), np.diag([1.0, 0.0])
+    upload = Upload(1, gradient, unit, wins * (1.0 - wins) * unit, None, ())
+    broadcast = Broadcast(None, np.array([1.0, 0.0]), hessian=True)
+    assert implausible([upload], broadcast, 2.0, weighted=True) == [""]
+    assert implausible([upload], broadcast, 2.0) != [""]
+    smaller = upload._replace(hessian=0.9 * wins * (1.0 - wins) * unit)
+    (reason,) = implausible([smaller], broadcast, 2.0, weighted=True)
+    assert reason == "Hessian is smaller than W_new and theta allow"

@@ -704,6 +704,15 @@ def test_a_damaged_ledger_is_one_line(content):
     assert "\n" not in str(raised.value)
 
 
+def test_answers_that_cannot_be_encoded_are_used_up_also_outside_the_store(tmp_path):
+    """The refusal depends on the answers, so a restored backup must not allow a second one."""
+    fleet = Fleet(tmp_path, 6)
+    fleet.phones["d00"].answer(([900.0, 0.0], 1.0))  # W is beyond n L^2 for 10 answers
+    (reply,) = exchange(fleet, fleet.settings(), "d00", max_duels=10)
+    assert isinstance(reply, Refused)
+    assert EpochFile(tmp_path / "d00" / "device.key").read().cut == 1
+
+
 def test_without_privacy_the_sum_has_no_noise(fleet):
     upload, state = fleet.exchange()
     assert decoded(state).gradient.tolist() == upload.gradient.tolist()

@@ -35,6 +35,8 @@ def implausible(
     longest: float = math.inf,
     wire: str = "float64",
     error: float = 0.0,
+    *,
+    weighted: bool = False,
 ) -> list[str]:
     """Return for each upload the first bound that it violates, or "" if there is none.
 
@@ -51,12 +53,16 @@ def implausible(
     error : float
         Upper bound of the absolute error of matrix entries that are sums of integers. Features
         whose sum of squares is below 1e10 times this bound are checked less strictly.
+    weighted : bool
+        Whether duels have weights of at most 1, which are not known: with the limit on a person
+        (``privacy.unit=person``). s is then no bound of a logit, and only L is.
     """
     is_diagonal = isinstance(form_of(uploads[0].information), Diagonal)
     kind = _DiagonalBounds if is_diagonal else _MatrixBounds
     reasons = [""] * len(uploads)
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are violations
-        for reason, value, bound in kind(uploads, broadcast, longest, wire, error).bounds():
+        checks = kind(uploads, broadcast, longest, wire, error)
+        for reason, value, bound in checks.bounds(weighted=weighted):
             for place in np.flatnonzero(~(value <= bound)).tolist():
                 reasons[place] = reasons[place] or reason.format(
                     n=uploads[place].num_duels, value=value[place], bound=bound[place]
@@ -94,7 +100,7 @@ class _Bounds(ABC):
         entry *= 2.0 if error else 1.0
         self._rounding = np.full(len(count), self._theta.size * entry)  # of an eigenvalue
 
-    def bounds(self) -> Iterator[Bound]:
+    def bounds(self, *, weighted: bool) -> Iterator[Bound]:
         """Yield all bounds."""
         yield (
             "numbers other than 0, of no duels",
@@ -112,7 +118,8 @@ class _Bounds(ABC):
         largest = average = self._farthest()  # z_max and q
         if self._is_fresh:
             squares = self._squared_logits()  # s
-            largest = np.minimum(largest, np.sqrt(squares))
+            if not weighted:
+                largest = np.minimum(largest, np.sqrt(squares))
             average = np.minimum(average, np.sqrt(squares / self._duels))
         residual = logistic(average)
         yield (

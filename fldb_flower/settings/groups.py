@@ -186,7 +186,7 @@ class PrivacySettings(Checked):
     )
     delta: float = setting(
         1e-6,
-        "Differential privacy: probability that the loss of privacy exceeds epsilon.",
+        "Differential privacy: probability by which chances may differ beyond epsilon.",
         Limits(minimum=1e-15, maximum=0.1),
     )
     unit: str = setting(
