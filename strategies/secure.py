@@ -44,7 +44,7 @@ class SecureStrategy(GridFederation):
     The set of devices in a sum is stored before the first member of the committee is asked. If the
     server is killed after that, it asks the members about the same set again. An exchange that
     cannot be finished is given up: nothing is counted, and the devices send their answers again.
-    An exchange with too few contributions is continued in the next round.
+    An exchange with too few contributions is continued in the next round of the same run.
 
     Parameters
     ----------
@@ -146,8 +146,9 @@ class SecureStrategy(GridFederation):
     def _collect(self, exchange: SecureExchange) -> None:
         """Ask for contributions, until the set of the exchange is fixed and stored.
 
-        If there are too few, the exchange is stored as it is. The next round asks only the devices
-        that have not contributed: each new exchange would need new answers of the others.
+        If there are too few, the next round asks only the devices that have not contributed: each
+        new exchange would need new answers of the others. An exchange is stored only once its set
+        is fixed. Otherwise a server that is restored from a backup could fix another set.
         """
         asked = len(exchange.state.header.asked)
         self._trips.run(
@@ -162,7 +163,6 @@ class SecureStrategy(GridFederation):
         except SecureError:
             self._log(exchange)
             text = exchange.shortage()
-            self.file.save(exchange.state)
             exchange.collect_again()
             raise RoundAbandonedError(f"{text}; the others are asked again") from None
         if self._noise is not None:

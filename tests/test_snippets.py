@@ -199,7 +199,7 @@ def test_the_setup_of_secure_sums_runs(shell):
     short = shell.folder / page.name
     short.write_text(re.sub(r"^( *)fldb ", rf"\1{command} ", text, flags=re.MULTILINE))
     assert evaluate(short, markdown.CodeBlockParser("bash", shell)) == 5
-    vault, run = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    vault, run, private = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (work / "device1" / "vault.toml").write_text(vault)
     config = read_config(work / "device1" / "vault.toml")
     with DuelStore(work / "device1" / "duels.db") as store:
@@ -214,6 +214,10 @@ def test_the_setup_of_secure_sums_runs(shell):
         {**tomllib.loads(run), "mode": "devices", "dimension": 6}, "docs/deployment.md"
     )
     assert (settings.secure, settings.min_duels) == (True, 2)  # 3 * 6 / 10, rounded up
+    settings = fldb_settings.from_flat(
+        {**tomllib.loads(run + private), "mode": "devices", "dimension": 6}, "docs/deployment.md"
+    )
+    assert (settings.is_private, settings.privacy.unit) == (True, "person")
     assert settings.max_difference == pytest.approx(2 * 6**0.5, rel=0.001)
 
 
