@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -154,20 +154,29 @@ def draw(content: Mapping[str, Any], folder: Path, output: Output = DEFAULT) -> 
     return paths
 
 
-def main() -> None:
-    """Run the command."""
-    assert __doc__ is not None
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run_command(
+    description: str | None,
+    results: str,
+    draw_all: Callable[[Mapping[str, Any], Path, Output], list[Path]],
+) -> None:
+    """Run a command that draws the pictures of a result file, and prints their paths."""
+    assert description is not None
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER, help="of the pictures")
     add_options(parser)
     asked = parser.parse_args()
     try:
         make_folder(asked.folder)
-        content = measured.read(measured.FOLDER / "personal.json")
-        for path in draw(content, asked.folder, Output(asked.width, asked.format)):
+        content = measured.read(measured.FOLDER / results)
+        for path in draw_all(content, asked.folder, Output(asked.width, asked.format)):
             print(path)
     except FldbError as error:
         sys.exit(f"error: {one_line(error)}")
+
+
+def main() -> None:
+    """Run the command."""
+    run_command(__doc__, "personal.json", draw)
 
 
 if __name__ == "__main__":

@@ -6,20 +6,15 @@ final regret of FLDB-ONS against epsilon, with a curve for each number of agents
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fldb_flower.errors import FldbError, one_line
 from fldb_flower.runs.curves import REGRET, errors_text, points
 from fldb_flower.runs.plots import save_figure
 from fldb_flower.runs.styles import DASHES, MARKERS, SEQUENCE, Style
-from fldb_flower.system.commands import Parser
-from simulations import measured
-from simulations.drawing import DEFAULT, Output, add_options, make_folder
-from simulations.heterogeneity import FOLDER, summaries
+from simulations.drawing import DEFAULT, Output
+from simulations.heterogeneity import run_command, summaries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,18 +67,7 @@ def draw(content: Mapping[str, Any], folder: Path, output: Output = DEFAULT) -> 
 
 def main() -> None:
     """Run the command."""
-    assert __doc__ is not None
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER, help="of the picture")
-    add_options(parser)
-    asked = parser.parse_args()
-    try:
-        make_folder(asked.folder)
-        content = measured.read(measured.FOLDER / "privacy.json")
-        for path in draw(content, asked.folder, Output(asked.width, asked.format)):
-            print(path)
-    except FldbError as error:
-        sys.exit(f"error: {one_line(error)}")
+    run_command(__doc__, "privacy.json", draw)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from fldb_flower.errors import SecureError
 from fldb_flower.federation.exchange import Upload
-from fldb_flower.federation.plausibility import implausible
-from fldb_flower.federation.share_bounds import implausible_shares
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.secure.field import Elements
 from fldb_flower.secure.header import Header
 from fldb_flower.secure.roster import LARGEST_NUMBER
 from fldb_flower.wire.codec import UploadError
-from fldb_flower.wire.secure_upload import matrix_error, upload_of
+from fldb_flower.wire.secure_upload import implausible_sum, upload_of
 from fldb_flower.wire.shared_broadcast import SharedBroadcast
 
 
@@ -50,26 +48,18 @@ def upload_of_sum(
         raise SecureError(f"the sum is no upload: {error}") from None
     if shared.privacy is not None:
         return upload
-    if reason := _implausible(upload, shared, devices, matrix_error(encoding, devices)):
-        raise SecureError(f"the sum is not plausible: {reason}")
-    return upload
-
-
-def _implausible(upload: Upload, shared: SharedBroadcast, devices: int, error: float) -> str:
-    """Return the bound that the sum violates, or "" if there is none.
-
-    How many answers these devices have in total is not known, so bounds by it do not apply.
-    """
     longest = shared.settings.max_difference
     assert isinstance(longest, float)
-    if not shared.broadcast.shares:
-        return implausible([upload], shared.broadcast, longest, error=error)[0]
-    (reason,) = implausible_shares(
-        [upload],
-        [LARGEST_NUMBER],
+    reason = implausible_sum(
+        upload,
         shared.broadcast,
-        ridge=shared.settings.personal_ridge,
+        encoding,
+        devices,
+        agents=devices,
+        answers=LARGEST_NUMBER,  # in total: not known, so bounds by it do not apply
         longest=longest,
-        agents=[devices],
+        ridge=shared.settings.personal_ridge,
     )
-    return reason
+    if reason:
+        raise SecureError(f"the sum is not plausible: {reason}")
+    return upload

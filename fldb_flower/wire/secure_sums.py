@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 from fldb_flower.environments import max_difference
 from fldb_flower.errors import DataError, FederationError, SecureError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, Outcomes, Upload
-from fldb_flower.federation.plausibility import implausible
-from fldb_flower.federation.share_bounds import implausible_shares
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.secure.encoding import Encoding
 from fldb_flower.secure.field import IntArray
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadError, upload_size
-from fldb_flower.wire.secure_upload import blocks_of, matrix_error, numbers_of, upload_of
+from fldb_flower.wire.secure_upload import (
+    blocks_of,
+    implausible_sum,
+    numbers_of,
+    upload_of,
+)
 
 _encoding = functools.lru_cache(maxsize=4)(Encoding)  # nodes in one process share the last ones
 
@@ -145,24 +148,26 @@ class SecureSums:
             raise FederationError(f"secure=true: {self._explained(reason)}") from None
         if upload.num_duels != duels:
             raise FederationError(f"a sum over {upload.num_duels} duels instead of {duels}")
-        if violated := self._implausible(upload, broadcast, matrix_error(encoding, count)):
+        if violated := self._implausible(upload, broadcast, encoding, count):
             what = f"the sum over {count} nodes is not plausible"
             raise FederationError(f"{what}: {self._explained(violated)}")
         return upload
 
-    def _implausible(self, upload: Upload, broadcast: Broadcast, error: float) -> str:
+    def _implausible(
+        self, upload: Upload, broadcast: Broadcast, encoding: Encoding, count: int
+    ) -> str:
         """Return the first bound that a sum violates, or an empty string."""
-        if not broadcast.shares:
-            return implausible([upload], broadcast, self._longest, error=error)[0]
         played = [each.agents * (each.first + len(each.sums) - 1) for each in upload.outcomes]
-        return implausible_shares(
-            [upload],
-            [sum(played)],
+        return implausible_sum(
+            upload,
             broadcast,
-            ridge=self._settings.personal_ridge,
+            encoding,
+            count,
+            agents=sum(each.agents for each in upload.outcomes),
+            answers=sum(played),
             longest=self._longest,
-            agents=[sum(each.agents for each in upload.outcomes)],
-        )[0]
+            ridge=self._settings.personal_ridge,
+        )
 
     def _explained(self, reason: object) -> str:
         return (

@@ -21,7 +21,8 @@ import numpy as np
 from fldb_flower.bandit.prior import MAX_EXCESS, VARIANCES, CommonPrior, longest_shift, scale_of
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.exchange import Broadcast, Noise, Upload
-from fldb_flower.federation.share_bounds import DRIFT
+from fldb_flower.federation.plausibility import implausible
+from fldb_flower.federation.share_bounds import DRIFT, implausible_shares
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import Form, Sketch
 from fldb_flower.secure.encoding import Block, Encoding
@@ -196,7 +197,47 @@ def upload_of(numbers: FloatArray, broadcast: Broadcast, form: Form) -> Upload:
     return decode_statistics(numbers[:-1], int(numbers[-1]), broadcast, form)
 
 
-def matrix_error(encoding: Encoding, count: int) -> float:
+def implausible_sum(
+    upload: Upload,
+    broadcast: Broadcast,
+    encoding: Encoding,
+    uploads: int,
+    *,
+    agents: int,
+    answers: int,
+    longest: float,
+    ridge: float,
+) -> str:
+    """Return the first bound that a sum of uploads violates, or "" if there is none.
+
+    Parameters
+    ----------
+    upload : Upload
+        The sum.
+    broadcast : Broadcast
+        The request.
+    encoding : Encoding
+        That of one upload; it determines the rounding errors.
+    uploads : int
+        How many uploads were added.
+    agents, answers : int
+        The number of agents, and of all their answers so far.
+    longest : float
+        L, an upper bound of the length of differences.
+    ridge : float
+        The setting ``personal_ridge``.
+    """
+    if broadcast.shares:
+        reasons = implausible_shares(
+            [upload], [answers], broadcast, ridge=ridge, longest=longest, agents=[agents]
+        )
+    else:
+        error = _matrix_error(encoding, uploads)
+        reasons = implausible([upload], broadcast, longest, error=error)
+    return reasons[0]
+
+
+def _matrix_error(encoding: Encoding, count: int) -> float:
     """Return the largest rounding error of a matrix entry in the sum of ``count`` uploads."""
     each = zip(encoding.blocks, encoding.exponents, strict=True)
     matrices = (INFORMATION, HESSIAN)
