@@ -87,7 +87,7 @@ def test_factors_between_measured_values_are_interpolated():
     low, high = usefulness.FACTORS["person"][1][1], usefulness.FACTORS["person"][2][1]
     between = usefulness.regret_factor("person", 3.0, round(math.sqrt(100 * 300)))
     assert between == pytest.approx(math.sqrt(low * high), rel=0.01)
-    assert usefulness.regret_factor("answer", 100.0, 10**6) == usefulness.FACTORS["answer"][3][2]
+    assert usefulness.regret_factor("answer", 100.0, 10**6) == usefulness.FACTORS["answer"][-1][2]
     assert usefulness.regret_factor("answer", 0.01, 30) == usefulness.FACTORS["answer"][0][0]
 
 
