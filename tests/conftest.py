@@ -1,5 +1,6 @@
 """Shared by all tests: no telemetry, temporary files in memory, and small helpers."""
 
+import logging
 import os
 import shutil
 import subprocess
@@ -84,6 +85,32 @@ def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess
 def no_pictures(monkeypatch) -> None:
     """Skip the plots, which take longer than a small run; modules that test plots override this."""
     monkeypatch.setattr("fldb_flower.runs.results.plot_regret", lambda path, *_: path.touch())
+
+
+@pytest.fixture
+def in_process(monkeypatch, capsys, tmp_path) -> Iterator[Callable[..., tuple[Any, str, str]]]:
+    """Return a function that calls ``main`` with these words, in an empty folder.
+
+    It returns the argument of `sys.exit` (0 without one), and the output. Where it is a text,
+    Python prints it to stderr and exits with status 1.
+    """
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+
+    def call(main: Callable[[], None], name: str, *words: str) -> tuple[Any, str, str]:
+        monkeypatch.setattr("simulations.start.begin", lambda: None)  # handles signals
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # set by the command; undone after the test
+        monkeypatch.chdir(tmp_path)
+        try:
+            main()
+            status: Any = 0
+        except SystemExit as left:
+            status = left.code or 0
+        return status, *capsys.readouterr()
+
+    yield call
+    root.handlers[:], root.level = handlers, level
 
 
 @pytest.fixture
