@@ -151,9 +151,9 @@ def register_world() -> Iterator[Callable[[Any], str]]:
     ENVIRONMENTS.remove("world")
 
 
-def examples(number: int, **options: Any) -> settings:
-    """Return Hypothesis settings with this number of examples; outside `.ci/run --all`, a third."""
-    number = number if "FLDB_EXHAUSTIVE" in os.environ else number // 3
+def examples(number: int, parts: int = 3, **options: Any) -> settings:
+    """Return Hypothesis settings with this number of examples; outside `.ci/run --all`, a part."""
+    number = number if "FLDB_EXHAUSTIVE" in os.environ else number // parts
     return settings(deadline=None, derandomize=True, max_examples=number, **options)
 
 
