@@ -1,5 +1,6 @@
 """Shared by all tests: no telemetry, temporary files in memory, and small helpers."""
 
+import logging
 import os
 import shutil
 import subprocess
@@ -50,7 +51,8 @@ if (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests with a browser or a service as slow; run slow tests first.
 
-    Workers that run in parallel then end at about the same time.
+    Workers that run in parallel then end at about the same time. Groups, which one worker runs,
+    are the longest pieces of work, so they precede the other slow tests.
     """
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
@@ -60,7 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))  # processes take long on a busy machine
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    marks = ("slow", "xdist_group")
+    items.sort(key=lambda item: [item.get_closest_marker(mark) is None for mark in marks])
 
 
 @pytest.fixture(scope="session")
@@ -82,6 +85,32 @@ def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess
 def no_pictures(monkeypatch) -> None:
     """Skip the plots, which take longer than a small run; modules that test plots override this."""
     monkeypatch.setattr("fldb_flower.runs.results.plot_regret", lambda path, *_: path.touch())
+
+
+@pytest.fixture
+def in_process(monkeypatch, capsys, tmp_path) -> Iterator[Callable[..., tuple[Any, str, str]]]:
+    """Return a function that calls ``main`` with these words, in an empty folder.
+
+    It returns the argument of `sys.exit` (0 without one), and the output. Where it is a text,
+    Python prints it to stderr and exits with status 1.
+    """
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+
+    def call(main: Callable[[], None], name: str, *words: str) -> tuple[Any, str, str]:
+        monkeypatch.setattr("simulations.start.begin", lambda: None)  # handles signals
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # set by the command; undone after the test
+        monkeypatch.chdir(tmp_path)
+        try:
+            main()
+            status: Any = 0
+        except SystemExit as left:
+            status = left.code or 0
+        return status, *capsys.readouterr()
+
+    yield call
+    root.handlers[:], root.level = handlers, level
 
 
 @pytest.fixture
@@ -122,9 +151,9 @@ def register_world() -> Iterator[Callable[[Any], str]]:
     ENVIRONMENTS.remove("world")
 
 
-def examples(number: int, **options: Any) -> settings:
-    """Return Hypothesis settings with this number of examples; outside `.ci/run --all`, a third."""
-    number = number if "FLDB_EXHAUSTIVE" in os.environ else number // 3
+def examples(number: int, parts: int = 3, **options: Any) -> settings:
+    """Return Hypothesis settings with this number of examples; outside `.ci/run --all`, a part."""
+    number = number if "FLDB_EXHAUSTIVE" in os.environ else number // parts
     return settings(deadline=None, derandomize=True, max_examples=number, **options)
 
 

@@ -5,7 +5,8 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from conftest import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
@@ -57,9 +58,7 @@ def test_a_saved_checkpoint_is_read_back(tmp_path):
         max_size=4,
     )
 )
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(75, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_arrays_are_read_back(tmp_path, arrays):
     save_checkpoint(tmp_path / "c", Checkpoint("", {}, arrays))
     got = load_checkpoint(tmp_path / "c", "").arrays
@@ -91,9 +90,7 @@ def test_every_flipped_bit_is_refused(tmp_path):
 
 
 @given(st.binary(max_size=200), st.booleans())
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_bytes_are_refused(tmp_path, data, pretends):
     (tmp_path / "c").write_bytes((b"FLDBcp01" if pretends else b"") + data)
     refused(tmp_path / "c")

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import nested
+from conftest import examples, nested
 from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fldb_flower.bandit.estimate import Estimate
@@ -65,7 +64,7 @@ claims_of_nodes = st.lists(
 ).map(dict.fromkeys).map(list)  # fmt: skip
 
 
-@hypothesis_settings(deadline=None)
+@examples(150)
 @given(claims_of_nodes, st.integers(0, 2), st.randoms(use_true_random=False))
 def test_refusals_do_not_depend_on_the_order_of_arrival(claims, silent, random):
     claims = dict(enumerate(claims, start=FIRST))
@@ -200,7 +199,7 @@ def test_an_unknown_node_and_the_node_whose_partition_it_claims_are_both_refused
     assert rejected(histories[0]) == {f"node 1002: {reason}", f"node 1004: {reason}"}
 
 
-@hypothesis_settings(deadline=None, max_examples=15)
+@examples(45)
 @given(
     lie=st.tuples(
         st.integers(FIRST, FIRST + NODES - 1),
@@ -282,7 +281,7 @@ def meet(known, claims, order, connected):
     return devices.disputes(connected), devices.state()["nodes"]
 
 
-@hypothesis_settings(deadline=None)
+@examples(150)
 @given(
     known=st.lists(st.sampled_from(IDS), unique=True, max_size=4),
     claims=st.lists(st.sampled_from(IDS), min_size=1, max_size=4),

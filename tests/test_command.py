@@ -87,14 +87,14 @@ def test_the_version_is_that_of_the_distribution(fldb):
     assert fldb("--version").stdout == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", command.COMMANDS)
-def test_each_help_names_its_command_and_no_other_spelling(name, fldb):
-    done = fldb(name, "--help", COLUMNS="100")
-    assert done.returncode == 0, done.stderr
-    assert re.match(rf"usage: fldb {name.replace('sweep', 'run')}\b", done.stdout)
-    assert "python -m simulations.run" not in done.stdout
-    assert "``" not in done.stdout
+def test_each_help_names_its_command_and_no_other_spelling(name, in_process, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    status, out, error = in_process(command.main, "fldb", name, "--help")
+    assert (status, error) == (0, "")
+    assert re.match(rf"usage: fldb {name.replace('sweep', 'run')}\b", out)
+    assert "python -m simulations.run" not in out
+    assert "``" not in out
 
 
 @pytest.mark.slow
@@ -102,28 +102,9 @@ def test_each_help_names_its_command_and_no_other_spelling(name, fldb):
     ("words", "message"),
     [
         ("swep", "swep: there is no such command; did you mean sweep?"),
-        ("x", "x: there is no such command; there are run, sweep, figures"),
-        ("--x", "unrecognized arguments: --x"),
-        ("run --tau=2", "--tau=2 (from the command line): a setting is written tau=2"),
-        ("run --num-agents 2", "--num-agents (from the command line): a setting is written"),
-        ("run tau 2", "tau (from the command line): a setting is written tau=5"),
-        ("run nothing", "nothing (from the command line): there is no such setting"),
-        ("run --nothing", "--nothing (from the command line): there is no such option"),
-        ("run --cfg x", "argument --cfg/-c: invalid choice: 'x'"),
-        ("run taus=2", "taus (from the command line): there is no such setting; did you mean tau?"),
         ("run tau=1,2", "several values are a sweep, which needs -m"),
         ("sweep tau=0", "tau=0"),
-        ("figures fig9", "no figure 'fig9': there are fig1a"),
-        ("report", "the following arguments are required: DIR"),
-        ("report missing", "missing: does not exist"),
-        ("benchmark algoritms", "there is no section 'algoritms'; did you mean algorithms?"),
-        ("benchmark --repetitions 0", "'0' must be a whole number, from 1 to 1000"),
-        ("demo --devices x", "'x' must be a whole number, at least 1"),
         ("keys make", "invalid choice: 'make' (choose from"),
-        ("keys credentials keys", "the following arguments are required: --host"),
-        ("keys roster make", "invalid choice: 'make' (choose from"),
-        ("serve", "the following arguments are required: --store"),
-        ("completion ksh", "invalid choice: 'ksh' (choose from"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_1(words, message, fldb):
@@ -133,6 +114,38 @@ def test_a_mistake_is_one_line_and_status_1(words, message, fldb):
     assert message in line
     assert not before
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("x", "x: there is no such command; there are run, sweep, figures"),
+        ("--x", "unrecognized arguments: --x"),
+        ("run --tau=2", "--tau=2 (from the command line): a setting is written tau=2"),
+        ("run --num-agents 2", "--num-agents (from the command line): a setting is written"),
+        ("run tau 2", "tau (from the command line): a setting is written tau=5"),
+        ("run nothing", "nothing (from the command line): there is no such setting"),
+        ("run --nothing", "--nothing (from the command line): there is no such option"),
+        ("run --cfg x", "argument --cfg/-c: invalid choice: 'x'"),
+        ("run taus=2", "taus (from the command line): there is no such setting; did you mean tau?"),
+        ("figures fig9", "no figure 'fig9': there are fig1a"),
+        ("report", "the following arguments are required: DIR"),
+        ("report missing", "missing: does not exist"),
+        ("benchmark algoritms", "there is no section 'algoritms'; did you mean algorithms?"),
+        ("benchmark --repetitions 0", "'0' must be a whole number, from 1 to 1000"),
+        ("demo --devices x", "'x' must be a whole number, at least 1"),
+        ("keys credentials keys", "the following arguments are required: --host"),
+        ("keys roster make", "invalid choice: 'make' (choose from"),
+        ("serve", "the following arguments are required: --store"),
+        ("completion ksh", "invalid choice: 'ksh' (choose from"),
+    ],
+)
+def test_the_line_names_the_mistake(words, message, in_process):
+    line, *output = in_process(command.main, "fldb", *words.split())
+    assert output == ["", ""]
+    assert line.startswith("error: ")
+    assert message in line
+    assert len(line.splitlines()) == 1
 
 
 def test_a_number_that_is_out_of_range_is_named_with_the_range():

@@ -451,7 +451,7 @@ def fails_in_solves(partition, request):
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons", "fldb_gd"])
 @pytest.mark.parametrize("fault", [dies_in_the_first_solve, fails_in_solves])
 def test_a_round_restarts_without_a_node_that_always_fails(algorithm, fault):
-    chosen = settings(4, algorithm=algorithm, quorum=0.5)
+    chosen = settings(4, algorithm=algorithm, quorum=0.5, horizon=6)
     with Witness(chosen) as witness:
         strategy = witness.run(FunctionGrid(chosen, fault))
     if algorithm != "fldb_gd":

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fldb_flower.settings import hydra_entries
+from simulations import run
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,8 +46,19 @@ BAD = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arguments", BAD)
+def test_bad_input_is_named_in_one_clear_line(arguments, in_process, tmp_path):
+    where = () if "hydra.run.dir" in arguments else (f"hydra.run.dir={tmp_path / 'run'}",)
+    line, *output = in_process(run.main, "run", *arguments.split(), *where)
+    assert output == ["", ""]
+    assert len(line.splitlines()) == 1
+    assert line.startswith("error: ")
+    assert BAD[arguments] in line
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", ["tua=3", "environment=movielens"])
 def test_bad_input_ends_in_one_clear_line(arguments, tmp_path):
     where = () if "hydra.run.dir" in arguments else (f"hydra.run.dir={tmp_path / 'run'}",)
     done = call(*arguments.split(), *where)

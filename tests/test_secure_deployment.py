@@ -15,17 +15,16 @@ import numpy as np
 import psutil
 import pytest
 from local_processes import logs_on_failure, processes_of, wait_until
-from test_deployment import derivatives, stored
+from test_deployment import derivatives, first_step, stored
 
 from clients.service.routes import guarded
 from fldb_flower.deployment.processes import HOST
 from fldb_flower.secure.header import Limits
 from simulations.local_federation import Device, LocalFederation
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("secure_deployment")]
 D = 3
 LONGEST = 2 * math.sqrt(D)  # features are from -1 to 1
-RIDGE = 1.0
 DEVICES = 5
 LIMITS = Limits(min_duels=1, min_devices=3, min_committee=DEVICES)
 PAGE = 4096  # bytes of SQLite's pages
@@ -127,9 +126,7 @@ def check_sums(federation: LocalFederation) -> np.ndarray:
     first = np.concatenate([table[: 6 + number] for number, table in enumerate(tables)])
     second = np.concatenate([table[6 + number :] for number, table in enumerate(tables)])
     assert (len(first), len(second)) == (40, 35)
-    gradient, hessian = derivatives(np.zeros(D), first)  # W_1 / 4 at 0
-    start = -2.0 * np.linalg.solve(RIDGE * np.eye(D) + hessian, gradient)
-    curvature = RIDGE * np.eye(D) + hessian / 10.0
+    start, curvature = first_step(first)
     gradient, hessian = derivatives(start, second)
     theta = start - np.linalg.solve(curvature + hessian, gradient)
     np.testing.assert_allclose(federation.model()["theta_sync"], theta, rtol=1e-9)

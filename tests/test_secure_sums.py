@@ -413,11 +413,3 @@ def test_an_algorithm_that_asks_again_is_refused(tmp_path, engine, algorithm):
             run(settings(algorithm="again", engine__name=engine), tmp_path / "run")
     finally:
         ALGORITHMS.remove("again")
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("flower")
-def test_engine_flower_gives_the_results_of_the_vectorized_engine(tmp_path):
-    run(settings(**KINDS["personal"], engine__name="flower"), tmp_path / "f")
-    run(settings(**KINDS["personal"]), tmp_path / "v")
-    np.testing.assert_allclose(regret(tmp_path / "f"), regret(tmp_path / "v"), rtol=1e-9)

@@ -304,7 +304,7 @@ def test_one_bad_device_among_40_stops_no_rounds():
 
 
 @pytest.mark.slow
-@examples(10)
+@examples(10, parts=5)
 @given(st.sampled_from(names_of(COUNT)))
 def test_any_bad_device_among_40_stops_no_rounds(bad):
     check(bad)

@@ -742,7 +742,7 @@ def test_service_and_agent_refuse_the_same_answers(idle, idle_agent, preferred):
 
 
 def test_a_locked_store_is_reported_and_nothing_is_recorded(path, monkeypatch):
-    monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 1.0)
+    monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 3.0)
     with running(path) as client:
         duel = propose(client)["id"]
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import device_request, nested
+from conftest import device_request, examples, nested
 from faulty_grid import Faults, FaultyGrid
 from flwr.app import ArrayRecord, ConfigRecord
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from test_devices import DEATHS, D, Federation, no_pause, undoing
@@ -364,7 +363,7 @@ def test_answers_before_the_federation_count(tmp_path):
 
 
 @pytest.mark.slow
-@hypothesis_settings(deadline=None, derandomize=True, max_examples=40)
+@examples(45)
 @given(
     seed=st.integers(0, 2**32),
     servers=st.lists(
