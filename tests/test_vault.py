@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import random
 import shutil
 import sqlite3
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -810,6 +812,38 @@ def test_a_missing_entry_or_file_is_one_line(tmp_path, fleet):
     (fleet.folder / "d01" / "device.key").chmod(0o640)
     with pytest.raises(DataError, match=r"other users can read the private key .*chmod 600"):
         read_config(fleet.configure("d01"))
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+@pytest.mark.parametrize("name", ["vault.toml", "signer.pub"])
+def test_files_that_others_can_write_are_refused(fleet, name, mode):
+    vault = fleet.folder / "d01" / "vault.toml"
+    file = vault if name == "vault.toml" else fleet.folder / name
+    file.chmod(0o644)  # others may read both
+    assert read_config(vault).name == "d01"
+    file.chmod(mode)
+    with pytest.raises(DataError, match=rf"other users can write .*{name}: chmod go-w /.*{name}$"):
+        read_config(vault)
+
+
+@pytest.mark.parametrize("name", ["vault.toml", "signer.pub"])
+def test_files_of_another_user_are_refused(fleet, monkeypatch, name):
+    vault, uid, stat = fleet.folder / "d01" / "vault.toml", os.geteuid(), Path.stat
+
+    def owned_by(owner):
+        def changed(path, **options):
+            found = list(stat(path, **options))
+            return os.stat_result([*found[:4], owner, *found[5:]] if path.name == name else found)
+
+        monkeypatch.setattr(Path, "stat", changed)
+
+    owned_by(uid + 77)
+    words = f"{name} belongs to user {uid + 77}: must belong to user {uid}, .* or to root$"
+    with pytest.raises(DataError, match=words) as error:
+        read_config(vault)
+    assert "\n" not in str(error.value)
+    owned_by(0)
+    assert read_config(vault).name == "d01"
 
 
 def test_a_roster_that_cannot_be_used_is_one_line(fleet):

@@ -94,6 +94,7 @@ class Fleet:
         }  # fmt: skip
         file = self.folder / name / "vault.toml"
         file.write_text("".join(f"{key} = {value}\n" for key, value in entries.items()))
+        file.chmod(0o600)
         return file
 
     def settings(self, **changes: Any) -> Settings:
