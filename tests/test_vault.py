@@ -698,6 +698,92 @@ def test_a_newer_roster_from_the_server_is_kept(fleet):
     assert "version 1 of the roster, older than 2" in refusal(fleet, fleet.header())
 
 
+def renewed(fleet, **changes) -> bytes:
+    """Return the next version of the roster; the file of the owners keeps the present one."""
+    before = fleet.roster_file.read_bytes()
+    rosters.renew_roster(fleet.roster_file, fleet.folder / "signer", **changes)
+    content = fleet.roster_file.read_bytes()
+    fleet.roster_file.write_bytes(before)
+    return content
+
+
+@pytest.mark.parametrize("source", ["server", "file"])
+def test_a_restored_store_accepts_no_older_roster(fleet, tmp_path, source):
+    """Store and file of the owner are from before a device was removed."""
+    phone, first = fleet.phones["d00"], fleet.roster_file.read_bytes()
+    backup, second = copied(phone, tmp_path), renewed(fleet, remove=["d05"])
+    if source == "file":
+        fleet.roster_file.write_bytes(second)
+        phone.restart()
+    else:
+        phone.ask(Hello(second))
+    fleet.roster_file.write_bytes(first)
+    restore(phone, backup)
+    assert phone.ask(Hello(b"")) == Introduced("d00", 2)
+    reply = phone.ask(Hello(first))
+    assert isinstance(reply, Refused)
+    assert "version 1, older than 2" in reply.reason
+    assert "version 1 of the roster, older than 2" in refusal(fleet, fleet.header())
+    fleet.roster_file.write_bytes(second)  # the sums with it continue
+    fleet.names.remove("d05")
+    for name in fleet.names:
+        assert fleet.phones[name].ask(Hello(b"")) == Introduced(name, 2)
+    _, state = fleet.exchange()
+    assert state.chosen == tuple(fleet.names)
+
+
+def test_a_restored_store_accepts_no_second_roster_of_a_version(fleet, tmp_path):
+    phone = fleet.phones["d00"]
+    backup, seen, other = (
+        copied(phone, tmp_path),
+        *(renewed(fleet, remove=[name]) for name in ("d04", "d05")),
+    )
+    assert phone.ask(Hello(seen)) == Introduced("d00", 2)
+    restore(phone, backup)
+    reply = phone.ask(Hello(other))
+    assert isinstance(reply, Refused)
+    assert reply.reason == "there are two different rosters of version 2"
+
+
+def test_the_copy_of_the_roster_never_goes_back(fleet):
+    """Of two stores with one key, the second one gets versions later."""
+    phone, copy = fleet.phones["d00"], fleet.folder / "d00" / "device.key.roster"
+    other = Phone(phone.folder, phone.name, phone.clock, "other.db")
+    first = fleet.roster_file.read_bytes()
+    second = renewed(fleet, remove=["d05"])
+    fleet.roster_file.write_bytes(second)
+    third = renewed(fleet, remove=["d04"])
+    fleet.roster_file.write_bytes(first)
+    for each, content, kept in ((phone, third, third), (other, second, third)):
+        assert isinstance(each.ask(Hello(content)), Introduced)
+        assert copy.read_bytes() == kept
+    assert copy.stat().st_mode & 0o777 == 0o600
+    other.restart()
+    assert other.ask(Hello(b"")) == Introduced("d00", 3)
+    other.store.close()
+
+
+def test_a_copy_of_the_roster_that_cannot_be_used_is_one_line(fleet, monkeypatch, caplog):
+    phone, copy = fleet.phones["d00"], fleet.folder / "d00" / "device.key.roster"
+    second = renewed(fleet, remove=["d05"])
+    with monkeypatch.context() as patch:
+        patch.setattr("clients.vault.rosters.replace_file", full)
+        assert phone.ask(Hello(second)) == Refused(WITHHELD)
+    assert "cannot write" in caplog.text
+    assert phone.ask(Hello(b"")) == Introduced("d00", 1)  # not stored either
+    phone.store.close()
+    copy.write_bytes(b"{")
+    with pytest.raises(DataError, match=r"^[^ ]*device\.key\.roster: the roster file is not valid"):
+        phone.start()
+    copy.unlink()  # as of an earlier version
+    phone.start()
+    assert copy.read_bytes() == fleet.roster_file.read_bytes()
+
+
+def full(*_arguments):
+    raise OSError(28, "No space left on device")
+
+
 def test_a_newer_file_of_the_owner_is_used(fleet, caplog):
     phone = fleet.phones["d00"]
     rosters.renew_roster(fleet.roster_file, fleet.folder / "signer", remove=["d05"])
@@ -847,11 +933,15 @@ def test_files_of_another_user_are_refused(fleet, monkeypatch, name):
 
 
 def test_a_roster_that_cannot_be_used_is_one_line(fleet):
-    for content, words in ((b"x", "not valid JSON"), (None, "cannot read")):
+    words_of = {
+        b"x": r"roster\.json: .* not valid JSON",
+        None: r"cannot read .*roster\.json: No such",
+    }
+    for content, words in words_of.items():
         fleet.roster_file.unlink()
         if content is not None:
             fleet.roster_file.write_bytes(content)
         config = read_config(fleet.configure("d01"))
-        with pytest.raises(FldbError, match=rf"roster\.json.*{words}"):
+        with pytest.raises(FldbError, match=words):
             Vault(DuelStore(fleet.folder / "other.db"), config)
         fleet.roster_file.touch()

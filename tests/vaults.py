@@ -38,9 +38,9 @@ START = 1.8e9
 class Phone:
     """One device: its folder, its store and its vault, which can be restarted."""
 
-    def __init__(self, folder: Path, name: str, clock) -> None:
+    def __init__(self, folder: Path, name: str, clock, store: str = "duels.db") -> None:
         self.folder, self.name, self.clock = folder, name, clock
-        self.path = folder / "duels.db"
+        self.path = folder / store
         self.given: list[tuple[list[float], float]] = []
         self.start()
 
