@@ -20,6 +20,7 @@ from fldb_flower.secure.server import Phase, ServerExchange, Sum
 from fldb_flower.settings import AUTO, Settings
 from fldb_flower.wire.shared_broadcast import SharedBroadcast, describe_encoding, encode_shared
 from strategies.grid_federation import GridFederation
+from strategies.reasons import grouped
 from strategies.secure_devices import SecureDevices
 from strategies.secure_exchange import ExchangeFile, SecureExchange
 from strategies.secure_noise import SumNoise
@@ -185,7 +186,8 @@ class SecureStrategy(GridFederation):
                 broadcast=encode_shared(*shared),
             )  # fmt: skip
         except SecureError as reason:
-            raise RoundAbandonedError("; ".join([str(reason), *self._trips.left_out])) from None
+            left_out = grouped(self._trips.left_out, "nodes")
+            raise RoundAbandonedError("; ".join([str(reason), *left_out])) from None
         devices.ask(header)
         return header
 
@@ -285,7 +287,7 @@ class SecureStrategy(GridFederation):
         self._log(exchange)
 
     def _log(self, exchange: SecureExchange) -> None:
-        for line in exchange.reasons():
+        for line in grouped(exchange.reasons()):
             _LOG.log(WARNING, "not counted: %s", line)
         for name in exchange.refused:
             self.devices.forget(name)

@@ -147,11 +147,11 @@ class SecureDevices:
         for name, node in self.at_nodes(connected).items():
             if (version := self._versions[node]) > own:
                 reasons[node] = (
-                    f"{name} has version {version} of the roster, newer than {own} on the server:"
-                    " renew devices-roster"
+                    f"has version {version} of the roster, newer than {own} on the server: renew"
+                    " devices-roster"
                 )
             elif name not in self.roster.keys:
-                reasons[node] = f"{name} is not in the roster, version {own}"
+                reasons[node] = f"is not in the roster, version {own}"
         return reasons
 
     def at_nodes(self, connected: Collection[int]) -> dict[str, int]:

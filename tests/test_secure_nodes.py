@@ -86,7 +86,7 @@ def test_a_renewed_roster_reaches_the_devices_during_the_run(tmp_path):
         assert len(server.devices.tally().uploads) == 7
         node = federation.grid.node("d07")
         assert server.strategy.history.participation[0].rejected == (
-            f"node {node}: d07 is not in the roster, version 2",
+            f"node {node} (d07): is not in the roster, version 2",
         )
         assert {header.roster for header in federation.grid.headers.values()} == {1, 2}
 
@@ -101,7 +101,7 @@ def test_a_device_with_a_newer_roster_than_the_server_is_left_out(tmp_path):
         assert server.try_round()
         node = federation.grid.node("d06")
         assert server.strategy.history.participation[0].rejected == (
-            f"node {node}: d06 has version 2 of the roster, newer than 1 on the server: renew"
+            f"node {node} (d06): has version 2 of the roster, newer than 1 on the server: renew"
             " devices-roster",
         )
         assert len(server.devices.tally().uploads) == 7
@@ -315,6 +315,48 @@ def test_the_first_sum_needs_enough_answers(tmp_path):
         federation.answer(count=1)
         assert server.try_round()
         assert federation.check_counted(server) == 24
+
+
+def test_equal_reasons_of_devices_are_one_line_of_the_log(tmp_path, caplog):
+    """Four of 26 owners require 3 answers, one requires 4; results name each device."""
+    federation = SecureFederation(tmp_path, devices=26)  # of which five may be missing
+    for number, least in enumerate((3, 3, 4, 3, 3)):
+        federation.fleet.configure(f"d{number:02}", min_duels=least)
+        federation.phones[f"d{number:02}"].restart()
+    federation.answer()
+    with caplog.at_level(logging.WARNING, "flwr"), federation.serving() as server:
+        assert server.try_round()
+    reason = "the exchange has min_duels=1, and the device requires"
+    assert caplog.messages == [
+        f"not counted: 4 devices (d00, d01, d03, ...): {reason} 3",
+        f"not counted: d02: {reason} 4",
+    ]
+    assert server.strategy.history.participation[0].rejected == tuple(
+        f"d{number:02}: {reason} {least}" for number, least in enumerate((3, 3, 4, 3, 3))
+    )
+
+
+def test_equal_reasons_of_nodes_are_one_line_of_the_log(tmp_path, caplog):
+    """Services that do not run; later, the roster of the server has no such devices."""
+    federation, down = SecureFederation(tmp_path, devices=12), {"d03", "d04"}
+    federation.grid.fault = lambda name, _request: "raises" if name in down else "none"
+    federation.answer()
+    first, second = (federation.grid.node(name) for name in ("d03", "d04"))
+    with caplog.at_level(logging.WARNING, "flwr"), federation.serving() as server:
+        assert server.try_round()
+        assert caplog.messages == [
+            f"not asked: 2 nodes (node {first}, node {second}): ConnectionRefusedError: the service"
+            " is down"
+        ]
+        caplog.clear()
+        down.clear()
+        renew(federation, federation.fleet.roster_file, remove=["d03", "d04"])
+        federation.answer()
+        assert server.try_round()
+        assert caplog.messages == [
+            f"not asked: 2 nodes (node {first} (d03), node {second} (d04)): is not in the roster,"
+            " version 2"
+        ]
 
 
 def test_the_log_names_what_was_not_counted(tmp_path, caplog):

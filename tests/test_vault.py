@@ -572,11 +572,11 @@ def test_another_encoding_than_that_of_the_broadcast_is_refused(fleet):
 def test_the_owners_limits_hold(fleet):
     phone = fleet.phones["d00"]
     for limit, words in (
-        ({"min_devices": 5}, "min_devices=4, and d00 requires 5"),
-        ({"min_duels": 2}, "min_duels=1, and d00 requires 2"),
+        ({"min_devices": 5}, "min_devices=4, and the device requires 5"),
+        ({"min_duels": 2}, "min_duels=1, and the device requires 2"),
         ({"min_committee": 7}, "requires 7"),
         ({"max_duels": 500}, "max_duels=1000"),
-        ({"max_difference": 5.0}, "max_difference=8, and d00 accepts at most 5"),
+        ({"max_difference": 5.0}, "max_difference=8, and the device accepts at most 5"),
     ):
         fleet.configure("d00", **limit)
         phone.restart()
@@ -599,7 +599,7 @@ def test_requests_that_no_server_makes_are_refused(fleet):
     other = replace(header, broadcast=b"\0\0\0\x02{}")
     assert "the broadcast of the exchange" in refusal(fleet, other)
     other = fleet.header(common((0.0, 0.0, 0.0)), fleet.settings(dimension=3))
-    assert "dimension=3, and the duels of d00 have another" in refusal(fleet, other)
+    assert "dimension=3, and the device has another" in refusal(fleet, other)
     reply = messages.decode_reply(phone.vault.answer(b"none"))
     assert isinstance(reply, Refused)
     assert "another format" in reply.reason
