@@ -60,6 +60,33 @@ class SecureStrategy(GridFederation):
         Where the exchange in progress is stored.
     noise : SumNoise, optional
         The noise that devices add; None without privacy.
+
+    Examples
+    --------
+    Of 14 devices in the roster, 12 must be connected for a sum over 10 that do not cooperate with
+    the server:
+
+    >>> from pathlib import Path
+    >>> from fldb_flower.deployment import rosters
+    >>> from fldb_flower.federation.history import Counts
+    >>> from fldb_flower.settings import from_flat
+    >>> from strategies.device_directory import DeviceDirectory
+    >>> from strategies.secure import SecureStrategy
+    >>> from strategies.secure_devices import SecureDevices
+    >>> from strategies.secure_exchange import ExchangeFile
+    >>> _ = rosters.create_signing_key(Path("signer"))
+    >>> names = [f"device{number}" for number in range(1, 15)]
+    >>> keys = [f"{name}={rosters.create_device_key(Path(name))[1]}" for name in names]
+    >>> _ = rosters.create_roster(Path("roster.json"), Path("signer"), keys)
+    >>> values = {
+    ...     "mode": "devices", "algorithm": "fldb_personal", "dimension": 5, "secure": True,
+    ...     "max-difference": 4.0, "devices-roster": str(Path("roster.json").absolute()),
+    ... }
+    >>> settings = from_flat(values, "an example")
+    >>> file = ExchangeFile(DeviceDirectory(Path("server"), settings))
+    >>> strategy = SecureStrategy(settings, Counts(), SecureDevices(settings), file)
+    >>> strategy.least_nodes
+    12
     """
 
     def __init__(

@@ -58,6 +58,25 @@ class SecureDevices:
     ------
     SettingsError
         The roster cannot be read.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from fldb_flower.deployment import rosters
+    >>> from fldb_flower.settings import from_flat
+    >>> from strategies.secure_devices import SecureDevices
+    >>> _ = rosters.create_signing_key(Path("signer"))
+    >>> names = [f"device{number}" for number in range(1, 15)]
+    >>> keys = [f"{name}={rosters.create_device_key(Path(name))[1]}" for name in names]
+    >>> _ = rosters.create_roster(Path("roster.json"), Path("signer"), keys)
+    >>> values = {
+    ...     "mode": "devices", "algorithm": "fldb_personal", "dimension": 5, "secure": True,
+    ...     "max-difference": 4.0, "devices-roster": str(Path("roster.json").absolute()),
+    ... }
+    >>> settings = from_flat(values, "an example")
+    >>> devices = SecureDevices(settings)
+    >>> devices.roster.version, len(devices.roster.keys), devices.limits.min_duels
+    (1, 14, 2)
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -210,6 +210,16 @@ class ExchangeFile:
     ----------
     directory : ResultsDirectory
         The directory.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from fldb_flower.settings import Settings
+    >>> from strategies.device_directory import DeviceDirectory
+    >>> from strategies.secure_exchange import ExchangeFile
+    >>> settings = Settings(mode="devices", algorithm="fldb_personal")
+    >>> ExchangeFile(DeviceDirectory(Path("server"), settings)).load() is None
+    True
     """
 
     def __init__(self, directory: ResultsDirectory) -> None:

@@ -249,8 +249,8 @@ def test_with_more_missing_members_the_same_set_is_asked_again(tmp_path):
         assert not server.try_round()
         assert federation.lines[-1] == (
             "round 1 is not counted: 6 of 8 members opened the sum of 8 devices; it needs 7;"
-            " 2 devices (d03, d04): ConnectionRefusedError: the service is down; they are asked again"
-            " in the next round"
+            " 2 devices (d03, d04): ConnectionRefusedError: the service is down; they are asked"
+            " again in the next round"
         )
         federation.answer()
         federation.grid.asked.clear()
