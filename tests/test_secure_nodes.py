@@ -18,6 +18,7 @@ from fldb_flower.errors import CheckpointError, FederationError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.settings import from_flat
 from fldb_flower.wire import secure_messages as messages
+from simulations.benchmark.secure import Rehearsal
 from strategies import transport
 from strategies.secure_devices import SecureDevices
 from strategies.secure_exchange import EXCHANGE
@@ -152,6 +153,30 @@ def test_the_last_estimate_reaches_all_devices_and_the_run_ends(tmp_path):
     assert (summary["rounds"], summary["devices"], summary["duels"]) == (1, 8, 16)
     assert summary["complete"] is True
     assert summary["node_uploaded_bytes"] > 8 * 8 * 32  # a seed for each member at least
+
+
+def test_bytes_are_those_that_the_benchmark_measures(tmp_path):
+    """Both trips of 12 devices. Names are shorter here, and both requests have the header."""
+    federation, rehearsal = SecureFederation(tmp_path, devices=12), Rehearsal(12, D)
+    with federation.serving() as server:
+        federation.answer()
+        assert server.try_round()  # the first round of FLDB-ONS has no Hessian
+        before = server.strategy.history.counts()
+        federation.answer()
+        assert server.try_round()
+        after = server.strategy.history.counts()
+    counts = {name: after[name] - before[name] for name in after}
+    _, header = federation.grid.headers.values()
+    assert header.numbers == rehearsal.encoding.size
+    up, to_member = rehearsal.messages()
+    opening = len(messages.encode(messages.Opened(rehearsal.openings[rehearsal.member])))
+    names = sum(len(name) - len("d00") for name in rehearsal.keys)
+    assert counts["uploaded_bytes"] == pytest.approx(12 * (up - names + opening), rel=0.01)
+    pieces = (to_member - len(rehearsal.header.to_bytes())) * 12 / len(rehearsal.present) - names
+    expected = 12 * (2 * len(header.to_bytes()) + pieces)
+    assert counts["downloaded_bytes"] == pytest.approx(expected, rel=0.05)
+    assert counts["node_uploaded_bytes"] == counts["uploaded_bytes"]
+    assert before["node_uploaded_bytes"] > before["uploaded_bytes"]  # introductions
 
 
 def test_the_server_waits_until_enough_devices_for_a_sum_are_connected(tmp_path):
