@@ -74,7 +74,7 @@ class DeviceNodes(Nodes):
     def contents(
         self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> list[RecordDict]:
-        """Return the content for each node; see :mod:`fldb_flower.wire.devices`."""
+        """Return the content for each node; see ``fldb_flower.wire.devices``."""
         numbers: Any = config["header"]
         repeats = BroadcastHeader(*numbers).last == 0
         contents = []

@@ -52,7 +52,7 @@ class SecureDevices:
     suspects : Suspects
         Devices that may have spoilt a sum, and are not always asked.
     round : int
-        Number of the last exchange, see :attr:`fldb_flower.secure.header.Header.round`.
+        Number of the last exchange, see ``fldb_flower.secure.header.Header``.
 
     Raises
     ------
