@@ -52,7 +52,9 @@ def create_vaults(folder: Path, devices: Mapping[str, Path], limits: Limits) -> 
             for shared in (SIGNER, ROSTER):
                 if not (path / shared).exists():
                     (path / shared).write_bytes((folder / shared).read_bytes())
+                    (path / shared).chmod(0o644)
             (path / VAULT).write_text(_vault(name, limits), encoding="utf-8")
+            (path / VAULT).chmod(0o600)
     except OSError as error:
         raise OutputError(f"cannot write {error.filename}: {error.strerror}") from None
     return roster

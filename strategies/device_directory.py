@@ -85,10 +85,30 @@ class DeviceDirectory(ResultsDirectory):
     checkpoint, and ``summary.json`` when a run ends normally. A file ``round-now`` starts the next
     round at once. The directory is created if it is missing.
 
+    Parameters
+    ----------
+    path : Path
+        The directory.
+    settings : Settings
+        With ``mode=devices``.
+
     Raises
     ------
     OutputError
         The directory cannot be written, or another server uses it.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from fldb_flower.settings import Settings
+    >>> from strategies.device_directory import DeviceDirectory
+    >>> settings = Settings(mode="devices", algorithm="fldb_personal")
+    >>> directory = DeviceDirectory(Path("server"), settings)
+    >>> directory.round_demanded()
+    False
+    >>> Path("server/round-now").touch()
+    >>> directory.round_demanded()
+    True
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:

@@ -38,12 +38,25 @@ class DeviceNodes(Nodes):
     when its key, its SuperNode or the SuperLink's database changes, and another device cannot
     take it.
 
+    Parameters
+    ----------
+    settings : Settings
+        ``devices.first_duels`` and ``devices.max_duels``.
+
     Attributes
     ----------
     counted : dict
         Device id -> number of its last answer that is counted.
     duels : int
         Duels counted, of all devices.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import Settings
+    >>> from strategies.device_nodes import DeviceNodes
+    >>> nodes = DeviceNodes(Settings(mode="devices", algorithm="fldb_personal"))
+    >>> nodes.duels, nodes.counted
+    (0, {})
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -61,7 +74,7 @@ class DeviceNodes(Nodes):
     def contents(
         self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> list[RecordDict]:
-        """Return the content for each node; see :mod:`fldb_flower.wire.devices`."""
+        """Return the content for each node; see ``fldb_flower.wire.devices``."""
         numbers: Any = config["header"]
         repeats = BroadcastHeader(*numbers).last == 0
         contents = []

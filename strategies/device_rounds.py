@@ -69,10 +69,26 @@ class DeviceServer:
         ``devices`` determines when rounds begin and when to end.
     strategy : GridFederation
         Carries out the exchanges; its nodes are ``devices``.
-    devices, directory
-        The nodes, and where results and checkpoints are stored.
+    devices : Devices
+        The nodes.
+    directory : DeviceDirectory
+        Where results and checkpoints are stored.
     say : callable
         Prints one line.
+
+    Examples
+    --------
+    ``server.serve(grid)`` runs the rounds:
+
+    >>> from pathlib import Path
+    >>> from fldb_flower.settings import Settings
+    >>> from strategies.device_directory import DeviceDirectory
+    >>> from strategies.device_rounds import make_device_server
+    >>> settings = Settings(mode="devices", algorithm="fldb_personal")
+    >>> directory = DeviceDirectory(Path("server"), settings)
+    >>> server = make_device_server(settings, directory, print)
+    >>> server.round, server.devices.duels
+    (0, 0)
     """
 
     def __init__(
@@ -194,6 +210,23 @@ def make_device_server(
         Where results and checkpoints are stored.
     say : callable
         Prints one line.
+
+    Returns
+    -------
+    DeviceServer
+        After the last round that is stored.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from fldb_flower.settings import Settings
+    >>> from strategies.device_directory import DeviceDirectory
+    >>> from strategies.device_rounds import make_device_server
+    >>> settings = Settings(mode="devices", algorithm="fldb_personal")
+    >>> directory = DeviceDirectory(Path("server"), settings)
+    >>> server = make_device_server(settings, directory, print)
+    >>> type(server.strategy).__name__
+    'DuelingStrategy'
     """
     if settings.secure:
         secure = SecureDevices(settings)

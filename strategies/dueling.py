@@ -25,6 +25,7 @@ from fldb_flower.wire.records import content_bytes
 from strategies.exchange import Exchange
 from strategies.grid_federation import GridFederation
 from strategies.nodes import Nodes
+from strategies.reasons import grouped
 from strategies.transport import Patience
 
 _LOG = getLogger("flwr")
@@ -284,7 +285,7 @@ class DuelingStrategy(GridFederation, Strategy):
     def _record(self, exchange: Exchange) -> None:
         play = exchange.broadcast.play
         row = exchange.participation(self.history.iteration if play is None else play.last)
-        for line in row.rejected:
+        for line in grouped(exchange.reasons(), "nodes"):
             _LOG.log(WARNING, "not counted in exchange %d: %s", exchange.number, line)
         self.history.participation.append(row)
 

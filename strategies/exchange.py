@@ -17,6 +17,7 @@ from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadError, encode_broadcast
 from fldb_flower.wire.records import pack_vector
 from strategies.nodes import Contribution, Nodes
+from strategies.reasons import Reason, grouped, listed
 from strategies.transport import Watch, failure, send_and_receive
 
 _MAX_REASON = 300  # characters
@@ -190,24 +191,23 @@ class Exchange:
         """
         if len(self.contributions) >= least:
             return
-        reasons = "; ".join(self.reasons()) or "the others did not reply"
+        reasons = "; ".join(grouped(self.reasons(), "nodes")) or "the others did not reply"
         text = (
             f"{len(self.contributions)} of {len(self.asked)} nodes answered usably in exchange"
             f" {self.number}, quorum={self.settings.quorum:g}: {reasons}"
         )
         raise RoundAbandonedError(text) if self.repeats else FederationError(text)
 
-    def reasons(self) -> Iterator[str]:
-        """Yield one line for each node whose reply is not counted."""
+    def reasons(self) -> Iterator[Reason]:
+        """Yield each node whose reply is not counted, and why."""
         for node in sorted(self.refused, key=self.nodes.sort_key):
-            yield f"{self.nodes.name(node)}: {_one_line(self.refused[node])}"
+            yield self.nodes.name(node), _one_line(self.refused[node])
 
     def participation(self, iteration: int) -> Participation:
         """Return who took part, for the history."""
         absent = tuple(self.nodes.name(node) for node in self.absent)
-        return Participation(
-            iteration, len(self.asked), len(self.contributions), tuple(self.reasons()), absent
-        )
+        rejected = listed(self.reasons())
+        return Participation(iteration, len(self.asked), len(self.contributions), rejected, absent)
 
 
 def _one_line(text: str) -> str:

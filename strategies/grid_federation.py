@@ -39,6 +39,14 @@ class GridFederation(Federation):
         What the Central Server computes.
     watch : callable
         Called while an exchange waits for replies; see ``strategies.transport.Watch``.
+
+    Examples
+    --------
+    >>> from strategies import DuelingStrategy
+    >>> from strategies.grid_federation import GridFederation
+    >>> from strategies.secure import SecureStrategy
+    >>> issubclass(DuelingStrategy, GridFederation), issubclass(SecureStrategy, GridFederation)
+    (True, True)
     """
 
     def __init__(

@@ -20,6 +20,7 @@ from fldb_flower.secure.server import Phase, ServerExchange, Sum
 from fldb_flower.settings import AUTO, Settings
 from fldb_flower.wire.shared_broadcast import SharedBroadcast, describe_encoding, encode_shared
 from strategies.grid_federation import GridFederation
+from strategies.reasons import grouped
 from strategies.secure_devices import SecureDevices
 from strategies.secure_exchange import ExchangeFile, SecureExchange
 from strategies.secure_noise import SumNoise
@@ -59,6 +60,33 @@ class SecureStrategy(GridFederation):
         Where the exchange in progress is stored.
     noise : SumNoise, optional
         The noise that devices add; None without privacy.
+
+    Examples
+    --------
+    Of 14 devices in the roster, 12 must be connected for a sum over 10 that do not cooperate with
+    the server:
+
+    >>> from pathlib import Path
+    >>> from fldb_flower.deployment import rosters
+    >>> from fldb_flower.federation.history import Counts
+    >>> from fldb_flower.settings import from_flat
+    >>> from strategies.device_directory import DeviceDirectory
+    >>> from strategies.secure import SecureStrategy
+    >>> from strategies.secure_devices import SecureDevices
+    >>> from strategies.secure_exchange import ExchangeFile
+    >>> _ = rosters.create_signing_key(Path("signer"))
+    >>> names = [f"device{number}" for number in range(1, 15)]
+    >>> keys = [f"{name}={rosters.create_device_key(Path(name))[1]}" for name in names]
+    >>> _ = rosters.create_roster(Path("roster.json"), Path("signer"), keys)
+    >>> values = {
+    ...     "mode": "devices", "algorithm": "fldb_personal", "dimension": 5, "secure": True,
+    ...     "max-difference": 4.0, "devices-roster": str(Path("roster.json").absolute()),
+    ... }
+    >>> settings = from_flat(values, "an example")
+    >>> file = ExchangeFile(DeviceDirectory(Path("server"), settings))
+    >>> strategy = SecureStrategy(settings, Counts(), SecureDevices(settings), file)
+    >>> strategy.least_nodes
+    12
     """
 
     def __init__(
@@ -185,7 +213,8 @@ class SecureStrategy(GridFederation):
                 broadcast=encode_shared(*shared),
             )  # fmt: skip
         except SecureError as reason:
-            raise RoundAbandonedError("; ".join([str(reason), *self._trips.left_out])) from None
+            left_out = grouped(self._trips.left_out, "nodes")
+            raise RoundAbandonedError("; ".join([str(reason), *left_out])) from None
         devices.ask(header)
         return header
 
@@ -285,7 +314,7 @@ class SecureStrategy(GridFederation):
         self._log(exchange)
 
     def _log(self, exchange: SecureExchange) -> None:
-        for line in exchange.reasons():
+        for line in grouped(exchange.reasons()):
             _LOG.log(WARNING, "not counted: %s", line)
         for name in exchange.refused:
             self.devices.forget(name)

@@ -52,12 +52,31 @@ class SecureDevices:
     suspects : Suspects
         Devices that may have spoilt a sum, and are not always asked.
     round : int
-        Number of the last exchange, see :attr:`fldb_flower.secure.header.Header.round`.
+        Number of the last exchange, see ``fldb_flower.secure.header.Header``.
 
     Raises
     ------
     SettingsError
         The roster cannot be read.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from fldb_flower.deployment import rosters
+    >>> from fldb_flower.settings import from_flat
+    >>> from strategies.secure_devices import SecureDevices
+    >>> _ = rosters.create_signing_key(Path("signer"))
+    >>> names = [f"device{number}" for number in range(1, 15)]
+    >>> keys = [f"{name}={rosters.create_device_key(Path(name))[1]}" for name in names]
+    >>> _ = rosters.create_roster(Path("roster.json"), Path("signer"), keys)
+    >>> values = {
+    ...     "mode": "devices", "algorithm": "fldb_personal", "dimension": 5, "secure": True,
+    ...     "max-difference": 4.0, "devices-roster": str(Path("roster.json").absolute()),
+    ... }
+    >>> settings = from_flat(values, "an example")
+    >>> devices = SecureDevices(settings)
+    >>> devices.roster.version, len(devices.roster.keys), devices.limits.min_duels
+    (1, 14, 2)
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -147,11 +166,11 @@ class SecureDevices:
         for name, node in self.at_nodes(connected).items():
             if (version := self._versions[node]) > own:
                 reasons[node] = (
-                    f"{name} has version {version} of the roster, newer than {own} on the server:"
-                    " renew devices-roster"
+                    f"has version {version} of the roster, newer than {own} on the server: renew"
+                    " devices-roster"
                 )
             elif name not in self.roster.keys:
-                reasons[node] = f"{name} is not in the roster, version {own}"
+                reasons[node] = f"is not in the roster, version {own}"
         return reasons
 
     def at_nodes(self, connected: Collection[int]) -> dict[str, int]:

@@ -19,6 +19,7 @@ from fldb_flower.wire.secure_messages import (
     Pieces,
     Refused,
 )
+from strategies.reasons import Reason, grouped, listed
 from strategies.secure_courier import Answer, Failure, short
 
 EXCHANGE = "exchange.bin"
@@ -50,7 +51,7 @@ class SecureExchange:
     tries: int = 0
     # Devices that would reply the same again; and the reasons of the first trip.
     _final: set[str] = field(default_factory=set, init=False)
-    _lines: tuple[str, ...] = field(default=(), init=False)
+    _earlier: tuple[Reason, ...] = field(default=(), init=False)
 
     def collect_requests(self, counted: Callable[[str], bytes]) -> dict[str, Collect]:
         """Return the requests to the devices that have not replied.
@@ -127,7 +128,7 @@ class SecureExchange:
             Too few devices have contributed.
         """
         self.state = self.state.choose()
-        self._lines = tuple(self.reasons())
+        self._earlier = tuple(self.reasons())
         self.refused.clear()
         self._final.clear()
 
@@ -157,13 +158,12 @@ class SecureExchange:
         """How many members cannot open the pieces of a device."""
         return Counter(name for names in self.blames.values() for name in names)
 
-    def reasons(self) -> Iterator[str]:
-        """Yield one line for each device or member whose reply cannot be used."""
-        lines = [f"{name}: {reason}" for name, reason in sorted(self.refused.items())]
-        yield from dict.fromkeys([*self._lines, *lines])
+    def reasons(self) -> Iterator[Reason]:
+        """Yield each device or member whose reply cannot be used, and why."""
+        yield from dict.fromkeys([*self._earlier, *sorted(self.refused.items())])
         members = len(self.state.header.committee)
         for name, count in sorted(self.blamed.items()):
-            yield f"{name}: {count} of {members} members cannot open its pieces"
+            yield name, f"{count} of {members} members cannot open its pieces"
 
     def shortage(self) -> str:
         """Return why there is no sum, for an error."""
@@ -180,10 +180,10 @@ class SecureExchange:
                 f"{len(self.state.openings)} of {len(header.committee)} members opened the sum of"
                 f" {len(self.state.chosen)} devices; it needs {header.openings}"
             )
-        return "; ".join([text, *self.reasons()])
+        return "; ".join([text, *grouped(self.reasons())])
 
     def participation(
-        self, iteration: int, left_out: tuple[str, ...], wrong: tuple[str, ...]
+        self, iteration: int, left_out: tuple[Reason, ...], wrong: tuple[str, ...]
     ) -> Participation:
         """Return who took part, for the history.
 
@@ -191,17 +191,14 @@ class SecureExchange:
         ----------
         iteration : int
             The last iteration played.
-        left_out : tuple of str
-            Lines about nodes that were not asked.
+        left_out : tuple of (str, str)
+            Nodes that were not asked, and why.
         wrong : tuple of str
             Members whose answers are wrong.
         """
         header, sealed = self.state.header, self.state.sealed
-        lines = (
-            *left_out,
-            *self.reasons(),
-            *(f"{name}: answered with a wrong sum" for name in wrong),
-        )
+        answered = ((name, "answered with a wrong sum") for name in wrong)
+        lines = listed([*left_out, *self.reasons(), *answered])
         absent = tuple(name for name in header.asked if name not in sealed)
         return Participation(iteration, len(header.asked), self.replied, lines, absent)
 
@@ -213,6 +210,16 @@ class ExchangeFile:
     ----------
     directory : ResultsDirectory
         The directory.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from fldb_flower.settings import Settings
+    >>> from strategies.device_directory import DeviceDirectory
+    >>> from strategies.secure_exchange import ExchangeFile
+    >>> settings = Settings(mode="devices", algorithm="fldb_personal")
+    >>> ExchangeFile(DeviceDirectory(Path("server"), settings)).load() is None
+    True
     """
 
     def __init__(self, directory: ResultsDirectory) -> None:

@@ -8,6 +8,7 @@ from logging import WARNING, getLogger
 from fldb_flower.errors import FederationError
 from fldb_flower.wire.secure_messages import Deliver, Hello, Introduced, Refused, Request
 from strategies.grid_federation import GridFederation
+from strategies.reasons import Reason, grouped
 from strategies.secure_courier import Answer, Courier, Failure, short
 from strategies.secure_devices import SecureDevices
 from strategies.transport import Patience
@@ -29,15 +30,15 @@ class Trips:
     ----------
     stage : str
         The trip whose replies are waited for.
-    left_out : tuple of str
-        One line for each node that cannot take part in this exchange.
+    left_out : tuple of (str, str)
+        The nodes that cannot take part in this exchange, and why.
     """
 
     def __init__(self, federation: GridFederation, devices: SecureDevices) -> None:
         self._federation, self._devices = federation, devices
         self._courier = Courier(federation.settings, federation.history)
         self.stage = ""
-        self.left_out: tuple[str, ...] = ()
+        self.left_out: tuple[Reason, ...] = ()
 
     def greet(self, *, with_roster: bool) -> None:
         """Let unknown devices introduce themselves, and send the roster to those with an older one.
@@ -50,8 +51,11 @@ class Trips:
         if with_roster:
             reasons |= self._introduced(devices.outdated(connected))
             reasons |= devices.disputes(connected) | devices.ineligible(connected)
-        self.left_out = tuple(f"node {node}: {reasons[node]}" for node in sorted(reasons))
-        for line in self.left_out:
+        names = {node: f" ({name})" for name, node in devices.at_nodes(connected).items()}
+        self.left_out = tuple(
+            (f"node {node}{names.get(node, '')}", reasons[node]) for node in sorted(reasons)
+        )
+        for line in grouped(self.left_out, "nodes"):
             _LOG.log(WARNING, "not asked: %s", line)
 
     def _introduced(self, requests: Mapping[int, Hello]) -> dict[int, str]:
@@ -129,9 +133,9 @@ class Trips:
 
         self.run("deliveries", broadcast, lambda: waiting, receive, lambda: False)
         silent = dict.fromkeys(waiting, "no reply")
-        lines = [f"{name}: {reason}" for name, reason in {**silent, **reasons}.items()]
+        lines = grouped({**silent, **reasons}.items())
         if self.left_out or lines:
-            raise FederationError("; ".join([*self.left_out, *lines]))
+            raise FederationError("; ".join([*grouped(self.left_out, "nodes"), *lines]))
 
     def _begin(self, stage: str, subject: object) -> None:
         self.stage = stage

@@ -541,8 +541,7 @@ def test_two_unknown_nodes_with_one_store_are_both_refused(tmp_path):
     server.strategy.connect(federation.grid)
     assert not server.try_round()
     (line,) = federation.lines
-    assert "node 1001: device" in line
-    assert "node 1002: device" in line
+    assert "2 nodes (node 1001, node 1002): device" in line
     assert "claimed by nodes 1001, 1002" in line
 
 

@@ -131,7 +131,7 @@ def test_by_default_a_server_obtains_no_sum_over_fewer_than_3_d_duels(tmp_path):
     phone.answer(([1.9, 0.3], 1.0), ([0.5, 0.2], 0.0))
     reply = phone.ask(fleet.request(fleet.header(), "d00"))  # d = 2, four other devices
     assert isinstance(reply, messages.Refused)
-    assert reply.reason == "the exchange has min_duels=1, and d00 requires 2"
+    assert reply.reason == "the exchange has min_duels=1, and the device requires 2"
     fleet.limits["min_duels"] = 2
     assert isinstance(phone.ask(fleet.request(fleet.header(), "d00")), messages.Pieces)
 

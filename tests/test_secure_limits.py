@@ -111,7 +111,7 @@ def test_the_server_fixes_no_set_that_is_too_small_without_the_colluders():
 
 def test_a_device_refuses_an_exchange_with_too_few_devices_for_the_colluders():
     header = replace(HEADER, min_devices=11)  # 12 are asked, and T = 2
-    with pytest.raises(SecureError, match="its number of devices=12, and d00 requires 13"):
+    with pytest.raises(SecureError, match="its number of devices=12, and the device requires 13"):
         check_header(header, ROSTER, LIMITS, "d00", NOW)
     check_header(replace(HEADER, min_devices=10), ROSTER, LIMITS, "d00", NOW)
 
@@ -156,7 +156,7 @@ def test_a_device_refuses_a_committee_below_half_of_the_roster():
     """The server asks five devices, four of which may be its own."""
     header = header_of(present=NAMES[:5])
     check_header(header, ROSTER, LIMITS, "d00", NOW)
-    with pytest.raises(SecureError, match="members of the committee=5, and d00 requires 6"):
+    with pytest.raises(SecureError, match="members of the committee=5, and the device requires 6"):
         check_header(header, ROSTER, Limits(3, 4), "d00", NOW)
 
 
@@ -166,7 +166,7 @@ def test_a_device_refuses_a_committee_below_half_of_the_roster():
 def test_the_owner_limits_the_answers_of_an_exchange():
     header = header_of(max_duels=100)
     check_header(header, ROSTER, replace(LIMITS, max_duels=100), "d00", NOW)
-    with pytest.raises(SecureError, match="max_duels=100, and d00 allows 99"):
+    with pytest.raises(SecureError, match="max_duels=100, and the device allows 99"):
         check_header(header, ROSTER, replace(LIMITS, max_duels=99), "d00", NOW)
     with pytest.raises(SecureError, match="max_duels=10001: must be at most 10000"):
         header_of(max_duels=10_001)
@@ -186,10 +186,10 @@ def test_the_smallest_number_of_answers_is_at_most_the_largest():
     ("hours", "message"),
     [
         (1.0, None),
-        (1.1, r"began 1\.1 hours after the time of the clock of d03"),
+        (1.1, r"began 1\.1 hours after the time of the device's clock"),
         (10_000.0, r"began 10000\.0 hours after"),
         (-168.0, None),
-        (-168.1, r"began 168\.1 hours before the time of the clock of d03"),
+        (-168.1, r"began 168\.1 hours before the time of the device's clock"),
     ],
 )
 def test_a_round_far_from_the_clock_is_refused_in_all_three_calls(hours, message):

@@ -18,6 +18,7 @@ from fldb_flower.errors import CheckpointError, FederationError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.settings import from_flat
 from fldb_flower.wire import secure_messages as messages
+from simulations.benchmark.secure import Rehearsal
 from strategies import transport
 from strategies.secure_devices import SecureDevices
 from strategies.secure_exchange import EXCHANGE
@@ -86,7 +87,7 @@ def test_a_renewed_roster_reaches_the_devices_during_the_run(tmp_path):
         assert len(server.devices.tally().uploads) == 7
         node = federation.grid.node("d07")
         assert server.strategy.history.participation[0].rejected == (
-            f"node {node}: d07 is not in the roster, version 2",
+            f"node {node} (d07): is not in the roster, version 2",
         )
         assert {header.roster for header in federation.grid.headers.values()} == {1, 2}
 
@@ -101,7 +102,7 @@ def test_a_device_with_a_newer_roster_than_the_server_is_left_out(tmp_path):
         assert server.try_round()
         node = federation.grid.node("d06")
         assert server.strategy.history.participation[0].rejected == (
-            f"node {node}: d06 has version 2 of the roster, newer than 1 on the server: renew"
+            f"node {node} (d06): has version 2 of the roster, newer than 1 on the server: renew"
             " devices-roster",
         )
         assert len(server.devices.tally().uploads) == 7
@@ -152,6 +153,30 @@ def test_the_last_estimate_reaches_all_devices_and_the_run_ends(tmp_path):
     assert (summary["rounds"], summary["devices"], summary["duels"]) == (1, 8, 16)
     assert summary["complete"] is True
     assert summary["node_uploaded_bytes"] > 8 * 8 * 32  # a seed for each member at least
+
+
+def test_bytes_are_those_that_the_benchmark_measures(tmp_path):
+    """Both trips of 12 devices. Names are shorter here, and both requests have the header."""
+    federation, rehearsal = SecureFederation(tmp_path, devices=12), Rehearsal(12, D)
+    with federation.serving() as server:
+        federation.answer()
+        assert server.try_round()  # the first round of FLDB-ONS has no Hessian
+        before = server.strategy.history.counts()
+        federation.answer()
+        assert server.try_round()
+        after = server.strategy.history.counts()
+    counts = {name: after[name] - before[name] for name in after}
+    _, header = federation.grid.headers.values()
+    assert header.numbers == rehearsal.encoding.size
+    up, to_member = rehearsal.messages()
+    opening = len(messages.encode(messages.Opened(rehearsal.openings[rehearsal.member])))
+    names = sum(len(name) - len("d00") for name in rehearsal.keys)
+    assert counts["uploaded_bytes"] == pytest.approx(12 * (up - names + opening), rel=0.01)
+    pieces = (to_member - len(rehearsal.header.to_bytes())) * 12 / len(rehearsal.present) - names
+    expected = 12 * (2 * len(header.to_bytes()) + pieces)
+    assert counts["downloaded_bytes"] == pytest.approx(expected, rel=0.05)
+    assert counts["node_uploaded_bytes"] == counts["uploaded_bytes"]
+    assert before["node_uploaded_bytes"] > before["uploaded_bytes"]  # introductions
 
 
 def test_the_server_waits_until_enough_devices_for_a_sum_are_connected(tmp_path):
@@ -315,6 +340,48 @@ def test_the_first_sum_needs_enough_answers(tmp_path):
         federation.answer(count=1)
         assert server.try_round()
         assert federation.check_counted(server) == 24
+
+
+def test_equal_reasons_of_devices_are_one_line_of_the_log(tmp_path, caplog):
+    """Four of 26 owners require 3 answers, one requires 4; results name each device."""
+    federation = SecureFederation(tmp_path, devices=26)  # of which five may be missing
+    for number, least in enumerate((3, 3, 4, 3, 3)):
+        federation.fleet.configure(f"d{number:02}", min_duels=least)
+        federation.phones[f"d{number:02}"].restart()
+    federation.answer()
+    with caplog.at_level(logging.WARNING, "flwr"), federation.serving() as server:
+        assert server.try_round()
+    reason = "the exchange has min_duels=1, and the device requires"
+    assert caplog.messages == [
+        f"not counted: 4 devices (d00, d01, d03, ...): {reason} 3",
+        f"not counted: d02: {reason} 4",
+    ]
+    assert server.strategy.history.participation[0].rejected == tuple(
+        f"d{number:02}: {reason} {least}" for number, least in enumerate((3, 3, 4, 3, 3))
+    )
+
+
+def test_equal_reasons_of_nodes_are_one_line_of_the_log(tmp_path, caplog):
+    """Services that do not run; later, the roster of the server has no such devices."""
+    federation, down = SecureFederation(tmp_path, devices=12), {"d03", "d04"}
+    federation.grid.fault = lambda name, _request: "raises" if name in down else "none"
+    federation.answer()
+    first, second = (federation.grid.node(name) for name in ("d03", "d04"))
+    with caplog.at_level(logging.WARNING, "flwr"), federation.serving() as server:
+        assert server.try_round()
+        assert caplog.messages == [
+            f"not asked: 2 nodes (node {first}, node {second}): ConnectionRefusedError: the service"
+            " is down"
+        ]
+        caplog.clear()
+        down.clear()
+        renew(federation, federation.fleet.roster_file, remove=["d03", "d04"])
+        federation.answer()
+        assert server.try_round()
+        assert caplog.messages == [
+            f"not asked: 2 nodes (node {first} (d03), node {second} (d04)): is not in the roster,"
+            " version 2"
+        ]
 
 
 def test_the_log_names_what_was_not_counted(tmp_path, caplog):

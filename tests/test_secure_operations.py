@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import shutil
 from pathlib import Path
 
@@ -31,6 +32,25 @@ def test_the_documented_lines_are_printed(tmp_path):
         )
         assert not server.try_round()
         assert f"\n{federation.lines[-1]}\n" in DOC
+
+
+def test_after_the_roster_has_expired_a_renewed_one_reaches_the_devices(tmp_path):
+    """The server does not know the devices yet; their own copies of the roster stay expired."""
+    federation = SecureFederation(tmp_path)
+    file, signer = federation.fleet.roster_file, tmp_path / "signer"
+    yesterday = datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(days=1)
+    rosters.renew_roster(file, signer, dates={"not_after": yesterday})
+    for name, phone in federation.phones.items():
+        shutil.copy(file, phone.folder / "roster.json")
+        federation.fleet.configure(name, roster='"roster.json"')
+        phone.restart()
+    federation.answer()
+    with federation.serving() as server:
+        assert not server.try_round()
+        assert f"is valid from any day to {yesterday}" in federation.lines[-1]
+        rosters.renew_roster(file, signer, dates={"not_after": None})
+        assert server.try_round(), federation.lines
+        assert federation.check_counted(server) == 16
 
 
 def restart(federation: SecureFederation) -> None:

@@ -278,8 +278,8 @@ def test_a_truncated_header_is_refused():
 @pytest.mark.parametrize(
     ("changes", "limits", "message"),
     [
-        ({"roster": 3}, LIMITS, "version 3 of the roster, older than 4 on d00"),
-        ({"roster": 5}, LIMITS, "version 5 of the roster, newer than 4 on d00"),
+        ({"roster": 3}, LIMITS, "version 3 of the roster, older than 4 on the device"),
+        ({"roster": 5}, LIMITS, "version 5 of the roster, newer than 4 on the device"),
         ({"roster_digest": bytes(32)}, LIMITS, "another roster of version 4"),
         ({"asked": NAMES[1:]}, LIMITS, "d00 is not among the devices"),
         ({"asked": (*NAMES, "invented")}, LIMITS, "invented has no key in the roster"),
@@ -290,10 +290,10 @@ def test_a_truncated_header_is_refused():
             "colluders=1, openings=10: for 12 members they must be 2 and 10",
         ),
         ({"openings": 5}, LIMITS, "colluders=2, openings=5"),
-        ({"min_devices": 3}, LIMITS, "min_devices=3, and d00 requires 4"),
-        ({"min_duels": 2}, LIMITS, "min_duels=2, and d00 requires 3"),
-        ({"min_devices": 11}, LIMITS, "its number of devices=12, and d00 requires 13"),
-        ({}, Limits(3, 4, 13), "members of the committee=12, and d00 requires 13"),
+        ({"min_devices": 3}, LIMITS, "min_devices=3, and the device requires 4"),
+        ({"min_duels": 2}, LIMITS, "min_duels=2, and the device requires 3"),
+        ({"min_devices": 11}, LIMITS, "its number of devices=12, and the device requires 13"),
+        ({}, Limits(3, 4, 13), "members of the committee=12, and the device requires 13"),
     ],
 )
 def test_a_device_refuses_a_header(changes, limits, message):
@@ -469,7 +469,7 @@ def test_a_set_below_the_minimum_or_with_others_is_not_opened():
     with pytest.raises(SecureError, match="a sum of 5 devices: must be at least 6"):
         device.open(HEADER, Journal(), few, now=NOW)
     strict = replace(device, limits=Limits(3, 12, 5))
-    with pytest.raises(SecureError, match="min_devices=4, and d05 requires 12"):
+    with pytest.raises(SecureError, match="min_devices=4, and the device requires 12"):
         strict.open(HEADER, Journal(), pieces, now=NOW)
     with pytest.raises(SecureError, match="invented is in the sum and was not asked"):
         device.open(HEADER, Journal(), {**pieces, "invented": bytes(60)}, now=NOW)

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fldb_flower.deployment import __main__ as deployment
-from fldb_flower.deployment.rosters import load_device_key
+from fldb_flower.deployment.rosters import load_device_key, load_signer
 from fldb_flower.errors import DataError, SecureError
 from fldb_flower.secure.roster import Roster, draw_committee, read, sign, verify
 
@@ -176,6 +176,17 @@ def test_renewing_adds_and_removes_devices():
         old.renewed({}, ["y"])
 
 
+def test_the_version_of_a_renewed_roster_is_greater():
+    old = roster_of(3, 4)
+    assert old.renewed({}, version=5) == old.renewed({})
+    assert old.renewed({}, version=9).version == 9
+    for version in (1, 3, 4):
+        with pytest.raises(DataError, match=rf"^version={version}: must be above 4, the last one$"):
+            old.renewed({}, version=version)
+    with pytest.raises(DataError, match="the version of the roster is"):
+        old.renewed({}, version=2**53)
+
+
 # The draw of a committee.
 
 LARGE = roster_of(400, 3)
@@ -286,13 +297,39 @@ def test_renew_and_show(folder, capsys):
     assert lines[2] == "valid from 2027-01-01 to any day"
 
 
+def test_a_lost_roster_is_replaced_by_one_of_a_greater_version(folder, capsys):
+    """Devices that have version 3 accept a new file of version 4, and no new one of version 1."""
+    signer, sign_with = load_signer(folder / "office/signer.pub"), ["--key", "office/signer"]
+    deployment.main(["roster", "renew", "roster.json", *sign_with, "--version", "3"])
+    last = verify((folder / "roster.json").read_bytes(), signer, TODAY)
+    assert (last.version, set(last.keys)) == (3, {"a", "b"})
+    (folder / "roster.json").unlink()
+    words = ["roster", "sign", "roster.json", *sign_with, "--device", "c=c.key.pub"]
+    deployment.main(words)
+    with pytest.raises(SecureError, match="version 1, older than 3"):
+        verify((folder / "roster.json").read_bytes(), signer, TODAY, last)
+    (folder / "roster.json").unlink()
+    deployment.main([*words, "--version", "4"])
+    assert verify((folder / "roster.json").read_bytes(), signer, TODAY, last).version == 4
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("signing-key office/signer", "office/signer already exists: use another name"),
         ("device-key a.key", r"a\.key already exists"),
         ("device-key a.key/x", "cannot create the folder a.key: File exists"),
-        ("sign roster.json --key office/signer --device a=a.key.pub", "cannot write roster.json"),
+        (
+            "sign roster.json --key office/signer --device a=a.key.pub",
+            "roster.json already exists: `fldb keys roster renew` signs the next version",
+        ),
+        ("sign none/new --key office/signer --device a=a.key.pub", "cannot write none/new"),
+        (
+            "sign new --key office/signer --device a=a.key.pub --version 0",
+            "the version of the roster is 0",
+        ),
+        ("renew roster.json --key office/signer --version 1", "version=1: must be above 1"),
+        ("renew roster.json --key office/signer --version x", "--version: invalid int value: 'x'"),
         (
             "sign new --key a.key --device a=a.key.pub",
             "a.key is not an unencrypted private Ed25519",

@@ -120,7 +120,7 @@ def test_a_device_that_refuses_does_not_stop_the_round_and_is_named(tmp_path):
         assert server.try_round()
         assert len(server.devices.tally().uploads) == 7
         (line,) = server.strategy.history.participation[0].rejected
-        assert line == "d05: the exchange has min_duels=1, and d05 requires 3"
+        assert line == "d05: the exchange has min_duels=1, and the device requires 3"
 
 
 def test_a_sum_with_too_few_contributions_is_continued(tmp_path):
@@ -249,8 +249,8 @@ def test_with_more_missing_members_the_same_set_is_asked_again(tmp_path):
         assert not server.try_round()
         assert federation.lines[-1] == (
             "round 1 is not counted: 6 of 8 members opened the sum of 8 devices; it needs 7;"
-            " d03: ConnectionRefusedError: the service is down; d04: ConnectionRefusedError: the"
-            " service is down; they are asked again in the next round"
+            " 2 devices (d03, d04): ConnectionRefusedError: the service is down; they are asked"
+            " again in the next round"
         )
         federation.answer()
         federation.grid.asked.clear()

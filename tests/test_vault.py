@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import random
 import shutil
 import sqlite3
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -570,11 +572,11 @@ def test_another_encoding_than_that_of_the_broadcast_is_refused(fleet):
 def test_the_owners_limits_hold(fleet):
     phone = fleet.phones["d00"]
     for limit, words in (
-        ({"min_devices": 5}, "min_devices=4, and d00 requires 5"),
-        ({"min_duels": 2}, "min_duels=1, and d00 requires 2"),
+        ({"min_devices": 5}, "min_devices=4, and the device requires 5"),
+        ({"min_duels": 2}, "min_duels=1, and the device requires 2"),
         ({"min_committee": 7}, "requires 7"),
         ({"max_duels": 500}, "max_duels=1000"),
-        ({"max_difference": 5.0}, "max_difference=8, and d00 accepts at most 5"),
+        ({"max_difference": 5.0}, "max_difference=8, and the device accepts at most 5"),
     ):
         fleet.configure("d00", **limit)
         phone.restart()
@@ -597,7 +599,7 @@ def test_requests_that_no_server_makes_are_refused(fleet):
     other = replace(header, broadcast=b"\0\0\0\x02{}")
     assert "the broadcast of the exchange" in refusal(fleet, other)
     other = fleet.header(common((0.0, 0.0, 0.0)), fleet.settings(dimension=3))
-    assert "dimension=3, and the duels of d00 have another" in refusal(fleet, other)
+    assert "dimension=3, and the device has another" in refusal(fleet, other)
     reply = messages.decode_reply(phone.vault.answer(b"none"))
     assert isinstance(reply, Refused)
     assert "another format" in reply.reason
@@ -694,6 +696,92 @@ def test_a_newer_roster_from_the_server_is_kept(fleet):
     phone.restart()  # the owner's file has version 1
     assert phone.ask(Hello(b"")) == Introduced("d00", 2)
     assert "version 1 of the roster, older than 2" in refusal(fleet, fleet.header())
+
+
+def renewed(fleet, **changes) -> bytes:
+    """Return the next version of the roster; the file of the owners keeps the present one."""
+    before = fleet.roster_file.read_bytes()
+    rosters.renew_roster(fleet.roster_file, fleet.folder / "signer", **changes)
+    content = fleet.roster_file.read_bytes()
+    fleet.roster_file.write_bytes(before)
+    return content
+
+
+@pytest.mark.parametrize("source", ["server", "file"])
+def test_a_restored_store_accepts_no_older_roster(fleet, tmp_path, source):
+    """Store and file of the owner are from before a device was removed."""
+    phone, first = fleet.phones["d00"], fleet.roster_file.read_bytes()
+    backup, second = copied(phone, tmp_path), renewed(fleet, remove=["d05"])
+    if source == "file":
+        fleet.roster_file.write_bytes(second)
+        phone.restart()
+    else:
+        phone.ask(Hello(second))
+    fleet.roster_file.write_bytes(first)
+    restore(phone, backup)
+    assert phone.ask(Hello(b"")) == Introduced("d00", 2)
+    reply = phone.ask(Hello(first))
+    assert isinstance(reply, Refused)
+    assert "version 1, older than 2" in reply.reason
+    assert "version 1 of the roster, older than 2" in refusal(fleet, fleet.header())
+    fleet.roster_file.write_bytes(second)  # the sums with it continue
+    fleet.names.remove("d05")
+    for name in fleet.names:
+        assert fleet.phones[name].ask(Hello(b"")) == Introduced(name, 2)
+    _, state = fleet.exchange()
+    assert state.chosen == tuple(fleet.names)
+
+
+def test_a_restored_store_accepts_no_second_roster_of_a_version(fleet, tmp_path):
+    phone = fleet.phones["d00"]
+    backup, seen, other = (
+        copied(phone, tmp_path),
+        *(renewed(fleet, remove=[name]) for name in ("d04", "d05")),
+    )
+    assert phone.ask(Hello(seen)) == Introduced("d00", 2)
+    restore(phone, backup)
+    reply = phone.ask(Hello(other))
+    assert isinstance(reply, Refused)
+    assert reply.reason == "there are two different rosters of version 2"
+
+
+def test_the_copy_of_the_roster_never_goes_back(fleet):
+    """Of two stores with one key, the second one gets versions later."""
+    phone, copy = fleet.phones["d00"], fleet.folder / "d00" / "device.key.roster"
+    other = Phone(phone.folder, phone.name, phone.clock, "other.db")
+    first = fleet.roster_file.read_bytes()
+    second = renewed(fleet, remove=["d05"])
+    fleet.roster_file.write_bytes(second)
+    third = renewed(fleet, remove=["d04"])
+    fleet.roster_file.write_bytes(first)
+    for each, content, kept in ((phone, third, third), (other, second, third)):
+        assert isinstance(each.ask(Hello(content)), Introduced)
+        assert copy.read_bytes() == kept
+    assert copy.stat().st_mode & 0o777 == 0o600
+    other.restart()
+    assert other.ask(Hello(b"")) == Introduced("d00", 3)
+    other.store.close()
+
+
+def test_a_copy_of_the_roster_that_cannot_be_used_is_one_line(fleet, monkeypatch, caplog):
+    phone, copy = fleet.phones["d00"], fleet.folder / "d00" / "device.key.roster"
+    second = renewed(fleet, remove=["d05"])
+    with monkeypatch.context() as patch:
+        patch.setattr("clients.vault.rosters.replace_file", full)
+        assert phone.ask(Hello(second)) == Refused(WITHHELD)
+    assert "cannot write" in caplog.text
+    assert phone.ask(Hello(b"")) == Introduced("d00", 1)  # not stored either
+    phone.store.close()
+    copy.write_bytes(b"{")
+    with pytest.raises(DataError, match=r"^[^ ]*device\.key\.roster: the roster file is not valid"):
+        phone.start()
+    copy.unlink()  # as of an earlier version
+    phone.start()
+    assert copy.read_bytes() == fleet.roster_file.read_bytes()
+
+
+def full(*_arguments):
+    raise OSError(28, "No space left on device")
 
 
 def test_a_newer_file_of_the_owner_is_used(fleet, caplog):
@@ -812,12 +900,48 @@ def test_a_missing_entry_or_file_is_one_line(tmp_path, fleet):
         read_config(fleet.configure("d01"))
 
 
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+@pytest.mark.parametrize("name", ["vault.toml", "signer.pub"])
+def test_files_that_others_can_write_are_refused(fleet, name, mode):
+    vault = fleet.folder / "d01" / "vault.toml"
+    file = vault if name == "vault.toml" else fleet.folder / name
+    file.chmod(0o644)  # others may read both
+    assert read_config(vault).name == "d01"
+    file.chmod(mode)
+    with pytest.raises(DataError, match=rf"other users can write .*{name}: chmod go-w /.*{name}$"):
+        read_config(vault)
+
+
+@pytest.mark.parametrize("name", ["vault.toml", "signer.pub"])
+def test_files_of_another_user_are_refused(fleet, monkeypatch, name):
+    vault, uid, stat = fleet.folder / "d01" / "vault.toml", os.geteuid(), Path.stat
+
+    def owned_by(owner):
+        def changed(path, **options):
+            found = list(stat(path, **options))
+            return os.stat_result([*found[:4], owner, *found[5:]] if path.name == name else found)
+
+        monkeypatch.setattr(Path, "stat", changed)
+
+    owned_by(uid + 77)
+    words = f"{name} belongs to user {uid + 77}: must belong to user {uid}, .* or to root$"
+    with pytest.raises(DataError, match=words) as error:
+        read_config(vault)
+    assert "\n" not in str(error.value)
+    owned_by(0)
+    assert read_config(vault).name == "d01"
+
+
 def test_a_roster_that_cannot_be_used_is_one_line(fleet):
-    for content, words in ((b"x", "not valid JSON"), (None, "cannot read")):
+    words_of = {
+        b"x": r"roster\.json: .* not valid JSON",
+        None: r"cannot read .*roster\.json: No such",
+    }
+    for content, words in words_of.items():
         fleet.roster_file.unlink()
         if content is not None:
             fleet.roster_file.write_bytes(content)
         config = read_config(fleet.configure("d01"))
-        with pytest.raises(FldbError, match=rf"roster\.json.*{words}"):
+        with pytest.raises(FldbError, match=words):
             Vault(DuelStore(fleet.folder / "other.db"), config)
         fleet.roster_file.touch()

@@ -38,9 +38,9 @@ START = 1.8e9
 class Phone:
     """One device: its folder, its store and its vault, which can be restarted."""
 
-    def __init__(self, folder: Path, name: str, clock) -> None:
+    def __init__(self, folder: Path, name: str, clock, store: str = "duels.db") -> None:
         self.folder, self.name, self.clock = folder, name, clock
-        self.path = folder / "duels.db"
+        self.path = folder / store
         self.given: list[tuple[list[float], float]] = []
         self.start()
 
@@ -94,6 +94,7 @@ class Fleet:
         }  # fmt: skip
         file = self.folder / name / "vault.toml"
         file.write_text("".join(f"{key} = {value}\n" for key, value in entries.items()))
+        file.chmod(0o600)
         return file
 
     def settings(self, **changes: Any) -> Settings:

@@ -1,6 +1,7 @@
 """The file of ``--vault``: who a device is in secure sums, and what its owner requires.
 
-A TOML file. Relative paths begin at the folder of the file::
+A TOML file. Only the user of the service and root may be able to write it and the file of
+``signer``. Relative paths begin at the folder of the file::
 
     name = "device1"         # in the roster
     key = "device1.key"      # private key, from `fldb keys roster device-key`
@@ -32,6 +33,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from clients.vault.budget import Budget
+from fldb_flower.deployment.key_files import check_writers
 from fldb_flower.deployment.rosters import load_device_key, load_signer
 from fldb_flower.errors import DataError, shown
 from fldb_flower.secure.canonical import check_name
@@ -105,8 +107,9 @@ def read_config(path: Path) -> VaultConfig:
     ------
     DataError
         The file or a key cannot be read, an entry is unknown, missing or invalid, or other users
-        can read the private key.
+        can read the private key, or write the file or the pinned key.
     """
+    check_writers(path)
     try:
         with path.open("rb") as file:
             entries = tomllib.load(file)
@@ -129,6 +132,7 @@ def _config(folder: Path, entries: dict[str, Any]) -> VaultConfig:
         raise DataError(f"{missing[0]} is missing")
     check_name("name", entries["name"])
     files = {name: folder / _path(name, entries[name]) for name in _FILES}
+    check_writers(files["signer"])
     limits = {name: entries[name] for name in _LIMITS if name in entries}
     most = entries.get("max_difference", math.inf)
     if isinstance(most, bool) or not isinstance(most, int | float) or not most > 0:

@@ -152,7 +152,8 @@ class Vault:
         self._rosters.look_at_file()
         if content:
             self._rosters.accept(content, self._today())
-        return Introduced(self._config.name, self._rosters.current(self._today()).version)
+        # Also if it is not valid today: the server sends a newer one to a device that it knows.
+        return Introduced(self._config.name, self._rosters.latest().version)
 
     def _collect(self, header: Header, counted: bytes | None) -> Pieces:
         device = self._device()
@@ -161,7 +162,7 @@ class Vault:
         least = self._config.least_duels(shared.settings.dimension, header.min_devices)
         if header.min_duels < least:
             raise SecureError(
-                f"the exchange has min_duels={header.min_duels}, and {device.name} requires {least}"
+                f"the exchange has min_duels={header.min_duels}, and the device requires {least}"
             )
         encoding = self._encoding(header, shared)
         require_noise(shared)
@@ -181,8 +182,7 @@ class Vault:
         dimension = shared.settings.dimension
         if self._store.dimension not in {None, dimension}:
             raise SecureError(
-                f"the exchange has dimension={dimension}, and the duels of {self._config.name} have"
-                " another one"
+                f"the exchange has dimension={dimension}, and the device has another one"
             )
         play = shared.broadcast.play
         with self._store.transaction(), one_blas_thread(dimension):
@@ -258,8 +258,8 @@ class Vault:
                 raise SecureError("the exchange requests shares without a prior, or a lowest v")
         if isinstance(longest, float) and longest > self._config.max_difference:
             raise SecureError(
-                f"the exchange has max_difference={longest:g}, and {self._config.name} accepts at"
-                f" most {self._config.max_difference:g}"
+                f"the exchange has max_difference={longest:g}, and the device accepts at most"
+                f" {self._config.max_difference:g}"
             )
         encoding = _from_server(
             lambda devices: shared.encoding(devices, header.max_duels), len(header.asked)

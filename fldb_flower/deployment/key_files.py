@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from fldb_flower.errors import DataError, FldbError, OutputError
 from fldb_flower.system.files import create_file
+
+_WRITE_OF_OTHERS = 0o022
 
 
 @contextlib.contextmanager
@@ -23,6 +26,19 @@ def read_file(path: Path) -> bytes:
     """Return the content of a file, or raise DataError."""
     with reported(DataError, f"read {path}"):
         return path.read_bytes()
+
+
+def check_writers(path: Path) -> None:
+    """Raise DataError if another user than the one of this process, and root, can write a file."""
+    with reported(DataError, f"read {path}"):
+        status = path.stat()
+    if status.st_uid not in {os.geteuid(), 0}:
+        raise DataError(
+            f"{path} belongs to user {status.st_uid}: must belong to user {os.geteuid()}, which"
+            " runs this process, or to root"
+        )
+    if status.st_mode & _WRITE_OF_OTHERS:
+        raise DataError(f"other users can write {path}: chmod go-w {path}")
 
 
 def make_folder(folder: Path) -> None:

@@ -24,13 +24,13 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         pair.add_argument("file", type=Path, metavar="FILE", help="file of the private key")
         pair.set_defaults(run=lambda a, function=function: function(a.file))
     _add_sign(commands.add_parser(
-        "sign", help="create a roster", description="Create and sign version 1 of a roster."
+        "sign", help="create a roster", description="Create and sign a roster."
     ))  # fmt: skip
     _add_renew(commands.add_parser(
         "renew",
         help="replace a roster by the next version",
         description="Replace a roster by the next version, signed with the same key. Devices"
-        " refuse older versions.",
+        " refuse older versions, and a second roster of the same version.",
     ))  # fmt: skip
     _add_show(commands.add_parser("show", help="print a roster", description="Print a roster."))
 
@@ -40,9 +40,12 @@ def _add_sign(parser: argparse.ArgumentParser) -> None:
         "--device", action="append", required=True, metavar="NAME=FILE",
         help="a device and its public key; may be repeated",
     )  # fmt: skip
-    _add_signature(parser, "none")
+    _add_signature(parser, "none", "1; if the file of the last roster is lost, give a greater one")
     parser.set_defaults(
-        run=lambda a: [rosters.create_roster(a.roster, a.key, a.device, **_dates(a))]
+        version=1,
+        run=lambda a: [
+            rosters.create_roster(a.roster, a.key, a.device, **_dates(a), version=a.version)
+        ],
     )
 
 
@@ -55,9 +58,11 @@ def _add_renew(parser: argparse.ArgumentParser) -> None:
         "--remove", action="append", default=[], metavar="NAME",
         help="a device to remove; may be repeated; with --add, it gets a new key",
     )  # fmt: skip
-    _add_signature(parser, "unchanged")
+    _add_signature(parser, "unchanged", "the next one")
     parser.set_defaults(
-        run=lambda a: [rosters.renew_roster(a.roster, a.key, a.add, a.remove, _dates(a))]
+        run=lambda a: [
+            rosters.renew_roster(a.roster, a.key, a.add, a.remove, _dates(a), version=a.version)
+        ]
     )
 
 
@@ -70,7 +75,7 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=lambda a: rosters.describe_roster(a.roster, a.signer))
 
 
-def _add_signature(parser: argparse.ArgumentParser, dates: str) -> None:
+def _add_signature(parser: argparse.ArgumentParser, dates: str, version: str) -> None:
     parser.add_argument(
         "--key", type=Path, required=True, metavar="FILE", help="private key that signs"
     )
@@ -79,6 +84,9 @@ def _add_signature(parser: argparse.ArgumentParser, dates: str) -> None:
             option, type=_date, default=argparse.SUPPRESS, metavar="DATE",
             help=f"{day} day of validity, like 2027-12-31, or none (default: {dates})",
         )  # fmt: skip
+    parser.add_argument(
+        "--version", type=int, metavar="N", help=f"its version (default: {version})"
+    )
     _add_roster(parser)
 
 

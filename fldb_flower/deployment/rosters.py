@@ -48,8 +48,10 @@ def create_roster(
     devices: Sequence[str],
     not_before: datetime.date | None = None,
     not_after: datetime.date | None = None,
+    *,
+    version: int = 1,
 ) -> Path:
-    """Create and sign version 1 of a roster.
+    """Create and sign a roster.
 
     Parameters
     ----------
@@ -61,17 +63,21 @@ def create_roster(
         Each ``NAME=FILE``, with the public key of the device.
     not_before, not_after : date, optional
         First and last day of validity.
+    version : int
+        Greater than that of the last roster, if its file is lost.
 
     Raises
     ------
     SettingsError
         A device is not of this form, or is repeated.
     DataError
-        A key is missing or invalid.
+        A key or the version is missing or invalid.
     OutputError
         The file exists or cannot be written.
     """
-    roster = Roster(1, _public_keys(devices), not_before, not_after)
+    if os.path.lexists(path):
+        raise OutputError(f"{path} already exists: `fldb keys roster renew` signs the next version")
+    roster = Roster(version, _public_keys(devices), not_before, not_after)
     write_new(path, sign(roster, load_signing_key(signing_key)), 0o644)
     return path
 
@@ -82,8 +88,10 @@ def renew_roster(
     add: Sequence[str] = (),
     remove: Sequence[str] = (),
     dates: Mapping[str, datetime.date | None] | None = None,
+    *,
+    version: int | None = None,
 ) -> Path:
-    """Replace a roster by the next version.
+    """Replace a roster by a later version.
 
     Parameters
     ----------
@@ -97,6 +105,8 @@ def renew_roster(
         Devices to remove.
     dates : mapping of str to date or None, optional
         New values of ``not_before`` and ``not_after``; by default those of the old roster.
+    version : int, optional
+        Greater than that of the old roster; by default, the next one.
 
     Raises
     ------
@@ -106,7 +116,7 @@ def renew_roster(
     key = load_signing_key(signing_key)
     old = read_signed(read_file(path), key.public_key())
     validity = {"not_before": old.not_before, "not_after": old.not_after, **(dates or {})}
-    renewed = old.renewed(_public_keys(add), remove, **validity)
+    renewed = old.renewed(_public_keys(add), remove, **validity, version=version)
     with reported(OutputError, f"write {path}"):
         replace_file(path, sign(renewed, key))
     return path

@@ -64,7 +64,8 @@ class Counts:
         Exchanges that carried statistics, and those of them that were acknowledged.
     uploaded_bytes, downloaded_bytes : int
         Bytes of the vectors of exchanges that carry statistics, as if each agent exchanged
-        messages of its own. They do not depend on the engine or the number of nodes.
+        messages of its own. They do not depend on the engine or the number of nodes. With secure
+        sums on devices, bytes of all messages of both trips.
     node_uploaded_bytes, node_downloaded_bytes : int
         Bytes of the content of all messages exchanged with nodes; 0 without nodes.
     participation : list of Participation

@@ -283,12 +283,12 @@ def check_header(header: Header, roster: Roster, limits: Limits, device: str, no
     SecureError
         The first requirement that is not met.
     """
-    _check_clock(header, device, now)
+    _check_clock(header, now)
     if header.roster != roster.version:
         relation = "older" if header.roster < roster.version else "newer"
         raise SecureError(
             f"the exchange has version {header.roster} of the roster, {relation} than"
-            f" {roster.version} on {device}"
+            f" {roster.version} on the device"
         )
     if header.roster_digest != roster.digest:
         raise SecureError(f"the exchange has another roster of version {roster.version}")
@@ -297,19 +297,19 @@ def check_header(header: Header, roster: Roster, limits: Limits, device: str, no
     committee = draw_committee(roster, header.asked, header.round)
     if header.committee != committee:
         raise SecureError("the committee of the exchange is not the draw of its round")
-    _check_limits(header, limits, limits.least_committee(roster), device)
+    _check_limits(header, limits, limits.least_committee(roster))
 
 
-def _check_clock(header: Header, device: str, now: float) -> None:
+def _check_clock(header: Header, now: float) -> None:
     ahead = header.round / 1000 - now
     if not -MOST_BEHIND <= ahead <= MOST_AHEAD:
         raise SecureError(
             f"the exchange began {abs(ahead) / 3600:.1f} hours {'after' if ahead > 0 else 'before'}"
-            f" the time of the clock of {device}: compare the clocks of device and server"
+            " the time of the device's clock: compare the clocks of device and server"
         )
 
 
-def _check_limits(header: Header, limits: Limits, least_committee: int, device: str) -> None:
+def _check_limits(header: Header, limits: Limits, least_committee: int) -> None:
     scheme, members = header.scheme, len(header.committee)
     for what, value, least in (
         ("min_devices", header.min_devices, limits.min_devices),
@@ -318,10 +318,11 @@ def _check_limits(header: Header, limits: Limits, least_committee: int, device: 
         ("its number of devices", len(header.asked), header.least_devices),
     ):
         if value < least:
-            raise SecureError(f"the exchange has {what}={value}, and {device} requires {least}")
+            raise SecureError(f"the exchange has {what}={value}, and the device requires {least}")
     if header.max_duels > limits.max_duels:
         raise SecureError(
-            f"the exchange has max_duels={header.max_duels}, and {device} allows {limits.max_duels}"
+            f"the exchange has max_duels={header.max_duels}, and the device allows"
+            f" {limits.max_duels}"
         )
     if (header.colluders, header.openings) != (scheme.tolerated, scheme.needed):
         raise SecureError(

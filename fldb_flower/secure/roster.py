@@ -66,7 +66,7 @@ class Roster:
     Attributes
     ----------
     version : int
-        From 1; each renewal adds 1.
+        From 1; each renewal has a later one.
     keys : mapping of str to bytes
         The public key, 32 bytes, of each device. No two devices have the same key.
     not_before, not_after : date, optional
@@ -115,20 +115,24 @@ class Roster:
         remove: Collection[str] = (),
         not_before: datetime.date | None = None,
         not_after: datetime.date | None = None,
+        version: int | None = None,
     ) -> Roster:
-        """Return the roster of the next version.
+        """Return the roster of a later version, by default the next one.
 
         Raises
         ------
         DataError
-            A device to add exists, or a device to remove does not.
+            A device to add exists, a device to remove does not, or the version is not greater.
         """
+        chosen = self.version + 1 if version is None else version
+        if chosen <= self.version:
+            raise DataError(f"version={chosen}: must be above {self.version}, the last one")
         if unknown := sorted(set(remove) - set(self.keys)):
             raise DataError(f"cannot remove {unknown[0]}: it is not in the roster")
         kept = {name: key for name, key in self.keys.items() if name not in remove}
         if known := sorted(set(add) & set(kept)):
             raise DataError(f"cannot add {known[0]}: it is in the roster; remove it to replace it")
-        return Roster(self.version + 1, {**kept, **add}, not_before, not_after)
+        return Roster(chosen, {**kept, **add}, not_before, not_after)
 
 
 def sign(roster: Roster, key: Ed25519PrivateKey) -> bytes:

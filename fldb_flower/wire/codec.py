@@ -167,7 +167,8 @@ def traffic(
     """Return the bytes of the vectors of ``agents`` uploads, and of as many broadcasts.
 
     One message per agent and direction is counted, whichever nodes host the agents. With secure
-    sums, uploads include the number of duels, and broadcasts of priors v_0.
+    sums, uploads include the number of duels, and broadcasts of priors v_0. Simulations do not
+    encrypt: headers, sealed pieces and openings of real devices are not counted.
     """
     each = agents * np.dtype(wire).itemsize
     up, down = upload_size(broadcast, form), broadcast_size(broadcast, form)
