@@ -68,6 +68,8 @@ def test_a_federation_ends_with_one_line_when_its_sums_are_made(tmp_path):
         assert not any(
             isinstance(request, messages.Collect) for _, request in federation.grid.asked[asked:]
         )
+    ends = [line for line in federation.lines if line.startswith("the run ends")]
+    assert [line.partition(SPENT)[0] for line in ends] == ["the run ends after round 2: "]
     summary = json.loads((tmp_path / "server" / "summary.json").read_text())
     assert summary["rounds"] == 2
     assert summary["privacy"]["openings"] == 2
@@ -95,6 +97,16 @@ def test_sums_that_were_opened_for_nothing_count_also_after_a_kill(tmp_path):
         server.serve(federation.grid)
     assert any(line.startswith(f"the run ends after round 0: {SPENT}") for line in federation.lines)
     assert json.loads((tmp_path / "server" / OPENINGS).read_text()) == {"openings": 2}
+
+
+def test_a_delta_of_one_person_is_reported(tmp_path):
+    federation = SecureFederation(tmp_path, **PRIVATE, **{"privacy-delta": 0.1})
+    with federation.serving():
+        assert not [line for line in federation.lines if "privacy.delta" in line]  # 8 devices
+    federation = SecureFederation(tmp_path / "more", 10, **PRIVATE, **{"privacy-delta": 0.1})
+    with federation.serving():
+        (line,) = [line for line in federation.lines if "privacy.delta" in line]
+    assert line.startswith("privacy.delta=0.1 with 10 people")
 
 
 def test_a_damaged_count_is_one_line(tmp_path):
@@ -247,6 +259,7 @@ def test_the_status_shows_what_was_spent_and_the_limit(tmp_path):
     spent = privacy.pop("epsilon")
     assert privacy == {
         "delta": 1e-6, "noise": True, "exact": False, "max_epsilon": 4.0, "days": 30,
+        "refused": False,
     }  # fmt: skip
     multiplier = Ledger(from_flat(federation.config, "a test")).multiplier
     assert spent == pytest.approx(epsilon_of(multiplier, 1e-6, 1), rel=1e-6)
