@@ -115,7 +115,7 @@ def test_no_warning_without_noise():
 @pytest.mark.parametrize(("people", "warns"), [(999, False), (1000, True), (10**5, True)])
 def test_a_delta_of_one_person_warns(people, warns):
     settings = from_nested({**private(3.0, "person"), "privacy": {"epsilon": 3, "delta": 1e-3}}, "")
-    assert ("1 / %d" % people in usefulness.weak_delta(settings, people)) == warns
+    assert (f"1 / {people}" in usefulness.weak_delta(settings, people)) == warns
 
 
 # --- the benchmark

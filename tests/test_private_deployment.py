@@ -18,7 +18,7 @@ from test_secure_deployment import DEVICES, LIMITS, LONGEST, D, answer
 from clients.store import DuelStore
 from clients.vault.ledger import Ledger
 from fldb_flower.algorithms import make_algorithm
-from fldb_flower.federation.exchange import Broadcast, Federation, Noise, Upload
+from fldb_flower.federation.exchange import Broadcast, Federation, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.privacy.accounting import epsilon_of, noise_multiplier
@@ -98,13 +98,10 @@ class Replayed(Federation):
 
     def collect(self, broadcast: Broadcast) -> Upload:
         needed = noise_of_sum(broadcast, self.settings, MULTIPLIER)
-        self.shared = SharedBroadcast(
-            broadcast, self.settings, 0, SharedNoise(MULTIPLIER, needed)
-        )
+        self.shared = SharedBroadcast(broadcast, self.settings, 0, SharedNoise(MULTIPLIER, needed))
         total = field.total(np.array(self.sent))
         factor = math.sqrt(len(self.sent) / LIMITS.min_devices)
-        noise = Noise(*(factor * each for each in needed))
-        return self.upload(total, len(self.sent))._replace(noise=noise)
+        return self.upload(total, len(self.sent))._replace(noise=needed.scaled(factor))
 
     def upload(self, elements: field.Elements, devices: int) -> Upload:
         assert self.shared is not None
