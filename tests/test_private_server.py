@@ -77,6 +77,24 @@ def test_a_federation_ends_with_one_line_when_its_sums_are_made(tmp_path):
     assert summary["privacy"]["unit"] == "person"
 
 
+def test_another_output_directory_is_another_period(tmp_path):
+    """All answers are sent again, with new ones; the ledgers of the devices contain both periods.
+
+    4 sums, each with the noise for 2, together cost 4.42 instead of 3 (docs/privacy.md).
+    """
+    federation = SecureFederation(tmp_path, **PRIVATE)
+    for name in ("january", "february"):
+        with federation.serving(name) as server:
+            for _ in range(2):
+                assert not server.try_round()  # no new answers
+                federation.answer()
+                assert server.try_round(), federation.lines
+            assert server.devices.duels == sum(len(p.given) for p in federation.phones.values())
+    assert [upload.num_duels for _, upload in federation.uploads] == [16, 16, 48, 16]
+    for phone in federation.phones.values():
+        assert phone.vault.spent().epsilon == pytest.approx(4.42, abs=0.01)
+
+
 def test_sums_that_were_opened_for_nothing_count_also_after_a_kill(tmp_path):
     """Members are asked, and the server is killed; it gives the exchange up after three tries."""
     federation = SecureFederation(tmp_path, **PRIVATE)
