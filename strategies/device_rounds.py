@@ -12,6 +12,8 @@ from fldb_flower.algorithms.schedules import Round
 from fldb_flower.errors import FederationError, PrivacyError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
+from fldb_flower.privacy.ledger import Ledger
+from fldb_flower.privacy.usefulness import weak_delta
 from fldb_flower.settings import Settings
 from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory, RoundRow
@@ -131,10 +133,16 @@ class DeviceServer:
                 if not self.try_round():
                     due = max(due, time.monotonic() + RETRY_SECONDS)
             except PrivacyError as reason:
-                self._say(f"the run ends after round {self.round}: {reason}")
+                self._say_spent(reason)
                 break
+        else:
+            if self._settings.is_private:
+                self._say_spent(Ledger(self._settings).exhausted())
         self._send_estimate()
         self.directory.finish(self.round, self.devices, strategy.history)
+
+    def _say_spent(self, reason: object) -> None:
+        self._say(f"the run ends after round {self.round}: {reason}")
 
     def _wait(self, due: float) -> None:
         while time.monotonic() < due and not self.directory.round_demanded():
@@ -230,6 +238,8 @@ def make_device_server(
     """
     if settings.secure:
         secure = SecureDevices(settings)
+        if line := weak_delta(settings, len(secure.roster.keys)):
+            say(line)
         history = Counts()
         noise = SumNoise(settings, history, directory) if settings.is_private else None
         sums = SecureStrategy(settings, history, secure, ExchangeFile(directory), noise)

@@ -7,7 +7,7 @@ import math
 from logging import INFO, getLogger
 
 from fldb_flower.errors import CheckpointError
-from fldb_flower.federation.exchange import Broadcast, Noise, Upload
+from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.discrete import honest_devices, noise_of_sum
 from fldb_flower.privacy.ledger import Ledger
@@ -85,7 +85,7 @@ class SumNoise:
             "noise: %.2f times what privacy.epsilon=%g needs, from %d devices of which %d suffice",
             factor, self._settings.privacy.epsilon, n, header.min_devices,
         )  # fmt: skip
-        return upload._replace(noise=Noise(*(factor * each for each in needed.noise)))
+        return upload._replace(noise=needed.noise.scaled(factor))
 
     def _stored(self) -> int:
         path = self._directory.path / OPENINGS

@@ -157,9 +157,9 @@ class SecureFederation:
             preferences = self.rng.integers(0, 2, count).tolist()
             self.phones[name].answer(*zip(differences, preferences, strict=True))
 
-    def server(self, **changes: Any) -> DeviceServer:
+    def server(self, name: str = "server", **changes: Any) -> DeviceServer:
         settings = from_flat({**self.config, **changes}, "a test")
-        directory = DeviceDirectory(self.folder / "server", settings)
+        directory = DeviceDirectory(self.folder / name, settings)
         server = make_device_server(settings, directory, self.lines.append)
         server.strategy.connect(self.grid)
         collect = server.strategy.collect
@@ -173,9 +173,9 @@ class SecureFederation:
         return server
 
     @contextlib.contextmanager
-    def serving(self, **changes: Any):
+    def serving(self, name: str = "server", **changes: Any):
         """Provide a server, and close it without an end of the run: as after a kill."""
-        server = self.server(**changes)
+        server = self.server(name, **changes)
         try:
             yield server
         finally:

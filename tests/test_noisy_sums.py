@@ -294,6 +294,26 @@ def test_statistics_are_limited_by_person(diagonal):
     np.testing.assert_allclose(whole.gradient, plain.gradient, rtol=1e-10)
 
 
+@pytest.mark.parametrize("form", [Full(D), Diagonal(D)])
+def test_limited_statistics_of_torch_tensors(form):
+    """On the CPU, they are those of NumPy arrays."""
+    torch = pytest.importorskip("torch", reason="needs the torch extra")
+    rng, agents, duels = np.random.default_rng(12), 7, 4
+    x = rng.standard_normal((duels * agents, D)) * rng.uniform(0.01, 3.0, (duels * agents, 1))
+    y, theta = rng.integers(0, 3, len(x)) / 2.0, rng.standard_normal(D)
+    units = {"gradient": 3.0, "information": 10.0, "hessian": 2.0}
+    request = Broadcast(PlayRequest(1, duels), theta, hessian=True)
+    here = limited_statistics(request, x, y, agents, form, units=units)
+    tensors = (torch.from_numpy(array) for array in (x, y))
+    there = request._replace(theta_hat=torch.from_numpy(theta))
+    found = limited_statistics(there, *tensors, agents, form, units=units)
+    assert found.num_duels == here.num_duels == duels * agents
+    for name in units:
+        part = getattr(found, name)
+        assert isinstance(part, torch.Tensor)
+        np.testing.assert_allclose(part.numpy(), getattr(here, name), rtol=1e-9, atol=1e-12)
+
+
 @given(seeds, st.integers(1, 40), st.floats(-3.0, 3.0))
 @examples(60)
 def test_no_person_contributes_more_than_length_one(seed, duels, exponent):

@@ -715,6 +715,10 @@ def test_what_the_server_can_learn_by_hand(page, start):
         ({}, "all contributions so far cost epsilon 1.81 (delta 0.000001)"),
         ({"max_epsilon": 4, "days": 30}, "of the last 30 days cost epsilon 1.81, of your limit of"),
         ({"exact": True, "epsilon": None, "max_epsilon": 4}, "so far had no noise, or may have"),
+        (
+            {"max_epsilon": 2, "refused": True},
+            "The last sum would have exceeded your limit, so this device did not take part.",
+        ),
         ({"noise": False}, None),
     ],
 )

@@ -107,7 +107,15 @@ def test_a_run_with_too_few_agents_warns(unit, epsilon, enough, too_few):
 
 
 def test_no_warning_without_noise():
-    assert not usefulness.warning(from_nested({"num_agents": 2}, "a test"))
+    settings = from_nested({"num_agents": 2}, "a test")
+    assert not usefulness.warning(settings)
+    assert not usefulness.weak_delta(settings, 10**9)
+
+
+@pytest.mark.parametrize(("people", "warns"), [(999, False), (1000, True), (10**5, True)])
+def test_a_delta_of_one_person_warns(people, warns):
+    settings = from_nested({**private(3.0, "person"), "privacy": {"epsilon": 3, "delta": 1e-3}}, "")
+    assert (f"1 / {people}" in usefulness.weak_delta(settings, people)) == warns
 
 
 # --- the benchmark

@@ -68,11 +68,31 @@ def test_a_federation_ends_with_one_line_when_its_sums_are_made(tmp_path):
         assert not any(
             isinstance(request, messages.Collect) for _, request in federation.grid.asked[asked:]
         )
+    ends = [line for line in federation.lines if line.startswith("the run ends")]
+    assert [line.partition(SPENT)[0] for line in ends] == ["the run ends after round 2: "]
     summary = json.loads((tmp_path / "server" / "summary.json").read_text())
     assert summary["rounds"] == 2
     assert summary["privacy"]["openings"] == 2
     assert summary["privacy"]["spent"] == pytest.approx(3.0, rel=2e-3)
     assert summary["privacy"]["unit"] == "person"
+
+
+def test_another_output_directory_is_another_period(tmp_path):
+    """All answers are sent again, with new ones; the ledgers of the devices contain both periods.
+
+    4 sums, each with the noise for 2, together cost 4.42 instead of 3 (docs/privacy.md).
+    """
+    federation = SecureFederation(tmp_path, **PRIVATE)
+    for name in ("january", "february"):
+        with federation.serving(name) as server:
+            for _ in range(2):
+                assert not server.try_round()  # no new answers
+                federation.answer()
+                assert server.try_round(), federation.lines
+            assert server.devices.duels == sum(len(p.given) for p in federation.phones.values())
+    assert [upload.num_duels for _, upload in federation.uploads] == [16, 16, 48, 16]
+    for phone in federation.phones.values():
+        assert phone.vault.spent().epsilon == pytest.approx(4.42, abs=0.01)
 
 
 def test_sums_that_were_opened_for_nothing_count_also_after_a_kill(tmp_path):
@@ -95,6 +115,16 @@ def test_sums_that_were_opened_for_nothing_count_also_after_a_kill(tmp_path):
         server.serve(federation.grid)
     assert any(line.startswith(f"the run ends after round 0: {SPENT}") for line in federation.lines)
     assert json.loads((tmp_path / "server" / OPENINGS).read_text()) == {"openings": 2}
+
+
+def test_a_delta_of_one_person_is_reported(tmp_path):
+    federation = SecureFederation(tmp_path, **PRIVATE, **{"privacy-delta": 0.1})
+    with federation.serving():
+        assert not [line for line in federation.lines if "privacy.delta" in line]  # 8 devices
+    federation = SecureFederation(tmp_path / "more", 10, **PRIVATE, **{"privacy-delta": 0.1})
+    with federation.serving():
+        (line,) = [line for line in federation.lines if "privacy.delta" in line]
+    assert line.startswith("privacy.delta=0.1 with 10 people")
 
 
 def test_a_damaged_count_is_one_line(tmp_path):
@@ -247,6 +277,7 @@ def test_the_status_shows_what_was_spent_and_the_limit(tmp_path):
     spent = privacy.pop("epsilon")
     assert privacy == {
         "delta": 1e-6, "noise": True, "exact": False, "max_epsilon": 4.0, "days": 30,
+        "refused": False,
     }  # fmt: skip
     multiplier = Ledger(from_flat(federation.config, "a test")).multiplier
     assert spent == pytest.approx(epsilon_of(multiplier, 1e-6, 1), rel=1e-6)

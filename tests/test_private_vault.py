@@ -268,7 +268,7 @@ def test_all_planned_sums_cost_the_epsilon_of_the_run(fleet):
     assert fleet.phones["d00"].vault.spent().epsilon == pytest.approx(2.0, rel=2e-3)
 
 
-def test_beyond_the_cap_the_vault_refuses_also_after_a_restart(tmp_path):
+def test_beyond_the_cap_the_vault_refuses_also_after_a_restart(tmp_path, caplog):
     fleet = Fleet(tmp_path, 6, {"max_epsilon": 2.0, "max_delta": DELTA})
     again(fleet)
     settings, phone = private(fleet, epsilon=2.0, rounds=3), fleet.phones["d00"]
@@ -279,8 +279,11 @@ def test_beyond_the_cap_the_vault_refuses_also_after_a_restart(tmp_path):
     spent = phone.vault.spent()
     assert (spent.max_epsilon, spent.delta, spent.days) == (2.0, DELTA, None)
     for _ in range(2):
+        caplog.clear()
         assert exchange(fleet, settings, "d00") == [Refused("its privacy budget is spent")]
-        assert phone.vault.spent() == spent
+        assert phone.vault.spent() == spent._replace(refused=True)
+        (line,) = caplog.messages  # for the owner
+        assert line.endswith("its privacy budget is spent (max_epsilon=2 of the vault's file)")
         phone.restart()
     fleet.now += 1e8
     assert exchange(fleet, settings, "d00") == [Refused("its privacy budget is spent")]
@@ -630,6 +633,28 @@ def test_a_request_without_a_size_has_no_noise_and_is_refused(fleet, first, last
     assert isinstance(reply, Refused)
     assert f"iterations {first} to {last}" in reply.reason
     assert fleet.phones["d00"].store.secure_part("ledger") is None
+
+
+def test_nothing_is_charged_for_a_request_that_cannot_be_answered(fleet):
+    """Of all flags of a broadcast: a loss, and all duels, are refused; others are answered."""
+    settings, phone = private(fleet, rounds=9), fleet.phones["d00"]
+    noise = noise_for(common(), settings)
+    wide = noise._replace(noise=Noise(*(10.0 * max(noise.noise) for _ in noise.noise)))
+    contributions = 0
+    for hessian, loss, scope in itertools.product((False, True), (False, True), ("fresh", "all")):
+        broadcast = common()._replace(hessian=hessian, loss=loss, scope=scope)
+        again(fleet, "d00")
+        reply = ask_with(fleet, settings, encode_shared(broadcast, settings, 7, wide))
+        if loss or scope == "all":
+            assert isinstance(reply, Refused)
+            assert re.search("asks again" if scope == "all" else "a loss", reply.reason)
+        else:
+            assert isinstance(reply, Pieces)
+            contributions += 1
+        content = phone.store.secure_part("ledger")
+        spent = 0.0 if content is None else Ledger.from_bytes(content).spent()
+        assert spent == pytest.approx(contributions / noise.multiplier**2, rel=1e-12)
+    assert contributions == 2
 
 
 def test_whether_numbers_can_be_computed_is_not_observed(fleet, caplog):

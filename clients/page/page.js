@@ -27,13 +27,14 @@ const OPEN_SUMS = byId("privacy").textContent;
 /** Return in words what the noise in sums has cost, if there is noise or a limit. */
 function spentOf(privacy) {
   if (!privacy || !(privacy.noise || privacy.max_epsilon)) return "";
-  const { epsilon, delta, exact, max_epsilon, days } = privacy;
+  const { epsilon, delta, exact, max_epsilon, days, refused } = privacy;
   const period = days ? `of the last ${plural(days, "day")}` : "so far";
   const limit = max_epsilon ? `, of your limit of ${max_epsilon}` : "";
-  if (exact) return ` Some contributions ${period} had no noise, or may have had none, so differential privacy gives no bound for them.`;
+  const end = refused ? " The last sum would have exceeded your limit, so this device did not take part. It still learns from your answers." : "";
+  if (exact) return ` Some contributions ${period} had no noise, or may have had none, so differential privacy gives no bound for them.${end}`;
   const spent = epsilon === null ? "an epsilon that this device cannot compute" : `epsilon ${epsilon.toFixed(2)}`;
   return ` Noise hides your part in them: all contributions ${period} cost ${spent}${limit} (delta ${delta}), ` +
-    "which also covers answers that were counted before you delete them.";
+    `which also covers answers that were counted before you delete them.${end}`;
 }
 
 /** Return in words what the server can learn. */

@@ -206,6 +206,11 @@ class Privacy(Model):
         description="Both epsilons are for the last so many days; null: for all contributions.",
         examples=[365],
     )
+    refused: bool = Field(
+        description="Whether the device did not take part in the last sum, since it would have"
+        " exceeded the limit.",
+        examples=[False],
+    )
 
 
 class Status(BaseModel):

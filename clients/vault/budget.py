@@ -117,6 +117,8 @@ class Spent(NamedTuple):
         The cap; None without one.
     days : int or None
         Length of the period of both; None: since the first contribution.
+    refused : bool
+        Whether the last exchange was refused, because it would have exceeded the cap.
     """
 
     epsilon: float | None
@@ -125,6 +127,7 @@ class Spent(NamedTuple):
     exact: bool
     max_epsilon: float | None
     days: int | None
+    refused: bool = False
 
 
 def spent_of(ledger: Ledger, budget: Budget, now: float) -> Spent:

@@ -22,10 +22,11 @@ import numpy as np
 
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
-from clients.vault.budget import BudgetError, Spent, noise_for, require_noise, spent_of
+from clients.vault.account import Account
+from clients.vault.budget import BudgetError, Spent, noise_for, require_noise
 from clients.vault.config import VaultConfig
 from clients.vault.epoch import Epoch, EpochFile
-from clients.vault.ledger import Ledger, day_of
+from clients.vault.ledger import Ledger
 from clients.vault.rosters import RosterKeeper
 from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.errors import (
@@ -101,6 +102,7 @@ class Vault:
         self._config = config
         self._clock = clock
         self._epoch = EpochFile(config.key)
+        self._account = Account(store, self._epoch, config.budget, clock)
         self._rosters = RosterKeeper(store, config)
         with self._epoch.locked():
             self._begin()
@@ -113,7 +115,7 @@ class Vault:
 
     def spent(self) -> Spent:
         """Return what the contributions have cost, and the owner's cap."""
-        return spent_of(self._ledger(), self._config.budget, self._clock())
+        return self._account.spent()
 
     def answer(self, request: bytes) -> bytes:
         """Return the reply to a request, both of :mod:`fldb_flower.wire.secure_messages`.
@@ -206,9 +208,7 @@ class Vault:
                     raise DeclinedError("the answers were forgotten since the first request")
             else:
                 store.add_cut(start, cut, header.min_duels)
-                multiplier = None if shared.privacy is None else shared.privacy.multiplier
-                ledger = self._config.budget.charge(self._ledger(), multiplier, now)
-                store.keep_secure_part("ledger", ledger.to_bytes())
+                self._account.charge(None if shared.privacy is None else shared.privacy.multiplier)
                 content = self._numbers(header, shared, encoding, (start, cut), journal.counted)
                 store.keep_secure_part("numbers", content)
             if content:
@@ -317,26 +317,9 @@ class Vault:
                     # Nothing of earlier exchanges opens with another key, but this store may be a
                     # backup: answers could be sent for a second time.
                     journal = self._start_after(store.last, journal.last_round)
-                self._epoch.write(Epoch.of(journal, self._first_ledger(journal)))
+                self._epoch.write(Epoch.of(journal, self._account.first(journal)))
             store.keep_secure_part("key", public)
             self._journal()
-
-    def _first_ledger(self, journal: Journal) -> Ledger:
-        """Return the ledger of a store without an epoch file, which may be a backup.
-
-        It then lacks contributions, and nothing bounds their number: numbers without noise may
-        have been sent until today.
-        """
-        ledger = self._stored_ledger()
-        if not journal.last_round:
-            return ledger
-        if self._config.budget.has_cap:
-            _LOG.warning(
-                "the privacy budget counts as spent today: %s is missing, so the store may be a"
-                " backup. If the key is new, copy the epoch file of the former key",
-                self._epoch.path,
-            )  # fmt: skip
-        return ledger.charged(day_of(self._clock()), None)
 
     def _start_after(self, position: int, round: int) -> Journal:
         """Return the stored journal of a device that sends no answer up to a number again."""
@@ -363,22 +346,13 @@ class Vault:
         content = self._store.secure_part("journal")
         return Journal() if content is None else Journal.from_bytes(content)
 
-    def _ledger(self) -> Ledger:
-        """Return the ledger: of the store, and of the epoch file if the store is a backup."""
-        epoch = self._epoch.read() or Epoch()
-        return self._stored_ledger().merged(epoch.ledger)
-
-    def _stored_ledger(self) -> Ledger:
-        content = self._store.secure_part("ledger")
-        return Ledger() if content is None else Ledger.from_bytes(content)
-
     def _keep(self, journal: Journal) -> None:
         self._store.keep_secure_part("journal", journal.to_bytes())
 
     def _advance_epoch(self) -> None:
         with self._store.transaction():  # of two processes, none sets it back
             known = self._epoch.read() or Epoch()
-            epoch = known.merged(Epoch.of(self._stored(), self._stored_ledger()))
+            epoch = known.merged(Epoch.of(self._stored(), self._account.stored()))
             if epoch != known:
                 self._epoch.write(epoch)
 

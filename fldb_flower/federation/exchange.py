@@ -158,6 +158,10 @@ class Noise(NamedTuple):
     members: float = 0.0
     num_duels: float = 0.0
 
+    def scaled(self, factor: float) -> Noise:
+        """Return the standard deviations multiplied by a factor."""
+        return Noise(*(factor * each for each in self))
+
 
 class Upload(NamedTuple):
     """Sums over the agents' duels; no arm and no answer leaves an agent.

@@ -57,8 +57,7 @@ rounding adds ``sqrt(N) / 2 s`` for a scale of s quanta. Together that is ``1 / 
 
 def noise_of_sum(broadcast: Broadcast, settings: Settings, multiplier: float) -> Noise:
     """Return the standard deviations that the sum of a broadcast needs, by part."""
-    unit = release_of(broadcast, settings).noise()
-    return Noise(*(SLACK * multiplier * each for each in unit))
+    return release_of(broadcast, settings).noise().scaled(SLACK * multiplier)
 
 
 def honest_devices(least: int, others: int, colluding: float | None = None) -> int:

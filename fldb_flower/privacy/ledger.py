@@ -91,17 +91,21 @@ class Ledger:
             It is not.
         """
         if number > self.planned:
-            privacy = self._settings.privacy
-            if self._settings.mode == "devices":
-                raise PrivacyError(
-                    f"privacy.epsilon={privacy.epsilon:g} is spent: the noise covers"
-                    f" {self.planned} sums (devices-rounds), and as many were opened"
-                )
-            raise PrivacyError(
-                f"privacy.epsilon={privacy.epsilon:g} is spent: the noise covers the"
-                f" {self.planned} exchanges of the schedule, and algorithm="
-                f"{self._settings.algorithm} makes more"
+            raise PrivacyError(self.exhausted())
+
+    def exhausted(self) -> str:
+        """Return one line: why nothing is released after the planned releases."""
+        settings = self._settings
+        spent = f"privacy.epsilon={settings.privacy.epsilon:g} is spent: the noise covers"
+        if settings.mode == "devices":
+            return (
+                f"{spent} {self.planned} sums (devices-rounds), and as many were opened; a"
+                " federation with another output-dir has a new budget"
             )
+        return (
+            f"{spent} the {self.planned} exchanges of the schedule, and algorithm="
+            f"{settings.algorithm} makes more"
+        )
 
     def summary(self, openings: int) -> dict[str, Any]:
         """Return the entry ``privacy`` of ``summary.json`` after the first releases."""

@@ -16,8 +16,9 @@ from fldb_flower.privacy.ledger import Ledger
 from fldb_flower.privacy.sensitivities import asked_again, release_of
 from fldb_flower.settings import Settings
 
-_STATISTICS = ("gradient", "information", "hessian", "loss")
-_SHARES = ("precision", "shift", "losses")
+_MATRICES = ("information", "hessian", "precision")
+_PARTS = ("gradient", "information", "hessian", "loss", "shift", "precision", "losses")
+"""Parts of an upload, or of its shares, in the order in which their noise is drawn."""
 
 
 class GaussianMechanism:
@@ -83,8 +84,7 @@ class GaussianMechanism:
 
     def deviations(self, broadcast: Broadcast) -> Noise:
         """Return the standard deviations of the noise in the sum that a broadcast requests."""
-        unit = release_of(broadcast, self._settings).noise()
-        return Noise(*(self.ledger.multiplier * each for each in unit))
+        return release_of(broadcast, self._settings).noise().scaled(self.ledger.multiplier)
 
     def add(self, upload: Upload, broadcast: Broadcast, number: int) -> Upload:
         """Return the upload of exchange ``number`` with noise.
@@ -117,36 +117,31 @@ def noise_of(settings: Settings) -> GaussianMechanism | None:
 
 
 def with_noise(upload: Upload, noise: Noise, generator: np.random.Generator) -> Upload:
-    """Return an upload with independent Gaussian noise of the given standard deviations."""
+    """Return an upload with independent Gaussian noise of the given standard deviations.
+
+    Raises
+    ------
+    PrivacyError
+        A part would have no noise.
+    """
     form = form_of(upload.information)
-    _require_noise(upload, noise)
-    if upload.shares is not None:
-        change = upload.shares
-        change = change._replace(
-            shift=change.shift + noise.shift * generator.standard_normal(form.dimension),
-            precision=change.precision + noise.precision * form_noise(form, generator),
-            losses=change.losses + noise.losses * generator.standard_normal(len(change.losses)),
-        )
-        return upload._replace(shares=change, noise=noise)
-    gradient = upload.gradient + noise.gradient * generator.standard_normal(form.dimension)
-    information = upload.information + noise.information * form_noise(form, generator)
-    hessian, loss = upload.hessian, upload.loss
-    if hessian is not None:
-        hessian = hessian + noise.hessian * form_noise(form, generator)
-    if loss is not None:
-        loss += noise.loss * float(generator.standard_normal())
-    return upload._replace(
-        gradient=gradient, information=information, hessian=hessian, loss=loss, noise=noise
-    )
-
-
-def _require_noise(upload: Upload, noise: Noise) -> None:
-    """Raise a PrivacyError if a part of the upload would have no noise."""
     holder = upload if upload.shares is None else upload.shares
-    parts = [*_SHARES] if upload.shares is not None else [*_STATISTICS]
-    for part in parts:
-        if getattr(holder, part) is not None and not getattr(noise, part) > 0.0:
+    noisy = {}
+    for part in _PARTS:
+        if (exact := getattr(holder, part, None)) is None:
+            continue
+        deviation = getattr(noise, part)
+        if not deviation > 0.0:
             raise PrivacyError(f"the sensitivity of {part} is not known, so it is not released")
+        is_matrix = part in _MATRICES
+        drawn = (
+            form_noise(form, generator) if is_matrix else generator.standard_normal(np.shape(exact))
+        )
+        noisy[part] = exact + deviation * drawn
+    changed = holder._replace(**noisy)
+    if isinstance(changed, Upload):
+        return changed._replace(noise=noise)
+    return upload._replace(shares=changed, noise=noise)
 
 
 def form_noise(form: Form, generator: np.random.Generator) -> FloatArray:

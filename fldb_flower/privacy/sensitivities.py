@@ -80,8 +80,8 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
     Raises
     ------
     PrivacyError
-        Its sensitivity is not known: it is not over the duels of this round alone, or there are no
-        iterations.
+        Its sensitivity is not known: it is not over the duels of this round alone, there are no
+        iterations, or it includes the loss of a person.
 
     Examples
     --------
@@ -112,6 +112,8 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
     clip = settings.clip
     assert clip is not None
     if settings.privacy.unit == "person":
+        if broadcast.loss:
+            raise PrivacyError("a loss is requested, which the limit on a person does not include")
         release = Release(*sizes_and_weights(broadcast, settings), norm=1.0)
     else:
         release = _of_statistics(broadcast, settings, clip)

@@ -1,4 +1,4 @@
-"""How much regret noise costs: measured factors, and a warning for federations that are too small.
+"""Warnings: of a federation that is too small for the noise, and of a delta that is too large.
 
 The factors are those of FLDB-ONS with d=5 and T=500, in docs/results/privacy.json: the mean regret
 divided by that without noise. What matters is about the product of epsilon and the number N of
@@ -58,6 +58,29 @@ def regret_factor(unit: str, epsilon: float, num_agents: int) -> float:
     by_epsilon = [np.interp(math.log(max(1, num_agents)), np.log(AGENTS), column)
                   for column in logarithms.T]  # fmt: skip
     return round(math.exp(float(np.interp(math.log(epsilon), np.log(EPSILONS), by_epsilon))), 2)
+
+
+def weak_delta(settings: Settings, people: int) -> str:
+    """Return one line if delta is so large that it protects nobody; empty if not.
+
+    A mechanism that publishes everything about one person, drawn at random, has epsilon = 0 and
+    delta = 1 / N.
+
+    Examples
+    --------
+    >>> from fldb_flower.privacy.usefulness import weak_delta
+    >>> from fldb_flower.settings import from_keywords
+    >>> private = {"algorithm": "fldb_ons", "first_round": "step", "privacy_epsilon": 3}
+    >>> weak_delta(from_keywords({**private, "privacy_delta": 0.01}, "a script"), people=100)
+    'privacy.delta=0.01 with 100 people: it also allows to publish all answers of one of them,...'
+    """
+    delta = settings.privacy.delta
+    if not settings.is_private or delta * people < 1.0:
+        return ""
+    return (
+        f"privacy.delta={delta:g} with {people} people: it also allows to publish all answers of"
+        f" one of them, drawn at random; it should be far below 1 / {people}"
+    )
 
 
 def warning(settings: Settings) -> str:
