@@ -41,7 +41,11 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+from flwr.supercore.protobuf.client import (
+    ProtobufCall,
+    ProtobufClientInterceptor,
+    ProtobufRequestContext,
+)
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -70,9 +74,7 @@ class Traffic:
         self.received: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def intercept(
-        self, context: ProtobufRequestContext, call_next: ProtobufCall
-    ) -> httpx.Response:
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
         """Send a request and count it."""
         response = call_next(context)
         endpoint = context.request.url.path.rsplit("/", 1)[-1]
@@ -107,7 +109,7 @@ class LightNode:
         private, public = generate_key_pairs()
         self._key = public_key_to_bytes(public)
         self._reply = reply
-        interceptors = [
+        interceptors: list[ProtobufClientInterceptor] = [
             RuntimeVersionHttpInterceptor(component_name="SuperNode"),
             NodeAuthHttpInterceptor(private, public),
             traffic,

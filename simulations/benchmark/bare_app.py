@@ -1,18 +1,25 @@
 """A Flower app that only sends and receives, to compare ours with, on the same SuperLink.
 
-Its server waits for a file ``send`` in its folder, which holds the number of bytes of an array. It
-then sends one array of this size to every node, waits for the replies as our server does, and
-writes the seconds to a file ``sent``. With 0 bytes, messages have no content.
+Its server waits for a file ``send`` in its folder, which holds a kind of record and a number of
+bytes. It then sends one record of this size to every node, waits for the replies as our server
+does, and writes the seconds to a file ``sent``. A reply has a record of the same kind and size, of
+random bytes: Flower does not transfer what it has already. Of the kind ``none``, messages are
+empty.
 """
 
 from __future__ import annotations
 
-from flwr.app import ArrayRecord, Message, RecordDict
+import random
 
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fldb_flower.wire.records import content_bytes, pack_vector
 from simulations.local_federation import LocalFederation
 from simulations.local_process import LocalProcess
 
 _WAIT_SECONDS = 600.0
+_HEADER_BYTES = 128  # of an array
 _FILES = {
     "pyproject.toml": """
 [project]
@@ -30,10 +37,11 @@ folder = ""
 """,
     "bare/__init__.py": "",
     "bare/apps.py": """
+import random
 import time
 from pathlib import Path
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 server = ServerApp()
@@ -45,13 +53,16 @@ def main(grid, context):
     while True:
         time.sleep(0.2)
         try:
-            size = int((folder / "send").read_text())
+            kind, size = (folder / "send").read_text().split()
         except FileNotFoundError:
             continue
         (folder / "send").unlink()
         begin = time.perf_counter()
-        record = ArrayRecord({"0": Array(np.zeros(size // 8))})
-        content = RecordDict({"bare": record} if size else {})
+        content = RecordDict()
+        if kind == "array":
+            content["bare"] = ArrayRecord({"0": Array(np.random.random(int(size) // 8))})
+        if kind == "bytes":
+            content["bare"] = ConfigRecord({"0": random.randbytes(int(size))})
         messages = [Message(content, node, "train") for node in grid.get_node_ids()]
         waiting = set(grid.push_messages(messages))
         while waiting:
@@ -88,10 +99,18 @@ class BareApp:
         self._run.start()
         self._run.wait_until((self._folder / "ready").exists, "ready")
 
-    def exchange(self, size: int) -> float:
-        """Exchange a message of so many bytes with every node; return the seconds."""
+    def exchange(self, kind: str, size: int) -> float:
+        """Exchange a message with every node; return the seconds.
+
+        Parameters
+        ----------
+        kind : str
+            ``array`` for an ArrayRecord, ``bytes`` for a ConfigRecord, or ``none``.
+        size : int
+            Bytes of the record.
+        """
         sent = self._folder / "sent"
-        (self._folder / "writing").write_text(str(size))
+        (self._folder / "writing").write_text(f"{kind} {size}")
         (self._folder / "writing").rename(self._folder / "send")
         self._run.wait_until(sent.exists, "done", _WAIT_SECONDS)
         seconds = float(sent.read_text())
@@ -109,6 +128,9 @@ def reply(message: Message) -> RecordDict | None:
     if not content:
         return RecordDict()
     record = content.get("bare")
-    if not isinstance(record, ArrayRecord):
-        return None
-    return RecordDict({"bare": record})
+    if isinstance(record, ArrayRecord):
+        size = content_bytes(content) - _HEADER_BYTES
+        return RecordDict({"bare": pack_vector(np.random.default_rng().random(size // 8))})
+    if isinstance(record, ConfigRecord):
+        return RecordDict({"bare": ConfigRecord({"0": random.randbytes(content_bytes(content))})})
+    return None

@@ -2,211 +2,125 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any
 
-import numpy as np
 import pandas as pd
-from flwr.app import ConfigRecord, Message, RecordDict
 
-from clients.device import DeviceAgent, Limits
-from clients.store import DuelStore
-from fldb_flower.bandit.streams import keyed_generator
-from fldb_flower.errors import FederationError
-from fldb_flower.settings import Settings
-from fldb_flower.wire.records import content_bytes, pack_vector, unpack_vector
-from simulations.benchmark import bare_app
-from simulations.benchmark.bare_app import BareApp
-from simulations.fleet import Fleet, LightNode, Traffic
-from simulations.local_federation import LocalFederation
-from strategies.device_directory import DEMAND
+from simulations.benchmark.load import Load, Use
 
-SIZES = {"file": (10, 50), "memory": (10, 50, 200)}
+SIZES: Mapping[str, Sequence[int]] = {"file": (10, 50), "memory": (10, 50, 200)}
 """Numbers of nodes, by where the SuperLink has its database."""
 COMPARED = 50
-"""Number of nodes at which the exchange is compared with that of a bare app."""
+"""Number of nodes at which our app is compared with the bare one."""
 REPETITIONS = 3  # of the comparison
 IDLE_SECONDS = 9.0  # three polls of each node
-_ANSWERS = 3  # of a device, in each round
-_DIMENSION = 5
-_ROUNDS = 1_000_000  # more than there are; the SuperLink is stopped before
-_ROUND_SECONDS = 900.0  # a round that takes longer is an error
-_TICKS = os.sysconf("SC_CLK_TCK")
-_GOAL = 1.3
+GOAL = 1.3  # our app, in units of a bare exchange of the same size
+OURS = "ours"
+BARE = {"array": "array", "bytes": "bytes", "empty": "none"}
+"""Name of a bare exchange -> its kind of record."""
+_SETTINGS = {"first_round": "step"}  # one exchange in every round
 
 
-class Person:
-    """The device of one node: replies to our app from a store, and to the bare app.
+def deployment() -> pd.DataFrame:
+    """Measure rounds of FLDB-ONS with 3 new answers of each node, d = 5, over a real SuperLink.
 
-    Before each new upload, it answers three duels.
+    Columns:
 
-    Attributes
-    ----------
-    answers : list of (ndarray, float)
-        Difference of the features, and preference, in the order of the answers.
-    sizes : list of int
-        Bytes of the content of the last message of our app, and of the reply.
+    - *database*: of the SuperLink, in a file or in memory;
+    - *app*: ours, or one that only sends and receives: messages of the same size, with one *array*
+      or with *bytes* in a ConfigRecord, or *empty* ones;
+    - *s*: seconds from the first message to the last reply. A node looks for messages every 3 s;
+    - *a second*: messages with their replies;
+    - *SuperLink, ms*, *ServerApp, ms*: time of processors for one message and its reply, beyond
+      that of the same seconds without a round;
+    - *busy*: share of a processor that the SuperLink uses in a round;
+    - *requests*, *up, bytes*, *down, bytes*: of a node to the SuperLink for one message and its
+      reply, with HTTP's headers;
+    - *idle, ms*: time of processors of the SuperLink in a second without a round;
+    - *idle node, bytes*: what an idle node sends and receives in a second.
     """
-
-    def __init__(self, path: Path, settings: Settings, number: int) -> None:
-        self.path, self._settings = path, settings
-        self._generator = keyed_generator(settings.seed, "deployment", number)
-        self.answers: list[tuple[np.ndarray, float]] = []
-        self.sizes = [0, 0]
-
-    def __call__(self, message: Message) -> RecordDict:
-        """Return the content of the reply."""
-        if (reply := bare_app.reply(message)) is not None:
-            return reply
-        content: Any = message.content
-        config = dict(content["config"])
-        with DuelStore(self.path) as store:
-            if config["upto"] < 0:
-                self._answer(store)
-            agent = DeviceAgent(store, self._settings, Limits(min_duels=1))
-            arrays, _, config = agent.fit([unpack_vector(content["arrays"])], config)
-        reply = RecordDict({"arrays": pack_vector(arrays[0]), "config": ConfigRecord(config)})
-        self.sizes = [content_bytes(content), content_bytes(reply)]
-        return reply
-
-    def _answer(self, store: DuelStore) -> None:
-        """Answer duels by the Bradley-Terry-Luce model with theta = (1, ..., 1)."""
-        for _ in range(_ANSWERS):
-            difference = self._generator.standard_normal(self._settings.dimension)
-            proposal = store.propose(difference, np.nan, expire_after=60.0)
-            chance = 1 / (1 + np.exp(-difference.sum()))
-            preference = float(self._generator.random() < chance)
-            store.record([(proposal.id, preference)])
-            self.answers.append((difference, preference))
+    rows: list[dict[str, Any]] = []
+    for database, sizes in SIZES.items():
+        with tempfile.TemporaryDirectory(prefix="fldb-load-") as folder:
+            rows += measurements(Path(folder), database, sizes)
+    return pd.DataFrame(rows)
 
 
-class Use(NamedTuple):
-    """What has been used so far: seconds of processors, requests and bytes."""
+def measurements(
+    folder: Path, database: str, sizes: Sequence[int], compared: int = COMPARED
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows for one SuperLink, with more and more nodes."""
+    with Load(folder, database, _SETTINGS) as load:
+        load.grow(sizes[0])
+        load.start()
+        for nodes in sizes:
+            load.grow(nodes)
+            load.round()  # in which new nodes introduce themselves
+            idle = _idle(load)
+            apps: dict[str, Callable[[], float]] = {OURS: load.round}
+            if nodes == compared:
+                apps |= {name: partial(load.bare, kind) for name, kind in BARE.items()}
+            for _ in range(REPETITIONS if nodes == compared else 1):
+                for name, exchange in apps.items():
+                    yield {"database": database, "app": name, **_row(load, name, exchange, idle)}
 
-    superlink: float
-    ours: float
-    bare: float
-    nodes: float
-    requests: int  # of the nodes
-    polls: int  # of these, requests for a message
-    up: int
-    down: int
 
-    def since(self, earlier: Use) -> Use:
-        """Return what was used after ``earlier``."""
-        return Use(*(now - then for now, then in zip(self, earlier, strict=True)))
+def _idle(load: Load) -> Use:
+    """Return what is used in some seconds without a round."""
+    before = load.use()
+    time.sleep(IDLE_SECONDS)
+    return load.use().since(before)
 
 
-class Load:
-    """A SuperLink with light nodes, a run of our app, and one of a bare app; a context manager.
+def _row(load: Load, app: str, exchange: Callable[[], float], idle: Use) -> dict[str, Any]:
+    before = load.use()
+    seconds = exchange()
+    used = load.use().since(before)
+    nodes = len(load.people)
+    server = "ours" if app == OURS else "bare"
 
-    Parameters
-    ----------
-    folder : Path
-        For all files.
-    database : str
-        Where the SuperLink has its database: ``file`` or ``memory``.
-    settings : Mapping
-        Settings of the run that differ from the defaults.
+    def net(name: str) -> float:
+        """Return the milliseconds for a message, beyond those of the same time without a round."""
+        background: float = getattr(idle, name) * used.seconds / idle.seconds
+        return float(round(1000 * (getattr(used, name) - background) / nodes, 2))
+
+    return {
+        "nodes": nodes,
+        "s": round(seconds, 2),
+        "a second": round(nodes / seconds, 2),
+        "SuperLink, ms": net("superlink"),
+        "ServerApp, ms": net(server),
+        "nodes, ms": net("nodes"),
+        "busy": round(used.superlink / used.seconds, 3),
+        "requests": round(used.requests / nodes, 2),
+        "up, bytes": round(used.up / nodes),
+        "down, bytes": round(used.down / nodes),
+        "idle, ms": round(1000 * idle.superlink / idle.seconds, 2),
+        "idle node, bytes": round((idle.up + idle.down) / idle.seconds / nodes, 1),
+    }
+
+
+def limits(nodes: int = 20) -> list[dict[str, Any]]:
+    """Return the time of processors of our app for a message, in units of the bare app's.
+
+    It is that of SuperLink and ServerApp together, measured alternately on one SuperLink.
     """
-
-    def __init__(self, folder: Path, database: str, settings: Mapping[str, Any]) -> None:
-        options = ["--database", str(folder / "superlink.db")] if database == "file" else []
-        self.federation = LocalFederation(folder, 0, options=options)
-        self._chosen = {"algorithm": "fldb-ons", "dimension": _DIMENSION, **settings}
-        names = {**self._chosen, "algorithm": "fldb_ons", "mode": "devices"}
-        self._settings = Settings(**names)
-        self.people: list[Person] = []
-        self.traffic = Traffic()
-        self._bare = BareApp(self.federation)
-        self._apps = {"ours": 0, "bare": 0}  # process ids
-        self._fleet = Fleet()
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Load:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self.federation)
-            self.federation.start_superlink()
-            stack.callback(self._bare.stop)
-            stack.enter_context(self._fleet)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._stack.close()
-
-    def grow(self, nodes: int) -> None:
-        """Connect nodes until there are so many."""
-        folder, certificates = self.federation.folder, self.federation.folder / "keys" / "ca.crt"
-        for number in range(len(self.people), nodes):
-            person = Person(folder / f"{number}.db", self._settings, number)
-            node = LightNode(self.federation.address, certificates, person, self.traffic)
-            self.people.append(person)
-            self._fleet.add(node)
-
-    def start(self) -> None:
-        """Start both apps; our first round begins."""
-        settings = {"devices_round_seconds": 1e6, "devices_rounds": _ROUNDS, **self._chosen}
-        run = self.federation.run(devices_at_least=len(self.people), **settings)
-        run.wait_until(lambda: bool(self.federation.rounds()), "in its second round", 300.0)
-        self._apps["ours"] = self._process("serverapp")
-        self._bare.start()
-        self._apps["bare"] = self._process("serverapp")
-
-    def _process(self, name: str) -> int:
-        """Return the id of a process of the SuperLink that is not known yet."""
-        for pid in self.federation.superlink.processes():
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:2]
-                if pid not in self._apps.values() and any(name in word for word in words):
-                    return pid
-        raise FederationError(f"the SuperLink has no process {name}")
-
-    def round(self) -> float:
-        """Run a round of our app with all nodes; return its seconds."""
-        before = len(self.federation.rounds())
-        (self.federation.results / DEMAND).touch()
-        run = self.federation.runs[-1]
-        run.wait_until(self._ended(before), "done with a round", _ROUND_SECONDS)
-        return float(self.federation.rounds()[before]["seconds"])
-
-    def _ended(self, before: int) -> Any:
-        def ended() -> bool:
-            if self._fleet.failure is not None:
-                raise FederationError(f"a node failed: {self._fleet.failure!r}")
-            rows = self.federation.rounds()
-            model = self.federation.model()
-            return model is not None and len(rows) > before and model["round"] == len(rows)
-
-        return ended
-
-    def bare(self, size: int) -> float:
-        """Exchange a message of ``size`` bytes with all nodes, by the bare app; return seconds."""
-        return self._bare.exchange(size)
-
-    def use(self) -> Use:
-        """Return what has been used so far."""
-        traffic = self.traffic
-        return Use(
-            _seconds(self._process("flower-superlink")),
-            _seconds(self._apps["ours"]),
-            _seconds(self._apps["bare"]),
-            time.process_time(),
-            traffic.requests.total(),
-            traffic.requests["pull-messages"],
-            traffic.sent.total(),
-            traffic.received.total(),
-        )
+    with tempfile.TemporaryDirectory(prefix="fldb-load-") as folder:
+        rows = list(measurements(Path(folder), "memory", [nodes], nodes))
+    return [{"figure": "SuperLink and ServerApp, per message", "ratio": ratio(rows), "goal": GOAL}]
 
 
-def _seconds(pid: int) -> float:
-    """Return the seconds of processors that a process has used."""
-    if not pid:
-        return 0.0
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+def ratio(rows: Sequence[Mapping[str, Any]], other: str = "array") -> float:
+    """Return the median ratio of our app to another one, of the rows of one database."""
+    times = {
+        app: [row["SuperLink, ms"] + row["ServerApp, ms"] for row in rows if row["app"] == app]
+        for app in (OURS, other)
+    }
+    ours = times[OURS][-len(times[other]) :]
+    return float(round(median(a / b for a, b in zip(ours, times[other], strict=True)), 3))
