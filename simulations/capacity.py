@@ -63,26 +63,69 @@ class Costs(NamedTuple):
     idle: float
 
 
+def summary(rows: Rows) -> list[dict[str, Any]]:
+    """Return the medians of the repetitions in ``deployment.json``, in the order of the rows."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["database"], row["nodes"], row["app"]), []).append(row)
+    return [
+        {
+            key: value if isinstance(value, str) else median(row[key] for row in group)
+            for key, value in group[0].items()
+        }
+        for group in groups.values()
+    ]
+
+
+def ours(rows: Rows, database: str) -> list[dict[str, Any]]:
+    """Return the medians of our app with a database, with more and more nodes."""
+    chosen = [row for row in rows if (row["database"], row["app"]) == (database, "ours")]
+    return sorted(summary(chosen), key=lambda row: int(row["nodes"]))
+
+
+def ratio(rows: Rows, database: str, app: str, other: str, *, requests: bool = False) -> float:
+    """Return the median ratio of the time of processors for a message with two apps.
+
+    The time is that of SuperLink and ServerApp. The ratio is that of exchanges one after the other.
+
+    Parameters
+    ----------
+    rows : sequence of Mapping
+        Those of ``deployment.json``.
+    database : str
+        Of the SuperLink.
+    app, other : str
+        Numerator and denominator.
+    requests : bool
+        Compare numbers of requests instead.
+    """
+    bare = next(row["nodes"] for row in rows if row["app"] != "ours")
+
+    def values(name: str) -> list[float]:
+        return [
+            row["requests"] if requests else row["SuperLink, ms"] + row["ServerApp, ms"]
+            for row in rows
+            if (row["database"], row["nodes"], row["app"]) == (database, bare, name)
+        ]
+
+    return float(median(a / b for a, b in zip(values(app), values(other), strict=True)))
+
+
 def costs(rows: Rows, database: str = "memory") -> Costs:
     """Return the costs, from the rows of ``deployment.json`` with the most nodes.
 
     The cost of a connected node is the slope between the fewest nodes and the most.
     """
-    ours = [row for row in rows if row["database"] == database and row["app"] == "ours"]
-    few, most = (choose(row["nodes"] for row in ours) for choose in (min, max))
-    least, last = (_medians([row for row in ours if row["nodes"] == n]) for n in (few, most))
+    several = ours(rows, database)
+    least, last = several[0], several[-1]
+    slope = (last["idle, ms"] - least["idle, ms"]) / (last["nodes"] - least["nodes"])
     return Costs(
         superlink=last["SuperLink, ms"] / 1000,
         serverapp=last["ServerApp, ms"] / 1000,
-        connected=(last["idle, ms"] - least["idle, ms"]) / 1000 / (most - few),
+        connected=slope / 1000,
         message=last["up, bytes"] + last["down, bytes"],
         idle=last["idle node, bytes"],
     )
-
-
-def _medians(rows: Rows) -> dict[str, float]:
-    numbers = (key for key, value in rows[0].items() if isinstance(value, int | float))
-    return {key: median(row[key] for row in rows) for key in numbers}
 
 
 class Plan(NamedTuple):

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pandas as pd
 
+from simulations import capacity
 from simulations.benchmark.load import Load, Use
 
 SIZES: Mapping[str, Sequence[int]] = {"file": (10, 50), "memory": (10, 50, 200)}
@@ -113,14 +113,5 @@ def limits(nodes: int = 20) -> list[dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory(prefix="fldb-load-") as folder:
         rows = list(measurements(Path(folder), "memory", [nodes], nodes))
-    return [{"figure": "SuperLink and ServerApp, per message", "ratio": ratio(rows), "goal": GOAL}]
-
-
-def ratio(rows: Sequence[Mapping[str, Any]], other: str = "array") -> float:
-    """Return the median ratio of our app to another one, of the rows of one database."""
-    times = {
-        app: [row["SuperLink, ms"] + row["ServerApp, ms"] for row in rows if row["app"] == app]
-        for app in (OURS, other)
-    }
-    ours = times[OURS][-len(times[other]) :]
-    return float(round(median(a / b for a, b in zip(ours, times[other], strict=True)), 3))
+    found = round(capacity.ratio(rows, "memory", OURS, "array"), 3)
+    return [{"figure": "SuperLink and ServerApp, per message", "ratio": found, "goal": GOAL}]
