@@ -53,6 +53,7 @@ POLL_SECONDS = 3.0
 """Pause of a SuperNode after it has found no message."""
 HEARTBEAT_SECONDS = 30.0
 """Time between two heartbeats of a SuperNode."""
+_RETRIES = (0.1, 1.0, 5.0)  # seconds before a request is sent again
 _UNAVAILABLE_SECONDS = 0.2  # before an object that is not there yet is asked for again
 
 Reply = Callable[[Message], RecordDict]
@@ -60,7 +61,7 @@ Reply = Callable[[Message], RecordDict]
 
 
 class Traffic:
-    """Counts the requests of all nodes, and their bytes with HTTP's headers, by endpoint.
+    """Sends and counts the requests of all nodes, and their bytes with HTTP's headers, by endpoint.
 
     Attributes
     ----------
@@ -75,8 +76,15 @@ class Traffic:
         self._lock = threading.Lock()
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        """Send a request and count it."""
-        response = call_next(context)
+        """Send a request, again if the connection fails as a SuperNode does, and count it."""
+        for pause in _RETRIES:
+            try:
+                response = call_next(context)
+                break
+            except httpx.TransportError:  # for example, an idle connection was closed
+                time.sleep(pause)
+        else:
+            response = call_next(context)
         endpoint = context.request.url.path.rsplit("/", 1)[-1]
         with self._lock:
             self.requests[endpoint] += 1
@@ -115,7 +123,7 @@ class LightNode:
             traffic,
         ]
         self._client = FleetHttpClient.from_server_address(
-            address, False, str(certificates), interceptors
+            address, False, certificates.read_bytes(), interceptors
         )
         self._node = Node()
         self._heartbeat = 0.0

@@ -17,7 +17,7 @@ from simulations.benchmark.load import Load, Use
 SIZES: Mapping[str, Sequence[int]] = {"file": (10, 50), "memory": (10, 50, 200)}
 """Numbers of nodes, by where the SuperLink has its database."""
 COMPARED = 50
-"""Number of nodes at which our app is compared with the bare one."""
+"""Number of nodes at which our app is compared with the bare one, with the database in memory."""
 REPETITIONS = 3  # of the comparison
 IDLE_SECONDS = 9.0  # three polls of each node
 GOAL = 1.3  # our app, in units of a bare exchange of the same size
@@ -47,15 +47,19 @@ def deployment() -> pd.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     for database, sizes in SIZES.items():
+        compared = COMPARED if database == "memory" else 0
         with tempfile.TemporaryDirectory(prefix="fldb-load-") as folder:
-            rows += measurements(Path(folder), database, sizes)
+            rows += measurements(Path(folder), database, sizes, compared)
     return pd.DataFrame(rows)
 
 
 def measurements(
-    folder: Path, database: str, sizes: Sequence[int], compared: int = COMPARED
+    folder: Path, database: str, sizes: Sequence[int], compared: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows for one SuperLink, with more and more nodes."""
+    """Yield the rows for one SuperLink, with more and more nodes.
+
+    With ``compared`` nodes, our app and the bare one exchange messages alternately.
+    """
     with Load(folder, database, _SETTINGS) as load:
         load.grow(sizes[0])
         load.start()
