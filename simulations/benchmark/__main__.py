@@ -3,12 +3,12 @@
 Sections: ``algorithms`` (vectorized, relative to lower bounds), ``inprocess`` (one exchange of one
 node), ``scale`` (time and memory against N, d, K and T), ``robust`` (regret with dishonest nodes),
 ``flower`` (`flwr run` relative to an app that does nothing), ``deployment`` (a SuperLink under
-load, by number of nodes), ``install`` (size and time of
-`pip install` by dependency); of FLDB-Personal, ``newcomers`` (agents that join late), ``variances``
-(rules for v) and ``pace`` (times relative to LDB); of secure sums, ``secure`` (times and bytes of
-one sum) and ``liars`` (regret with a dishonest device); ``privacy`` (regret with noise). By
-default, ``algorithms``, ``inprocess`` and ``scale`` run. Times depend on the load of the machine.
-The tables have medians over the repetitions, and ratios of times measured alternately.
+load, by number of nodes), ``install`` (size and time of `pip install` by dependency); of
+FLDB-Personal, ``newcomers`` (agents that join late), ``variances`` (rules for v) and ``pace``
+(times relative to LDB); of secure sums, ``secure`` (times and bytes of one sum) and ``liars``
+(regret with a dishonest device); ``privacy`` (regret with noise). By default, ``algorithms``,
+``inprocess`` and ``scale`` run. Times depend on the load of the machine. The tables have medians
+over the repetitions, and ratios of times measured alternately.
 """
 
 from __future__ import annotations
