@@ -8,6 +8,7 @@ is used of its internals is in this module only.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import threading
 import time
@@ -53,7 +54,7 @@ POLL_SECONDS = 3.0
 """Pause of a SuperNode after it has found no message."""
 HEARTBEAT_SECONDS = 30.0
 """Time between two heartbeats of a SuperNode."""
-_RETRIES = (0.1, 1.0, 5.0)  # seconds before a request is sent again
+_RETRIES = (0.1, 1.0, 5.0, 10.0)  # seconds before a request is sent again
 _UNAVAILABLE_SECONDS = 0.2  # before an object that is not there yet is asked for again
 
 Reply = Callable[[Message], RecordDict]
@@ -67,22 +68,25 @@ class Traffic:
     ----------
     requests, sent, received : Counter
         Endpoint -> requests, bytes of the requests, bytes of the responses.
+    failed : int
+        Requests that failed and were sent again.
     """
 
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
+        self.failed = 0
         self._lock = threading.Lock()
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        """Send a request, again if the connection fails as a SuperNode does, and count it."""
+        """Send a request, again if the connection or the server fails, and count it."""
         for pause in _RETRIES:
-            try:
-                response = call_next(context)
-                break
-            except httpx.TransportError:  # for example, an idle connection was closed
-                time.sleep(pause)
+            with contextlib.suppress(httpx.TransportError):  # an idle connection was closed
+                if not (response := call_next(context)).is_server_error:
+                    break
+            self.failed += 1
+            time.sleep(pause)
         else:
             response = call_next(context)
         endpoint = context.request.url.path.rsplit("/", 1)[-1]

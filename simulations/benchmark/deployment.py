@@ -42,6 +42,7 @@ def deployment() -> pd.DataFrame:
     - *busy*: share of a processor that the SuperLink uses in a round;
     - *requests*, *up, bytes*, *down, bytes*: of a node to the SuperLink for one message and its
       reply, with HTTP's headers;
+    - *failed*: requests that failed, because the connection was closed or the SuperLink had an error;
     - *idle, ms*: time of processors of the SuperLink in a second without a round;
     - *idle node, bytes*: what an idle node sends and receives in a second.
     """
@@ -103,6 +104,7 @@ def _row(load: Load, app: str, exchange: Callable[[], float], idle: Use) -> dict
         "nodes, ms": net("nodes"),
         "busy": round(used.superlink / used.seconds, 3),
         "requests": round(used.requests / nodes, 2),
+        "failed": used.failed,
         "up, bytes": round(used.up / nodes),
         "down, bytes": round(used.down / nodes),
         "idle, ms": round(1000 * idle.superlink / idle.seconds, 2),

@@ -89,6 +89,7 @@ class Use(NamedTuple):
     bare: float
     nodes: float
     requests: int
+    failed: int  # of the requests, sent again
     up: int  # bytes that the nodes sent
     down: int
 
@@ -204,6 +205,7 @@ class Load:
             bare,
             time.process_time(),
             traffic.requests.total(),
+            traffic.failed,
             traffic.sent.total(),
             traffic.received.total(),
         )
