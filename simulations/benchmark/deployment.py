@@ -40,9 +40,11 @@ def deployment() -> pd.DataFrame:
     - *SuperLink, ms*, *ServerApp, ms*: time of processors for one message and its reply, beyond
       that of the same seconds without a round;
     - *busy*: share of a processor that the SuperLink uses in a round;
+    - *HTTP*: share of the SuperLink's processor time in the thread that serves HTTP, with TLS and
+      middleware. Other threads check signatures and store messages;
     - *requests*, *up, bytes*, *down, bytes*: of a node to the SuperLink for one message and its
       reply, with HTTP's headers;
-    - *failed*: requests that failed, because the connection was closed or the SuperLink had an error;
+    - *failed*: requests that were sent again, after an error of the connection or of the SuperLink;
     - *idle, ms*: time of processors of the SuperLink in a second without a round;
     - *idle node, bytes*: what an idle node sends and receives in a second.
     """
@@ -103,6 +105,7 @@ def _row(load: Load, app: str, exchange: Callable[[], float], idle: Use) -> dict
         "ServerApp, ms": net(server),
         "nodes, ms": net("nodes"),
         "busy": round(used.superlink / used.seconds, 3),
+        "HTTP": round(used.loop / used.superlink, 3),
         "requests": round(used.requests / nodes, 2),
         "failed": used.failed,
         "up, bytes": round(used.up / nodes),

@@ -85,6 +85,7 @@ class Use(NamedTuple):
 
     seconds: float
     superlink: float
+    loop: float  # of the SuperLink's seconds, those of the thread that serves HTTP
     ours: float
     bare: float
     nodes: float
@@ -198,9 +199,11 @@ class Load:
         """Return what has been used so far."""
         traffic = self.traffic
         superlink, ours, bare = (_seconds(self._pids[n]) for n in ("superlink", "ours", "bare"))
+        thread = self._pids["superlink"]  # the first thread has the id of the process
         return Use(
             time.perf_counter(),
             superlink,
+            _seconds(thread, f"task/{thread}/stat"),
             ours,
             bare,
             time.process_time(),
@@ -211,7 +214,7 @@ class Load:
         )
 
 
-def _seconds(pid: int) -> float:
-    """Return the seconds of processors that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+def _seconds(pid: int, file: str = "stat") -> float:
+    """Return the seconds of processors that a process has used, or a thread of it."""
+    fields = Path(f"/proc/{pid}/{file}").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
