@@ -90,6 +90,7 @@ class Use(NamedTuple):
     bare: float
     nodes: float
     requests: int
+    polls: int  # of the requests, those for a message
     failed: int  # of the requests, sent again
     up: int  # bytes that the nodes sent
     down: int
@@ -208,6 +209,7 @@ class Load:
             bare,
             time.process_time(),
             traffic.requests.total(),
+            traffic.requests["pull-messages"],
             traffic.failed,
             traffic.sent.total(),
             traffic.received.total(),
