@@ -54,6 +54,7 @@ POLL_SECONDS = 3.0
 """Pause of a SuperNode after it has found no message."""
 HEARTBEAT_SECONDS = 30.0
 """Time between two heartbeats of a SuperNode."""
+_LIFE_SECONDS = 600.0  # without a heartbeat; on a slow machine, one can be late
 _RETRIES = (0.1, 1.0, 5.0, 10.0)  # seconds before a request is sent again
 _UNAVAILABLE_SECONDS = 0.2  # before an object that is not there yet is asked for again
 
@@ -135,7 +136,7 @@ class LightNode:
     def connect(self) -> None:
         """Register and activate the node."""
         self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._key))
-        request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=HEARTBEAT_SECONDS)
+        request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=_LIFE_SECONDS)
         self._node = Node(node_id=self._client.ActivateNode(request).node_id)
         self._heartbeat = time.monotonic() + HEARTBEAT_SECONDS
 
@@ -147,7 +148,7 @@ class LightNode:
         """Ask for a message and reply to it; return False if there is none."""
         now = time.monotonic()
         if now >= self._heartbeat:
-            beat = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_SECONDS)
+            beat = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_LIFE_SECONDS)
             self._client.SendNodeHeartbeat(beat)
             self._heartbeat = now + HEARTBEAT_SECONDS
         found = self._client.PullMessages(PullMessagesRequest(node=self._node))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -180,9 +181,13 @@ class Load:
         return float(self.federation.rounds()[before]["seconds"])
 
     def _ended(self, before: int) -> Callable[[], bool]:
+        run = self.federation.runs[-1]
+
         def ended() -> bool:
             if self._fleet.failure is not None:
                 raise FederationError(f"a node failed: {self._fleet.failure!r}")
+            if found := re.search(r"round \d+ is not counted.*", run.output()):
+                raise FederationError(found[0])
             rows = self.federation.rounds()
             model = self.federation.model()
             return model is not None and len(rows) > before and model["round"] == len(rows)
