@@ -2,12 +2,13 @@
 
 Sections: ``algorithms`` (vectorized, relative to lower bounds), ``inprocess`` (one exchange of one
 node), ``scale`` (time and memory against N, d, K and T), ``robust`` (regret with dishonest nodes),
-``flower`` (`flwr run` relative to an app that does nothing), ``install`` (size and time of
-`pip install` by dependency); of FLDB-Personal, ``newcomers`` (agents that join late), ``variances``
-(rules for v) and ``pace`` (times relative to LDB); of secure sums, ``secure`` (times and bytes of
-one sum) and ``liars`` (regret with a dishonest device); ``privacy`` (regret with noise). By
-default, ``algorithms``, ``inprocess`` and ``scale`` run. Times depend on the load of the machine.
-The tables have medians over the repetitions, and ratios of times measured alternately.
+``flower`` (`flwr run` relative to an app that does nothing), ``deployment`` (a SuperLink under
+load, by number of nodes), ``install`` (size and time of `pip install` by dependency); of
+FLDB-Personal, ``newcomers`` (agents that join late), ``variances`` (rules for v) and ``pace``
+(times relative to LDB); of secure sums, ``secure`` (times and bytes of one sum) and ``liars``
+(regret with a dishonest device); ``privacy`` (regret with noise). By default, ``algorithms``,
+``inprocess`` and ``scale`` run. Times depend on the load of the machine. The tables have medians
+over the repetitions, and ratios of times measured alternately.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
 from simulations import measured
 from simulations.benchmark.algorithms import algorithms, inprocess_exchange
+from simulations.benchmark.deployment import deployment
 from simulations.benchmark.flower import flower
 from simulations.benchmark.install import install
 from simulations.benchmark.liars import liars
@@ -53,6 +55,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "scale": lambda asked: scale(asked.picture),
     "robust": lambda _asked: robust(),
     "flower": lambda asked: flower(max(1, asked.repetitions // 3)),
+    "deployment": lambda _asked: deployment(),
     "install": lambda _asked: install(),
     "newcomers": lambda _asked: newcomers(),
     "variances": lambda asked: variances({"duels": asked.duels}),
