@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.blocks import agents_of_node
+from fldb_flower.federation.blocks import agents_of_node, require_agents
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import Form, make_form
@@ -44,6 +44,7 @@ class SimulatedAgents(NumPyClient):
         self._form = make_form(settings)
         self._sums = SecureSums(settings) if settings.secure else None
         agents = agents_of_node(partition_id, num_partitions, settings.num_agents)
+        require_agents(settings, len(agents))
         keep_freed_memory()
         one_blas_thread(settings.dimension)  # until the end of the process
         self.group = AgentGroup(settings, agents)
