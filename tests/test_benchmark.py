@@ -14,6 +14,7 @@ from simulations import measured
 from simulations.benchmark import __main__ as benchmark
 from simulations.benchmark import liars, personal, secure
 from simulations.benchmark.liars import Case
+from simulations.benchmark.memory import BASE, BYTES_AN_AGENT, time_and_memory
 from simulations.engines import vectorized
 
 
@@ -138,3 +139,13 @@ def test_lies_and_the_checks_that_refuse_them(algorithm):
     assert set(run("random", secure=True).factors) == {0.0}
     assert run("loud", secure=True).regret == pytest.approx(loud.regret, rel=1e-4)
     assert min(run("crowd", secure=True).factors) >= 2.0
+
+
+@pytest.mark.slow
+def test_an_agent_takes_at_most_100_bytes():
+    """FLDB-ONS with tau=5, d=5: the duel of t = 1 is 48 bytes; later ones are not stored."""
+    peaks = [
+        time_and_memory(from_nested({**BASE, "num_agents": size, "horizon": 5}, "a test"))[1]
+        for size in (100_000, 300_000)
+    ]
+    assert 48 <= (peaks[1] - peaks[0]) / 200_000 <= BYTES_AN_AGENT
