@@ -79,6 +79,16 @@ class SimulatedAgents(NumPyClient):
         return [vector], upload.num_duels, reply
 
 
+class LocalContext(Context):
+    """Context of a node that stays in one process: it has the client instead of its state.
+
+    After an exception, the client may be inconsistent. The exception is then raised again.
+    """
+
+    client: SimulatedAgents | None = None
+    error: Exception | None = None
+
+
 class _LastBroadcast:
     """The broadcast decoded last: nodes in one process share its array and the factor of W."""
 
@@ -138,14 +148,31 @@ _CLIENTS = _Clients()
 
 def train(message: Message, context: Context) -> Message:
     """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function."""
-    content: Any = message.content
+    if isinstance(context, LocalContext):
+        return _train_locally(message, context)
     answers, client = _CLIENTS.take(context)
+    reply = _reply(message, client)
+    _CLIENTS.keep(context, answers + 1, client)  # last: Flower restores the state if this raises
+    return reply
+
+
+def _train_locally(message: Message, context: LocalContext) -> Message:
+    if context.error is not None:
+        raise context.error
+    try:
+        context.client = context.client or _new_client(context)
+        return _reply(message, context.client)
+    except Exception as error:
+        context.error = error
+        raise
+
+
+def _reply(message: Message, client: SimulatedAgents) -> Message:
+    content: Any = message.content
     parameters = [_CLIENTS.parse(content["arrays"], client.max_message_mb)]
     arrays, _, config = client.fit(parameters, dict(content["config"]))
     content = RecordDict({"arrays": pack_vector(arrays[0]), "config": ConfigRecord(config)})
-    reply = Message(content, reply_to=message)
-    _CLIENTS.keep(context, answers + 1, client)  # last: Flower restores the state if this raises
-    return reply
+    return Message(content, reply_to=message)
 
 
 def _new_client(context: Context) -> SimulatedAgents:
