@@ -61,11 +61,9 @@ def content_bytes(content: RecordDict) -> int:
             total += sum(len(array.data) for array in record.values())
             continue
         for value in record.values():
-            values = value if isinstance(value, list) else [value]
-            if values and isinstance(values[0], str | bytes):  # all of a list have one type
-                total += sum(map(len, values))
-            else:
-                total += 8 * len(values)
+            values: list[Any] = value if isinstance(value, list) else [value]
+            is_text = bool(values) and isinstance(values[0], str | bytes)  # as all of a list are
+            total += sum(map(len, values)) if is_text else 8 * len(values)
     return total
 
 
