@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,7 @@ class SimulatedAgents(NumPyClient):
         self._sums = SecureSums(settings) if settings.secure else None
         agents = agents_of_node(partition_id, num_partitions, settings.num_agents)
         require_agents(settings, len(agents))
-        keep_freed_memory()
-        one_blas_thread(settings.dimension)  # until the end of the process
+        _prepare_process(settings.dimension)
         self.group = AgentGroup(settings, agents)
 
     def fit(
@@ -62,9 +62,10 @@ class SimulatedAgents(NumPyClient):
         """
         broadcast = _decode(parameters[0], BroadcastHeader.from_config(config), self._form)
         upload = self.group.answer(broadcast, config["counted"])
+        wire = "float32" if parameters[0].dtype == np.float32 else "float64"
         vector: NDArray[Any]
         vector, header = encode_upload(
-            upload, broadcast, self.partition_id, self.num_partitions, parameters[0].dtype.name
+            upload, broadcast, self.partition_id, self.num_partitions, wire
         )
         if self._sums is not None and broadcast.learns:
             broadcast = broadcast._replace(lowest_variance=config["lowest-variance"])
@@ -77,6 +78,12 @@ class SimulatedAgents(NumPyClient):
             "exchange": config["exchange"],
         }
         return [vector], upload.num_duels, reply
+
+
+@functools.cache  # finding the libraries of BLAS takes a millisecond, for each node
+def _prepare_process(dimension: int) -> None:
+    keep_freed_memory()
+    one_blas_thread(dimension)  # until the end of the process
 
 
 class LocalContext(Context):
