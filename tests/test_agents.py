@@ -190,6 +190,24 @@ def test_statistics_at_several_points_of_the_same_duels():
         assert_upload(group.answer(broadcast, 0), duels, theta_hat, range(1, 4))
 
 
+def test_after_the_last_exchange_of_a_round_no_duel_is_stored():
+    """Uploads are the same, and a repeated message is refused instead of an empty upload."""
+    chosen = small()
+    kept, dropped = AgentGroup(chosen, range(N)), AgentGroup(chosen, range(N))
+    counted = 0
+    for last, (theta, information) in zip((3, 5, 7), estimates(3), strict=True):
+        play = PlayRequest(counted + 1, last, Estimate(theta, information))
+        request = Broadcast(play, theta, hessian=True)
+        one, other = kept.answer(request, counted), dropped.answer(request, counted)
+        if last > 3:  # the last exchange of rounds 2 and 3; round 1 has two
+            other = dropped.answer(request._replace(final=True), counted)
+        same(one, other)
+        counted = last
+    assert [len(log_of(group)[1]) for group in (kept, dropped)] == [2 * N, 0]
+    with pytest.raises(RuntimeError, match="the reply up to iteration 7 is not counted"):
+        dropped.answer(request._replace(final=True), 5)
+
+
 def test_scope_all_sums_over_every_duel_but_information_over_the_fresh():
     chosen = small(algorithm="fldb_gd")
     group = AgentGroup(chosen, range(N))

@@ -448,7 +448,7 @@ class Recorded(DirectFederation):
         self.trips = []
 
     def collect(self, broadcast):
-        upload = super().collect(broadcast)
+        upload = super().collect(broadcast._replace(final=False))  # so that duels are kept
         self.trips.append((broadcast, upload))
         return upload
 

@@ -12,8 +12,9 @@ from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
 from simulations import measured
 from simulations.benchmark import __main__ as benchmark
-from simulations.benchmark import liars, personal, secure
+from simulations.benchmark import exchange, liars, personal, secure
 from simulations.benchmark.liars import Case
+from simulations.benchmark.memory import BASE, BYTES_AN_AGENT, time_and_memory
 from simulations.engines import vectorized
 
 
@@ -138,3 +139,38 @@ def test_lies_and_the_checks_that_refuse_them(algorithm):
     assert set(run("random", secure=True).factors) == {0.0}
     assert run("loud", secure=True).regret == pytest.approx(loud.regret, rel=1e-4)
     assert min(run("crowd", secure=True).factors) >= 2.0
+
+
+@pytest.mark.slow
+def test_an_agent_takes_at_most_100_bytes():
+    """FLDB-ONS with tau=5, d=5: the duel of t = 1 is 48 bytes; later ones are not stored."""
+    peaks = [
+        time_and_memory(from_nested({**BASE, "num_agents": size, "horizon": 5}, "a test"))[1]
+        for size in (100_000, 300_000)
+    ]
+    assert 48 <= (peaks[1] - peaks[0]) / 200_000 <= BYTES_AN_AGENT
+
+
+def test_costs_of_an_exchange_and_its_reference():
+    costs = exchange.exchange_costs(repetitions=2, nodes=3, horizon=4)
+    assert {name: len(each) for name, each in costs.items()} == dict.fromkeys(costs, 2)
+    for whole, agents, bare in zip(costs["exchange"], costs["agents"], costs["bare"], strict=True):
+        assert 0.0 < agents < whole
+        assert bare > 0.0
+
+
+def test_bare_messages_have_the_bytes_of_fldb_ogd(monkeypatch):
+    """theta_hat, theta_sync and W: 2 x 3 + 6 numbers; the reply, g and W_new: 3 + 6 numbers."""
+    sizes = []
+
+    def deliver(self, message):
+        reply = original(self, message)
+        contents = [message.content, reply.content]
+        sizes.append([len(each["arrays"]["0"].data) - 128 for each in contents])
+        return reply
+
+    original = exchange.BareGrid.deliver
+    monkeypatch.setattr(exchange.BareGrid, "deliver", deliver)
+    values = {"dimension": 3, "engine": {"name": "inprocess", "num_nodes": 2}, "num_agents": 2}
+    exchange.bare_exchanges(from_nested(values, "a test"), exchanges=2)
+    assert sizes == [[8 * 12, 8 * 9]] * 4

@@ -19,7 +19,7 @@ from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
 from fldb_flower.environments import Contexts, RecordedAnswers, make_environment
 from fldb_flower.environments.base import check_contexts
 from fldb_flower.errors import ConvergenceError, DataError
-from fldb_flower.federation.blocks import blocks_of, require_agents, rows_in_block
+from fldb_flower.federation.blocks import blocks_of, rows_in_block
 from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import (
     Broadcast,
@@ -47,12 +47,11 @@ class AgentGroup:
     Raises
     ------
     SettingsError
-        The agents are invalid, or need more memory than there is.
+        The agents are invalid.
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
         check_agents(agents, settings.num_agents)
-        require_agents(settings, len(agents))
         self.agents = agents
         self.blocks = [AgentBlock(settings, block) for block in blocks_of(settings, agents)]
 
@@ -118,13 +117,25 @@ class AgentBlock:
         self._offsets = self._arrays.arange(len(agents) * self._together) * settings.num_arms
 
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
-        """Play the requested iterations and return the requested statistics."""
+        """Play the requested iterations and return the requested statistics.
+
+        Raises
+        ------
+        RuntimeError
+            An earlier reply, after which duels were counted at once, is not counted.
+        """
+        if broadcast.final and counted < self.log.counted:
+            raise RuntimeError(f"the reply up to iteration {self.log.counted} is not counted")
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # results are checked
             self.log.acknowledge(counted)
             self._policy.acknowledge(counted)
             if broadcast.play is not None:
                 self._play(broadcast.play)
-            return self._statistics(broadcast)
+            upload = self._statistics(broadcast)
+            if broadcast.final:
+                self.log.settle()
+                self._policy.acknowledge(self.log.counted)
+            return upload
 
     def _play(self, play: PlayRequest) -> None:
         # Iterations whose request was lost are played with the previous estimate.
@@ -134,6 +145,7 @@ class AgentBlock:
         self._play_up_to(play.last)
 
     def _play_up_to(self, last: int) -> None:
+        self.log.reserve(last - self.log.played)
         for drawn in _chunks(range(self.log.played + 1, last + 1), self._drawn_at_once):
             noise = self._arrays.make(self._streams.logistic("preferences", len(drawn)).T)
             for iterations in _chunks(drawn, self._together):

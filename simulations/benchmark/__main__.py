@@ -1,14 +1,14 @@
 """`python -m simulations.benchmark [SECTION ...]`: times, exchanges, bytes and regret.
 
 Sections: ``algorithms`` (vectorized, relative to lower bounds), ``inprocess`` (one exchange of one
-node), ``scale`` (time and memory against N, d, K and T), ``robust`` (regret with dishonest nodes),
-``flower`` (`flwr run` relative to an app that does nothing), ``deployment`` (a SuperLink under
-load, by number of nodes), ``install`` (size and time of `pip install` by dependency); of
-FLDB-Personal, ``newcomers`` (agents that join late), ``variances`` (rules for v) and ``pace``
-(times relative to LDB); of secure sums, ``secure`` (times and bytes of one sum) and ``liars``
-(regret with a dishonest device); ``privacy`` (regret with noise). By default, ``algorithms``,
-``inprocess`` and ``scale`` run. Times depend on the load of the machine. The tables have medians
-over the repetitions, and ratios of times measured alternately.
+node, and Flower's bare message), ``scale`` (time and memory against N, d, K and T), ``robust``
+(regret with dishonest nodes), ``flower`` (`flwr run` relative to an app that does nothing),
+``deployment`` (a SuperLink under load, by number of nodes), ``install`` (size and time of
+`pip install` by dependency); of FLDB-Personal, ``newcomers`` (agents that join late), ``variances``
+(rules for v) and ``pace`` (times relative to LDB); of secure sums, ``secure`` (times and bytes of
+one sum) and ``liars`` (regret with a dishonest device); ``privacy`` (regret with noise). By
+default, ``algorithms``, ``inprocess`` and ``scale`` run. Times depend on the load of the machine.
+The tables have medians over the repetitions, and ratios of times measured alternately.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from fldb_flower.settings import suggestion
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
 from simulations import measured
-from simulations.benchmark.algorithms import algorithms, inprocess_exchange
+from simulations.benchmark.algorithms import algorithms
 from simulations.benchmark.deployment import deployment
+from simulations.benchmark.exchange import inprocess_exchange
 from simulations.benchmark.flower import flower
 from simulations.benchmark.install import install
 from simulations.benchmark.liars import liars

@@ -43,7 +43,7 @@ class Shards:
     """
 
     def __init__(self, settings: Settings, processes: int | None = None) -> None:
-        require_agents(settings, settings.num_agents)
+        require_agents(settings, settings.num_agents, may_repeat=False)
         self._settings = settings
         self.shards = list(_shards(settings))
         available = _processors(settings.backend) if processes is None else processes
