@@ -65,22 +65,59 @@ def shared_generator(seed: int, name: str) -> np.random.Generator:
     return keyed_generator(seed, 0, name)
 
 
-def _position(bit_generator: Any) -> bytes:
-    """Return the position of SFC64: four words."""
-    words: bytes = bit_generator.state["state"]["state"].tobytes()
-    return words
+class StreamReader:
+    """A generator that continues any SFC64 stream from its position.
 
+    Parameters
+    ----------
+    direct : bool
+        Whether to write the position to the generator's memory. Setting NumPy's property ``state``
+        takes ten times as long. It is used with False, and if NumPy stores the state differently.
 
-def _position_memory(bit_generator: Any) -> memoryview:
-    """Return the memory in which SFC64 has its position, for reading and writing.
-
-    Setting the property ``state`` takes ten times as long.
+    Examples
+    --------
+    >>> from fldb_flower.bandit.streams import StreamReader, keyed_generator, position_of
+    >>> reader, stream = StreamReader(), keyed_generator(0, 1, 7, "arms")
+    >>> reader.position = position_of(stream)
+    >>> bool(reader.generator.random() == stream.random())
+    True
+    >>> reader.position == position_of(stream)
+    True
     """
-    address = bit_generator.ctypes.state_address
-    memory = memoryview((ctypes.c_char * _POSITION_BYTES).from_address(address)).cast("B")
-    if memory != _position(bit_generator):
-        raise RuntimeError(f"NumPy {np.__version__} stores the state of SFC64 in another form")
-    return memory
+
+    def __init__(self, direct: bool = True) -> None:
+        self.generator = np.random.Generator(np.random.SFC64(0))
+        address = self.generator.bit_generator.ctypes.state_address
+        memory = memoryview((ctypes.c_char * _POSITION_BYTES).from_address(address)).cast("B")
+        self._memory = memory if direct and memory == position_of(self.generator) else None
+
+    @property
+    def position(self) -> bytes:
+        """Position in the stream; assign one to continue there."""
+        return position_of(self.generator) if self._memory is None else self._memory.tobytes()
+
+    @position.setter
+    def position(self, position: bytes) -> None:
+        if self._memory is not None:
+            self._memory[:] = position
+            return
+        state: Any = self.generator.bit_generator.state
+        state["state"]["state"] = np.frombuffer(position, np.uint64)
+        self.generator.bit_generator.state = state
+
+
+def position_of(generator: np.random.Generator) -> bytes:
+    """Return the position of an SFC64 generator: four words.
+
+    Examples
+    --------
+    >>> from fldb_flower.bandit.streams import keyed_generator, position_of
+    >>> len(position_of(keyed_generator(0, 1, 7, "arms")))
+    32
+    """
+    state: Any = generator.bit_generator.state
+    words: bytes = state["state"]["state"].tobytes()
+    return words
 
 
 def _checked_seed(seed: Any) -> int:
@@ -139,8 +176,7 @@ class AgentStreams:
         self.agents = agents
         self._seed = _checked_seed(seed)
         self._streams: dict[str, list[Any]] = {}
-        self._generator = np.random.Generator(np.random.SFC64(0))
-        self._memory = _position_memory(self._generator.bit_generator)
+        self._reader = StreamReader()
 
     def _cohort(self, shape: tuple[int, ...]) -> int:
         """Return the number of agents that share a stream of draws of this shape."""
@@ -154,7 +190,7 @@ class AgentStreams:
 
     def _make(self, cohort: int, name: str) -> Any:
         """Return a new stream: its position, or its generator in a subclass."""
-        return _position(keyed_generator(self._seed, 1, cohort, name).bit_generator)
+        return position_of(keyed_generator(self._seed, 1, cohort, name))
 
     def standard_normal(self, name: str, iterations: int, *shape: int) -> Array:
         """Draw N(0, 1); the shape is ``(agents, iterations, *shape)``."""
@@ -184,9 +220,9 @@ class AgentStreams:
 
     def _fill(self, draw: Callable[..., Any], stream: Any, out: Array) -> Any:
         """Draw from a stream and return the stream after it."""
-        self._memory[:] = stream
-        draw(self._generator, out=out)
-        return self._memory.tobytes()
+        self._reader.position = stream
+        draw(self._reader.generator, out=out)
+        return self._reader.position
 
     def logistic(self, name: str, iterations: int) -> Array:
         """Draw from the standard logistic distribution; shape (agents, iterations).
