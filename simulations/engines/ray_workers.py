@@ -16,7 +16,7 @@ from fldb_flower.errors import FederationError, one_line
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.runs.experiment import CHECKPOINT_COST
 from fldb_flower.settings import Settings
-from fldb_flower.system.process import keep_freed_memory, one_blas_thread
+from fldb_flower.system.process import blas_threads, keep_freed_memory, use_blas_threads
 from simulations.engines.ray_cluster import address, connected
 from simulations.engines.workers import State, Worker, joined, split
 
@@ -26,6 +26,7 @@ ATTEMPTS = 4
 """How often a call is tried if actors are lost."""
 START_SECONDS = 300.0
 """Time for all actors to start."""
+_RELEASE_SECONDS, _POLL_SECONDS = 2.0, 0.05
 
 _LOG = logging.getLogger("fldb_flower")
 
@@ -41,17 +42,24 @@ class Actor(Worker):
         What the user registered, as arguments of :func:`register`.
     folder : str
         The working directory of the run, for relative paths in the settings.
+    threads : int
+        The number of threads of BLAS, that of the run.
     """
 
     def __init__(
-        self, settings: Settings, shards: Sequence[range], added: Sequence[Any], folder: str
+        self,
+        settings: Settings,
+        shards: Sequence[range],
+        added: Sequence[Any],
+        folder: str,
+        threads: int,
     ) -> None:
         super().__init__(settings, shards)
         with contextlib.suppress(OSError):  # another machine may not have the folder
             os.chdir(folder)
         register(added)
         keep_freed_memory()
-        one_blas_thread(settings.dimension)
+        use_blas_threads(threads)
 
     def node(self) -> str:
         """Return the identifier of the node on which this actor runs."""
@@ -114,15 +122,13 @@ class RayWorkers:
     """
 
     def __init__(self, settings: Settings, shards: Sequence[range]) -> None:
-        self._arguments = (settings, added_by_user(settings), str(Path.cwd()))
+        self._settings = settings
         self._since: list[Any] = []  # references to the broadcasts after the saved states
         self._due = 0.0
         with contextlib.ExitStack() as opened:
             self._ray = opened.enter_context(connected())
-            free = int(self._ray.available_resources().get("CPU", 0))
-            if free < 1:
-                raise FederationError(f"Ray at {address()} has no free CPU for the agents")
-            self._parts = [_Part(each) for each in split(shards, min(free, len(shards)))]
+            count = min(_free_cpus(self._ray, len(shards)), len(shards))
+            self._parts = [_Part(each) for each in split(shards, count)]
             opened.callback(self._kill)
             self._start()
             self._opened = opened.pop_all()
@@ -175,12 +181,14 @@ class RayWorkers:
             raise _failure(error) from None
 
     def _actor(self, part: _Part, **options: Any) -> Any:
-        settings, added, folder = self._arguments
-        actor = self._ray.remote(Actor).options(**options)
+        actor, settings = self._ray.remote(Actor).options(**options), self._settings
+        added, folder = added_by_user(settings), str(Path.cwd())
         try:
-            return actor.remote(settings, part.shards, added, folder)
-        except TypeError as error:  # cloudpickle cannot send what the user registered
-            raise _failure(error) from None
+            return actor.remote(settings, part.shards, added, folder, blas_threads())
+        except TypeError as error:
+            names = ", ".join(name for _, name, _ in added)
+            reason = one_line(str(error).splitlines()[0])
+            raise FederationError(f"{names} cannot be sent to Ray: {reason}") from None
 
     def _call(self, method: str, arguments: Sequence[Any]) -> list[Any]:
         """Call a method of all actors; return the results for all shards.
@@ -244,6 +252,22 @@ class RayWorkers:
         for part in self._parts:
             if part.actor is not None:
                 self._ray.kill(part.actor)
+
+
+def _free_cpus(ray: Any, wanted: int) -> int:
+    """Return the number of free CPUs; wait for those that an earlier run has just released."""
+    deadline = time.monotonic() + _RELEASE_SECONDS
+    total = min(wanted, int(ray.cluster_resources().get("CPU", 0)))
+    while True:
+        free = int(ray.available_resources().get("CPU", 0))
+        if free >= total > 0:
+            return free
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    if free < 1:
+        raise FederationError(f"Ray at {address()} has no free CPU for the agents")
+    return free
 
 
 def _failure(error: Exception) -> FederationError:
