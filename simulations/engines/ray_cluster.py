@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fldb_flower.errors import FederationError, SettingsError, one_line
+from fldb_flower.system.startup import is_forked
 
 LOCAL = "local"
 """Address for which Ray starts a cluster on this machine."""
@@ -50,6 +51,11 @@ def connected() -> Iterator[Any]:
             f" engine.workers=auto ({one_line(error)})"
         ) from None
     if ray.is_initialized():
+        if is_forked():
+            raise FederationError(
+                "engine.workers=ray: this process was forked from one that is connected to Ray; use"
+                " jobs=1, or start the sweep before ray.init"
+            )
         yield ray
         return
     try:
