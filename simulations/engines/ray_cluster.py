@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -79,7 +80,8 @@ def connected() -> Iterator[Any]:
 def _options(where: str) -> dict[str, Any]:
     if where != LOCAL:
         return {}
-    return {"num_cpus": len(os.sched_getaffinity(0)), "include_dashboard": False}
+    processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    return {"num_cpus": processors, "include_dashboard": False}
 
 
 def _check_port(where: str) -> None:
