@@ -134,7 +134,7 @@ class TestCluster:
         values = {**SIZES, "algorithm": "fldb_ons", "selection": "thompson"}
         got = fldb.run(values, engine_workers="ray", callbacks=[Faults()])
         nodes.add_node(num_cpus=1)  # for the next test
-        assert caplog.text.count("Ray lost 1 of 2 actors") == 3
+        assert caplog.text.count("Ray lost 1 of 2 actors") >= 3
         same(fldb.run(values, engine_workers=1), got)
 
     def test_an_actor_is_killed_during_an_exchange(self, nodes, tmp_path, register_world, caplog):

@@ -225,9 +225,10 @@ class RayWorkers:
         self._ray.kill(part.actor)  # it may only be out of reach
         part.node = self._node(part.node)
         affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        # All CPUs may be taken by the other actors, so it demands none.
+        # All CPUs may be taken by the other actors, so it demands none. An actor without any demand
+        # would be created by way of a random node, which may be the lost one.
         part.actor = self._actor(
-            part, num_cpus=0, scheduling_strategy=affinity(part.node, soft=True)
+            part, num_cpus=0, memory=1, scheduling_strategy=affinity(part.node, soft=True)
         )
         if part.saved is not None:
             part.actor.call.remote("restore", part.saved)
