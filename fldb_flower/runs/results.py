@@ -47,7 +47,7 @@ STORAGE_SETTINGS = ("resume", "checkpoint_seconds", "plot")
 """Settings of how a run is stored, which are not in its files."""
 _NOT_IN_IDENTITY = (  # results do not depend on these settings
     *STORAGE_SETTINGS, "node_wait", "reply_timeout", "max_message_mb",
-    "engine.num_cpus", "engine.num_gpus",
+    "engine.num_cpus", "engine.num_gpus", "engine.workers",
 )  # fmt: skip
 
 
