@@ -4,7 +4,8 @@ Sections: ``algorithms`` (vectorized, relative to lower bounds), ``inprocess`` (
 node), ``scale`` (time and memory against N, d, K and T), ``robust`` (regret with dishonest nodes),
 ``flower`` (`flwr run` relative to an app that does nothing), ``install`` (size and time of
 `pip install` by dependency); of FLDB-Personal, ``newcomers`` (agents that join late), ``variances``
-(rules for v) and ``pace`` (times relative to LDB); of secure sums, ``secure`` (times and bytes of
+(rules for v) and ``pace`` (times relative to LDB); of agents that keep their own duels, ``refits``
+(regret and times with fits at geometric times); of secure sums, ``secure`` (times and bytes of
 one sum) and ``liars`` (regret with a dishonest device); ``privacy`` (regret with noise). By
 default, ``algorithms``, ``inprocess`` and ``scale`` run. Times depend on the load of the machine.
 The tables have medians over the repetitions, and ratios of times measured alternately.
@@ -43,6 +44,7 @@ from simulations.benchmark.install import install
 from simulations.benchmark.liars import liars
 from simulations.benchmark.personal import newcomers, pace, variances
 from simulations.benchmark.privacy import privacy
+from simulations.benchmark.refits import refits
 from simulations.benchmark.robust import robust
 from simulations.benchmark.scale import scale
 from simulations.benchmark.secure import secure
@@ -57,6 +59,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "newcomers": lambda _asked: newcomers(),
     "variances": lambda asked: variances({"duels": asked.duels}),
     "pace": lambda asked: pace(asked.repetitions),
+    "refits": lambda asked: refits({"duels": asked.duels}, max(1, asked.repetitions // 3)),
     "secure": lambda asked: secure(asked.repetitions),
     "liars": lambda _asked: liars(),
     "privacy": lambda _asked: privacy(),
@@ -113,7 +116,7 @@ def _arguments() -> argparse.Namespace:
         "--duels",
         default=os.environ.get("FLDB_DUELS", ""),
         metavar="DIR",
-        help="studies of real people, for variances (default: the environment variable FLDB_DUELS)",
+        help="studies of real people, for variances and refits (default: the environment variable FLDB_DUELS)",
     )
     parser.add_argument(
         "--output",
