@@ -21,17 +21,17 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.linalg.linear import whiten_safely
 from fldb_flower.settings import from_nested
 
-AGENTS, D, RATIO = 3, 4, 1.4
-FITTED = [1, 2, 3, 5, 7, 10, 14]  # numbers of duels: after n, max(n + 1, ceil(1.4 n))
+AGENTS, D, RATIO = 3, 2, 1.4
+FITTED = [*range(1, 9), 12, 17]  # numbers of duels: up to 4 D, and then after n, ceil(1.4 n)
 RIDGE, SCALE = 0.7, 1.3
 
 
-def duels_of(seed, count=16, d=D):
+def duels_of(seed, count=20):
     """Yield one duel per agent at a time; one in ten is an arm against itself."""
     rng = np.random.default_rng(seed)
-    theta = rng.standard_normal((AGENTS, d))
+    theta = rng.standard_normal((AGENTS, D))
     for _ in range(count):
-        x = rng.standard_normal((AGENTS, d)) * (rng.random((AGENTS, 1)) > 0.1)
+        x = rng.standard_normal((AGENTS, D)) * (rng.random((AGENTS, 1)) > 0.1)
         yield x, (rng.random(AGENTS) < expit((theta * x).sum(axis=1))) * 1.0
 
 
@@ -52,12 +52,12 @@ def exact(precision, linear, x, y):
 
 
 def test_fits_by_the_ratio():
-    after = [1]
-    while after[-1] < 14:
-        after.append(next_fit(after[-1], RATIO, 0))
-    assert after == FITTED
-    assert [next_fit(n, 1.2) for n in (0, 4, 5, 6, 8)] == [1, 5, 6, 8, 10]
-    assert [next_fit(n, 1.0) for n in (0, 1, 7, 10**6)] == [1, 2, 8, 10**6 + 1]
+    after = [0]
+    while after[-1] < FITTED[-1]:
+        after.append(next_fit(after[-1], RATIO, D))
+    assert after == [0, *FITTED]
+    assert [next_fit(n, 1.2, 1) for n in (4, 5, 6, 8, 10)] == [5, 6, 8, 10, 12]
+    assert [next_fit(n, 1.0, 5) for n in (0, 1, 7, 10**6)] == [1, 2, 8, 10**6 + 1]
 
 
 @hypothesis_settings(deadline=None, derandomize=True, max_examples=40)
@@ -71,7 +71,7 @@ def test_fits_by_the_ratio():
 def test_a_duel_moves_theta_to_the_minimiser(seed, ridge, far, size, answer):
     """Of the quadratic and the loss of the duel: by SciPy, with explicit inverses."""
     rng = np.random.default_rng(seed)
-    root = rng.standard_normal((D, 2))  # without the ridge, the quadratic is singular
+    root = rng.standard_normal((D, 1))  # without the ridge, the quadratic is singular
     precision = root @ root.T + ridge * np.eye(D)
     start, x = far * rng.standard_normal(D), size * rng.standard_normal(D)
     expected, curvature = exact(precision, precision @ start, x, answer)
@@ -91,12 +91,11 @@ def test_a_duel_moves_theta_to_the_minimiser(seed, ridge, far, size, answer):
 
 
 @pytest.mark.parametrize("ridge", [2e-3, 1.0])
-@pytest.mark.parametrize("d", [D, 12])  # 12: more features than most numbers of duels
-def test_local_estimates_between_two_fits(ridge, d):
+def test_local_estimates_between_two_fits(ridge):
     """Fits equal scikit-learn's; each duel between is added to an explicit quadratic."""
-    estimates, own = LocalEstimates(AGENTS, d, ridge, refit_ratio=RATIO), []
+    estimates, own = LocalEstimates(AGENTS, D, ridge, refit_ratio=RATIO), []
     quadratics = [None] * AGENTS
-    for count, (x, y) in enumerate(duels_of(1, d=d), start=1):
+    for count, (x, y) in enumerate(duels_of(1), start=1):
         estimates.add(x, y)
         own.append((x, y))
         for agent, theta in enumerate(estimates.theta):
@@ -104,7 +103,7 @@ def test_local_estimates_between_two_fits(ridge, d):
                 seen, answers = (np.array([each[k][agent] for each in own]) for k in (0, 1))
                 expected = scikit_learn_minimiser(seen, answers, ridge)
                 wins = expit(seen @ expected)
-                hessian = (seen.T * wins * (1 - wins)) @ seen + ridge * np.eye(d)
+                hessian = (seen.T * wins * (1 - wins)) @ seen + ridge * np.eye(D)
             else:
                 hessian, linear = quadratics[agent]
                 expected, curvature = exact(hessian, linear, x[agent], y[agent])
@@ -156,7 +155,7 @@ def test_personal_estimates_between_two_fits():
         np.testing.assert_allclose(estimates.theta, held, rtol=1e-8)
 
 
-@pytest.mark.parametrize("count", [9, 10])  # 10 is fitted, 9 is not
+@pytest.mark.parametrize("count", [11, 12])  # 12 is fitted, 11 is not
 def test_shares_are_those_of_fitted_estimates(count):
     estimates, after_each = personal(RATIO), personal(1.0)
     for x, y in duels_of(4, count):
@@ -168,11 +167,12 @@ def test_shares_are_those_of_fitted_estimates(count):
 
 
 @pytest.mark.parametrize("algorithm", ["ldb", "alone", "fldb_personal"])
-@pytest.mark.parametrize("saved_after", [4, 5, 9])  # 5 is fitted
+@pytest.mark.parametrize("saved_after", [5, 12, 14])  # 14 is not fitted
 def test_agents_restored_between_two_fits_go_on_identically(algorithm, saved_after):
-    values = {"algorithm": algorithm, "num_agents": 5, "horizon": 20, "refit_ratio": RATIO}
-    chosen = from_nested({**values, "environment": {"sigma": 0.5}}, "a test")
-    prior = CommonPrior(2.0 * np.eye(5), np.ones(5), 0.3, 1.0)
+    values = {"algorithm": algorithm, "num_agents": 5, "horizon": 20, "dimension": D}
+    values |= {"refit_ratio": RATIO, "environment": {"sigma": 0.5}}
+    chosen = from_nested(values, "a test")
+    prior = CommonPrior(2.0 * np.eye(D), np.ones(D), 0.3, 1.0)
     estimate = prior if algorithm == "fldb_personal" else None
     group, restored = AgentGroup(chosen, range(5)), AgentGroup(chosen, range(5))
     group.answer(Broadcast(PlayRequest(1, saved_after, estimate), None), 0)
@@ -191,7 +191,7 @@ def test_a_state_without_fits_is_of_fitted_estimates():
         first, second = itertools.tee(duels_of(5))
         for x, y in itertools.islice(first, 6):
             estimates.add(x, y)
-        new = {"fitted", "factors", "whitener"}
+        new = {"fitted", "next_fit", "factors", "whitener"}
         restored.restore({k: v for k, v in estimates.state().items() if k not in new})
         for x, y in itertools.islice(second, 6, None):
             estimates.add(x, y)

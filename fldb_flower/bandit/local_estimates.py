@@ -88,18 +88,18 @@ class LocalEstimates:
             self._fit()
 
     def _fit(self) -> None:
-        """Set the minimisers for all duels."""
+        """Set the minimisers for all duels, and the factors if the next duel is not fitted."""
         duels, answers = self._duels[..., : self._count], self._preferences[:, : self._count]
-        basis, point = self._basis, self.theta
-        if basis is not None:
-            point = (point[:, None, :] @ basis)[:, 0]
-        point = minimise(point, duels, answers, self._prior, self._arrays)
-        self.theta = point if basis is None else (basis @ point[..., None])[..., 0]
-        d = self.theta.shape[1]
-        self._next_fit, self._factors = next_fit(self._count, self._refit_ratio, d), None
-        if self._next_fit > self._count + 1:
-            wins = logistic((point[:, None, :] @ duels)[:, 0])
-            duels = duels if basis is None else basis @ duels
+        self._next_fit = next_fit(self._count, self._refit_ratio, self.theta.shape[1])
+        self._factors = None
+        if self._basis is not None:
+            start = (self.theta[:, None, :] @ self._basis)[:, 0]
+            found = minimise(start, duels, answers, self._prior, self._arrays)
+            self.theta = (self._basis @ found[..., None])[..., 0]
+            return
+        self.theta = minimise(self.theta, duels, answers, self._prior, self._arrays)
+        if self._next_fit > self._count + 1:  # after more than d duels
+            wins = logistic((self.theta[:, None, :] @ duels)[:, 0])
             hessian = (duels * (wins * (1.0 - wins))[:, None, :]) @ duels.swapaxes(1, 2)
             self._prior.add_curvature(hessian)
             self._factors = whiten_safely(hessian)

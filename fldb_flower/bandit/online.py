@@ -47,9 +47,7 @@ class Expansion(NamedTuple):
     curvatures: Array  # mu'(z)
 
 
-def learn_duel(
-    theta: Array, whiteners: Array, differences: Array, preferences: Array
-) -> Expansion:
+def learn_duel(theta: Array, whiteners: Array, differences: Array, preferences: Array) -> Expansion:
     """Add the loss of one duel to each agent's quadratic, and update its minimiser, in place.
 
     With the precision P of the quadratic, the new minimiser is ``theta + (y - mu(z)) P^-1 x``.

@@ -112,6 +112,7 @@ class PersonalEstimates:
         ridge: float,
         arrays: Arrays | None = None,
         longest: float = LONGEST,
+        *,
         refit_ratio: float = 1.0,
     ) -> None:
         self._arrays, self._longest = arrays or Arrays(), longest

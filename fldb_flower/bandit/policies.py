@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -239,7 +238,7 @@ class PersonalPolicy(Policy):
         self._clip, self._least = settings.clip, settings.privacy.min_variance
         longest = LONGEST if self._clip is None else PRIVATE_LONGEST
         self._estimates = PersonalEstimates(
-            agents, d, settings.personal_ridge, arrays, longest, settings.refit_ratio
+            agents, d, settings.personal_ridge, arrays, longest, refit_ratio=settings.refit_ratio
         )
         self._arrays, self._width = arrays, settings.personal_width
         self._sends = ALGORITHMS[settings.algorithm].exchanges != "none"

@@ -203,8 +203,8 @@ class Settings(Checked):
     )
     refit_ratio: float = setting(
         1.0,
-        "LDB, alone, FLDB-Personal: agents fit theta_i to all own duels each time that their number"
-        " has grown by this ratio, with a step of O(d^2) for each duel between; 1: after each duel.",
+        "LDB, alone, FLDB-Personal: agents fit theta_i to all own duels whenever their number has"
+        " grown by this ratio, with a step of O(d^2) for each duel between; 1: after each duel.",
         between(1, MAX_REAL),
     )
     max_difference: float | str = setting(

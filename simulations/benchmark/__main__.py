@@ -116,7 +116,8 @@ def _arguments() -> argparse.Namespace:
         "--duels",
         default=os.environ.get("FLDB_DUELS", ""),
         metavar="DIR",
-        help="studies of real people, for variances and refits (default: the environment variable FLDB_DUELS)",
+        help="studies of real people, for variances and refits"
+        " (default: the environment variable FLDB_DUELS)",
     )
     parser.add_argument(
         "--output",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
 from typing import Any
@@ -33,7 +32,10 @@ CASES: dict[str, dict[str, Any]] = {
         for sigma in (0.0, 0.3, 1.0)
     },
     "sigma=0.3, d=20": {
-        "num_agents": 20, "horizon": 200, "dimension": 20, "environment": {"sigma": 0.3}
+        "num_agents": 20,
+        "horizon": 200,
+        "dimension": 20,
+        "environment": {"sigma": 0.3},
     },
     **{
         name: {"num_arms": 4, "horizon": 30, "environment": {"name": "duels", "path": name}}
@@ -82,7 +84,7 @@ def regrets(paths: measured.Paths, seeds: int) -> list[dict[str, Any]]:
 def _regret(chosen: Settings) -> float:
     history = History(chosen.horizon)
     vectorized.run(chosen, history)
-    return round(history.regret, 4)
+    return round(float(history.regret), 4)
 
 
 def times(repetitions: int) -> list[dict[str, Any]]:
@@ -120,7 +122,9 @@ def limits(repetitions: int = 3) -> list[dict[str, Any]]:
             "twice N": settings(**{**base, "num_agents": 200}, horizon=500),
             "always": settings(**{**base, "refit_ratio": 1.0}, horizon=500),
         }
-        spent = [{key: _spent(_regret, run) for key, run in runs.items()} for _ in range(repetitions)]
+        spent = [
+            {key: _spent(_regret, run) for key, run in runs.items()} for _ in range(repetitions)
+        ]
         for figure, over, under, goal in (
             ("time at T=1000 / time at T=500", "twice T", "base", 2.2),
             ("time at N=200 / time at N=100", "twice N", "base", 2.2),
