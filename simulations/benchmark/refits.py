@@ -1,4 +1,4 @@
-"""Benchmark section `refits`: fits to all own duels at geometric times instead of always."""
+"""Benchmark sections `refits` and `refit_times`: fits to own duels at geometric times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ CASES: dict[str, dict[str, Any]] = {
         "environment": {"sigma": 0.3},
     },
     **{
-        name: {"num_arms": 4, "horizon": 30, "environment": {"name": "duels", "path": name}}
+        name: {
+            "num_arms": 4,
+            "horizon": 30,
+            "environment": {"name": "duels", "path": name, "max_people": 50},
+        }
         for name in ("FirstNames", "GermanParties2009", "CEMSChoice")
     },
 }
@@ -46,17 +50,12 @@ SIZES: tuple[dict[str, int], ...] = (
     {"num_agents": 100, "dimension": 5, "horizon": 125},
     {"num_agents": 100, "dimension": 5, "horizon": 500},
     {"num_agents": 100, "dimension": 5, "horizon": 1000},
-    {"num_agents": 30, "dimension": 20, "horizon": 500},
-    {"num_agents": 10, "dimension": 64, "horizon": 500},
+    {"num_agents": 10, "dimension": 20, "horizon": 500},
+    {"num_agents": 3, "dimension": 64, "horizon": 500},
 )
 
 
-def refits(paths: measured.Paths, repetitions: int, seeds: int = 20) -> pd.DataFrame:
-    """Compare regret, paired by seed, and times; see :func:`regrets` and :func:`times`."""
-    return pd.DataFrame([*regrets(paths, seeds), *times(repetitions)])
-
-
-def regrets(paths: measured.Paths, seeds: int) -> list[dict[str, Any]]:
+def refits(paths: measured.Paths, seeds: int = 20) -> pd.DataFrame:
     """Return the final regret by seed, with fits after each duel and at geometric times.
 
     Studies of real people without a path are omitted.
@@ -64,21 +63,23 @@ def regrets(paths: measured.Paths, seeds: int) -> list[dict[str, Any]]:
     cases = [
         name for name in CASES if paths.get("duels") or "name" not in CASES[name]["environment"]
     ]
-    ratios = (1.0, RATIO)
+    pairs = list(itertools.product(cases, ALGORITHMS))
     jobs = [
-        measured.settings_of(
-            {"settings": {"tau": 1, "refit_ratio": ratio, **ALGORITHMS[name], **CASES[case]}},
-            seed, "the benchmark", paths,
-        )
-        for case, name, ratio, seed in itertools.product(cases, ALGORITHMS, ratios, range(seeds))
-    ]  # fmt: skip
-    found = np.reshape(map_in_processes(_regret, jobs), (-1, len(ratios), seeds)).tolist()
-    return [
-        {"case": case, "algorithm": name, "regret": always, "regret_refits": geometric}
-        for (case, name), (always, geometric) in zip(
-            itertools.product(cases, ALGORITHMS), found, strict=True
-        )
+        _settings_of(case, name, ratio, seed, paths)
+        for (case, name), ratio, seed in itertools.product(pairs, (1.0, RATIO), range(seeds))
     ]
+    found = np.reshape(map_in_processes(_regret, jobs), (-1, 2, seeds)).tolist()
+    return pd.DataFrame(
+        [
+            {"case": case, "algorithm": name, "regret": always, "regret_refits": geometric}
+            for (case, name), (always, geometric) in zip(pairs, found, strict=True)
+        ]
+    )
+
+
+def _settings_of(case: str, name: str, ratio: float, seed: int, paths: measured.Paths) -> Settings:
+    run = {"settings": {"tau": 1, "refit_ratio": ratio, **ALGORITHMS[name], **CASES[case]}}
+    return measured.settings_of(run, seed, "the benchmark", paths)
 
 
 def _regret(chosen: Settings) -> float:
@@ -87,10 +88,10 @@ def _regret(chosen: Settings) -> float:
     return round(float(history.regret), 4)
 
 
-def times(repetitions: int) -> list[dict[str, Any]]:
-    """Time both alternately with drawing the same number of random numbers.
+def refit_times(repetitions: int) -> pd.DataFrame:
+    """Time both kinds of runs alternately with drawing the same number of random numbers.
 
-    Times are those of the processor in this process. ``gain`` is the ratio of both.
+    Times are those of the processor, in this process. ``gain`` is the ratio of the two runs.
     """
     rows = []
     for size, (name, values) in itertools.product(SIZES, ALGORITHMS.items()):
@@ -99,16 +100,18 @@ def times(repetitions: int) -> list[dict[str, Any]]:
             (_spent(draw_at_once, runs[0]), *(_spent(_regret, run) for run in runs))
             for _ in range(repetitions)
         ]
-        rows.append({
-            "algorithm": name,
-            "N": size["num_agents"],
-            "d": size["dimension"],
-            "T": size["horizon"],
-            "x draws": _median(always / draws for draws, always, _ in spent),
-            "refits, x draws": _median(geometric / draws for draws, _, geometric in spent),
-            "gain": _median(always / geometric for _, always, geometric in spent),
-        })  # fmt: skip
-    return rows
+        rows.append(
+            {
+                "algorithm": name,
+                "N": size["num_agents"],
+                "d": size["dimension"],
+                "T": size["horizon"],
+                "x draws": _median(always / draws for draws, always, _ in spent),
+                "refits, x draws": _median(geometric / draws for draws, _, geometric in spent),
+                "gain": _median(always / geometric for _, always, geometric in spent),
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def limits(repetitions: int = 3) -> list[dict[str, Any]]:
