@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -114,27 +115,23 @@ def refit_times(repetitions: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def limits(repetitions: int = 3) -> list[dict[str, Any]]:
-    """Return the growth of the time with T and N, and the time relative to fits after each duel."""
+def limits(repetitions: int = 3, agents: int = 100, horizon: int = 500) -> list[dict[str, Any]]:
+    """Return how times grow with T and N, and the time relative to fits after each duel."""
     rows = []
     for name, values in ALGORITHMS.items():
-        base = {**values, "num_agents": 100, "refit_ratio": RATIO}
-        runs = {
-            "base": settings(**base, horizon=500),
-            "twice T": settings(**base, horizon=1000),
-            "twice N": settings(**{**base, "num_agents": 200}, horizon=500),
-            "always": settings(**{**base, "refit_ratio": 1.0}, horizon=500),
+        base: dict[str, Any] = {**values, "num_agents": agents, "horizon": horizon}
+        more = {"num_agents": 2 * agents}, {"horizon": 2 * horizon}, {"refit_ratio": 1.0}
+        runs = [settings(**{**base, "refit_ratio": RATIO, **each}) for each in ({}, *more)]
+        spent = [[_spent(_regret, run) for run in runs] for _ in range(repetitions)]
+        figures = {
+            f"time at N={2 * agents} / at N={agents}": (2.2, [e[1] / e[0] for e in spent]),
+            f"time at T={2 * horizon} / at T={horizon}": (2.2, [e[2] / e[0] for e in spent]),
+            "time / time with fits after each duel": (0.7, [e[0] / e[3] for e in spent]),
         }
-        spent = [
-            {key: _spent(_regret, run) for key, run in runs.items()} for _ in range(repetitions)
+        rows += [
+            {"figure": f"{name}: {figure}", "ratio": _median(ratios), "goal": goal}
+            for figure, (goal, ratios) in figures.items()
         ]
-        for figure, over, under, goal in (
-            ("time at T=1000 / time at T=500", "twice T", "base", 2.2),
-            ("time at N=200 / time at N=100", "twice N", "base", 2.2),
-            ("time at T=500 / time with fits after each duel", "base", "always", 0.7),
-        ):
-            ratio = _median(each[over] / each[under] for each in spent)
-            rows.append({"figure": f"{name}: {figure}", "ratio": ratio, "goal": goal})
     return rows
 
 
@@ -145,5 +142,5 @@ def _spent(function: Any, chosen: Settings) -> float:
     return time.process_time() - begin
 
 
-def _median(ratios: Any) -> float:
+def _median(ratios: Iterable[float]) -> float:
     return round(statistics.median(ratios), 2)
