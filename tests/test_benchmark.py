@@ -98,13 +98,12 @@ def test_newcomers_profit_from_the_federation(few):
 
 
 def test_refits_compares_runs_that_differ_in_the_fits_only(monkeypatch):
-    """Up to 4 d duels are fitted one by one in both, so the regret is the same."""
+    """Up to 8 d duels are fitted one by one in both, so the regret is the same."""
     monkeypatch.setattr(refits, "map_in_processes", lambda call, jobs: [*map(call, jobs)])
     world = {"num_agents": 3, "dimension": 2, "environment": {"sigma": 0.5}}
     cases = {"few": {**world, "horizon": 8}, "many": {**world, "horizon": 40}}
-    study = {"horizon": 2, "environment": {"name": "duels", "path": "none"}}
-    monkeypatch.setattr(refits, "CASES", {**cases, "study": study})
-    table = refits.refits({}, seeds=2).set_index(["case", "algorithm"])
+    monkeypatch.setattr(refits, "CASES", cases)
+    table = refits.refits(seeds=2).set_index(["case", "algorithm"])
     assert table.index.tolist() == [(c, a) for c in cases for a in refits.ALGORITHMS]
     curve, _ = measured.simulate(from_nested({**cases["many"], "algorithm": "ldb"}, "a test"))
     assert table.regret["many", "LDB"][0] == round(curve[-1], 4)

@@ -22,11 +22,11 @@ from fldb_flower.linalg.linear import whiten_safely
 from fldb_flower.settings import from_nested
 
 AGENTS, D, RATIO = 3, 2, 1.4
-FITTED = [*range(1, 9), 12, 17]  # numbers of duels: up to 4 D, and then after n, ceil(1.4 n)
+FITTED = [*range(1, 17), 23, 33]  # numbers of duels: up to 8 D, and then after n, ceil(1.4 n)
 RIDGE, SCALE = 0.7, 1.3
 
 
-def duels_of(seed, count=20):
+def duels_of(seed, count=26):
     """Yield one duel per agent at a time; one in ten is an arm against itself."""
     rng = np.random.default_rng(seed)
     theta = rng.standard_normal((AGENTS, D))
@@ -56,7 +56,7 @@ def test_fits_by_the_ratio():
     while after[-1] < FITTED[-1]:
         after.append(next_fit(after[-1], RATIO, D))
     assert after == [0, *FITTED]
-    assert [next_fit(n, 1.2, 1) for n in (4, 5, 6, 8, 10)] == [5, 6, 8, 10, 12]
+    assert [next_fit(n, 1.2, 1) for n in (4, 7, 8, 10, 12)] == [5, 8, 10, 12, 15]
     assert [next_fit(n, 1.0, 5) for n in (0, 1, 7, 10**6)] == [1, 2, 8, 10**6 + 1]
 
 
@@ -155,7 +155,7 @@ def test_personal_estimates_between_two_fits():
         np.testing.assert_allclose(estimates.theta, held, rtol=1e-8)
 
 
-@pytest.mark.parametrize("count", [11, 12])  # 12 is fitted, 11 is not
+@pytest.mark.parametrize("count", [22, 23])  # 23 is fitted, 22 is not
 def test_shares_are_those_of_fitted_estimates(count):
     estimates, after_each = personal(RATIO), personal(1.0)
     for x, y in duels_of(4, count):
@@ -167,9 +167,9 @@ def test_shares_are_those_of_fitted_estimates(count):
 
 
 @pytest.mark.parametrize("algorithm", ["ldb", "alone", "fldb_personal"])
-@pytest.mark.parametrize("saved_after", [5, 12, 14])  # 14 is not fitted
+@pytest.mark.parametrize("saved_after", [5, 23, 25])  # 25 is not fitted
 def test_agents_restored_between_two_fits_go_on_identically(algorithm, saved_after):
-    values = {"algorithm": algorithm, "num_agents": 5, "horizon": 20, "dimension": D}
+    values = {"algorithm": algorithm, "num_agents": 5, "horizon": 30, "dimension": D}
     values |= {"refit_ratio": RATIO, "environment": {"sigma": 0.5}}
     chosen = from_nested(values, "a test")
     prior = CommonPrior(2.0 * np.eye(D), np.ones(D), 0.3, 1.0)
@@ -177,7 +177,7 @@ def test_agents_restored_between_two_fits_go_on_identically(algorithm, saved_aft
     group, restored = AgentGroup(chosen, range(5)), AgentGroup(chosen, range(5))
     group.answer(Broadcast(PlayRequest(1, saved_after, estimate), None), 0)
     restored.restore({name: np.array(array) for name, array in group.state().items()})
-    request = Broadcast(PlayRequest(1, 20, None), None)
+    request = Broadcast(PlayRequest(1, 30, None), None)
     first, second = (each.answer(request, 0) for each in (group, restored))
     np.testing.assert_array_equal(first.outcomes[0].sums, second.outcomes[0].sums)
     for name, array in group.state().items():

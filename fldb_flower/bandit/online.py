@@ -16,7 +16,7 @@ from fldb_flower.bandit.preference import logistic
 from fldb_flower.linalg.arrays import Array, namespace
 from fldb_flower.linalg.whiteners import add_to_whiteners
 
-_FITTED_PER_FEATURE = 4  # duels that are fitted one by one, for each feature
+_FITTED_PER_FEATURE = 8  # duels that are fitted one by one, for each feature
 _TOLERANCE = 1e-9  # of a step relative to the logit; the error after it is its square
 _MAX_STEPS = 60  # about 5, and one more each time that x^T P^-1 x grows by a factor of e
 
@@ -24,15 +24,15 @@ _MAX_STEPS = 60  # about 5, and one more each time that x^T P^-1 x grows by a fa
 def next_fit(duels: int, ratio: float, dimension: int) -> int:
     """Return the number of duels of the next fit, after a fit to so many duels.
 
-    With a ratio above 1, the first ``4 d`` duels are still fitted one by one: their expansions are
+    With a ratio above 1, the first ``8 d`` duels are still fitted one by one: their expansions are
     the least accurate, and fits to few duels are cheap.
 
     Examples
     --------
     >>> from fldb_flower.bandit.online import next_fit
-    >>> [next_fit(duels, 1.2, dimension=2) for duels in (0, 1, 7, 8, 10)]
+    >>> [next_fit(duels, 1.2, dimension=1) for duels in (0, 1, 7, 8, 10)]
     [1, 2, 8, 10, 12]
-    >>> next_fit(100, 1.0, dimension=2)
+    >>> next_fit(100, 1.0, dimension=1)
     101
     """
     is_early = duels < _FITTED_PER_FEATURE * dimension

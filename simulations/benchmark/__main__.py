@@ -60,7 +60,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "newcomers": lambda _asked: newcomers(),
     "variances": lambda asked: variances({"duels": asked.duels}),
     "pace": lambda asked: pace(asked.repetitions),
-    "refits": lambda asked: refits({"duels": asked.duels}),
+    "refits": lambda _asked: refits(),
     "refit_times": lambda asked: refit_times(max(1, asked.repetitions // 3)),
     "secure": lambda asked: secure(asked.repetitions),
     "liars": lambda _asked: liars(),
@@ -118,8 +118,7 @@ def _arguments() -> argparse.Namespace:
         "--duels",
         default=os.environ.get("FLDB_DUELS", ""),
         metavar="DIR",
-        help="studies of real people, for variances and refits"
-        " (default: the environment variable FLDB_DUELS)",
+        help="studies of real people, for variances (default: the environment variable FLDB_DUELS)",
     )
     parser.add_argument(
         "--output",

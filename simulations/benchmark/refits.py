@@ -13,7 +13,6 @@ import pandas as pd
 
 from fldb_flower.federation.history import History
 from fldb_flower.settings import Settings
-from simulations import measured
 from simulations.benchmark.algorithms import draw_at_once, settings
 from simulations.engines import vectorized
 from simulations.pools import map_in_processes
@@ -38,35 +37,21 @@ CASES: dict[str, dict[str, Any]] = {
         "dimension": 20,
         "environment": {"sigma": 0.3},
     },
-    **{
-        name: {
-            "num_arms": 4,
-            "horizon": 30,
-            "environment": {"name": "duels", "path": name, "max_people": 50},
-        }
-        for name in ("FirstNames", "GermanParties2009", "CEMSChoice")
-    },
 }
 SIZES: tuple[dict[str, int], ...] = (
     {"num_agents": 100, "dimension": 5, "horizon": 125},
     {"num_agents": 100, "dimension": 5, "horizon": 500},
     {"num_agents": 100, "dimension": 5, "horizon": 1000},
     {"num_agents": 10, "dimension": 20, "horizon": 500},
-    {"num_agents": 3, "dimension": 64, "horizon": 500},
+    {"num_agents": 10, "dimension": 20, "horizon": 1000},
 )
 
 
-def refits(paths: measured.Paths, seeds: int = 20) -> pd.DataFrame:
-    """Return the final regret by seed, with fits after each duel and at geometric times.
-
-    Studies of real people without a path are omitted.
-    """
-    cases = [
-        name for name in CASES if paths.get("duels") or "name" not in CASES[name]["environment"]
-    ]
-    pairs = list(itertools.product(cases, ALGORITHMS))
+def refits(seeds: int = 20) -> pd.DataFrame:
+    """Return the final regret by seed, with fits after each duel and at geometric times."""
+    pairs = list(itertools.product(CASES, ALGORITHMS))
     jobs = [
-        _settings_of(case, name, ratio, seed, paths)
+        settings(seed=seed, refit_ratio=ratio, **ALGORITHMS[name], **CASES[case])
         for (case, name), ratio, seed in itertools.product(pairs, (1.0, RATIO), range(seeds))
     ]
     found = np.reshape(map_in_processes(_regret, jobs), (-1, 2, seeds)).tolist()
@@ -76,11 +61,6 @@ def refits(paths: measured.Paths, seeds: int = 20) -> pd.DataFrame:
             for (case, name), (always, geometric) in zip(pairs, found, strict=True)
         ]
     )
-
-
-def _settings_of(case: str, name: str, ratio: float, seed: int, paths: measured.Paths) -> Settings:
-    run = {"settings": {"tau": 1, "refit_ratio": ratio, **ALGORITHMS[name], **CASES[case]}}
-    return measured.settings_of(run, seed, "the benchmark", paths)
 
 
 def _regret(chosen: Settings) -> float:
