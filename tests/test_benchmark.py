@@ -12,7 +12,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
 from simulations import measured
 from simulations.benchmark import __main__ as benchmark
-from simulations.benchmark import exchange, liars, personal, secure
+from simulations.benchmark import exchange, liars, personal, refits, secure
 from simulations.benchmark.liars import Case
 from simulations.benchmark.memory import BASE, BYTES_AN_AGENT, time_and_memory
 from simulations.engines import vectorized
@@ -96,6 +96,31 @@ def test_newcomers_profit_from_the_federation(few):
     for name in ("common", "personal"):
         assert max(table.regret[name, 1]) < min(table.regret["alone", 1])
         assert max(table.log_loss[name, 1]) < 0.65
+
+
+def test_refits_compares_runs_that_differ_in_the_fits_only(monkeypatch):
+    """Up to 8 d duels are fitted one by one in both, so the regret is the same."""
+    monkeypatch.setattr(refits, "map_in_processes", lambda call, jobs: [*map(call, jobs)])
+    world = {"num_agents": 3, "dimension": 2, "environment": {"sigma": 0.5}}
+    cases = {"few": {**world, "horizon": 8}, "many": {**world, "horizon": 60}}
+    monkeypatch.setattr(refits, "CASES", cases)
+    table = refits.refits(seeds=2).set_index(["case", "algorithm"])
+    assert table.index.tolist() == [(c, a) for c in cases for a in refits.ALGORITHMS]
+    curve, _ = measured.simulate(from_nested({**cases["many"], "algorithm": "ldb"}, "a test"))
+    assert table.regret["many", "LDB"][0] == round(curve[-1], 4)
+    for name in refits.ALGORITHMS:
+        assert table.regret["few", name] == table.regret_refits["few", name]
+    assert (table.regret["many"] != table.regret_refits["many"]).any()
+    monkeypatch.setattr(refits, "SIZES", ({"num_agents": 3, "dimension": 2, "horizon": 8},))
+    times = refits.refit_times(1)
+    assert times.algorithm.tolist() == list(refits.ALGORITHMS)
+    assert (times[["x draws", "refits, x draws", "gain"]] > 0).all(axis=None)
+    rows = refits.limits(1, agents=2, horizon=4)
+    assert [row["figure"] for row in rows[:2]] == [
+        "LDB: time at N=4 / at N=2", "LDB: time at T=8 / at T=4"
+    ]  # fmt: skip
+    assert len(rows) == 3 * len(refits.ALGORITHMS)
+    assert min(row["ratio"] for row in rows) > 0
 
 
 def test_a_secure_sum_by_hand(monkeypatch):

@@ -15,7 +15,7 @@ BLOCK_NUMBERS = 2**16
 
 GPU_BLOCK_NUMBERS = 2**24
 _NUMBER_BYTES = 8
-_MATRICES = {"local": 1, "personal": 6}  # (d, d) of each agent with an estimate of its own
+_MATRICES = {"local": 1, "personal": 7}  # (d, d) of each agent with an estimate of its own
 
 
 def agents_of_node(partition_id: int, num_partitions: int, num_agents: int) -> range:

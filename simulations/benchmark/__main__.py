@@ -5,10 +5,12 @@ node, and Flower's bare message), ``scale`` (time and memory against N, d, K and
 (regret with dishonest nodes), ``flower`` (`flwr run` relative to an app that does nothing),
 ``deployment`` (a SuperLink under load, by number of nodes), ``install`` (size and time of
 `pip install` by dependency); of FLDB-Personal, ``newcomers`` (agents that join late), ``variances``
-(rules for v) and ``pace`` (times relative to LDB); of secure sums, ``secure`` (times and bytes of
-one sum) and ``liars`` (regret with a dishonest device); ``privacy`` (regret with noise). By
-default, ``algorithms``, ``inprocess`` and ``scale`` run. Times depend on the load of the machine.
-The tables have medians over the repetitions, and ratios of times measured alternately.
+(rules for v) and ``pace`` (times relative to LDB); of agents that keep their own duels, ``refits``
+and ``refit_times`` (regret and times with fits at geometric times); of secure sums, ``secure``
+(times and bytes of one sum) and ``liars`` (regret with a dishonest device); ``privacy`` (regret
+with noise). By default, ``algorithms``, ``inprocess`` and ``scale`` run. Times depend on the load
+of the machine. The tables have medians over the repetitions, and ratios of times measured
+alternately.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ from simulations.benchmark.install import install
 from simulations.benchmark.liars import liars
 from simulations.benchmark.personal import newcomers, pace, variances
 from simulations.benchmark.privacy import privacy
+from simulations.benchmark.refits import refit_times, refits
 from simulations.benchmark.robust import robust
 from simulations.benchmark.scale import scale
 from simulations.benchmark.secure import secure
@@ -61,6 +64,8 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "newcomers": lambda _asked: newcomers(),
     "variances": lambda asked: variances({"duels": asked.duels}),
     "pace": lambda asked: pace(asked.repetitions),
+    "refits": lambda _asked: refits(),
+    "refit_times": lambda asked: refit_times(max(1, asked.repetitions // 3)),
     "secure": lambda asked: secure(asked.repetitions),
     "liars": lambda _asked: liars(),
     "privacy": lambda _asked: privacy(),
