@@ -18,6 +18,8 @@ from fldb_flower.federation import offers as offers_module
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, total
+from fldb_flower.federation.offers import OfferStream
+from fldb_flower.linalg.arrays import Arrays
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.settings import from_nested
 
@@ -379,9 +381,13 @@ def test_without_theta_hat_only_regret_is_reported():
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "ldb", "random"])
 @pytest.mark.parametrize("selection", ["ucb", "thompson", "colstim"])
-@pytest.mark.parametrize("agents", [range(1, N), range(20, 100)], ids=["a block", "four blocks"])
-def test_a_restored_group_continues_identically(algorithm, selection, agents, monkeypatch):
-    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 1)
+@pytest.mark.parametrize(
+    ("agents", "numbers"),
+    [(range(1, N), 1), (range(20, 100), 1), (range(1, N), 2**16)],
+    ids=["a block", "four blocks", "drawn ahead"],
+)
+def test_a_restored_group_continues_identically(algorithm, selection, agents, numbers, monkeypatch):
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", numbers)
     chosen = small(algorithm=algorithm, selection=selection, num_agents=100)
     scope = "all" if algorithm == "fldb_gd" else "fresh"
     uninterrupted, resumed = AgentGroup(chosen, agents), AgentGroup(chosen, agents)
@@ -397,6 +403,42 @@ def test_a_restored_group_continues_identically(algorithm, selection, agents, mo
         resumed = AgentGroup(chosen, agents)
         resumed.restore(saved)
         counted = first  # the last duels of a round are acknowledged late
+
+
+def test_offers_do_not_depend_on_how_many_are_taken_at_once():
+    """Nor on whether the stream was saved and restored between."""
+    chosen = small(horizon=40)
+    whole = OfferStream(chosen, range(N), Arrays()).take(40, 40)
+    assert whole.features.shape == (40, N, K, D)
+    stream, taken = OfferStream(chosen, range(N), Arrays()), 0
+    for most in (1, 3, 20, 1, 2, 9, 4):
+        offers = stream.take(most, 40 - taken)
+        count = len(offers.noise)
+        assert 1 <= count <= most
+        for found, expected in zip(offers, whole, strict=True):
+            np.testing.assert_array_equal(found, expected[taken : taken + count])
+        taken += count
+        state, stream = stream.state(), OfferStream(chosen, range(N), Arrays())
+        stream.restore(unpack_arrays(pack_arrays(state)))
+
+
+def test_a_state_of_an_earlier_version_is_restored(monkeypatch):
+    """The streams of a block were one part, and nothing was drawn ahead."""
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 1)
+    chosen = small(selection="thompson")
+    group, resumed = AgentGroup(chosen, range(N)), AgentGroup(chosen, range(N))
+    requests = [
+        Broadcast(PlayRequest(*span, Estimate(*estimate)), np.ones(D), hessian=True)
+        for span, estimate in zip([(1, 2), (3, 5)], estimates(2), strict=True)
+    ]
+    group.answer(requests[0], 0)
+    state = group.state()
+    assert state.pop("0.offers.taken") == 0
+    for part in ("0.offers.streams.", "0.selection."):
+        for name in [name for name in state if name.startswith(part)]:
+            state[name.replace(part, "0.streams.")] = state.pop(name)
+    resumed.restore(state)
+    same(resumed.answer(requests[1], 2), group.answer(requests[1], 2))
 
 
 def test_a_new_group_can_be_saved_before_it_played():
