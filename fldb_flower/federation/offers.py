@@ -21,7 +21,7 @@ from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import Settings
 
 AHEAD = 16
-"""Iterations drawn at once, at least, if their arms fit in the cache.
+"""Iterations that are drawn at once if one is requested, and if their arms fit in the cache.
 
 For small blocks, calls cost more than the numbers.
 """
@@ -68,21 +68,34 @@ class OfferStream:
         self._before = self._streams.state()  # positions before these were drawn
 
     def take(self, most: int, left: int) -> Offers:
-        """Return the offers of the next iterations, at least 1 and at most ``most``.
+        """Return the offers of the next ``most`` iterations, or of ``capacity`` if that is less.
 
-        ``left`` is the number of iterations up to the horizon.
+        ``left`` is the number of iterations up to the horizon. A single iteration is drawn with
+        later ones. How many are returned does not depend on that, so that results do not either.
         """
-        if self._drawn is None:
-            count = min(max(most, min(self._ahead, left)), self.capacity)
-            if count > most:
-                self._before = self._streams.state()
-            self._drawn = self._draw(self._taken + count)
-        first, drawn = self._taken, self._drawn
-        self._taken = min(first + most, len(drawn.noise))
+        wanted = min(most, self.capacity)
+        drawn = self._drawn
+        missing = wanted if drawn is None else self._taken + wanted - len(drawn.noise)
+        if missing > 0:
+            drawn = self._extended(drawn, missing, left)
+        assert drawn is not None
+        first, self._taken = self._taken, self._taken + wanted
         offers = Offers(*[each[first : self._taken] for each in drawn])
+        self._drawn = drawn
         if self._taken == len(drawn.noise):
             self._drawn, self._taken = None, 0
         return offers
+
+    def _extended(self, drawn: Offers | None, missing: int, left: int) -> Offers:
+        """Return offers with ``missing`` more iterations, or with those drawn ahead."""
+        if drawn is not None:
+            more = self._draw(missing)
+            xp = namespace(more.noise)
+            return Offers(*[xp.concat(both) for both in zip(drawn, more, strict=True)])
+        count = min(self._ahead, left, self.capacity) if missing == 1 else missing
+        if count > missing:
+            self._before = self._streams.state()
+        return self._draw(self._taken + max(count, missing))
 
     def _draw(self, iterations: int) -> Offers:
         contexts = self.environment.contexts(self._streams, iterations)
