@@ -109,12 +109,12 @@ def test_an_invalid_feature_is_reported_and_processes_stay_synchronized(monkeypa
 
         def contexts(self, streams, iterations):
             features = streams.standard_normal("arms", iterations, 4, D)
-            self.t += iterations
-            if self.t == 2 and 190 in self.agents:
-                features[190 - self.agents.start, -1, 1, 0] = np.nan
+            drawn, self.t = self.t, self.t + iterations
+            if drawn < 2 <= self.t and 190 in self.agents:
+                features[190 - self.agents.start, 1 - drawn, 1, 0] = np.nan
             return Contexts(features, features.sum(axis=-1))
 
-    monkeypatch.setattr("fldb_flower.federation.agents.make_environment", Broken)
+    monkeypatch.setattr("fldb_flower.federation.offers.make_environment", Broken)
     shards = Shards(settings(workers=2))
     shards.answer(broadcast(1, 1), 0)
     with pytest.raises(DataError, match="agent 190, arm 1, iteration 2: ") as error:
