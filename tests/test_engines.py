@@ -283,13 +283,13 @@ def test_agents_of_a_node_that_raised_are_not_used_again(monkeypatch):
 
     def fail_once(group, broadcast, counted):
         calls.append(group.agents.start)
-        if calls.count(0) == 3:
+        if group.agents.start == 0 and calls.count(0) == 3:
             raise ZeroDivisionError("three")
         return original(group, broadcast, counted)
 
     monkeypatch.setattr(AgentGroup, "answer", fail_once)
     grid = InProcessGrid(2, to_flat(chosen), LocalContext)
-    with pytest.raises(FederationError, match="partition 0: ZeroDivisionError: three"):
+    with pytest.raises(FederationError, match="partition 0.*ZeroDivisionError: three"):
         make_strategy(chosen, History(chosen.horizon)).start(grid)
     assert calls.count(0) == 3
 
