@@ -191,12 +191,20 @@ def test_a_state_without_fits_is_of_fitted_estimates():
         first, second = itertools.tee(duels_of(5))
         for x, y in itertools.islice(first, 6):
             estimates.add(x, y)
-        new = {"fitted", "next_fit", "factors", "whitener"}
+        new = {"fitted", "factors", "whitener"}
         restored.restore({k: v for k, v in estimates.state().items() if k not in new})
         for x, y in itertools.islice(second, 6, None):
             estimates.add(x, y)
             restored.add(x, y)
             np.testing.assert_array_equal(estimates.theta, restored.theta)
+
+
+def test_the_largest_ratio_has_a_state_of_numbers():
+    """The number of duels of the next fit can exceed the integers of NumPy."""
+    for estimates in (LocalEstimates(AGENTS, D, RIDGE, refit_ratio=1e100), personal(1e100)):
+        for x, y in duels_of(6):
+            estimates.add(x, y)
+        assert {array.dtype.kind for array in estimates.state().values()} == {"f", "i"}
 
 
 @pytest.mark.parametrize("value", [0.99, -1, "often", float("inf")])

@@ -48,7 +48,7 @@ class LocalEstimates:
         self._arrays, self._refit_ratio = arrays or Arrays(), refit_ratio
         self._prior = Ridge(ridge, self._arrays)
         self.theta = self._arrays.zeros(agents, dimension)
-        self._count, self._next_fit = 0, 1  # numbers of duels
+        self._count = self._fitted = 0  # numbers of duels: all, and those of the last fit
         # C with C C^T the inverse Hessian, (agents, d, d); None if the next duel is fitted.
         self._factors: Array | None = None
         # Basis of the span, (agents, d, m); a column is 0 if its duel added no direction.
@@ -82,23 +82,25 @@ class LocalEstimates:
         self._duels[:, :, self._count] = column
         self._preferences[:, self._count] = preferences
         self._count += 1
-        if self._count < self._next_fit:
+        if self._count < self._next_fit():
             learn_duel(self.theta, self._factors, differences, preferences)
         else:
             self._fit()
 
+    def _next_fit(self) -> int:
+        return next_fit(self._fitted, self._refit_ratio, self.theta.shape[1])
+
     def _fit(self) -> None:
         """Set the minimisers for all duels, and the factors if the next duel is not fitted."""
         duels, answers = self._duels[..., : self._count], self._preferences[:, : self._count]
-        self._next_fit = next_fit(self._count, self._refit_ratio, self.theta.shape[1])
-        self._factors = None
+        self._fitted, self._factors = self._count, None
         if self._basis is not None:
             start = (self.theta[:, None, :] @ self._basis)[:, 0]
             found = minimise(start, duels, answers, self._prior, self._arrays)
             self.theta = (self._basis @ found[..., None])[..., 0]
             return
         self.theta = minimise(self.theta, duels, answers, self._prior, self._arrays)
-        if self._next_fit > self._count + 1:  # after more than d duels
+        if self._next_fit() > self._count + 1:  # after more than d duels
             wins = logistic((self.theta[:, None, :] @ duels)[:, 0])
             hessian = (duels * (wins * (1.0 - wins))[:, None, :]) @ duels.swapaxes(1, 2)
             self._prior.add_curvature(hessian)
@@ -132,7 +134,7 @@ class LocalEstimates:
             "preferences": to_numpy(copy(self._preferences[:, : self._count])),
             "basis": to_numpy(copy(basis)),
             "factors": to_numpy(copy(factors)),
-            "next_fit": np.array(self._next_fit),
+            "fitted": np.array(self._fitted),
         }
 
     def restore(self, state: dict[str, Array]) -> None:
@@ -142,7 +144,7 @@ class LocalEstimates:
         basis = make(np.array(state["basis"]))
         self._basis = basis if basis.shape[1] else None
         self._count = state["preferences"].shape[1]
-        self._next_fit = int(state.get("next_fit", self._count + 1))  # older states have neither
+        self._fitted = int(state.get("fitted", self._count))  # older states have neither
         factors = make(np.array(state.get("factors", np.zeros((0, 0)))))
         self._factors = factors if factors.shape[1] else None
         if self._count:
