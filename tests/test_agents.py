@@ -206,8 +206,9 @@ def test_after_the_last_exchange_of_a_round_no_duel_is_stored():
         same(one, other)
         counted = last
     assert [len(log_of(group)[1]) for group in (kept, dropped)] == [2 * N, 0]
-    with pytest.raises(RuntimeError, match="the reply up to iteration 7 is not counted"):
-        dropped.answer(request._replace(final=True), 5)
+    for again in (request._replace(final=True), Broadcast(None, theta)):
+        with pytest.raises(RuntimeError, match="the reply up to iteration 7 is not counted"):
+            dropped.answer(again, 5)
 
 
 def test_scope_all_sums_over_every_duel_but_information_over_the_fresh():

@@ -19,6 +19,7 @@ from test_run import ROOT
 
 import fldb_flower as fldb
 from fldb_flower.algorithms.base import Algorithm
+from fldb_flower.algorithms.ogd import FLDBOGD
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.environments.base import Contexts
 from fldb_flower.errors import DataError, OutputError
@@ -338,6 +339,22 @@ def test_an_environment_and_an_algorithm_of_ones_own(engine):
     assert steps == pytest.approx([6.0] + [0.0] * 11)  # theta = 0 at first: 2 * 4 - 1 - 1
     with pytest.raises(fldb.SettingsError, match="random, fixed; did you mean fixed"):
         fldb.run(algorithm="fixd")
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_a_subclass_of_online_may_exchange_again(engine):
+    """Its second exchange sums over the same fresh duels: those of 4 agents in each round."""
+    numbers = []
+
+    @fldb.register_algorithm("twice")
+    class Twice(FLDBOGD):
+        def learn(self, federation, round_):
+            changed = super().learn(federation, round_)
+            numbers.append(federation.exchange(Broadcast(None, self.theta_hat)).num_duels)
+            return changed
+
+    fldb.run({**SMALL, "horizon": 9}, algorithm="twice", engine=engine)
+    assert numbers == [4 * 1, 4 * 2, 4 * 3, 4 * 3]  # t = 1, 2 and 3, 4 to 6, 7 to 9
 
 
 def test_names_of_the_package_cannot_be_replaced():

@@ -235,14 +235,19 @@ class Online(Algorithm):
             changed |= self.begin(minimum)
         else:
             request = Broadcast(
-                self.play(round_), self.theta_hat, hessian=self.HESSIAN, robust=True, final=True
+                self.play(round_), self.theta_hat, hessian=self.HESSIAN, robust=True
             )
-            upload = federation.exchange(request)
+            upload = federation.exchange(request._replace(final=self._is_final))
             upload = without_noise(upload)
             changed = self.step(upload, round_)
             self._check(changed, "step")
         changed["information"] = self.form.total([self.information, upload.information])
         return changed
+
+    @property
+    def _is_final(self) -> bool:
+        """Whether a round's exchange is its last: :meth:`learn` of a subclass may make others."""
+        return type(self).learn is Online.learn
 
     @property
     @abstractmethod
@@ -282,9 +287,8 @@ class Online(Algorithm):
         ``-g = H theta + e`` with ``H = W_new / 8`` and e of covariance 5 H. Noise adds ``s^2 I`` to
         it, and theta has the prior N(0, I / ons_ridge), which bounds the step.
         """
-        upload = federation.exchange(
-            Broadcast(self.play(round_), np.zeros_like(self.theta_hat), robust=True, final=True)
-        )
+        request = Broadcast(self.play(round_), np.zeros_like(self.theta_hat), robust=True)
+        upload = federation.exchange(request._replace(final=self._is_final))
         if upload.noise is not None:
             return self._noisy_first_step(without_noise(upload), upload.noise.gradient)
         hessian = self.form.scaled(upload.information, 0.25)

@@ -33,6 +33,7 @@ class DuelLog:
         self._start = 0  # number of iterations dropped
         self._kept = 0  # number of iterations stored
         self.counted = 0  # the last iteration that the server has counted
+        self.settled = 0  # the last iteration when all duels were settled
         self._nothing = self._empty(dimension, 0)
         self._differences, self._preferences, self._outcomes = self._nothing
 
@@ -91,6 +92,7 @@ class DuelLog:
     def settle(self) -> None:
         """Record that the server has counted all duels, and free their memory."""
         self.acknowledge(self.played)
+        self.settled = self.counted
         if not self._keep:
             self._differences, self._preferences, self._outcomes = self._nothing
 
@@ -127,6 +129,7 @@ class DuelLog:
     def restore(self, state: dict[str, Array]) -> None:
         """Restore what :meth:`state` returned."""
         self._start, self.counted = (int(number) for number in state["position"])
+        self.settled = 0
         self._kept = state["regrets"].size
         if self._kept:
             self._differences = self._arrays.make(np.array(state["differences"]))

@@ -116,8 +116,8 @@ class AgentBlock:
         RuntimeError
             An earlier reply, after which duels were counted at once, is not counted.
         """
-        if broadcast.final and counted < self.log.counted:
-            raise RuntimeError(f"the reply up to iteration {self.log.counted} is not counted")
+        if counted < self.log.settled:
+            raise RuntimeError(f"the reply up to iteration {self.log.settled} is not counted")
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # results are checked
             self.log.acknowledge(counted)
             self._policy.acknowledge(counted)
