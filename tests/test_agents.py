@@ -18,7 +18,7 @@ from fldb_flower.federation import offers as offers_module
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, total
-from fldb_flower.federation.offers import OfferStream
+from fldb_flower.federation.offers import AHEAD, OfferStream
 from fldb_flower.linalg.arrays import Arrays
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.settings import from_nested
@@ -440,6 +440,17 @@ def test_offers_do_not_depend_on_how_many_are_taken_at_once(saved):
         if saved:
             state, stream = stream.state(), OfferStream(chosen, range(N), Arrays())
             stream.restore(unpack_arrays(pack_arrays(state)))
+
+
+def test_offers_saved_after_each_one_are_not_drawn_again_from_the_start():
+    """As on a node whose messages are all answered by new processes."""
+    chosen = small(horizon=40)
+    stream = OfferStream(chosen, range(N), Arrays())
+    for iteration in range(40):
+        stream.take(1, 40 - iteration)
+        state, stream = stream.state(), OfferStream(chosen, range(N), Arrays())
+        assert state["taken"] < AHEAD
+        stream.restore(state)
 
 
 def test_a_state_of_an_earlier_version_is_restored(monkeypatch):

@@ -92,10 +92,10 @@ class OfferStream:
             more = self._draw(missing)
             xp = namespace(more.noise)
             return Offers(*[xp.concat(both) for both in zip(drawn, more, strict=True)])
-        count = min(self._ahead, left, self.capacity) if missing == 1 else missing
+        count = missing if missing > 1 else max(1, min(self._ahead, left, self.capacity))
         if count > missing:
             self._before = self._streams.state()
-        return self._draw(self._taken + max(count, missing))
+        return self._draw(count)
 
     def _draw(self, iterations: int) -> Offers:
         contexts = self.environment.contexts(self._streams, iterations)
@@ -120,8 +120,10 @@ class OfferStream:
 
     def restore(self, state: dict[str, NDArray[np.integer]]) -> None:
         """Restore what :meth:`state` returned; later offers are identical."""
-        self._taken, self._drawn = int(state.get("taken", 0)), None  # older states have none
+        self._taken, self._drawn = 0, None
         self._streams.restore(part_of(state, "streams"))
+        if taken := int(state.get("taken", 0)):  # older states have none
+            self._draw(taken)
 
 
 def _largest(rewards: Array) -> Array:
