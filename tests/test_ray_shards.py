@@ -1,11 +1,13 @@
 """Agents as actors of Ray: the same bytes, also after nodes and actors are lost, and errors."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -17,6 +19,7 @@ import fldb_flower as fldb
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError, SettingsError
 from fldb_flower.settings import from_nested
+from fldb_flower.system import memory
 from simulations.engines import ray_workers
 
 # 32 agents fill a block with these arms, and four blocks are a shard.
@@ -210,6 +213,15 @@ def test_a_missing_ray_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SettingsError, match=r"engine.workers=ray needs Ray: pip install"):
         fldb.run(engine_workers="ray")
+
+
+def test_agents_must_fit_in_the_memory_of_the_only_node(monkeypatch):
+    """10^7 agents, each with 300 duels of 6 numbers and a matrix of 25, of 8 bytes each."""
+    monkeypatch.setattr(memory, "machine_memory", lambda: 10**11)
+    cluster = SimpleNamespace(nodes=lambda: [{"Alive": True}, {"Alive": False}])
+    monkeypatch.setattr(ray_workers, "connected", lambda: contextlib.nullcontext(cluster))
+    with pytest.raises(SettingsError, match="at least 146 GB .*has 100 GB"):
+        fldb.run(engine_workers="ray", num_agents=10**7, horizon=300, algorithm="ldb")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS, Catalogue
 from fldb_flower.errors import FederationError, one_line
+from fldb_flower.federation.blocks import require_agents
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.runs.experiment import CHECKPOINT_COST
 from fldb_flower.settings import Settings
@@ -116,7 +117,7 @@ class RayWorkers:
     Raises
     ------
     SettingsError
-        Ray is not installed.
+        Ray is not installed, or the agents do not fit in the memory of the only machine.
     FederationError
         The cluster cannot be reached, or has no free CPU, or the actors do not start.
     """
@@ -127,6 +128,8 @@ class RayWorkers:
         self._due = 0.0
         with contextlib.ExitStack() as opened:
             self._ray = opened.enter_context(connected())
+            if sum(node["Alive"] for node in self._ray.nodes()) == 1:  # this machine
+                require_agents(settings, settings.num_agents, may_repeat=False)
             count = min(_free_cpus(self._ray, len(shards)), len(shards))
             self._parts = [_Part(each) for each in split(shards, count)]
             opened.callback(self._kill)
