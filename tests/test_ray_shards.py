@@ -220,7 +220,7 @@ def test_agents_must_fit_in_the_memory_of_the_only_node(monkeypatch):
     monkeypatch.setattr(memory, "machine_memory", lambda: 10**11)
     cluster = SimpleNamespace(nodes=lambda: [{"Alive": True}, {"Alive": False}])
     monkeypatch.setattr(ray_workers, "connected", lambda: contextlib.nullcontext(cluster))
-    with pytest.raises(SettingsError, match="at least 146 GB .*has 100 GB"):
+    with pytest.raises(SettingsError, match=r"at least 146 GB .*has 100 GB"):
         fldb.run(engine_workers="ray", num_agents=10**7, horizon=300, algorithm="ldb")
 
 
