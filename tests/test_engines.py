@@ -289,7 +289,7 @@ def test_agents_of_a_node_that_raised_are_not_used_again(monkeypatch):
 
     monkeypatch.setattr(AgentGroup, "answer", fail_once)
     grid = InProcessGrid(2, to_flat(chosen), LocalContext)
-    with pytest.raises(FederationError, match="partition 0.*ZeroDivisionError: three"):
+    with pytest.raises(FederationError, match=r"partition 0.*ZeroDivisionError: three"):
         make_strategy(chosen, History(chosen.horizon)).start(grid)
     assert calls.count(0) == 3
 
