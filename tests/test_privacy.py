@@ -12,6 +12,7 @@ from scipy import optimize, stats
 
 from fldb_flower.algorithms import make_algorithm
 from fldb_flower.algorithms.ons import FLDBONS
+from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import PrivacyError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, Federation, Noise, PlayRequest, Upload
@@ -230,6 +231,16 @@ def test_what_would_be_released_without_noise_is_refused():
     upload = Upload(1, np.zeros(2), np.eye(2), np.eye(2), None, ())
     with pytest.raises(PrivacyError, match=r"sensitivity of hessian is not known"):
         with_noise(upload, Noise(gradient=1.0, information=1.0), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("values", [PERSON, ANSWER], ids=["person", "answer"])
+def test_gradients_beside_shares_are_refused(values):
+    """A share's limit and noise do not cover the gradient, which would be released as it is."""
+    algorithm = PERSONAL if values is PERSON else ONS
+    prior = CommonPrior(np.zeros((3, 3)), np.zeros(3), 0.5, 0.0)
+    request = Broadcast(PlayRequest(1, 1, prior), np.zeros(3), shares=True, lowest_variance=0.5)
+    with pytest.raises(PrivacyError, match="shares and gradients are requested together"):
+        GaussianMechanism(settings(**algorithm, **values)).require(request, 1)
 
 
 # --- agents clip ---------------------------------------------------------------------------

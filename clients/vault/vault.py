@@ -217,6 +217,7 @@ class Vault:
             else:
                 sealed, journal = {}, journal.contribute(header, cut, seed, content)
             self._keep(journal)
+            self._account.record()
         if not sealed:
             self._advance_epoch()
             raise DataError("the answers have no numbers within the bounds of the exchange")

@@ -81,7 +81,7 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
     ------
     PrivacyError
         Its sensitivity is not known: it is not over the duels of this round alone, there are no
-        iterations, or it includes the loss of a person.
+        iterations, it has shares and gradients, or it includes the loss of a person.
 
     Examples
     --------
@@ -109,6 +109,8 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
             f"a request to play iterations {play.first} to {play.last}: the first must be at least"
             " 1, and at most the last"
         )
+    if broadcast.shares and broadcast.theta_hat is not None:
+        raise PrivacyError("shares and gradients are requested together: only one has a limit")
     clip = settings.clip
     assert clip is not None
     if settings.privacy.unit == "person":
