@@ -74,6 +74,20 @@ def test_multipliers_are_those_of_the_analytic_gaussian_mechanism(epsilon, delta
     assert 0.998 * epsilon <= spent <= epsilon * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 1e3])
+@pytest.mark.parametrize(("delta", "most"), [(1e-15, 1.012), (0.1, 1.002)])
+def test_extreme_settings_have_enough_noise(epsilon, delta, most):
+    """At the limits of privacy.epsilon and privacy.delta, by the same formula with logarithms."""
+
+    def delta_by_logarithms(z):
+        upper = stats.norm.logcdf(0.5 / z - epsilon * z)
+        lower = epsilon + stats.norm.logcdf(-0.5 / z - epsilon * z)
+        return math.exp(upper) - math.exp(lower)
+
+    exact = optimize.brentq(lambda z: delta_by_logarithms(z) / delta - 1.0, 1e-2, 1e5)
+    assert exact * (1 - 1e-6) <= accounting.noise_multiplier(epsilon, delta, 1) <= most * exact
+
+
 @pytest.mark.parametrize(
     ("releases", "expected"), [(1, (4.23, 1.54, 0.65)), (17, (17.4, 6.4, 2.7))]
 )
