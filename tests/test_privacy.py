@@ -247,14 +247,19 @@ def test_what_would_be_released_without_noise_is_refused():
         with_noise(upload, Noise(gradient=1.0, information=1.0), np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("values", [PERSON, ANSWER], ids=["person", "answer"])
-def test_gradients_beside_shares_are_refused(values):
-    """A share's limit and noise do not cover the gradient, which would be released as it is."""
-    algorithm = PERSONAL if values is PERSON else ONS
+@pytest.mark.parametrize(
+    ("values", "theta", "words"),
+    [
+        ({**PERSONAL, **PERSON}, np.zeros(3), "shares and gradients are requested together"),
+        ({**ONS, **ANSWER}, None, "shares are requested: use privacy.unit=person"),
+    ],
+)
+def test_shares_that_the_noise_does_not_cover_are_refused(values, theta, words):
+    """A gradient beside a share would be released as it is."""
     prior = CommonPrior(np.zeros((3, 3)), np.zeros(3), 0.5, 0.0)
-    request = Broadcast(PlayRequest(1, 1, prior), np.zeros(3), shares=True, lowest_variance=0.5)
-    with pytest.raises(PrivacyError, match="shares and gradients are requested together"):
-        GaussianMechanism(settings(**algorithm, **values)).require(request, 1)
+    request = Broadcast(PlayRequest(1, 1, prior), theta, shares=True, lowest_variance=0.5)
+    with pytest.raises(PrivacyError, match=words):
+        GaussianMechanism(settings(**values)).require(request, 1)
 
 
 # --- agents clip ---------------------------------------------------------------------------

@@ -8,13 +8,14 @@ import itertools
 import json
 import math
 from functools import cache
+from statistics import fmean
 
 import pytest
 from conftest import ROOT, nested
 from scipy import optimize, stats
 
 from fldb_flower.privacy.ledger import Ledger, openings_of
-from fldb_flower.settings import from_nested
+from fldb_flower.settings import DevicesSettings, from_nested
 from simulations.run import run
 
 dp_accounting = pytest.importorskip(
@@ -215,6 +216,12 @@ def test_the_page_has_the_advantage_of_an_attacker():
     page_has(f"(e^epsilon + 1)` = {bound:.2f}", f"whose advantage is {exact:.2f}")
 
 
+def test_the_page_has_the_noise_of_a_larger_sum():
+    """Each device has the variance 1 / h of what is needed; h is the default."""
+    least = DevicesSettings().min_devices
+    page_has(f"With 1,000 devices and the default of {least} it is {math.sqrt(1_000 / least):g}.")
+
+
 def test_the_page_has_the_noise_of_a_tree():
     """Over 16 rounds: levels with an answer, and nodes of a sum over the first rounds."""
     rounds = len(ends_of_rounds("geometric", 1.5, 500))
@@ -232,10 +239,10 @@ def test_the_page_recommends_personal_estimates_where_they_are_better():
     """Where FLDB-ONS has more regret than agents alone, FLDB-Personal has less."""
     rows = json.loads((ROOT / "docs" / "results" / "privacy.json").read_text())["rows"]
     found = {
-        (row["algorithm"], row["num_agents"], row["epsilon"]): sum(row["regret"]) / len(row["regret"])
+        (row["algorithm"], row["num_agents"], row["epsilon"]): fmean(row["regret"])
         for row in rows
         if (row["dimension"], row["sigma"]) == (5, 0.0) and row["unit"] in {"person", "none"}
-    }  # fmt: skip
+    }
     worse = [
         (agents, epsilon)
         for (algorithm, agents, epsilon), regret in found.items()

@@ -101,21 +101,10 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
     >>> release.norm
     1.0
     """
-    play = broadcast.play
-    if play is None or broadcast.scope == "all":
-        raise asked_again(settings)
-    if not 1 <= play.first <= play.last:  # sizes would be 0, without any noise
-        raise PrivacyError(
-            f"a request to play iterations {play.first} to {play.last}: the first must be at least"
-            " 1, and at most the last"
-        )
-    if broadcast.shares and broadcast.theta_hat is not None:
-        raise PrivacyError("shares and gradients are requested together: only one has a limit")
+    _check_request(broadcast, settings)
     clip = settings.clip
     assert clip is not None
     if settings.privacy.unit == "person":
-        if broadcast.loss:
-            raise PrivacyError("a loss is requested, which the limit on a person does not include")
         release = Release(*sizes_and_weights(broadcast, settings), norm=1.0)
     else:
         release = _of_statistics(broadcast, settings, clip)
@@ -125,6 +114,24 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
                 f"the size of {part} is {bound:g}: privacy.clip={clip:g} is too far from 1"
             )
     return release
+
+
+def _check_request(broadcast: Broadcast, settings: Settings) -> None:
+    """Raise a PrivacyError if the sensitivity of what a broadcast requests is not known."""
+    play, unit = broadcast.play, settings.privacy.unit
+    if play is None or broadcast.scope == "all":
+        raise asked_again(settings)
+    if not 1 <= play.first <= play.last:  # sizes would be 0, without any noise
+        raise PrivacyError(
+            f"a request to play iterations {play.first} to {play.last}: the first must be at least"
+            " 1, and at most the last"
+        )
+    if broadcast.shares and broadcast.theta_hat is not None:
+        raise PrivacyError("shares and gradients are requested together: only one has a limit")
+    if broadcast.shares and unit == "answer":
+        raise PrivacyError("shares are requested: use privacy.unit=person")
+    if broadcast.loss and unit == "person":
+        raise PrivacyError("a loss is requested, which the limit on a person does not include")
 
 
 def asked_again(settings: Settings) -> PrivacyError:
