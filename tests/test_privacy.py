@@ -262,6 +262,14 @@ def test_shares_that_the_noise_does_not_cover_are_refused(values, theta, words):
         GaussianMechanism(settings(**values)).require(request, 1)
 
 
+@pytest.mark.parametrize("clip", [1e-100, 1e-72, 1e72, 1e100])
+@pytest.mark.parametrize("values", [{**ONS, **ANSWER}, {**OGD, **PERSON}, {**PERSONAL, **PERSON}])
+def test_lengths_whose_squares_overflow_are_refused(tmp_path, values, clip):
+    with pytest.raises(PrivacyError, match=r"privacy\.clip=.* is too far from 1") as error:
+        run(settings(**values, privacy__clip=clip), tmp_path)
+    assert "\n" not in str(error.value)
+
+
 # --- agents clip ---------------------------------------------------------------------------
 
 

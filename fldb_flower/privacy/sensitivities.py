@@ -42,6 +42,8 @@ from fldb_flower.settings import Settings
 
 _SLACK = 1.0 + 1e-9  # for rounding errors
 
+_LARGEST = 1e140  # size of a part: noise that is squared must neither overflow nor vanish
+
 
 class Release(NamedTuple):
     """The parts of one upload: what a unit contributes at most, and their shares of the noise.
@@ -109,7 +111,7 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
     else:
         release = _of_statistics(broadcast, settings, clip)
     for part, bound in release.bounds.items():
-        if not 0.0 < bound < math.inf:
+        if not 1.0 / _LARGEST < bound < _LARGEST:
             raise PrivacyError(
                 f"the size of {part} is {bound:g}: privacy.clip={clip:g} is too far from 1"
             )
