@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.blocks import agents_of_node
+from fldb_flower.federation.blocks import agents_of_node, require_agents
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import Form, make_form
@@ -44,8 +45,8 @@ class SimulatedAgents(NumPyClient):
         self._form = make_form(settings)
         self._sums = SecureSums(settings) if settings.secure else None
         agents = agents_of_node(partition_id, num_partitions, settings.num_agents)
-        keep_freed_memory()
-        one_blas_thread(settings.dimension)  # until the end of the process
+        require_agents(settings, len(agents))
+        _prepare_process(settings.dimension)
         self.group = AgentGroup(settings, agents)
 
     def fit(
@@ -61,9 +62,10 @@ class SimulatedAgents(NumPyClient):
         """
         broadcast = _decode(parameters[0], BroadcastHeader.from_config(config), self._form)
         upload = self.group.answer(broadcast, config["counted"])
+        wire = "float32" if parameters[0].dtype == np.float32 else "float64"
         vector: NDArray[Any]
         vector, header = encode_upload(
-            upload, broadcast, self.partition_id, self.num_partitions, parameters[0].dtype.name
+            upload, broadcast, self.partition_id, self.num_partitions, wire
         )
         if self._sums is not None and broadcast.learns:
             broadcast = broadcast._replace(lowest_variance=config["lowest-variance"])
@@ -76,6 +78,22 @@ class SimulatedAgents(NumPyClient):
             "exchange": config["exchange"],
         }
         return [vector], upload.num_duels, reply
+
+
+@functools.cache  # finding the libraries of BLAS takes a millisecond, for each node
+def _prepare_process(dimension: int) -> None:
+    keep_freed_memory()
+    one_blas_thread(dimension)  # until the end of the process
+
+
+class LocalContext(Context):
+    """Context of a node that stays in one process: it has the client instead of its state.
+
+    After an exception, the client may be inconsistent. The exception is then raised again.
+    """
+
+    client: SimulatedAgents | None = None
+    error: Exception | None = None
 
 
 class _LastBroadcast:
@@ -137,14 +155,31 @@ _CLIENTS = _Clients()
 
 def train(message: Message, context: Context) -> Message:
     """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function."""
-    content: Any = message.content
+    if isinstance(context, LocalContext):
+        return _train_locally(message, context)
     answers, client = _CLIENTS.take(context)
+    reply = _reply(message, client)
+    _CLIENTS.keep(context, answers + 1, client)  # last: Flower restores the state if this raises
+    return reply
+
+
+def _train_locally(message: Message, context: LocalContext) -> Message:
+    if context.error is not None:
+        raise context.error
+    try:
+        context.client = context.client or _new_client(context)
+        return _reply(message, context.client)
+    except Exception as error:
+        context.error = error
+        raise
+
+
+def _reply(message: Message, client: SimulatedAgents) -> Message:
+    content: Any = message.content
     parameters = [_CLIENTS.parse(content["arrays"], client.max_message_mb)]
     arrays, _, config = client.fit(parameters, dict(content["config"]))
     content = RecordDict({"arrays": pack_vector(arrays[0]), "config": ConfigRecord(config)})
-    reply = Message(content, reply_to=message)
-    _CLIENTS.keep(context, answers + 1, client)  # last: Flower restores the state if this raises
-    return reply
+    return Message(content, reply_to=message)
 
 
 def _new_client(context: Context) -> SimulatedAgents:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from fldb_flower.errors import DataError, FldbError, SettingsError, extra_missing, one_line
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import interruptible
-from simulations import figures, heterogeneity, measured
+from simulations import capacity, figures, heterogeneity, measured
 from simulations.measured import sem
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
     environment.filters.update(
         mean=mean, median=median, sem=sem, mean_sem=mean_sem, fixed=fixed, signed=signed
     )
-    environment.globals.update(paired=paired, holds=holds)
+    environment.globals.update(paired=paired, holds=holds, capacity=capacity)
     templates = sorted(TEMPLATES.rglob("*.md.j2"))
     if not templates:
         raise SettingsError(f"no templates in {TEMPLATES}: documents are rendered in a checkout")

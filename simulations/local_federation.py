@@ -173,6 +173,9 @@ class LocalFederation:
         Arms for the pages of the devices.
     secure : Limits, optional
         For secure sums: limits of the owners of the devices.
+    options : sequence of str, optional
+        Options of the SuperLink beside its address and certificates. By default, it accepts
+        registered keys only, and its database is a file.
     """
 
     def __init__(
@@ -183,6 +186,7 @@ class LocalFederation:
         node_config: Mapping[str, object] | None = None,
         arms: Path | None = None,
         secure: Limits | None = None,
+        options: Sequence[str] | None = None,
     ) -> None:
         project_folder("a federation on this machine")
         self.folder = folder.absolute()
@@ -190,6 +194,9 @@ class LocalFederation:
         self.port = free_port()
         self.address = f"{HOST}:{self.port}"
         keys = self.folder / "keys"
+        if options is None:
+            database = str(self.folder / "superlink.db")
+            options = ["--enable-supernode-auth", "--database", database]
         self.superlink = LocalProcess(
             "superlink",
             self.folder,
@@ -199,8 +206,7 @@ class LocalFederation:
                 *("--ssl-ca-certfile", str(keys / credentials.CA)),
                 *("--ssl-certfile", str(keys / credentials.SERVER)),
                 *("--ssl-keyfile", str(keys / credentials.SERVER_KEY)),
-                "--enable-supernode-auth",
-                *("--database", str(self.folder / "superlink.db")),
+                *options,
             ],
         )
         self.devices = [

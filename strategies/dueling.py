@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from logging import INFO, WARNING, getLogger
 from typing import ClassVar
@@ -265,9 +266,11 @@ class DuelingStrategy(GridFederation, Strategy):
     ) -> None:
         """Count what was sent and what arrived, whether or not it can be used."""
         replies = [reply for reply in replies if not reply.has_error()]
+        sent = Counter(id(message.content) for message in messages)  # nodes share contents
+        contents = {id(message.content): message.content for message in messages}
         self.history.count_node_bytes(
             sum(content_bytes(reply.content) for reply in replies),
-            sum(content_bytes(message.content) for message in messages),
+            sum(count * content_bytes(contents[key]) for key, count in sent.items()),
         )
         if not exchange.broadcast.learns:
             return

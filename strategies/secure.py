@@ -132,11 +132,12 @@ class SecureStrategy(GridFederation):
             raise RuntimeError("a secure sum asks about each answer once: it cannot be repeated")
         noise = None if self._noise is None else self._noise.shared(broadcast)
         shared = SharedBroadcast(broadcast, self.settings, self.devices.duels, noise)
+        content = encode_shared(*shared)
         if not broadcast.learns:
-            self._trips.deliver(encode_shared(*shared))
+            self._trips.deliver(content)
             nothing = np.zeros((0, self.settings.dimension))
             return statistics(broadcast, nothing, np.zeros(0), nothing, self.algorithm.form)
-        exchange = self._pending(encode_shared(*shared)) or self._new(shared)
+        exchange = self._pending(content) or self._new(shared, content)
         if exchange.state.phase is Phase.COLLECT:
             self._collect(exchange)
         found = self._opened(exchange)
@@ -161,14 +162,14 @@ class SecureStrategy(GridFederation):
 
     # The first trip.
 
-    def _new(self, shared: SharedBroadcast) -> SecureExchange:
+    def _new(self, shared: SharedBroadcast, content: bytes) -> SecureExchange:
         """Return a new exchange with the devices that are present."""
         if self._noise is not None:
             self._noise.require()
         if self._exchange is None:  # otherwise they have just been asked
             self.devices.refresh()
             self._trips.greet(with_roster=True)
-        self._exchange = SecureExchange(ServerExchange(self._header(shared)))
+        self._exchange = SecureExchange(ServerExchange(self._header(shared, content)))
         return self._exchange
 
     def _collect(self, exchange: SecureExchange) -> None:
@@ -197,7 +198,7 @@ class SecureStrategy(GridFederation):
             self._noise.count()
         self.file.save(exchange.state)
 
-    def _header(self, shared: SharedBroadcast) -> Header:
+    def _header(self, shared: SharedBroadcast, content: bytes) -> Header:
         devices = self.devices
         self._number += 1
         present = sorted(devices.present(self.connected()))
@@ -210,7 +211,7 @@ class SecureStrategy(GridFederation):
                 devices.roster, asked, exchange=os.urandom(EXCHANGE_BYTES),
                 round=devices.next_round(), numbers=encoding.size,
                 encoding=describe_encoding(encoding), max_duels=max_duels, limits=devices.limits,
-                broadcast=encode_shared(*shared),
+                broadcast=content,
             )  # fmt: skip
         except SecureError as reason:
             left_out = grouped(self._trips.left_out, "nodes")

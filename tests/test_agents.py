@@ -13,11 +13,13 @@ from fldb_flower.bandit.streams import AgentStreams, shared_generator
 from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError
-from fldb_flower.federation import agents as agents_module
 from fldb_flower.federation import blocks as blocks_module
+from fldb_flower.federation import offers as offers_module
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, total
+from fldb_flower.federation.offers import OfferStream
+from fldb_flower.linalg.arrays import Arrays
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.settings import from_nested
 
@@ -138,7 +140,7 @@ def log_of(group):
 @pytest.mark.parametrize(("drawn", "together"), [(1, 1), (8, 1), (1, 2), (8, 9)])
 def test_a_group_plays_algorithm_1(changes, drawn, together, monkeypatch):
     """For any number of iterations that are drawn and selected together."""
-    monkeypatch.setattr(agents_module, "MIN_ITERATIONS_DRAWN", drawn)
+    monkeypatch.setattr(offers_module, "AHEAD", drawn)
     monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", together * N * K * D)
     chosen = small(**changes)
     group = AgentGroup(chosen, range(N))
@@ -188,6 +190,24 @@ def test_statistics_at_several_points_of_the_same_duels():
     for number, (theta_hat, _) in enumerate(estimates(4, seed=2)):
         broadcast = Broadcast(None if number else play, theta_hat, hessian=True, loss=True)
         assert_upload(group.answer(broadcast, 0), duels, theta_hat, range(1, 4))
+
+
+def test_after_the_last_exchange_of_a_round_no_duel_is_stored():
+    """Uploads are the same, and a repeated message is refused instead of an empty upload."""
+    chosen = small()
+    kept, dropped = AgentGroup(chosen, range(N)), AgentGroup(chosen, range(N))
+    counted = 0
+    for last, (theta, information) in zip((3, 5, 7), estimates(3), strict=True):
+        play = PlayRequest(counted + 1, last, Estimate(theta, information))
+        request = Broadcast(play, theta, hessian=True)
+        one, other = kept.answer(request, counted), dropped.answer(request, counted)
+        if last > 3:  # the last exchange of rounds 2 and 3; round 1 has two
+            other = dropped.answer(request._replace(final=True), counted)
+        same(one, other)
+        counted = last
+    assert [len(log_of(group)[1]) for group in (kept, dropped)] == [2 * N, 0]
+    with pytest.raises(RuntimeError, match="the reply up to iteration 7 is not counted"):
+        dropped.answer(request._replace(final=True), 5)
 
 
 def test_scope_all_sums_over_every_duel_but_information_over_the_fresh():
@@ -379,9 +399,13 @@ def test_without_theta_hat_only_regret_is_reported():
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "ldb", "random"])
 @pytest.mark.parametrize("selection", ["ucb", "thompson", "colstim"])
-@pytest.mark.parametrize("agents", [range(1, N), range(20, 100)], ids=["a block", "four blocks"])
-def test_a_restored_group_continues_identically(algorithm, selection, agents, monkeypatch):
-    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 1)
+@pytest.mark.parametrize(
+    ("agents", "numbers"),
+    [(range(1, N), 1), (range(20, 100), 1), (range(1, N), 2**16)],
+    ids=["a block", "four blocks", "drawn ahead"],
+)
+def test_a_restored_group_continues_identically(algorithm, selection, agents, numbers, monkeypatch):
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", numbers)
     chosen = small(algorithm=algorithm, selection=selection, num_agents=100)
     scope = "all" if algorithm == "fldb_gd" else "fresh"
     uninterrupted, resumed = AgentGroup(chosen, agents), AgentGroup(chosen, agents)
@@ -397,6 +421,43 @@ def test_a_restored_group_continues_identically(algorithm, selection, agents, mo
         resumed = AgentGroup(chosen, agents)
         resumed.restore(saved)
         counted = first  # the last duels of a round are acknowledged late
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_offers_do_not_depend_on_how_many_are_taken_at_once(saved):
+    """Nor on whether the stream was saved and restored between."""
+    chosen = small(horizon=40)
+    whole = OfferStream(chosen, range(N), Arrays()).take(40, 40)
+    assert whole.features.shape == (40, N, K, D)
+    stream, taken = OfferStream(chosen, range(N), Arrays()), 0
+    for most in (1, 3, 20, 1, 2, 9, 4):
+        offers = stream.take(most, 40 - taken)
+        assert len(offers.noise) == most
+        for found, expected in zip(offers, whole, strict=True):
+            np.testing.assert_array_equal(found, expected[taken : taken + most])
+        taken += most
+        if saved:
+            state, stream = stream.state(), OfferStream(chosen, range(N), Arrays())
+            stream.restore(unpack_arrays(pack_arrays(state)))
+
+
+def test_a_state_of_an_earlier_version_is_restored(monkeypatch):
+    """The streams of a block were one part, and nothing was drawn ahead."""
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 1)
+    chosen = small(selection="thompson")
+    group, resumed = AgentGroup(chosen, range(N)), AgentGroup(chosen, range(N))
+    requests = [
+        Broadcast(PlayRequest(*span, Estimate(*estimate)), np.ones(D), hessian=True)
+        for span, estimate in zip([(1, 2), (3, 5)], estimates(2), strict=True)
+    ]
+    group.answer(requests[0], 0)
+    state = group.state()
+    assert state.pop("0.offers.taken") == 0
+    for part in ("0.offers.streams.", "0.selection."):
+        for name in [name for name in state if name.startswith(part)]:
+            state[name.replace(part, "0.streams.")] = state.pop(name)
+    resumed.restore(state)
+    same(resumed.answer(requests[1], 2), group.answer(requests[1], 2))
 
 
 def test_a_new_group_can_be_saved_before_it_played():
@@ -503,7 +564,7 @@ def test_an_invalid_feature_is_reported_with_agent_arm_and_iteration(bad, algori
             return Contexts(features, features.sum(axis=-1, where=np.isfinite(features)))
 
     chosen = small(algorithm=algorithm, num_agents=9)
-    monkeypatch.setattr(agents_module, "make_environment", lambda *_: Broken())
+    monkeypatch.setattr(offers_module, "make_environment", lambda *_: Broken())
     group = AgentGroup(chosen, range(4, 9))
     play = PlayRequest(1, 2, Estimate(*next(estimates(1))))
     group.answer(Broadcast(play, None), 0)

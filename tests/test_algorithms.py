@@ -448,13 +448,13 @@ class Recorded(DirectFederation):
         self.trips = []
 
     def collect(self, broadcast):
-        upload = super().collect(broadcast)
+        upload = super().collect(broadcast._replace(final=False))  # so that duels are kept
         self.trips.append((broadcast, upload))
         return upload
 
     def duels(self):
         """All duels stored by the agents: differences and preferences."""
-        return self._agents.groups[0].blocks[0].log.all()
+        return self._agents.workers.groups[0].blocks[0].log.all()
 
 
 def recorded_run(settings):

@@ -12,8 +12,9 @@ from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
 from simulations import measured
 from simulations.benchmark import __main__ as benchmark
-from simulations.benchmark import liars, personal, secure
+from simulations.benchmark import exchange, liars, limits, personal, refits, secure
 from simulations.benchmark.liars import Case
+from simulations.benchmark.memory import BASE, BYTES_AN_AGENT, time_and_memory
 from simulations.engines import vectorized
 
 
@@ -97,6 +98,31 @@ def test_newcomers_profit_from_the_federation(few):
         assert max(table.log_loss[name, 1]) < 0.65
 
 
+def test_refits_compares_runs_that_differ_in_the_fits_only(monkeypatch):
+    """Up to 8 d duels are fitted one by one in both, so the regret is the same."""
+    monkeypatch.setattr(refits, "map_in_processes", lambda call, jobs: [*map(call, jobs)])
+    world = {"num_agents": 3, "dimension": 2, "environment": {"sigma": 0.5}}
+    cases = {"few": {**world, "horizon": 8}, "many": {**world, "horizon": 60}}
+    monkeypatch.setattr(refits, "CASES", cases)
+    table = refits.refits(seeds=2).set_index(["case", "algorithm"])
+    assert table.index.tolist() == [(c, a) for c in cases for a in refits.ALGORITHMS]
+    curve, _ = measured.simulate(from_nested({**cases["many"], "algorithm": "ldb"}, "a test"))
+    assert table.regret["many", "LDB"][0] == round(curve[-1], 4)
+    for name in refits.ALGORITHMS:
+        assert table.regret["few", name] == table.regret_refits["few", name]
+    assert (table.regret["many"] != table.regret_refits["many"]).any()
+    monkeypatch.setattr(refits, "SIZES", ({"num_agents": 3, "dimension": 2, "horizon": 8},))
+    times = refits.refit_times(1)
+    assert times.algorithm.tolist() == list(refits.ALGORITHMS)
+    assert (times[["x draws", "refits, x draws", "gain"]] > 0).all(axis=None)
+    rows = refits.limits(1, agents=2, horizon=4)
+    assert [row["figure"] for row in rows[:2]] == [
+        "LDB: time at N=4 / at N=2", "LDB: time at T=8 / at T=4"
+    ]  # fmt: skip
+    assert len(rows) == 3 * len(refits.ALGORITHMS)
+    assert min(row["ratio"] for row in rows) > 0
+
+
 def test_a_secure_sum_by_hand(monkeypatch):
     """12 devices with 3 + 6 + 6 + 1 numbers, 3 per polynomial: 7 seeds and 5 pieces of 48 bytes.
 
@@ -138,3 +164,51 @@ def test_lies_and_the_checks_that_refuse_them(algorithm):
     assert set(run("random", secure=True).factors) == {0.0}
     assert run("loud", secure=True).regret == pytest.approx(loud.regret, rel=1e-4)
     assert min(run("crowd", secure=True).factors) >= 2.0
+
+
+@pytest.mark.slow
+def test_an_agent_takes_at_most_100_bytes():
+    """FLDB-ONS with tau=5, d=5: the duel of t = 1 is 48 bytes; later ones are not stored."""
+    peaks = [
+        time_and_memory(from_nested({**BASE, "num_agents": size, "horizon": 5}, "a test"))[1]
+        for size in (100_000, 300_000)
+    ]
+    assert 48 <= (peaks[1] - peaks[0]) / 200_000 <= BYTES_AN_AGENT
+
+
+def test_costs_of_an_exchange_and_its_reference():
+    costs = exchange.exchange_costs(repetitions=2, nodes=3, horizon=4)
+    assert {name: len(each) for name, each in costs.items()} == dict.fromkeys(costs, 2)
+    for whole, agents, bare in zip(costs["exchange"], costs["agents"], costs["bare"], strict=True):
+        assert 0.0 < agents < whole
+        assert bare > 0.0
+
+
+def test_bare_messages_have_the_bytes_of_fldb_ogd(monkeypatch):
+    """theta_hat, theta_sync and W: 2 x 3 + 6 numbers; the reply, g and W_new: 3 + 6 numbers."""
+    sizes = []
+
+    def deliver(self, message):
+        reply = original(self, message)
+        contents = [message.content, reply.content]
+        sizes.append([len(each["arrays"]["0"].data) - 128 for each in contents])
+        return reply
+
+    original = exchange.BareGrid.deliver
+    monkeypatch.setattr(exchange.BareGrid, "deliver", deliver)
+    values = {"dimension": 3, "engine": {"name": "inprocess", "num_nodes": 2}, "num_agents": 2}
+    exchange.bare_exchanges(from_nested(values, "a test"), exchanges=2)
+    assert sizes == [[8 * 12, 8 * 9]] * 4
+
+
+def test_a_goal_is_reached_up_to_its_ratio(monkeypatch):
+    sources = ["small_runs", "sweep_jobs", "cost_of_agents", "exchange_over_bare_message"]
+    sources += ["cost_over_primitives", "shards_on_ray", "refits.limits", "deployment.limits"]
+    for number, source in enumerate(sources, start=1):
+        row = {"figure": source, "ratio": number / 4, "goal": 1.0, "more": "of this section"}
+        monkeypatch.setattr(f"simulations.benchmark.limits.{source}", lambda *_, row=row: [row])
+    table = limits.limits(repetitions=1)
+    assert set(table["figure"]) == set(sources)
+    assert dict(zip(table["figure"], table["reached"], strict=True)) == {
+        source: number <= 4 for number, source in enumerate(sources, start=1)
+    }

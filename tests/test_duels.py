@@ -147,6 +147,8 @@ def copied(state):
         st.one_of(
             st.just("play"),
             st.just("save and restore"),
+            st.just("settle"),
+            st.integers(0, 9).map(lambda more: ("reserve", more)),
             st.integers(-1, 6).map(lambda ahead: ("acknowledge", ahead)),
         ),
         max_size=40,
@@ -166,6 +168,11 @@ def test_any_sequence_of_steps_agrees_with_a_list(steps, keep):
                 array.flags.writeable = False  # as in a received message
             log = DuelLog(AGENTS, D, keep=keep)
             log.restore(state)
+        elif step == "settle":
+            log.settle()
+            counted = played
+        elif step[0] == "reserve":
+            log.reserve(step[1])
         else:
             target = counted + step[1]
             log.acknowledge(target)

@@ -8,13 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import nested
-from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 
+from clients.simulated import LocalContext
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import FederationError, OutputError, SettingsError
+from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
-from simulations.engines import vectorized
+from simulations.engines import inprocess, vectorized
 from simulations.engines.grid import InProcessGrid
 from simulations.run import run
 from strategies import (
@@ -273,6 +275,43 @@ def test_the_wait_for_nodes_is_limited():
     grid = InProcessGrid(0, to_flat(chosen))
     with pytest.raises(FederationError, match=r"0 nodes connected within node-wait=0\.05 s"):
         make_strategy(chosen, History(chosen.horizon)).start(grid)
+
+
+def test_agents_of_a_node_that_raised_are_not_used_again(monkeypatch):
+    chosen = settings(node_wait=0.05)
+    calls, original = [], AgentGroup.answer
+
+    def fail_once(group, broadcast, counted):
+        calls.append(group.agents.start)
+        if group.agents.start == 0 and calls.count(0) == 3:
+            raise ZeroDivisionError("three")
+        return original(group, broadcast, counted)
+
+    monkeypatch.setattr(AgentGroup, "answer", fail_once)
+    grid = InProcessGrid(2, to_flat(chosen), LocalContext)
+    with pytest.raises(FederationError, match=r"partition 0.*ZeroDivisionError: three"):
+        make_strategy(chosen, History(chosen.horizon)).start(grid)
+    assert calls.count(0) == 3
+
+
+def test_runs_in_one_process_do_not_share_agents():
+    """Another run takes place between two messages of a run."""
+    chosen, other = settings(), settings(seed=7)
+
+    class Interrupted(InProcessGrid):
+        messages = 0
+
+        def deliver(self, message):
+            self.messages += 1
+            if self.messages == 9:
+                inprocess.play(other, History(other.horizon))
+            return super().deliver(message)
+
+    for kind in (Context, LocalContext):
+        grid = Interrupted(2, to_flat(chosen), kind)
+        theta = make_strategy(chosen, History(chosen.horizon)).start(grid)
+        expected = vectorized.run(chosen, History(chosen.horizon))
+        np.testing.assert_allclose(theta, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize(

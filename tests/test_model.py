@@ -33,8 +33,8 @@ def duels(monkeypatch):
     """Collect the differences and preferences of all duels that are played."""
     played, play = [], AgentBlock.play_iterations
 
-    def playing(block, iterations, noise):
-        play(block, iterations, noise)
+    def playing(block, iterations, offers):
+        play(block, iterations, offers)
         count = len(iterations) * len(block.agents)
         played.append([each[-count:].copy() for each in block.log.fresh()])
 

@@ -88,7 +88,7 @@ class Recorded(Federation):
         self.theta = np.zeros(chosen.dimension)
 
     def collect(self, broadcast):
-        upload = self.group.answer(broadcast, self.counted)
+        upload = self.group.answer(broadcast._replace(final=False), self.counted)
         if broadcast.play is not None:
             self.theta = broadcast.play.estimate.theta_sync
             duels = self.group.blocks[0].log.fresh()

@@ -674,6 +674,8 @@ def together(values):
     fit_privacy(values)
     if "engine.name" in values and values["engine.name"] != "inprocess":
         values.update({name: 0 for name in values if name == "dropout"})
+    if values.get("engine.name", "vectorized") != "vectorized":
+        values.update({name: "auto" for name in values if name == "engine.workers"})
     if "engine.num_nodes" in values:
         values["engine.num_nodes"] = min(values["engine.num_nodes"], values["num_agents"])
     return values

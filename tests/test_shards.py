@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import nested
+from local_processes import wait_until
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.environments import Contexts
@@ -30,8 +30,9 @@ def small_shards(monkeypatch):
     monkeypatch.setattr(module, "MIN_BLOCKS", 2)
 
 
-def settings(agents=200, **values):
-    return from_nested(nested(num_agents=agents, num_arms=4, dimension=D, **values), "a test")
+def settings(agents=200, workers="auto", **values):
+    sizes = {"num_agents": agents, "num_arms": 4, "dimension": D}
+    return from_nested(nested(**sizes, engine__workers=workers, **values), "a test")
 
 
 def broadcast(first, last, seed=0):
@@ -44,6 +45,10 @@ def broadcast(first, last, seed=0):
     )
 
 
+def pids(shards):
+    return [each.process.pid for each in shards.workers.processes]
+
+
 def same(first, second):
     for name in ("num_duels", "gradient", "information", "hessian"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
@@ -54,35 +59,34 @@ def same(first, second):
 
 @pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_gd", "ldb", "random"])
 def test_results_do_not_depend_on_the_number_of_processes(algorithm):
-    chosen = settings(algorithm=algorithm, selection="thompson")
+    values = {"algorithm": algorithm, "selection": "thompson"}
     uploads = []
-    for processes in (1, 2, 3, 9):
-        shards = Shards(chosen, processes)
+    for workers, number in ((1, 0), (2, 2), (3, 3), (9, 4)):
+        shards = Shards(settings(workers=workers, **values))
         assert len(shards.shards) == 4
-        assert len(shards.groups) == (4 if processes == 1 else 0)
+        assert len(getattr(shards.workers, "processes", ())) == number
         uploads.append([shards.answer(broadcast(1, 3), 0), shards.answer(broadcast(4, 5, 1), 3)])
         shards.close()
     for other in uploads[1:]:
         for one, two in zip(uploads[0], other, strict=True):
             same(one, two)
-    whole = AgentGroup(chosen, range(200)).answer(broadcast(1, 3), 0)
+    whole = AgentGroup(settings(**values), range(200)).answer(broadcast(1, 3), 0)
     assert whole.num_duels == uploads[0][0].num_duels == 600
     np.testing.assert_allclose(whole.gradient, uploads[0][0].gradient, rtol=1e-12)
     np.testing.assert_allclose(whole.outcomes[0].sums, uploads[0][0].outcomes[0].sums, rtol=1e-12)
 
 
 def test_a_state_can_be_restored_with_another_number_of_processes():
-    chosen = settings()
     states, uploads = [], []
     for processes in (1, 3):
-        shards = Shards(chosen, processes)
+        shards = Shards(settings(workers=processes))
         shards.answer(broadcast(1, 3), 0)
         states.append(shards.state())
         uploads.append(shards.answer(broadcast(4, 6), 3))
         shards.close()
     assert states[0].keys() == states[1].keys()
     for processes, state in zip((3, 1), states, strict=True):
-        shards = Shards(chosen, processes)
+        shards = Shards(settings(workers=processes))
         shards.restore(state)
         uploads.append(shards.answer(broadcast(4, 6), 3))
         shards.close()
@@ -91,8 +95,9 @@ def test_a_state_can_be_restored_with_another_number_of_processes():
 
 
 def test_few_agents_are_one_shard():
-    shards = Shards(settings(agents=40), 8)
-    assert [len(group.agents) for group in shards.groups] == [40]
+    shards = Shards(settings(agents=40, workers=8))
+    assert shards.shards == [range(40)]
+    assert [group.agents for group in shards.workers.groups] == [range(40)]
 
 
 def test_an_invalid_feature_is_reported_and_processes_stay_synchronized(monkeypatch):
@@ -104,13 +109,13 @@ def test_an_invalid_feature_is_reported_and_processes_stay_synchronized(monkeypa
 
         def contexts(self, streams, iterations):
             features = streams.standard_normal("arms", iterations, 4, D)
-            self.t += iterations
-            if self.t == 2 and 190 in self.agents:
-                features[190 - self.agents.start, -1, 1, 0] = np.nan
+            drawn, self.t = self.t, self.t + iterations
+            if drawn < 2 <= self.t and 190 in self.agents:
+                features[190 - self.agents.start, 1 - drawn, 1, 0] = np.nan
             return Contexts(features, features.sum(axis=-1))
 
-    monkeypatch.setattr("fldb_flower.federation.agents.make_environment", Broken)
-    shards = Shards(settings(), 2)
+    monkeypatch.setattr("fldb_flower.federation.offers.make_environment", Broken)
+    shards = Shards(settings(workers=2))
     shards.answer(broadcast(1, 1), 0)
     with pytest.raises(DataError, match="agent 190, arm 1, iteration 2: ") as error:
         shards.answer(broadcast(2, 2), 1)
@@ -119,13 +124,13 @@ def test_an_invalid_feature_is_reported_and_processes_stay_synchronized(monkeypa
 
 
 def test_a_killed_process_is_reported():
-    shards = Shards(settings(), 2)
+    shards = Shards(settings(workers=2))
     shards.answer(broadcast(1, 1), 0)
-    os.kill(shards.workers[1].process.pid, signal.SIGKILL)
+    os.kill(shards.workers.processes[1].process.pid, signal.SIGKILL)
     with pytest.raises(FederationError, match=r"2 shards .* ended with status -9: out of memory"):
         shards.answer(broadcast(2, 2), 1)
     shards.close()
-    assert all(worker.process.exitcode is not None for worker in shards.workers)
+    assert all(each.process.exitcode is not None for each in shards.workers.processes)
 
 
 def test_workers_end_with_their_parent():
@@ -133,47 +138,95 @@ def test_workers_end_with_their_parent():
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        shards = Shards(settings(), 3)
+        shards = Shards(settings(workers=3))
         shards.answer(broadcast(1, 1), 0)
-        os.write(writer, " ".join(str(w.process.pid) for w in shards.workers).encode())
+        os.write(writer, " ".join(map(str, pids(shards))).encode())
         signal.pause()
     workers = [int(word) for word in os.read(reader, 100).split()]
     assert len(workers) == 3
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    deadline = time.monotonic() + 20
-    while any(map(is_running, workers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_running, workers))
+    wait_until(lambda: not any(map(is_running, workers)), 20, "its processes end")
 
 
-FORGETS = """
+PROGRAM = """
+import os, sys, threading, time
+import numpy as np
 import fldb_flower.federation.blocks as blocks
-blocks.BLOCK_NUMBERS = 1
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.settings import from_nested
 from simulations.engines.shards import Shards
-import numpy as np
-shards = Shards(from_nested({"num_agents": 400}, ""), 3)
-shards.answer(Broadcast(PlayRequest(1, 1, Estimate(np.zeros(5), np.eye(5))), None), 0)
-print(*(worker.process.pid for worker in shards.workers), flush=True)
+
+blocks.BLOCK_NUMBERS = 1  # 32 agents are a block
+
+def opened():
+    shards = Shards(from_nested({"num_agents": 400, "engine": {"workers": 2}}, ""))
+    print(*(each.process.pid for each in shards.workers.processes), flush=True)
+    return shards
+
+def request(last):
+    return Broadcast(PlayRequest(1, last, Estimate(np.zeros(5), np.eye(5))), None)
+
 """
+ENDS = {
+    "without closing them": """
+kept = [opened(), opened()]
+for shards in kept:
+    shards.answer(request(1), 0)
+""",
+    "by an exception, which refers to them": """
+shards = opened()
+raise SystemExit(0)
+""",
+    "while they are busy": """
+for process in opened().workers.processes:
+    process.send("answer", (request(10**6), 0))
+""",
+    "with a reply that nobody receives": """
+for process in opened().workers.processes:
+    process.send("state", ())
+time.sleep(0.5)
+""",
+    "while another process has copies of the pipes": """
+shards, parent = opened(), os.getpid()
+if os.fork() == 0:
+    while os.getppid() == parent:
+        time.sleep(0.05)
+    os._exit(0)
+""",
+    "after several threads started some at once": """
+kept = []
+threads = [threading.Thread(target=lambda: kept.append(opened())) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+""",
+    "at once": """
+kept = [opened(), opened()]
+for process in kept[0].workers.processes:
+    process.send("answer", (request(10**6), 0))
+os._exit(0)
+""",
+}
 
 
 @pytest.mark.slow
-def test_a_program_that_does_not_close_its_workers_ends():
+@pytest.mark.parametrize("how", ENDS)
+def test_processes_end_with_a_program_that_ends(how):
     done = subprocess.run(
-        [sys.executable, "-c", FORGETS],
+        [sys.executable, "-c", PROGRAM + ENDS[how]],
         check=True,
         capture_output=True,
         text=True,
         cwd=Path(__file__).parent.parent,
-        timeout=300,
+        timeout=120,
     )
-    assert len(done.stdout.split()) == 3
     assert done.stderr == ""
-    assert not any(map(is_running, done.stdout.split()))
+    workers = done.stdout.split()
+    assert len(workers) >= 2
+    wait_until(lambda: not any(map(is_running, workers)), 20, "its processes end")
 
 
 def is_running(pid):

@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fldb_flower.bandit.streams import AgentStreams, keyed_generator, shared_generator
+from fldb_flower.bandit.streams import (
+    AgentStreams,
+    StreamReader,
+    keyed_generator,
+    position_of,
+    shared_generator,
+)
 
 property_test = settings(deadline=None, derandomize=True, max_examples=30)
 
@@ -39,6 +45,18 @@ def test_shapes_are_agents_iterations_then_the_draw():
         "logistic": (6, 8),
         "permutations": (6, 8, 4),
     }
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_one_generator_draws_from_several_streams_in_turn(direct):
+    reader = StreamReader(direct)
+    streams = [keyed_generator(0, agent) for agent in range(3)]
+    positions = [position_of(stream) for stream in streams]
+    for place in (0, 1, 2, 1, 0, 0, 2):
+        reader.position = positions[place]
+        drawn = reader.generator.standard_normal(5)
+        positions[place] = reader.position
+        np.testing.assert_array_equal(drawn, streams[place].standard_normal(5))
 
 
 def test_agents_seeds_and_names_have_different_draws():

@@ -62,6 +62,11 @@ def test_heterogeneous_agents_give_the_same(algorithm):
     expect_same(algorithm=algorithm, environment__sigma=0.5)
 
 
+@pytest.mark.parametrize("algorithm", ["ldb", "alone", "fldb_personal"])
+def test_steps_between_two_fits_give_the_same(algorithm):
+    expect_same(algorithm=algorithm, horizon=40, tau=10, refit_ratio=1.5)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_movielens_gives_the_same(algorithm, ratings):
     expect_same(

@@ -123,7 +123,7 @@ class Algorithm(ABC):
             :meth:`learn` returned what is not a part of the state.
         """
         if not round_.learns:
-            federation.exchange(Broadcast(self.play(round_), None))
+            federation.exchange(Broadcast(self.play(round_), None, final=True))
             federation.acknowledge()
             return
         try:
@@ -234,9 +234,10 @@ class Online(Algorithm):
             changed = {"theta_sync": minimum.theta, "theta_hat": minimum.theta}
             changed |= self.begin(minimum)
         else:
-            upload = federation.exchange(
-                Broadcast(self.play(round_), self.theta_hat, hessian=self.HESSIAN, robust=True)
+            request = Broadcast(
+                self.play(round_), self.theta_hat, hessian=self.HESSIAN, robust=True, final=True
             )
+            upload = federation.exchange(request)
             upload = without_noise(upload)
             changed = self.step(upload, round_)
             self._check(changed, "step")
@@ -282,7 +283,7 @@ class Online(Algorithm):
         it, and theta has the prior N(0, I / ons_ridge), which bounds the step.
         """
         upload = federation.exchange(
-            Broadcast(self.play(round_), np.zeros_like(self.theta_hat), robust=True)
+            Broadcast(self.play(round_), np.zeros_like(self.theta_hat), robust=True, final=True)
         )
         if upload.noise is not None:
             return self._noisy_first_step(without_noise(upload), upload.noise.gradient)

@@ -33,14 +33,32 @@ class DuelLog:
         self._start = 0  # number of iterations dropped
         self._kept = 0  # number of iterations stored
         self.counted = 0  # the last iteration that the server has counted
-        self._differences = self._arrays.empty(dimension, agents)
-        self._preferences = self._arrays.empty(agents)
-        self._outcomes = np.empty((1, len(OUTCOMES)))  # of each iteration, summed over agents
+        self._nothing = self._empty(dimension, 0)
+        self._differences, self._preferences, self._outcomes = self._nothing
 
     @property
     def played(self) -> int:
         """Return the last iteration played."""
         return self._start + self._kept
+
+    def _empty(self, dimension: int, iterations: int) -> tuple[Array, Array, FloatArray]:
+        """Return arrays of differences, preferences and outcomes (summed over agents)."""
+        size, empty = iterations * self._agents, self._arrays.empty
+        return empty(dimension, size), empty(size), np.empty((iterations, len(OUTCOMES)))
+
+    def reserve(self, iterations: int) -> None:
+        """Make room for this many more iterations, so that :meth:`append` need not copy."""
+        room, needed = len(self._outcomes), self._kept + iterations
+        if needed <= room:
+            return
+        grown = self._empty(len(self._differences), max(needed, 2 * room))
+        if self._kept:
+            differences, preferences, outcomes = grown
+            span = self._span(0, self._kept)
+            differences[:, span] = self._differences[:, span]
+            preferences[span] = self._preferences[span]
+            outcomes[: self._kept] = self._outcomes[: self._kept]
+        self._differences, self._preferences, self._outcomes = grown
 
     def append(self, iterations: int) -> tuple[Array, Array, FloatArray]:
         """Add iterations and return views of their values, for the caller to set.
@@ -48,10 +66,7 @@ class DuelLog:
         These are differences (iterations * agents, d) and preferences (iterations * agents,), agent
         by agent in each iteration, and the sums :data:`OUTCOMES` of each iteration, 0 at first.
         """
-        while self._kept + iterations > len(self._outcomes):
-            self._differences = _doubled(self._differences)
-            self._preferences = _doubled(self._preferences)
-            self._outcomes = np.concatenate([self._outcomes] * 2)
+        self.reserve(iterations)
         first, self._kept = self._kept, self._kept + iterations
         place, outcomes = self._span(first, self._kept), self._outcomes[first : self._kept]
         outcomes[:] = 0.0
@@ -72,6 +87,12 @@ class DuelLog:
             self._preferences[new] = copy(self._preferences[old])
             self._outcomes[:left] = self._outcomes[drop : self._kept].copy()
         self._start, self._kept = self.counted, left
+
+    def settle(self) -> None:
+        """Record that the server has counted all duels, and free their memory."""
+        self.acknowledge(self.played)
+        if not self._keep:
+            self._differences, self._preferences, self._outcomes = self._nothing
 
     def fresh(self) -> tuple[Array, Array]:
         """Return differences (n, d) and preferences (n,) of the duels not yet counted."""
@@ -120,7 +141,3 @@ def clipped(differences: Array, longest: float) -> Array:
     xp = namespace(differences)
     lengths = xp.sqrt(xp.vecdot(differences, differences))
     return differences * (longest / xp.where(lengths > longest, lengths, longest))[:, None]
-
-
-def _doubled(array: Array) -> Array:
-    return namespace(array).concat([array, array], axis=-1)

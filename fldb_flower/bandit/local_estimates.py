@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from fldb_flower.bandit.local_newton import Ridge, minimise, not_found
+from fldb_flower.bandit.online import learn_duel, next_fit
+from fldb_flower.bandit.preference import logistic
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
+from fldb_flower.linalg.linear import whiten_safely
 
 _NEW_DIRECTION = 1e-13  # of a duel's length: a shorter remainder is a rounding error
 
@@ -19,6 +22,9 @@ class LocalEstimates:
     The minimiser lies in the span of the duels. While there are at most d duels, the variables are
     coordinates in an orthonormal basis of that span; later they are theta itself.
 
+    With a ``refit_ratio`` above 1, the minimisers are exact only after some duels; between them,
+    a duel takes O(d^2) (:mod:`fldb_flower.bandit.online`).
+
     Parameters
     ----------
     agents, dimension : int
@@ -27,15 +33,24 @@ class LocalEstimates:
         lambda, above 0.
     arrays : Arrays, optional
         Backend of the duels and the estimates; NumPy by default.
+    refit_ratio : float, optional
+        Ratio of the numbers of duels of two fits; 1 by default, a fit after each duel.
     """
 
     def __init__(
-        self, agents: int, dimension: int, ridge: float, arrays: Arrays | None = None
+        self,
+        agents: int,
+        dimension: int,
+        ridge: float,
+        arrays: Arrays | None = None,
+        refit_ratio: float = 1.0,
     ) -> None:
-        self._arrays = arrays or Arrays()
+        self._arrays, self._refit_ratio = arrays or Arrays(), refit_ratio
         self._prior = Ridge(ridge, self._arrays)
         self.theta = self._arrays.zeros(agents, dimension)
-        self._count = 0
+        self._count, self._next_fit = 0, 1  # numbers of duels
+        # C with C C^T the inverse Hessian, (agents, d, d); None if the next duel is fitted.
+        self._factors: Array | None = None
         # Basis of the span, (agents, d, m); a column is 0 if its duel added no direction.
         # None: the variables are theta itself.
         self._basis: Array | None = self._arrays.zeros(agents, dimension, 0)
@@ -67,13 +82,27 @@ class LocalEstimates:
         self._duels[:, :, self._count] = column
         self._preferences[:, self._count] = preferences
         self._count += 1
+        if self._count < self._next_fit:
+            learn_duel(self.theta, self._factors, differences, preferences)
+        else:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Set the minimisers for all duels, and the factors if the next duel is not fitted."""
         duels, answers = self._duels[..., : self._count], self._preferences[:, : self._count]
-        if self._basis is None:
-            self.theta = minimise(self.theta, duels, answers, self._prior, self._arrays)
+        self._next_fit = next_fit(self._count, self._refit_ratio, self.theta.shape[1])
+        self._factors = None
+        if self._basis is not None:
+            start = (self.theta[:, None, :] @ self._basis)[:, 0]
+            found = minimise(start, duels, answers, self._prior, self._arrays)
+            self.theta = (self._basis @ found[..., None])[..., 0]
             return
-        start = (self.theta[:, None, :] @ self._basis)[:, 0]
-        found = minimise(start, duels, answers, self._prior, self._arrays)
-        self.theta = (self._basis @ found[..., None])[..., 0]
+        self.theta = minimise(self.theta, duels, answers, self._prior, self._arrays)
+        if self._next_fit > self._count + 1:  # after more than d duels
+            wins = logistic((self.theta[:, None, :] @ duels)[:, 0])
+            hessian = (duels * (wins * (1.0 - wins))[:, None, :]) @ duels.swapaxes(1, 2)
+            self._prior.add_curvature(hessian)
+            self._factors = whiten_safely(hessian)
 
     def _coordinates(self, differences: Array) -> Array:
         """Return a duel's coordinates, (agents, m); the last one is along a new basis vector."""
@@ -94,12 +123,16 @@ class LocalEstimates:
 
     def state(self) -> dict[str, Array]:
         """Return a copy of the state, for :meth:`restore`."""
-        basis = self._arrays.zeros(len(self.theta), 0, 0) if self._basis is None else self._basis
+        nothing = self._arrays.zeros(len(self.theta), 0, 0)
+        basis = nothing if self._basis is None else self._basis
+        factors = nothing if self._factors is None else self._factors
         return {
             "theta": to_numpy(copy(self.theta)),
             "duels": to_numpy(copy(self._duels[..., : self._count])),
             "preferences": to_numpy(copy(self._preferences[:, : self._count])),
             "basis": to_numpy(copy(basis)),
+            "factors": to_numpy(copy(factors)),
+            "next_fit": np.array(self._next_fit),
         }
 
     def restore(self, state: dict[str, Array]) -> None:
@@ -109,6 +142,9 @@ class LocalEstimates:
         basis = make(np.array(state["basis"]))
         self._basis = basis if basis.shape[1] else None
         self._count = state["preferences"].shape[1]
+        self._next_fit = int(state.get("next_fit", self._count + 1))  # older states have neither
+        factors = make(np.array(state.get("factors", np.zeros((0, 0)))))
+        self._factors = factors if factors.shape[1] else None
         if self._count:
             self._duels = make(np.array(state["duels"]))
             self._preferences = make(np.array(state["preferences"]))

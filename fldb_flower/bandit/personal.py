@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fldb_flower.bandit.local_newton import minimise
+from fldb_flower.bandit.online import learn_duel, next_fit
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.prior import (
     LONGEST,
@@ -27,8 +28,7 @@ from fldb_flower.bandit.prior import (
     longest_shift,
 )
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
-from fldb_flower.linalg.linear import solve, whiten_singular
-from fldb_flower.linalg.whiteners import whiten
+from fldb_flower.linalg.linear import solve, whiten_safely
 
 
 class Shares(NamedTuple):
@@ -93,6 +93,9 @@ class PersonalEstimates:
         Backend of the duels and the estimates; NumPy by default.
     longest : float, optional
         Bound of m_i; see :func:`~fldb_flower.bandit.prior.longest_shift`.
+    refit_ratio : float, optional
+        Ratio of the numbers of duels of two fits; 1 by default, a fit after each duel. Between two
+        fits, a duel takes O(d^2) (:mod:`fldb_flower.bandit.online`).
 
     Attributes
     ----------
@@ -109,15 +112,19 @@ class PersonalEstimates:
         ridge: float,
         arrays: Arrays | None = None,
         longest: float = LONGEST,
+        *,
+        refit_ratio: float = 1.0,
     ) -> None:
         self._arrays, self._longest = arrays or Arrays(), longest
         make = self._arrays.zeros
-        self._relative_ridge = ridge
-        self._count = 0
+        self._relative_ridge, self._refit_ratio = ridge, refit_ratio
+        self._count = self._fitted = 0  # numbers of duels: all, and those of the last fit
         # An agent's duels are the columns of a matrix (d, duels).
         self._duels, self._preferences = make(agents, dimension, 8), make(agents, 8)
         self.theta = make(agents, dimension)
         self._hessian, self._linear = make(agents, dimension, dimension), make(agents, dimension)
+        self._prior = Gaussian(self._hessian, self._linear)  # until the first is received
+        self._whitener: Array | None = None  # of the posterior; None if it must be computed
         self._grid = self._arrays.make(np.array(VARIANCES))
 
     def receive(self, prior: CommonPrior, counted: Shares, scale: Array) -> None:
@@ -156,7 +163,7 @@ class PersonalEstimates:
         precisions = self._values / (1.0 + self._variance[:, None] * self._values)
         precision = (self._basis * precisions[:, None, :]) @ turn
         self._prior = Gaussian(precision, _times(self._basis, self._center))
-        self.posterior = precision + self._hessian
+        self.posterior, self._whitener = precision + self._hessian, None
 
     @property
     def prior_mean(self) -> Array:
@@ -165,11 +172,9 @@ class PersonalEstimates:
 
     def whitener(self) -> Array:
         """Return C with ``||x||_{(Q + H_i)^-1} = ||x C||_2``, (agents, d, d)."""
-        try:
-            return whiten(self.posterior)
-        except (np.linalg.LinAlgError, RuntimeError):  # singular to working precision
-            xp = self._arrays.xp
-            return xp.stack([whiten_singular(matrix) for matrix in self.posterior])
+        if self._whitener is None:
+            self._whitener = whiten_safely(self.posterior)
+        return self._whitener
 
     def predict(self, differences: Array) -> Array:
         """Return the logits of the probabilities that first arms are preferred, (agents,).
@@ -178,8 +183,8 @@ class PersonalEstimates:
         posterior (MacKay 1992).
         """
         xp = self._arrays.xp
-        variance = xp.vecdot(differences, solve(self.posterior, differences))
-        return _moderated(xp.vecdot(differences, self.theta), variance)
+        seen = (differences[:, None, :] @ self.whitener())[:, 0]
+        return _moderated(xp.vecdot(differences, self.theta), xp.vecdot(seen, seen))
 
     def losses(self, differences: Array, preferences: Array) -> Array:
         """Return the excess log loss of one answer per agent under each v, summed over agents.
@@ -221,13 +226,25 @@ class PersonalEstimates:
         ConvergenceError
             An agent's minimiser was not found.
         """
-        self.add_many(differences[:, None, :], preferences[:, None])
+        self._store(differences[:, None, :], preferences[:, None])
+        if self._count >= next_fit(self._fitted, self._refit_ratio, self.theta.shape[1]):
+            self._fit()
+            return
+        new = learn_duel(self.theta, self.whitener(), differences, preferences)
+        weighted = new.curvatures[:, None] * differences
+        self._hessian += differences[:, :, None] * weighted[:, None, :]
+        self._linear += new.logits[:, None] * weighted - new.slopes[:, None] * differences
+        self.posterior = self._prior.precision + self._hessian
 
     def add_many(self, differences: Array, preferences: Array) -> None:
         """Add n duels of each agent, (agents, n, d) and (agents, n), with one minimisation.
 
         Raises as :meth:`add`.
         """
+        self._store(differences, preferences)
+        self._fit()
+
+    def _store(self, differences: Array, preferences: Array) -> None:
         xp, end = self._arrays.xp, self._count + preferences.shape[1]
         while end > self._preferences.shape[1]:
             self._duels = xp.concat([self._duels] * 2, axis=2)
@@ -235,6 +252,9 @@ class PersonalEstimates:
         self._duels[:, :, self._count : end] = xp.matrix_transpose(differences)
         self._preferences[:, self._count : end] = preferences
         self._count = end
+
+    def _fit(self) -> None:
+        """Set the minimisers, and the expansions there, for all duels."""
         duels, answers = self._duels[..., : self._count], self._preferences[:, : self._count]
         self.theta = minimise(self.theta, duels, answers, self._prior, self._arrays)
         wins = logistic((self.theta[:, None, :] @ duels)[:, 0])
@@ -242,13 +262,21 @@ class PersonalEstimates:
         gradient = _times(duels, wins - answers)
         self._linear = _times(self._hessian, self.theta) - gradient
         self.posterior = self._prior.precision + self._hessian
+        self._fitted, self._whitener = self._count, None
 
     def shares(self) -> tuple[Array, Array]:
         """Return ``M_i = H_i (I + v H_i)^-1`` and ``m_i = (I + v H_i)^-1 b_i``.
 
         Two bounds limit the influence of one agent: ``0 <= M_i <= I / v``, and the length of m_i
-        (:func:`~fldb_flower.bandit.prior.longest_shift`).
+        (:func:`~fldb_flower.bandit.prior.longest_shift`). Before, theta_i is fitted to all duels.
+
+        Raises
+        ------
+        ConvergenceError
+            An agent's minimiser was not found.
         """
+        if self._fitted < self._count:
+            self._fit()
         xp, variance = self._arrays.xp, self._variance[:, None]
         d = self.theta.shape[1]
         mixed = self._arrays.eye(d) + variance[..., None] * self._hessian
@@ -260,22 +288,30 @@ class PersonalEstimates:
         return (precision + xp.matrix_transpose(precision)) / 2.0, shift
 
     def state(self) -> dict[str, Array]:
-        """Return a copy of the state, for :meth:`restore`; the prior is received again."""
+        """Return a copy of the state, for :meth:`restore`, without the prior."""
+        is_fitted = self._fitted == self._count
+        whitener = self._hessian[:, :0] if is_fitted else self.whitener()
         return {
             "theta": to_numpy(copy(self.theta)),
             "hessian": to_numpy(copy(self._hessian)),
             "linear": to_numpy(copy(self._linear)),
             "duels": to_numpy(copy(self._duels[..., : self._count])),
             "preferences": to_numpy(copy(self._preferences[:, : self._count])),
+            "fitted": np.array(self._fitted),
+            "whitener": to_numpy(copy(whitener)),
         }
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Restore what :meth:`state` returned."""
+        """Restore what :meth:`state` returned, with the current prior."""
         make = self._arrays.make
         self.theta, self._hessian, self._linear = (
             make(np.array(state[name])) for name in ("theta", "hessian", "linear")
         )
+        self.posterior = self._prior.precision + self._hessian
         self._count = state["preferences"].shape[1]
+        self._fitted = int(state.get("fitted", self._count))  # older states have neither
+        whitener = make(np.array(state.get("whitener", np.zeros((0, 0)))))
+        self._whitener = whitener if whitener.shape[1] else None
         if self._count:
             self._duels = make(np.array(state["duels"]))
             self._preferences = make(np.array(state["preferences"]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.linalg.named_arrays import join_parts, part_of
+from fldb_flower.linalg.named_arrays import fields_of, join_parts, part_of
 from fldb_flower.linalg.whiteners import Whitener, add_to_whiteners, on_backend
 from fldb_flower.settings import Settings
 
@@ -181,7 +180,7 @@ class LocalEstimatesPolicy(Policy):
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         agents, d = len(streams.agents), settings.dimension
         self._selector = Selector(settings, streams, arrays)
-        self._estimates = LocalEstimates(agents, d, settings.ridge, arrays)
+        self._estimates = LocalEstimates(agents, d, settings.ridge, arrays, settings.refit_ratio)
         self._arrays = arrays
         identity = arrays.eye(d) * math.sqrt(settings.kappa_mu / settings.ridge)
         self._whiteners = arrays.zeros(agents, d, d) + identity  # W_i^-1/2
@@ -238,8 +237,11 @@ class PersonalPolicy(Policy):
         # With privacy, the scale is fixed, and lower and upper limits bound the shares.
         self._clip, self._least = settings.clip, settings.privacy.min_variance
         longest = LONGEST if self._clip is None else PRIVATE_LONGEST
-        self._estimates = PersonalEstimates(agents, d, settings.personal_ridge, arrays, longest)
+        self._estimates = PersonalEstimates(
+            agents, d, settings.personal_ridge, arrays, longest, refit_ratio=settings.refit_ratio
+        )
         self._arrays, self._width = arrays, settings.personal_width
+        self._sends = ALGORITHMS[settings.algorithm].exchanges != "none"
         zeros = arrays.zeros
         rows = () if self._clip is None else (agents,)
         losses, none = zeros(*rows, len(VARIANCES)), zeros(agents)
@@ -279,8 +281,10 @@ class PersonalPolicy(Policy):
         return self._estimates.predict(differences)
 
     def learn(self, differences: Array, preferences: Array) -> None:
-        losses = self._estimates.losses if self._clip is None else self._estimates.losses_by_agent
-        self._losses = self._losses + losses(differences, preferences)
+        if self._sends:
+            by_agent = self._clip is not None
+            losses = self._estimates.losses_by_agent if by_agent else self._estimates.losses
+            self._losses = self._losses + losses(differences, preferences)
         self._estimates.add(differences, preferences)
 
     def shares(self, played: int, units: Mapping[str, float] | None = None) -> ShareChange:
@@ -315,9 +319,9 @@ class PersonalPolicy(Policy):
     def state(self) -> dict[str, Array]:
         return join_parts({
             "estimates": self._estimates.state(),
-            "counted": _as_arrays(self._counted),
-            "sent": _as_arrays(self._sent),
-            "prior": _as_arrays(self._prior),
+            "counted": fields_of(self._counted),
+            "sent": fields_of(self._sent),
+            "prior": fields_of(self._prior),
             "own": {
                 "after": np.array([self._sent_after, self._offers, self._scale is not None]),
                 "losses": to_numpy(copy(self._losses)),
@@ -328,7 +332,6 @@ class PersonalPolicy(Policy):
 
     def restore(self, state: dict[str, Array]) -> None:
         make = self._arrays.make
-        self._estimates.restore(part_of(state, "estimates"))
         for name in ("counted", "sent"):
             arrays = part_of(state, name).values()
             setattr(self, f"_{name}", Shares(*(make(np.array(array)) for array in arrays)))
@@ -340,13 +343,7 @@ class PersonalPolicy(Policy):
         self._scale = make(np.array(own["scale"])) if known else None
         if self._scale is not None:
             self._estimates.set_prior(self._prior, self._counted, self._scale)
-
-
-def _as_arrays(values: NamedTuple) -> dict[str, Array]:
-    return {
-        name: to_numpy(copy(value)) if hasattr(value, "shape") else np.array(value)
-        for name, value in values._asdict().items()
-    }
+        self._estimates.restore(part_of(state, "estimates"))
 
 
 class UniformPolicy(Policy):

@@ -37,11 +37,12 @@ class Synthetic:
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
         """Draw arms from N(0, I); see :class:`~fldb_flower.environments.base.Environment`."""
         features = streams.standard_normal("arms", iterations, *self._shape)
+        rows = features.swapaxes(0, 1)  # in the order of memory
         if self._sigma == 0:
-            rewards = features.reshape(-1, self._shape[1]) @ self._thetas
+            rewards = rows.reshape(iterations, -1, self._shape[1]) @ self._thetas
         else:
-            rewards = features.reshape(len(features), -1, self._shape[1]) @ self._thetas[:, :, None]
-        return Contexts(features, rewards.reshape(features.shape[:-1]))
+            rewards = rows @ self._thetas[:, :, None]
+        return Contexts(features, rewards.reshape(rows.shape[:-1]).swapaxes(0, 1))
 
     @staticmethod
     def max_difference(settings: Settings) -> float:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,10 @@ from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.prior import ShareChange
 from fldb_flower.bandit.streams import check_agents, make_streams
 from fldb_flower.bandit.theory import width_settings
-from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
-from fldb_flower.environments import Contexts, RecordedAnswers, make_environment
-from fldb_flower.environments.base import check_contexts
+from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.environments import RecordedAnswers
 from fldb_flower.errors import ConvergenceError, DataError
-from fldb_flower.federation.blocks import blocks_of, require_agents, rows_in_block
+from fldb_flower.federation.blocks import blocks_of
 from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import (
     Broadcast,
@@ -29,13 +27,11 @@ from fldb_flower.federation.exchange import (
     statistics,
     total,
 )
-from fldb_flower.linalg.arrays import LARGEST, Array, arrays_on, namespace, to_numpy
+from fldb_flower.federation.offers import Offers, OfferStream
+from fldb_flower.linalg.arrays import LARGEST, Array, arrays_on, to_numpy
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import Settings
-
-MIN_ITERATIONS_DRAWN = 8
-"""Iterations of noise drawn at once, at least: calls cost more than the numbers."""
 
 
 class AgentGroup:
@@ -47,12 +43,11 @@ class AgentGroup:
     Raises
     ------
     SettingsError
-        The agents are invalid, or need more memory than there is.
+        The agents are invalid.
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
         check_agents(agents, settings.num_agents)
-        require_agents(settings, len(agents))
         self.agents = agents
         self.blocks = [AgentBlock(settings, block) for block in blocks_of(settings, agents)]
 
@@ -100,31 +95,39 @@ class AgentBlock:
             keep=ALGORITHMS[settings.algorithm].keeps_duels,
             arrays=self._arrays,
         )
-        self._environment = make_environment(settings, agents)
-        self._is_external = settings.environment.name in ENVIRONMENTS.added
-        self._streams = make_streams(settings, agents)
-        self._policy = make_policy(settings, self._streams, self._arrays)
+        self._offers = OfferStream(settings, agents, self._arrays)
+        streams = make_streams(settings, agents)
+        self._policy = make_policy(settings, streams, self._arrays)
         self._parts: dict[str, Any] = {
-            "log": self.log, "policy": self._policy, "streams": self._streams
+            "log": self.log, "policy": self._policy, "offers": self._offers, "selection": streams
         }  # fmt: skip
         self._recorded: RecordedAnswers | None = None
-        if isinstance(self._environment, RecordedAnswers):
-            self._recorded = self._parts["environment"] = self._environment
-        # A small block selects for several iterations at once, with fewer calls of NumPy.
-        together = 1 if self._policy.learns else rows_in_block(settings) // len(agents)
-        self._together = max(1, together)
-        self._drawn_at_once = max(self._together, MIN_ITERATIONS_DRAWN)
+        if isinstance(self._offers.environment, RecordedAnswers):
+            self._recorded = self._parts["environment"] = self._offers.environment
         # Index of each row's first arm among the arms of all rows.
-        self._offsets = self._arrays.arange(len(agents) * self._together) * settings.num_arms
+        rows = len(agents) * self._offers.capacity
+        self._offsets = self._arrays.arange(rows) * settings.num_arms
 
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
-        """Play the requested iterations and return the requested statistics."""
+        """Play the requested iterations and return the requested statistics.
+
+        Raises
+        ------
+        RuntimeError
+            An earlier reply, after which duels were counted at once, is not counted.
+        """
+        if broadcast.final and counted < self.log.counted:
+            raise RuntimeError(f"the reply up to iteration {self.log.counted} is not counted")
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # results are checked
             self.log.acknowledge(counted)
             self._policy.acknowledge(counted)
             if broadcast.play is not None:
                 self._play(broadcast.play)
-            return self._statistics(broadcast)
+            upload = self._statistics(broadcast)
+            if broadcast.final:
+                self.log.settle()
+                self._policy.acknowledge(self.log.counted)
+            return upload
 
     def _play(self, play: PlayRequest) -> None:
         # Iterations whose request was lost are played with the previous estimate.
@@ -134,18 +137,18 @@ class AgentBlock:
         self._play_up_to(play.last)
 
     def _play_up_to(self, last: int) -> None:
-        for drawn in _chunks(range(self.log.played + 1, last + 1), self._drawn_at_once):
-            noise = self._arrays.make(self._streams.logistic("preferences", len(drawn)).T)
-            for iterations in _chunks(drawn, self._together):
-                start = iterations.start - drawn.start
-                self.play_iterations(iterations, noise[start : start + len(iterations)])
+        self.log.reserve(last - self.log.played)
+        while (played := self.log.played) < last:
+            most = 1 if self._policy.learns else last - played
+            offers = self._offers.take(most, self._settings.horizon - played)
+            self.play_iterations(range(played + 1, played + 1 + len(offers.noise)), offers)
 
-    def play_iterations(self, iterations: range, noise: Array) -> None:
+    def play_iterations(self, iterations: range, offers: Offers) -> None:
         """Play one duel per agent and iteration (Algorithm 1, lines 3 to 6).
 
-        Iterations are played once and in order. The noise is standard logistic, (iterations,
-        agents); the first arm wins if the difference of the rewards exceeds it. With recorded
-        answers, the noise is ignored; a duel without a new answer has difference 0.
+        Iterations are played once and in order. The first arm wins if the difference of the rewards
+        exceeds the noise. With recorded answers, the noise is ignored; a duel without a new answer
+        has difference 0.
 
         Raises
         ------
@@ -155,8 +158,7 @@ class AgentBlock:
             An independent agent's estimate was not found, or scores overflow.
         """
         xp, count = self._arrays.xp, len(iterations)
-        contexts = self._contexts(count)
-        features, rewards = (self._rows(each) for each in (contexts.features, contexts.rewards))
+        features, rewards, best, noise = (each.reshape(-1, *each.shape[2:]) for each in offers)
         try:
             first, second = self._policy.select(iterations, features)
         except FloatingPointError:
@@ -170,13 +172,13 @@ class AgentBlock:
         differences[:] = xp.take(arms, at_first, axis=0) - xp.take(arms, at_second, axis=0)
         reward_first, reward_second = xp.take(flat, at_first), xp.take(flat, at_second)
         if self._recorded is None:
-            preferences[:] = noise.reshape(-1) < reward_first - reward_second
+            preferences[:] = noise < reward_first - reward_second
         else:
             answers = self._recorded.answers(to_numpy(first), to_numpy(second))
             is_new = self._arrays.make(~np.isnan(answers))
             preferences[:] = xp.where(is_new, self._arrays.make(answers), 0.5)
             differences[:] = xp.where(is_new[:, None], differences, 0.0)
-        lost = 2.0 * _largest(rewards) - reward_first - reward_second
+        lost = 2.0 * best - reward_first - reward_second
         outcomes[:, 0] = to_numpy(xp.sum(lost.reshape(count, -1), axis=1))
         if not np.isfinite(outcomes[:, 0]).all():
             raise self._bad_rewards(rewards, iterations)
@@ -186,19 +188,6 @@ class AgentBlock:
         self._policy.learn(differences, preferences)
         if self._clip is not None:
             differences[:] = clipped(differences, self._clip)
-
-    def _contexts(self, count: int) -> Contexts:
-        """Return the arms of the next iterations; those of the user's own class are checked."""
-        contexts = self._environment.contexts(self._streams, count)
-        if self._is_external:
-            arms, d = self._settings.num_arms, self._settings.dimension
-            check_contexts(self._environment, contexts, (len(self.agents), count, arms, d))
-        return contexts
-
-    def _rows(self, numbers: Array) -> Array:
-        """Return rows in order of iteration: (agents, iterations, ...) -> (rows, ...)."""
-        numbers = self._arrays.make(numbers).swapaxes(0, 1)
-        return numbers.reshape(-1, *numbers.shape[2:])
 
     def _statistics(self, broadcast: Broadcast) -> Upload:
         """Return the sums over the block's duels (Algorithm 1, lines 7 to 11)."""
@@ -266,16 +255,7 @@ class AgentBlock:
 
     def restore(self, state: dict[str, Array]) -> None:
         """Restore what :meth:`state` returned; later results are identical."""
+        if older := part_of(state, "streams"):  # of all names
+            state = {**state, **join_parts({"offers.streams": older, "selection": older})}
         for name, part in self._parts.items():
             part.restore(part_of(state, name))
-
-
-def _chunks(iterations: range, size: int) -> Iterator[range]:
-    """Split a range into ranges of at most ``size``."""
-    return (iterations[start : start + size] for start in range(0, len(iterations), size))
-
-
-def _largest(rewards: Array) -> Array:
-    """Return the largest reward of each row; ``max`` along short rows is ten times slower."""
-    xp = namespace(rewards)
-    return functools.reduce(xp.maximum, (rewards[:, arm] for arm in range(rewards.shape[1])))

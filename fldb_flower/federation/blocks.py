@@ -15,7 +15,7 @@ BLOCK_NUMBERS = 2**16
 
 GPU_BLOCK_NUMBERS = 2**24
 _NUMBER_BYTES = 8
-_MATRICES = {"local": 1, "personal": 6}  # (d, d) of each agent with an estimate of its own
+_MATRICES = {"local": 1, "personal": 7}  # (d, d) of each agent with an estimate of its own
 
 
 def agents_of_node(partition_id: int, num_partitions: int, num_agents: int) -> range:
@@ -58,12 +58,23 @@ def rows_in_block(settings: Settings) -> int:
     return numbers // (settings.num_arms * settings.dimension)
 
 
-def require_agents(settings: Settings, agents: int) -> None:
+def require_agents(settings: Settings, agents: int, *, may_repeat: bool = True) -> None:
     """Check that the memory suffices for simulated agents.
 
     The estimate is a lower bound. It has the duels that are stored and, of agents with their own
     estimates, the matrices. For one block, it has the arms of an iteration and their differences
     from the first arm, or the norms of all pairs.
+
+    Parameters
+    ----------
+    settings : Settings
+        Settings of the run.
+    agents : int
+        Number of agents in this process, or in all on this machine.
+    may_repeat : bool
+        Whether a message may be repeated, so that duels are stored until the next one. If not,
+        a block's duels are dropped after the last exchange of a round
+        (:attr:`~fldb_flower.federation.exchange.Broadcast.final`).
 
     Raises
     ------
@@ -74,13 +85,16 @@ def require_agents(settings: Settings, agents: int) -> None:
         return  # they are in a GPU's memory
     arms, d = settings.num_arms, settings.dimension
     policy = ALGORITHMS[settings.algorithm].agents
-    stored = _stored_duels(settings) * (d + 1) + d * d * _MATRICES.get(policy, 0)
-    seen = 2 * arms * d
+    stored, in_block = _stored_duels(settings), 0
+    if not may_repeat and ALGORITHMS[settings.algorithm].online and policy not in _MATRICES:
+        stored, in_block = int(settings.first_round != "step"), stored
+    each = stored * (d + 1) + d * d * _MATRICES.get(policy, 0)
+    seen = 2 * arms * d + in_block * (d + 1)
     if settings.selection in {"maxinp", "maxpairucb"} and policy != "uniform":
         seen += arms * (arms + 1) // 2
     names = ("num_agents", "horizon", "num_arms", "dimension")
     given = ", ".join(f"{name}={getattr(settings, name)}" for name in names)
-    numbers = agents * stored + min(block_size(settings), agents) * seen
+    numbers = agents * each + min(block_size(settings), agents) * seen
     require_memory(numbers * _NUMBER_BYTES, f"{given}: {agents} agents")
 
 
@@ -92,5 +106,5 @@ def _stored_duels(settings: Settings) -> int:
     if algorithm.agents == "uniform":
         return 1
     if settings.schedule.name == "periodic":
-        return min(settings.tau, horizon)
+        return max(1, min(settings.tau, horizon) - 1)  # t = 1 is a round of its own
     return max(1, math.floor(horizon * (1.0 - 1.0 / settings.schedule.ratio)) - 1)

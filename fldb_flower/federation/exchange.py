@@ -74,6 +74,9 @@ class Broadcast(NamedTuple):
         Whether agents return changes of their shares (FLDB-Personal).
     lowest_variance : float
         The smallest v so far, which bounds changes of shares. Used by the server only; not sent.
+    final : bool
+        Whether this is the last exchange of its round. Agents whose reply cannot be lost then
+        count their duels at once. Used by the vectorized engine only; not sent.
 
     Examples
     --------
@@ -95,6 +98,7 @@ class Broadcast(NamedTuple):
     robust: bool = False
     shares: bool = False
     lowest_variance: float = 0.0
+    final: bool = False
 
     @property
     def learns(self) -> bool:

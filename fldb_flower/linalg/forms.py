@@ -126,8 +126,10 @@ class Full(Form):
         return matrix + np.diag(units * errors)
 
     def solve(self, matrix: Array, vector: Array, ridge: float = 0.0) -> Array:
-        xp = namespace(matrix)
-        return linear.solve(matrix + ridge * xp.eye(self.dimension, dtype=matrix.dtype), vector)
+        if ridge:
+            eye = namespace(matrix).eye(self.dimension, dtype=matrix.dtype)
+            matrix = matrix + ridge * eye
+        return linear.solve(matrix, vector)
 
     def whiten(self, matrix: Array) -> Whitener:
         try:

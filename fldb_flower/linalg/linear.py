@@ -7,6 +7,7 @@ import sys
 import numpy as np
 
 from fldb_flower.linalg.arrays import Array, namespace
+from fldb_flower.linalg.whiteners import whiten
 
 _TINY = sys.float_info.min  # lower bound of a diagonal entry, so that dividing by it is defined
 _INDEFINITE = 1e-6  # an eigenvalue of the scaled matrix below minus this is no rounding error
@@ -63,6 +64,17 @@ def spectrum(matrices: Array) -> tuple[Array, Array, Array, Array]:
     values, directions = xp.linalg.eigh(scaled)
     floor = scaled.shape[-1] * float(xp.finfo(scaled.dtype).eps) * values[..., -1:]
     return units, values, directions, floor
+
+
+def whiten_safely(matrices: Array) -> Array:
+    """Return :func:`~fldb_flower.linalg.whiteners.whiten` of matrices, (agents, d, d).
+
+    If a matrix is singular to working precision, return those of :func:`whiten_singular`.
+    """
+    try:
+        return whiten(matrices)
+    except (np.linalg.LinAlgError, RuntimeError):
+        return namespace(matrices).stack([whiten_singular(matrix) for matrix in matrices])
 
 
 def whiten_singular(matrix: Array) -> Array:

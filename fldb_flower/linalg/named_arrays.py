@@ -6,10 +6,12 @@ import functools
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fldb_flower.linalg.arrays import copy, to_numpy
 
 
 def join_parts(parts: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
@@ -26,6 +28,14 @@ def part_of(arrays: Mapping[str, NDArray[Any]], part: str) -> dict[str, NDArray[
         name.removeprefix(prefix): array
         for name, array in arrays.items()
         if name.startswith(prefix)
+    }
+
+
+def fields_of(values: NamedTuple) -> dict[str, NDArray[Any]]:
+    """Return copies of the arrays and numbers of a named tuple, by name."""
+    return {
+        name: to_numpy(copy(value)) if hasattr(value, "shape") else np.array(value)
+        for name, value in values._asdict().items()
     }
 
 

@@ -47,7 +47,7 @@ STORAGE_SETTINGS = ("resume", "checkpoint_seconds", "plot")
 """Settings of how a run is stored, which are not in its files."""
 _NOT_IN_IDENTITY = (  # results do not depend on these settings
     *STORAGE_SETTINGS, "node_wait", "reply_timeout", "max_message_mb",
-    "engine.num_cpus", "engine.num_gpus",
+    "engine.num_cpus", "engine.num_gpus", "engine.workers",
 )  # fmt: skip
 
 
@@ -92,8 +92,8 @@ class RunDirectory(ResultsDirectory):
     ) -> dict[str, Any]:
         """Write the results, ``summary.json`` last, and return the summary.
 
-        The files are those of :func:`result_files`. If the plot cannot be drawn, it is omitted and
-        the reason is logged.
+        The files are those of :func:`result_files`, the first of which was written before. If the
+        plot cannot be drawn, it is omitted and the reason is logged.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class RunDirectory(ResultsDirectory):
         OutputError
             The directory cannot be written.
         """
-        files = result_files(self._settings, history, theta_sync, runtime_seconds=runtime_seconds)
+        files = _files_of_results(self._settings, history, theta_sync, runtime_seconds)
         summary = files.pop(SUMMARY)
         for name, content in files.items():
             self.write(name, content)
@@ -140,9 +140,16 @@ def result_files(
     FederationError
         The estimate is not finite.
     """
+    config = {CONFIG: _config_yaml(settings).encode()}
+    return config | _files_of_results(settings, history, theta_sync, runtime_seconds)
+
+
+def _files_of_results(
+    settings: Settings, history: History, theta_sync: Array, runtime_seconds: float
+) -> dict[str, bytes]:
     summary = _summary(settings, history, runtime_seconds)
     model = _model(settings, history, theta_sync)
-    files = {CONFIG: _config_yaml(settings).encode(), REGRET: _regret_csv(history)}
+    files = {REGRET: _regret_csv(history)}
     if history.log_loss is not None:
         files[PREDICTION] = _prediction_csv(history)
     if history.participation:

@@ -123,6 +123,10 @@ class Header:
 
     def to_bytes(self) -> bytes:
         """Return the canonical bytes: one line, length and JSON of the fields, the broadcast."""
+        return self._content
+
+    @cached_property
+    def _content(self) -> bytes:
         parts = to_json({
             each.name: value.hex() if isinstance(value, bytes) else value
             for each in fields(self)

@@ -13,7 +13,7 @@ from fldb_flower.settings.checks import (
     takes_one_exchange,
 )
 from fldb_flower.settings.declaration import MAX_DIMENSION, WIRES, Settings
-from fldb_flower.settings.entries import AUTO, NONE, Entry, suggestion
+from fldb_flower.settings.entries import AUTO, NONE, RAY, Entry, suggestion
 from fldb_flower.settings.groups import (
     DevicesSettings,
     EngineSettings,
@@ -42,10 +42,10 @@ from fldb_flower.settings.spellings import (
 
 __all__ = [
     "AUTO", "EMBEDDING_DIMENSIONS", "ENVIRONMENT_OF", "MAX_DIMENSION", "MOVIELENS_DIMENSIONS",
-    "MOVIELENS_ITEMS", "NONE", "SELECTION_SETTINGS", "WIRES", "DevicesSettings", "EngineSettings",
-    "Entry", "EnvironmentSettings", "PrivacySettings", "ScheduleSettings", "Settings",
-    "check_value", "current_identity", "current_name", "current_names", "defaults_nested",
-    "entries", "flower_entries", "from_flat", "from_keywords", "from_nested", "hydra_entries",
-    "is_in_identity", "keyword_entry", "suggestion", "takes_one_exchange", "to_dotted", "to_flat",
-    "to_nested",
+    "MOVIELENS_ITEMS", "NONE", "RAY", "SELECTION_SETTINGS", "WIRES", "DevicesSettings",
+    "EngineSettings", "Entry", "EnvironmentSettings", "PrivacySettings", "ScheduleSettings",
+    "Settings", "check_value", "current_identity", "current_name", "current_names",
+    "defaults_nested", "entries", "flower_entries", "from_flat", "from_keywords", "from_nested",
+    "hydra_entries", "is_in_identity", "keyword_entry", "suggestion", "takes_one_exchange",
+    "to_dotted", "to_flat", "to_nested",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
 from fldb_flower.errors import SettingsError
-from fldb_flower.settings.entries import AUTO, NONE
+from fldb_flower.settings.entries import AUTO, NONE, RAY
 
 if TYPE_CHECKING:
     from fldb_flower.settings.declaration import Settings
@@ -102,6 +102,11 @@ def _check_engine(settings: Settings) -> Problem:
         return f"engine.num_nodes={nodes}", f": must be {reason}"
     if settings.dropout > 0 and engine != "inprocess":
         return f"dropout={settings.dropout:g}", f": needs engine=inprocess, not engine={engine}"
+    workers = settings.engine.workers
+    if workers != AUTO and engine != "vectorized":
+        return f"engine.workers={workers}", f": needs engine=vectorized, not engine={engine}"
+    if workers == RAY and settings.backend != "numpy":
+        return "engine.workers=ray", f": needs backend=numpy, not backend={settings.backend}"
     if settings.rng == "torch" and settings.backend == "numpy":
         return "rng='torch'", ": needs backend=cpu or backend=cuda, not backend=numpy"
     return None

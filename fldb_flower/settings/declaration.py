@@ -201,6 +201,12 @@ class Settings(Checked):
         " predictions.",
         POSITIVE,
     )
+    refit_ratio: float = setting(
+        1.0,
+        "LDB, alone, FLDB-Personal: agents fit theta_i to all own duels whenever their number has"
+        " grown by this ratio, with a step of O(d^2) for each duel between; 1: after each duel.",
+        between(1, MAX_REAL),
+    )
     max_difference: float | str = setting(
         AUTO,
         "L, the maximum length of a difference of two arms; uploads that exceed it are rejected;"

@@ -18,6 +18,9 @@ from fldb_flower.errors import SettingsError, one_line
 AUTO = "auto"
 """A number that is derived from other settings; the help text of the setting gives the rule."""
 
+RAY = "ray"
+"""Value of ``engine.workers`` besides numbers."""
+
 NONE = "none"
 """Default of a number that is not set: what it would turn on is off."""
 
@@ -83,6 +86,7 @@ def setting(
     *,
     name: str = "",
     choices: Collection[str] = (),
+    words: Collection[str] = (),
     why: str = "",
 ) -> Any:
     """Declare a setting as a dataclass field with metadata.
@@ -99,10 +103,14 @@ def setting(
         Name that users write, if it differs from the field's (``lambda``).
     choices : collection of str, optional
         Valid names, also accepted in kebab-case.
+    words : collection of str, optional
+        Texts that are valid besides numbers and the default.
     why : str
         Reason for the limits, added to error messages.
     """
-    metadata = {"help": help, "limits": limits, "name": name, "choices": choices, "why": why}
+    metadata = {
+        "help": help, "limits": limits, "name": name, "choices": choices, "words": words, "why": why
+    }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -118,7 +126,7 @@ class Entry:
         Name of the dataclass field; it differs from the last key for ``lambda_``.
     kind : type
         bool, int, float or str.
-    default, help, why, limits
+    default, help, words, why, limits
         See :func:`setting`.
     names : collection of str
         Valid names, empty for numbers and texts. It may be a catalogue that grows.
@@ -129,6 +137,7 @@ class Entry:
     default: Any
     kind: type
     help: str
+    words: Collection[str]
     why: str
     limits: Limits
     names: Collection[str]
@@ -197,13 +206,13 @@ class Entry:
         return self._convert_number(value)
 
     def _convert_number(self, value: Any) -> tuple[Any, str]:
-        word = self.default if isinstance(self.default, str) else ""
-        if word and isinstance(value, str) and value == word:
-            return word, ""
+        words = [self.default, *self.words] if isinstance(self.default, str) else []
+        if isinstance(value, str) and value in words:
+            return str(value), ""
         is_integer = self.kind is int
         if not _is_finite(value) or (is_integer and value != int(value)):
             kind = "a whole number" if is_integer else "a number"
-            return value, f"{kind}, {self.limits}{word and f' or {word}'}"
+            return value, " or ".join([f"{kind}, {self.limits}", *words])
         number = self.kind(value)
         return number, "" if self.limits.contain(number) else str(self.limits)
 

@@ -14,6 +14,7 @@ from fldb_flower.settings.entries import (
     MAX_REAL,
     NONE,
     POSITIVE,
+    RAY,
     SECONDS,
     Checked,
     Limits,
@@ -116,6 +117,13 @@ class EngineSettings(Checked):
     num_cpus: int = setting(1, "CPUs per Flower client (flower); a whole number.", between(1, 4096))
     num_gpus: float = setting(
         0.0, "GPUs per Flower client, also fractions (flower).", between(0, 1024)
+    )
+    workers: int | str = setting(
+        AUTO,
+        "Processes that play the agents, at most; auto: one per available processor; ray: one per"
+        " free CPU of the Ray cluster at RAY_ADDRESS, or of this machine (vectorized).",
+        between(1, 4096),
+        words=(RAY,),
     )
 
 

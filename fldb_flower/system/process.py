@@ -11,7 +11,7 @@ import importlib
 import sys
 from contextlib import AbstractContextManager
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
 _THREADED_DIMENSION = 128  # from this size on, BLAS is faster with several threads
 _TRIM_BYTES, _MMAP_BYTES = 2**30, 2**25
@@ -42,6 +42,17 @@ def one_blas_thread(dimension: int) -> AbstractContextManager[object]:
     limit = 1 if dimension < _THREADED_DIMENSION else None
     threads: AbstractContextManager[object] = threadpool_limits(limit, user_api="blas")
     return threads
+
+
+def blas_threads() -> int:
+    """Return the number of threads of BLAS. The last bits of large products depend on it."""
+    found = [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
+    return max(found, default=1)
+
+
+def use_blas_threads(number: int) -> None:
+    """Set the number of threads of BLAS until this process ends."""
+    threadpool_limits(number, user_api="blas")
 
 
 def hide_tracebacks() -> None:

@@ -320,7 +320,7 @@ def decode_outcomes(header: UploadHeader, outcomes: Sequence[float]) -> Outcomes
         raise UploadError(f"{len(outcomes)} outcomes, not {len(OUTCOMES)} for each iteration")
     sums = np.reshape(outcomes, (-1, len(OUTCOMES)))
     # Correct <= decided <= predicted <= agents.
-    if (np.diff(sums[:, :1:-1], append=header.agents) < 0).any():
+    if (sums[:, 3:] > sums[:, 2:-1]).any() or (sums[:, 2] > header.agents).any():
         raise UploadError(f"outcomes of more predictions than {header.agents} agents have")
     return Outcomes(header.first, header.agents, sums)
 

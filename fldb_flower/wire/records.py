@@ -39,10 +39,18 @@ def _header(size: int, descr: str = "<f8") -> bytes:
     return buffer.getvalue()
 
 
+@functools.lru_cache(maxsize=8)
+def _names(dtype: np.dtype[Any]) -> tuple[str, str]:
+    return dtype.name, dtype.str  # NumPy composes them in each call
+
+
 def pack_vector(vector: FloatArray) -> ArrayRecord:
     """Return a record of one array."""
-    data = _header(vector.size, vector.dtype.str) + vector.tobytes()
-    return ArrayRecord({"0": Array(vector.dtype.name, vector.shape, _STYPE, data)})
+    name, descr = _names(vector.dtype)
+    data = _header(vector.size, descr) + vector.tobytes()
+    record = ArrayRecord()  # with an argument, it copies every array
+    record["0"] = Array(name, vector.shape, _STYPE, data)
+    return record
 
 
 def content_bytes(content: RecordDict) -> int:
@@ -53,9 +61,9 @@ def content_bytes(content: RecordDict) -> int:
             total += sum(len(array.data) for array in record.values())
             continue
         for value in record.values():
-            values = value if isinstance(value, list) else [value]
-            texts = [each for each in values if isinstance(each, str | bytes)]
-            total += sum(map(len, texts)) + 8 * (len(values) - len(texts))
+            values: list[Any] = value if isinstance(value, list) else [value]
+            is_text = bool(values) and isinstance(values[0], str | bytes)  # as all of a list are
+            total += sum(map(len, values)) if is_text else 8 * len(values)
     return total
 
 

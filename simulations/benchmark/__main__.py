@@ -1,13 +1,16 @@
 """`python -m simulations.benchmark [SECTION ...]`: times, exchanges, bytes and regret.
 
 Sections: ``algorithms`` (vectorized, relative to lower bounds), ``inprocess`` (one exchange of one
-node), ``scale`` (time and memory against N, d, K and T), ``robust`` (regret with dishonest nodes),
-``flower`` (`flwr run` relative to an app that does nothing), ``install`` (size and time of
+node, and Flower's bare message), ``scale`` (time and memory against N, d, K and T), ``robust``
+(regret with dishonest nodes), ``flower`` (`flwr run` relative to an app that does nothing),
+``deployment`` (a SuperLink under load, by number of nodes), ``install`` (size and time of
 `pip install` by dependency); of FLDB-Personal, ``newcomers`` (agents that join late), ``variances``
-(rules for v) and ``pace`` (times relative to LDB); of secure sums, ``secure`` (times and bytes of
-one sum) and ``liars`` (regret with a dishonest device); ``privacy`` (regret with noise). By
-default, ``algorithms``, ``inprocess`` and ``scale`` run. Times depend on the load of the machine.
-The tables have medians over the repetitions, and ratios of times measured alternately.
+(rules for v) and ``pace`` (times relative to LDB); of agents that keep their own duels, ``refits``
+and ``refit_times`` (regret and times with fits at geometric times); of secure sums, ``secure``
+(times and bytes of one sum) and ``liars`` (regret with a dishonest device); ``privacy`` (regret
+with noise); ``limits`` (each goal of speed and memory, as a ratio). By default, ``algorithms``,
+``inprocess`` and ``scale`` run. Times depend on the load of the machine. The tables have medians
+over the repetitions, and ratios of times measured alternately.
 """
 
 from __future__ import annotations
@@ -37,12 +40,16 @@ from fldb_flower.settings import suggestion
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
 from simulations import measured
-from simulations.benchmark.algorithms import algorithms, inprocess_exchange
+from simulations.benchmark.algorithms import algorithms
+from simulations.benchmark.deployment import deployment
+from simulations.benchmark.exchange import inprocess_exchange
 from simulations.benchmark.flower import flower
 from simulations.benchmark.install import install
 from simulations.benchmark.liars import liars
+from simulations.benchmark.limits import limits
 from simulations.benchmark.personal import newcomers, pace, variances
 from simulations.benchmark.privacy import privacy
+from simulations.benchmark.refits import refit_times, refits
 from simulations.benchmark.robust import robust
 from simulations.benchmark.scale import scale
 from simulations.benchmark.secure import secure
@@ -53,13 +60,17 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "scale": lambda asked: scale(asked.picture),
     "robust": lambda _asked: robust(),
     "flower": lambda asked: flower(max(1, asked.repetitions // 3)),
+    "deployment": lambda _asked: deployment(),
     "install": lambda _asked: install(),
     "newcomers": lambda _asked: newcomers(),
     "variances": lambda asked: variances({"duels": asked.duels}),
     "pace": lambda asked: pace(asked.repetitions),
+    "refits": lambda _asked: refits(),
+    "refit_times": lambda asked: refit_times(max(1, asked.repetitions // 3)),
     "secure": lambda asked: secure(asked.repetitions),
     "liars": lambda _asked: liars(),
     "privacy": lambda _asked: privacy(),
+    "limits": lambda asked: limits(asked.repetitions),
 }
 _DEFAULT = ("algorithms", "inprocess", "scale")
 

@@ -1,14 +1,10 @@
-"""Benchmark sections `algorithms` and `inprocess`: the algorithms, and exchanges of messages."""
+"""Benchmark section `algorithms`: the algorithms, compared with lower bounds."""
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from logging import WARNING, getLogger
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,18 +90,3 @@ def algorithms(repetitions: int) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def inprocess_exchange(repetitions: int) -> pd.DataFrame:
-    """Time FLDB-OGD with 100 nodes of one agent each, over Flower messages in this process."""
-    from simulations.engines import inprocess  # noqa: PLC0415 - imports Flower
-
-    getLogger("flwr").setLevel(WARNING)
-    chosen = settings(horizon=100, engine={"name": "inprocess", "num_nodes": 100})
-    costs = []
-    for _ in range(repetitions):
-        with tempfile.TemporaryDirectory() as folder:
-            inprocess.run(chosen, folder)
-            summary = json.loads((Path(folder) / "summary.json").read_text())
-            costs.append(1e3 * summary["runtime_seconds"] / summary["exchanges"] / 100)
-    return pd.DataFrame([{"exchange of one node, ms": round(statistics.median(costs), 3)}])

@@ -18,6 +18,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import AUTO, Settings, from_nested
 from simulations.engines.vectorized import DirectFederation
+from simulations.engines.workers import Groups
 from simulations.pools import map_in_processes
 
 COMMON = {"num_agents": 100, "num_arms": 10, "dimension": 5, "horizon": 300}
@@ -67,7 +68,7 @@ class LyingAgents(DirectFederation):
 
     def collect(self, broadcast: Broadcast) -> Upload:
         """Return the sum of the uploads, some of which are false."""
-        whole = super().collect(broadcast)
+        whole = super().collect(broadcast._replace(final=False))  # so that duels are kept
         if broadcast.theta_hat is None:
             return whole
         uploads = self.uploads(broadcast)
@@ -87,7 +88,9 @@ class LyingAgents(DirectFederation):
 
     def _reported(self) -> tuple[FloatArray, FloatArray]:
         """Return the fresh duels as reported: (iterations, agents, d), (iterations, agents)."""
-        (block,) = (block for group in self._agents.groups for block in group.blocks)
+        workers = self._agents.workers
+        assert isinstance(workers, Groups)  # few agents are played in this process
+        (block,) = (block for group in workers.groups for block in group.blocks)
         agents = self._settings.num_agents
         x, y = (np.array(each) for each in block.log.fresh())
         x, y = x.reshape(-1, agents, self._settings.dimension), y.reshape(-1, agents)

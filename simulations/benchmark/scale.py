@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
-import os
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,17 +11,13 @@ from typing import Any
 import pandas as pd
 
 from fldb_flower.errors import SettingsError
-from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import arrays_on
 from fldb_flower.runs.curves import points
 from fldb_flower.runs.plots import save_figure
 from fldb_flower.runs.styles import ALGORITHM_STYLES
 from fldb_flower.settings import Settings, from_nested
-from simulations.benchmark.algorithms import seconds
-from simulations.engines import vectorized
-from simulations.pools import map_in_processes
+from simulations.benchmark.memory import BASE, time_and_memory
 
-BASE = {"algorithm": "fldb_ons", "num_agents": 1000, "num_arms": 10, "dimension": 5, "horizon": 100}
 _SOURCE = "the benchmark"  # of settings, in messages
 VARIED: dict[str, tuple[dict[str, int], list[int]]] = {
     "num_agents": ({}, [100, 1_000, 10_000, 100_000, 1_000_000]),
@@ -58,25 +51,13 @@ def scale(picture: Path | None = None) -> pd.DataFrame:
 
 
 def _run(chosen: Settings) -> dict[str, float]:
-    # Processes of a Pool may not start processes.
-    spawn = multiprocessing.get_context("spawn")
-    ((duration, megabytes),) = map_in_processes(_measure, [chosen], 1, spawn)
+    duration, memory = time_and_memory(chosen)
     each = duration / chosen.num_agents / chosen.horizon
     return {
         "seconds": round(duration, 2),
         "us an agent and iteration": round(1e6 * each, 3),
-        "peak MB": round(megabytes),
+        "peak MB": round(memory / 1e6),
     }
-
-
-def _measure(chosen: Settings) -> tuple[float, float]:
-    """Return the seconds of a run and an upper bound on the MB of its processes."""
-    short = from_nested({**BASE, "horizon": 3}, _SOURCE)
-    vectorized.run(short, History(short.horizon))  # imports and caches
-    duration = seconds(vectorized.run, chosen, History(chosen.horizon))
-    usage = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    own, child = (each.ru_maxrss / 1024 for each in usage)
-    return duration, own + child * len(os.sched_getaffinity(0))  # each child is at most as large
 
 
 def draw(table: pd.DataFrame, picture: Path) -> None:

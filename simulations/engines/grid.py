@@ -41,6 +41,8 @@ class InProcessGrid(Grid):
         Number of nodes; node ids are 1001, 1002, ... in partition order.
     run_config : dict
         Flower's run config, the same for every node.
+    context_type : type
+        Class of the nodes' contexts.
 
     Attributes
     ----------
@@ -52,11 +54,13 @@ class InProcessGrid(Grid):
 
     poll_seconds = 0.0  # replies are there once messages are sent
 
-    def __init__(self, num_nodes: int, run_config: dict[str, Any]) -> None:
+    def __init__(
+        self, num_nodes: int, run_config: dict[str, Any], context_type: type[Context] = Context
+    ) -> None:
         self._run = Run.create_empty(next(_RUN_IDS))
         identify_task(self._run.run_id, SERVER_NODE)
         self.contexts = {
-            _FIRST_NODE + partition: Context(
+            _FIRST_NODE + partition: context_type(
                 run_id=self._run.run_id,
                 node_id=_FIRST_NODE + partition,
                 node_config={"partition-id": partition, "num-partitions": num_nodes},
@@ -141,10 +145,14 @@ class LossyGrid(InProcessGrid):
         ``dropout`` (p), ``engine.num_nodes`` and ``seed``.
     run_config : dict
         Flower's run config, the same for every node.
+    context_type : type
+        Class of the nodes' contexts.
     """
 
-    def __init__(self, settings: Settings, run_config: dict[str, Any]) -> None:
-        super().__init__(settings.engine.num_nodes, run_config)
+    def __init__(
+        self, settings: Settings, run_config: dict[str, Any], context_type: type[Context] = Context
+    ) -> None:
+        super().__init__(settings.engine.num_nodes, run_config, context_type)
         self._seed, self._dropout = settings.seed, settings.dropout
         self._exchange = ""
         self._streams: dict[int | str, np.random.Generator] = {}  # of this exchange

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flwr.common.logger import update_console_handler
 
+from clients.simulated import LocalContext
 from fldb_flower.federation.blocks import require_agents
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
@@ -46,5 +47,5 @@ def _grid(settings: Settings) -> InProcessGrid:
     require_agents(settings, settings.num_agents)  # all in this process
     run_config = to_flat(settings)
     if settings.dropout:
-        return LossyGrid(settings, run_config)
-    return InProcessGrid(settings.engine.num_nodes, run_config)
+        return LossyGrid(settings, run_config, LocalContext)
+    return InProcessGrid(settings.engine.num_nodes, run_config, LocalContext)

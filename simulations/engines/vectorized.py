@@ -31,9 +31,9 @@ class DirectFederation(Federation):
         super().__init__(history, noise_of(settings))
         self._settings = settings
         self._form = make_form(settings)
-        self._agents = Shards(settings)
         self._counted = 0
         self._sums = SecureSums(settings) if settings.secure else None
+        self._agents = Shards(settings)  # last: it may start processes, which `close` ends
 
     def collect(self, broadcast: Broadcast) -> Upload:
         """Call all agents and return the sum of their uploads; with secure sums, of one node."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +19,7 @@ class CachingLoader:
 
     Hydra needs a tenth of a second to compose a configuration, mostly to read and merge the same
     files. Here, overrides of single settings are applied to a copy. Other methods are Hydra's.
+    A copy by pickle takes a seventh of the time of ``copy.deepcopy``.
 
     Parameters
     ----------
@@ -28,7 +29,7 @@ class CachingLoader:
 
     def __init__(self, loader: ConfigLoader) -> None:
         self._loader = loader
-        self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self._composed: dict[tuple[str, ...], bytes] = {}  # pickled configurations
         self._settings = {entry.dotted for entry in hydra_entries()}
 
     def load_sweep_config(
@@ -39,8 +40,9 @@ class CachingLoader:
         values = [each for each in parsed if self._sets_value(each, master_config)]
         others = tuple(str(each.input_line) for each in parsed if each not in values)
         if others not in self._composed:
-            self._composed[others] = self._loader.load_sweep_config(master_config, list(others))
-        config = copy.deepcopy(self._composed[others])
+            composed = self._loader.load_sweep_config(master_config, list(others))
+            self._composed[others] = pickle.dumps(composed)
+        config: DictConfig = pickle.loads(self._composed[others])
         for each in values:
             OmegaConf.update(config, each.key_or_group, each.value(), merge=True)
         task = [each for each in parsed if not each.is_hydra_override()]

@@ -1,0 +1,99 @@
+"""Learning from one more duel between two fits to all own duels: O(d^2) per agent.
+
+Agents that keep their own duels fit theta_i to all of them (:mod:`fldb_flower.bandit.local_newton`)
+after each duel, or only after a growing number of duels (``refit_ratio``). Between two fits, the
+losses of the earlier duels are replaced by their second-order expansions, so that an agent's
+objective is a quadratic plus the loss of the newest duel. Its minimiser is exact: theta_i moves
+along one direction, and its logit solves an equation in one variable.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from fldb_flower.bandit.preference import logistic
+from fldb_flower.linalg.arrays import Array, namespace
+from fldb_flower.linalg.whiteners import add_to_whiteners
+
+_FITTED_PER_FEATURE = 8  # duels that are fitted one by one, for each feature
+_TOLERANCE = 1e-9  # of a step relative to the logit; the error after it is its square
+_MAX_STEPS = 60  # about 5, and one more each time that x^T P^-1 x grows by a factor of e
+
+
+def next_fit(duels: int, ratio: float, dimension: int) -> int:
+    """Return the number of duels of the next fit, after a fit to so many duels.
+
+    With a ratio above 1, the first ``8 d`` duels are still fitted one by one: their expansions are
+    the least accurate, and fits to few duels are cheap.
+
+    Examples
+    --------
+    >>> from fldb_flower.bandit.online import next_fit
+    >>> [next_fit(duels, 1.2, dimension=1) for duels in (0, 1, 7, 8, 10)]
+    [1, 2, 8, 10, 12]
+    >>> next_fit(100, 1.0, dimension=1)
+    101
+    """
+    is_early = duels < _FITTED_PER_FEATURE * dimension
+    return duels + 1 if is_early else max(duels + 1, math.ceil(ratio * duels))
+
+
+class Expansion(NamedTuple):
+    """The second-order expansion of the losses of one duel per agent, at the new minimisers."""
+
+    logits: Array  # z = theta . x, (agents,)
+    slopes: Array  # mu(z) - y
+    curvatures: Array  # mu'(z)
+
+
+def learn_duel(theta: Array, whiteners: Array, differences: Array, preferences: Array) -> Expansion:
+    """Add the loss of one duel to each agent's quadratic, and update its minimiser, in place.
+
+    With the precision P of the quadratic, the new minimiser is ``theta + (y - mu(z)) P^-1 x``.
+    Then ``P <- P + mu'(z) x x^T``.
+
+    Parameters
+    ----------
+    theta : Array
+        Minimisers of the quadratics, (agents, d).
+    whiteners : Array
+        C of each agent with ``P^-1 = C C^T``, (agents, d, d).
+    differences, preferences : Array
+        The duels x, (agents, d), and the answers y, (agents,).
+
+    Returns
+    -------
+    Expansion
+        Of the duels' losses.
+    """
+    xp = namespace(theta)
+    seen = (differences[:, None, :] @ whiteners)[:, 0]
+    start, variances = xp.vecdot(theta, differences), xp.vecdot(seen, seen)
+    logits = _minimisers(start, variances, preferences)
+    wins = logistic(logits)
+    # Where the step is long, mu(z) - y is a small difference; the equation gives it accurately.
+    is_long = variances > 1.0
+    accurate = (start - logits) / xp.where(is_long, variances, 1.0)
+    slopes = xp.where(is_long, accurate, wins - preferences)
+    curvatures = wins * (1.0 - wins)
+    theta -= slopes[:, None] * (whiteners @ seen[..., None])[..., 0]
+    add_to_whiteners(whiteners, xp.sqrt(curvatures)[:, None] * differences)
+    return Expansion(logits, slopes, curvatures)
+
+
+def _minimisers(start: Array, variances: Array, preferences: Array) -> Array:
+    """Return the z that minimise ``(z - start)^2 / (2 variance)`` plus the loss of the answer.
+
+    The root of ``z - start + variance (mu(z) - y)``, which increases, is convex below 0 and concave
+    above. Newton steps from 0 therefore approach it from one side.
+    """
+    xp, logits = namespace(start), 0.0 * start
+    for _ in range(_MAX_STEPS):
+        wins = logistic(logits)
+        value = logits - start + variances * (wins - preferences)
+        step = value / (1.0 + variances * wins * (1.0 - wins))
+        logits = logits - step
+        if not bool(xp.any(xp.abs(step) > _TOLERANCE * (1.0 + xp.abs(logits)))):
+            break
+    return logits

@@ -1,0 +1,130 @@
+"""What the agents of a block are offered: arms, their rewards and noise.
+
+None of it depends on what the agents select, so a small block draws several iterations at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fldb_flower.bandit.streams import make_streams
+from fldb_flower.catalogue import ENVIRONMENTS
+from fldb_flower.environments import Contexts, RecordedAnswers, make_environment
+from fldb_flower.environments.base import check_contexts
+from fldb_flower.federation.blocks import rows_in_block
+from fldb_flower.linalg.arrays import Array, Arrays, namespace
+from fldb_flower.linalg.named_arrays import join_parts, part_of
+from fldb_flower.settings import Settings
+
+AHEAD = 16
+"""Iterations that are drawn at once if one is requested, and if their arms fit in the cache.
+
+For small blocks, calls cost more than the numbers.
+"""
+
+
+class Offers(NamedTuple):
+    """Arms, rewards and noise of consecutive iterations.
+
+    Attributes
+    ----------
+    features : Array
+        Features of the arms, (iterations, agents, arms, d).
+    rewards : Array
+        Latent rewards of the arms, (iterations, agents, arms).
+    best : Array
+        The largest of an agent's rewards, (iterations, agents).
+    noise : Array
+        Standard logistic, (iterations, agents).
+    """
+
+    features: Array
+    rewards: Array
+    best: Array
+    noise: Array
+
+
+class OfferStream:
+    """The offers of a block of agents, each taken once and in order.
+
+    ``capacity`` is the largest number of iterations that are taken at once.
+    """
+
+    def __init__(self, settings: Settings, agents: range, arrays: Arrays) -> None:
+        self.environment = make_environment(settings, agents)
+        self._shape = (len(agents), settings.num_arms, settings.dimension)
+        self._arrays = arrays
+        self._is_external = settings.environment.name in ENVIRONMENTS.added
+        self._streams = make_streams(settings, agents)
+        self.capacity = max(1, rows_in_block(settings) // len(agents))
+        # Recorded answers are those to the contexts drawn last.
+        self._ahead = 1 if isinstance(self.environment, RecordedAnswers) else AHEAD
+        self._drawn: Offers | None = None  # offers drawn last, while not all are taken
+        self._taken = 0  # number of iterations of these that were taken
+        self._before = self._streams.state()  # positions before these were drawn
+
+    def take(self, most: int, left: int) -> Offers:
+        """Return the offers of the next ``most`` iterations, or of ``capacity`` if that is less.
+
+        ``left`` is the number of iterations up to the horizon. A single iteration is drawn with
+        later ones. How many are returned does not depend on that, so that results do not either.
+        """
+        wanted = min(most, self.capacity)
+        drawn = self._drawn
+        missing = wanted if drawn is None else self._taken + wanted - len(drawn.noise)
+        if missing > 0:
+            drawn = self._extended(drawn, missing, left)
+        assert drawn is not None
+        first, self._taken = self._taken, self._taken + wanted
+        offers = Offers(*[each[first : self._taken] for each in drawn])
+        self._drawn = drawn
+        if self._taken == len(drawn.noise):
+            self._drawn, self._taken = None, 0
+        return offers
+
+    def _extended(self, drawn: Offers | None, missing: int, left: int) -> Offers:
+        """Return offers with ``missing`` more iterations, or with those drawn ahead."""
+        if drawn is not None:
+            more = self._draw(missing)
+            xp = namespace(more.noise)
+            return Offers(*[xp.concat(both) for both in zip(drawn, more, strict=True)])
+        count = min(self._ahead, left, self.capacity) if missing == 1 else missing
+        if count > missing:
+            self._before = self._streams.state()
+        return self._draw(self._taken + max(count, missing))
+
+    def _draw(self, iterations: int) -> Offers:
+        contexts = self.environment.contexts(self._streams, iterations)
+        if self._is_external:
+            agents, *arms = self._shape
+            check_contexts(self.environment, contexts, (agents, iterations, *arms))
+        noise = self._streams.logistic("preferences", iterations)
+        return self._by_iteration(contexts, noise)
+
+    def _by_iteration(self, contexts: Contexts, noise: Array) -> Offers:
+        """Return arrays of the backend whose first axis are iterations."""
+        features, rewards, noise = (
+            self._arrays.make(each).swapaxes(0, 1)
+            for each in (contexts.features, contexts.rewards, noise)
+        )
+        return Offers(features, rewards, _largest(rewards), noise)
+
+    def state(self) -> dict[str, NDArray[np.integer]]:
+        """Return the positions of the streams, and how many iterations were taken since."""
+        positions = self._streams.state() if self._drawn is None else self._before
+        return {"taken": np.array(self._taken), **join_parts({"streams": positions})}
+
+    def restore(self, state: dict[str, NDArray[np.integer]]) -> None:
+        """Restore what :meth:`state` returned; later offers are identical."""
+        self._taken, self._drawn = int(state.get("taken", 0)), None  # older states have none
+        self._streams.restore(part_of(state, "streams"))
+
+
+def _largest(rewards: Array) -> Array:
+    """Return the largest reward of each agent; ``max`` along short rows is ten times slower."""
+    xp = namespace(rewards)
+    return functools.reduce(xp.maximum, (rewards[..., arm] for arm in range(rewards.shape[-1])))

@@ -1,0 +1,277 @@
+"""What a federation of many devices costs, computed from measurements and stated assumptions.
+
+The tables of "Plan for many devices" in docs/scaling.md. Measured numbers are those of the result
+files ``deployment.json`` and ``secure.json``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from fldb_flower.secure.sharing import Scheme
+
+DAY = 86_400.0
+Rows = Sequence[Mapping[str, Any]]
+
+
+class Assumptions(NamedTuple):
+    """What is assumed and not measured.
+
+    Attributes
+    ----------
+    sample : int
+        Most devices that are asked in a day.
+    answers : float
+        Answers of a person in a day.
+    rounds : int
+        Rounds in a day.
+    minutes : float
+        Time for which a device connects, if it does not stay connected.
+    load : float
+        Share of a processor that a SuperLink may use.
+    """
+
+    sample: int = 100_000
+    answers: float = 10.0
+    rounds: int = 24
+    minutes: float = 10.0
+    load: float = 0.5
+
+
+class Costs(NamedTuple):
+    """Measured costs.
+
+    Attributes
+    ----------
+    superlink, serverapp : float
+        Processor seconds for one message and its reply.
+    connected : float
+        Processor seconds of the SuperLink for one connected node in a second.
+    message : float
+        Bytes of one message and its reply, with HTTP's headers.
+    idle : float
+        Bytes that a connected node sends and receives in a second without messages.
+    """
+
+    superlink: float
+    serverapp: float
+    connected: float
+    message: float
+    idle: float
+
+
+def summary(rows: Rows) -> list[dict[str, Any]]:
+    """Return the medians of the repetitions in ``deployment.json``, in the order of the rows."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["database"], row["nodes"], row["app"]), []).append(row)
+    return [
+        {
+            key: value if isinstance(value, str) else median(row[key] for row in group)
+            for key, value in group[0].items()
+        }
+        for group in groups.values()
+    ]
+
+
+def ours(rows: Rows, database: str) -> list[dict[str, Any]]:
+    """Return the medians of our app with a database, with more and more nodes."""
+    chosen = [row for row in rows if (row["database"], row["app"]) == (database, "ours")]
+    return sorted(summary(chosen), key=lambda row: int(row["nodes"]))
+
+
+def ratio(rows: Rows, database: str, app: str, other: str, *, requests: bool = False) -> float:
+    """Return the median ratio of the time of processors for a message with two apps.
+
+    The time is that of SuperLink and ServerApp. The ratio is that of exchanges one after the other.
+
+    Parameters
+    ----------
+    rows : sequence of Mapping
+        Those of ``deployment.json``.
+    database : str
+        Of the SuperLink.
+    app, other : str
+        Numerator and denominator.
+    requests : bool
+        Compare numbers of requests instead.
+    """
+    bare = next(row["nodes"] for row in rows if row["app"] != "ours")
+
+    def values(name: str) -> list[float]:
+        return [
+            row["requests"] if requests else row["SuperLink, ms"] + row["ServerApp, ms"]
+            for row in rows
+            if (row["database"], row["nodes"], row["app"]) == (database, bare, name)
+        ]
+
+    return float(median(a / b for a, b in zip(values(app), values(other), strict=True)))
+
+
+def costs(rows: Rows, database: str = "memory") -> Costs:
+    """Return the costs, from the rows of ``deployment.json`` with the most nodes.
+
+    The cost of a connected node is the slope between the fewest nodes and the most.
+    """
+    several = ours(rows, database)
+    least, last = several[0], several[-1]
+    slope = (last["idle, ms"] - least["idle, ms"]) / (last["nodes"] - least["nodes"])
+    return Costs(
+        superlink=last["SuperLink, ms"] / 1000,
+        serverapp=last["ServerApp, ms"] / 1000,
+        connected=slope / 1000,
+        message=last["up, bytes"] + last["down, bytes"],
+        idle=last["idle node, bytes"],
+    )
+
+
+class Plan(NamedTuple):
+    """A federation of many devices in one day.
+
+    Attributes
+    ----------
+    devices, asked : int
+        Devices, and those that are asked.
+    fraction : float
+        Share of the devices that is asked in a round.
+    counted : float
+        Answers that are counted.
+    days : float
+        Time between two questions to a device.
+    always, sampled : Way
+        If all devices stay connected, and if only those that are asked connect.
+    """
+
+    devices: int
+    asked: int
+    fraction: float
+    counted: float
+    days: float
+    always: Way
+    sampled: Way
+
+    def standard_error(self, dimension: int) -> float:
+        """Return the standard error of theta after the answers of a day, at best.
+
+        A difference of two arms has features of variance 1. Then n answers of d features have the
+        information n / 4 in each direction, if the preferences are close to 1/2, and less
+        otherwise. It is the norm of the error: sqrt(4 d / n).
+        """
+        return math.sqrt(4 * dimension / self.counted)
+
+
+class Way(NamedTuple):
+    """How devices connect: what it costs.
+
+    Attributes
+    ----------
+    connected : float
+        Devices that are connected at the same time.
+    cores : float
+        Processors that SuperLinks and ServerApps use.
+    superlinks : int
+        SuperLinks, each at most at the load of the assumptions.
+    levels : int
+        Levels of servers: 1 without regions, 2 with regions and a parent, and so on.
+    bytes : float
+        Bytes of a device in a day, the mean over all devices.
+    """
+
+    connected: float
+    cores: float
+    superlinks: int
+    levels: int
+    bytes: float
+
+
+def plan(devices: int, cost: Costs, assume: Assumptions | None = None) -> Plan:
+    """Return the plan for a number of devices."""
+    assume = assume or Assumptions()
+    asked = min(devices, assume.sample)
+    days = devices / asked
+    window = 60 * assume.minutes
+    always = _way(devices, devices, asked, cost, assume)
+    sampled = _way(devices, asked * window / DAY, asked, cost, assume)
+    return Plan(
+        devices=devices,
+        asked=asked,
+        fraction=asked / assume.rounds / devices,
+        counted=asked * assume.answers * days,
+        days=days,
+        always=always,
+        sampled=sampled,
+    )
+
+
+def _way(devices: int, connected: float, asked: int, cost: Costs, assume: Assumptions) -> Way:
+    link = connected * cost.connected + asked * cost.superlink / DAY
+    superlinks = math.ceil(link / assume.load)
+    return Way(
+        connected=connected,
+        cores=link + asked * cost.serverapp / DAY,
+        superlinks=superlinks,
+        levels=_levels(superlinks, cost, assume),
+        bytes=(connected * cost.idle * DAY + asked * cost.message) / devices,
+    )
+
+
+def _levels(servers: int, cost: Costs, assume: Assumptions) -> int:
+    """Return the number of levels: each parent has at most so many children as it can carry."""
+    each = cost.connected + assume.rounds * cost.superlink / DAY
+    most = math.floor(assume.load / each)
+    levels = 1
+    while servers > 1:
+        servers = math.ceil(servers / most)
+        levels += 1
+    return levels
+
+
+class SecurePlan(NamedTuple):
+    """The secure sums of one day.
+
+    Attributes
+    ----------
+    row : Mapping
+        The row of ``secure.json`` for the sum of one committee.
+    scheme : Scheme
+        Sizes of the committee.
+    sums : int
+        Sums in a day.
+    messages : float
+        Messages to a device that is asked, the mean over all of them.
+    up, down : float
+        Bytes of pieces that a device sends, and that it receives on average.
+    seconds : float
+        Processor time of a device, with its mean share of the work of members.
+    server : float
+        Processors that the server's part uses, beside the messages.
+    """
+
+    row: Mapping[str, Any]
+    scheme: Scheme
+    sums: int
+    messages: float
+    up: float
+    down: float
+    seconds: float
+    server: float
+
+
+def secure_plan(asked: int, rows: Rows) -> SecurePlan:
+    """Return the plan for secure sums over all devices that are asked, in the largest groups."""
+    row = max(rows, key=lambda each: each["N"])
+    share = row["c"] / row["N"]  # of the devices that are members
+    sums = math.ceil(asked / row["N"])
+    return SecurePlan(
+        row=row,
+        scheme=Scheme.of(row["c"]),
+        sums=sums,
+        messages=1 + share,
+        up=row["up, bytes"],
+        down=share * row["to a member, bytes"],
+        seconds=(row["collect, ms"] + share * row["open, ms"]) / 1000,
+        server=sums * row["server, ms"] / 1000 / DAY,
+    )

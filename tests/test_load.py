@@ -1,0 +1,154 @@
+"""A SuperLink under load, and the plan for many devices that is computed from it."""
+
+import csv
+import math
+
+import numpy as np
+import pytest
+from local_processes import logs_on_failure, processes_of
+
+from clients.store import DuelStore
+from simulations import capacity
+from simulations.benchmark import deployment
+from simulations.benchmark.load import Load
+from strategies.device_directory import UPLOADS
+from strategies.device_nodes import short_name
+
+D, RIDGE = 5, 1.0
+
+
+@pytest.mark.slow
+def test_light_nodes_count_each_answer_once(tmp_path):
+    """Two rounds with three nodes: theta is the central estimate from their answers."""
+    with logs_on_failure(tmp_path), Load(tmp_path, "memory", {"first_round": "minimise"}) as load:
+        load.grow(3)
+        load.start()
+        before = load.use()
+        assert load.round() > 0
+        used = load.use().since(before)
+        assert load.bare("array") > 0
+        model = load.federation.model()
+        rows = load.federation.rounds()
+    assert not processes_of(tmp_path)
+    assert [int(row["contributed"]) for row in rows] == [3, 3]
+    # Pull, 6 objects, confirm, push, 5 or 6 objects: the numbers may be those of an earlier reply.
+    assert used.requests >= 3 * (1 + 6 + 1 + 1 + 5)
+    assert min(used.superlink, used.ours, used.nodes) > 0
+    assert used.up > 3 * 1000
+    np.testing.assert_allclose(model["theta_sync"], central(load, tmp_path), rtol=1e-9)
+    assert model["duels"] == sum(len(person.answers) for person in load.people)
+
+
+def central(load, folder):
+    """Return theta of FLDB-ONS from the answers of each round, with independent formulas."""
+    tables, rounds, covered = {}, {}, {}
+    for person in load.people:
+        with DuelStore(person.path) as store:
+            rows = [[*difference, preference] for difference, preference in person.answers]
+            tables[short_name(store.device_id)] = np.array(rows)
+    with (folder / "server" / UPLOADS).open(newline="") as file:
+        for row in csv.DictReader(file):
+            start, end = int(row["start"]), int(row["end"])
+            assert start == covered.get(row["device"], 0)
+            covered[row["device"]] = end
+            rounds.setdefault(row["round"], []).append(tables[row["device"]][start:end])
+    assert covered == {name: len(table) for name, table in tables.items()}
+    first, second = (np.concatenate(rounds[number]) for number in ("1", "2"))
+    theta = np.zeros(D)
+    for _ in range(50):
+        gradient, hessian = derivatives(theta, first)
+        curvature = RIDGE * np.eye(D) + hessian
+        theta = theta - np.linalg.solve(curvature, gradient + RIDGE * theta)
+    curvature = RIDGE * np.eye(D) + derivatives(theta, first)[1]
+    gradient, hessian = derivatives(theta, second)
+    return theta - np.linalg.solve(curvature + hessian, gradient)
+
+
+def derivatives(theta, table):
+    x, y = table[:, :D], table[:, D]
+    p = 1 / (1 + np.exp(-x @ theta))
+    return x.T @ (p - y), (x * (p * (1 - p))[:, None]).T @ x
+
+
+def row(**changes):
+    chosen = {
+        "database": "memory", "app": "ours", "nodes": 10, "s": 4.0, "requests": 20.0,
+        "SuperLink, ms": 100.0, "ServerApp, ms": 10.0, "up, bytes": 20_000, "down, bytes": 5_000,
+        "idle, ms": 50.0, "idle node, bytes": 400.0,
+    }  # fmt: skip
+    return {**chosen, **{key.replace("_", ", "): value for key, value in changes.items()}}
+
+
+def test_costs_are_those_of_the_most_nodes():
+    rows = [
+        row(),
+        row(nodes=110, **{"idle, ms": 250.0, "SuperLink, ms": 90.0}),
+        row(database="file", nodes=500),
+    ]
+    # 200 ms more for 100 nodes more.
+    assert capacity.costs(rows) == pytest.approx((0.09, 0.01, 0.002, 25_000, 400.0))
+
+
+def test_a_ratio_compares_exchanges_one_after_the_other():
+    """Sums of 110, 220 and 120 ms by 100, 100 and 60: ratios 1.1, 2.2 and 2."""
+    rows = [row(nodes=5)]
+    for ours, bare in ((100.0, 90.0), (210.0, 90.0), (110.0, 50.0)):
+        rows += [row(**{"SuperLink, ms": ours})]
+        rows += [row(app="array", requests=16.0, **{"SuperLink, ms": bare})]
+    assert capacity.ratio(rows, "memory", "ours", "array") == pytest.approx(2.0)
+    assert capacity.ratio(rows, "memory", "ours", "array", requests=True) == pytest.approx(1.25)
+
+
+def test_the_plan_for_a_million_devices_by_hand():
+    cost = capacity.Costs(
+        superlink=0.0864, serverapp=0.00864, connected=0.001, message=25_000, idle=400
+    )
+    assume = capacity.Assumptions(sample=100_000, answers=10, rounds=20, minutes=14.4, load=0.5)
+    plan = capacity.plan(1_000_000, cost, assume)
+    # 100,000 of 10^6 devices a day, 5,000 in a round. All 10^7 answers of a day are counted.
+    assert (plan.asked, plan.days, plan.counted) == (100_000, 10, 1e7)
+    assert plan.fraction == pytest.approx(0.005)
+    assert plan.standard_error(25) == pytest.approx(math.sqrt(100 / 1e7))
+    # Connected: 1,000 processors for 10^6 nodes. Messages: 100,000 of 0.0864 s are 0.1 of a day.
+    always = plan.always
+    assert always.cores == pytest.approx(1000 + 0.1 + 0.01)
+    assert always.superlinks == 2001  # 1000.1 / 0.5, rounded up
+    # A parent's child takes 0.001 + 20 * 0.0864 / 86400 = 0.00102 of a processor: 490 fit.
+    # 2,001 servers have five parents, and these one.
+    assert always.levels == 3
+    # 400 bytes a second, and one message in ten days.
+    assert always.bytes == pytest.approx(400 * 86_400 + 2_500)
+    # Asked ones: 14.4 minutes are 0.01 of a day.
+    sampled = plan.sampled
+    assert sampled.connected == pytest.approx(1000)
+    assert sampled.cores == pytest.approx(1 + 0.1 + 0.01)
+    assert (sampled.superlinks, sampled.levels) == (3, 2)
+    assert sampled.bytes == pytest.approx(400 * 86.4 + 2_500)
+
+
+def test_a_small_federation_has_one_server():
+    cost = capacity.Costs(0.1, 0.01, 0.001, 25_000, 400)
+    plan = capacity.plan(100, cost)
+    assert (plan.asked, plan.days) == (100, 1)
+    assert (plan.always.superlinks, plan.always.levels) == (1, 1)
+
+
+def test_secure_sums_of_a_day_by_hand():
+    rows = [
+        {"N": 100, "d": 5, "c": 100},
+        {"N": 1000, "d": 64, "c": 250, "collect, ms": 20.0, "open, ms": 60.0, "server, ms": 86.4,
+         "up, bytes": 80_000, "to a member, bytes": 300_000},
+    ]  # fmt: skip
+    plan = capacity.secure_plan(99_500, rows)
+    assert plan.sums == 100
+    assert (plan.scheme.needed, plan.scheme.random_rows, plan.scheme.tolerated) == (200, 150, 50)
+    assert (plan.messages, plan.up, plan.down) == (1.25, 80_000, 75_000)
+    assert plan.seconds == pytest.approx(0.035)
+    assert plan.server == pytest.approx(1e-4)  # 8.64 s of a day
+
+
+def test_limits_are_ratios_of_one_run(monkeypatch):
+    rows = [row(), row(app="array", **{"SuperLink, ms": 90.0})]
+    monkeypatch.setattr(deployment, "measurements", lambda *_arguments: iter(rows))
+    (figure,) = deployment.limits()
+    assert (figure["ratio"], figure["goal"]) == (1.1, 1.3)
