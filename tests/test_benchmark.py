@@ -12,7 +12,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
 from simulations import measured
 from simulations.benchmark import __main__ as benchmark
-from simulations.benchmark import exchange, liars, personal, refits, secure
+from simulations.benchmark import exchange, liars, limits, personal, refits, secure
 from simulations.benchmark.liars import Case
 from simulations.benchmark.memory import BASE, BYTES_AN_AGENT, time_and_memory
 from simulations.engines import vectorized
@@ -199,3 +199,16 @@ def test_bare_messages_have_the_bytes_of_fldb_ogd(monkeypatch):
     values = {"dimension": 3, "engine": {"name": "inprocess", "num_nodes": 2}, "num_agents": 2}
     exchange.bare_exchanges(from_nested(values, "a test"), exchanges=2)
     assert sizes == [[8 * 12, 8 * 9]] * 4
+
+
+def test_a_goal_is_reached_up_to_its_ratio(monkeypatch):
+    sources = ["small_runs", "sweep_jobs", "cost_of_agents", "exchange_over_bare_message"]
+    sources += ["cost_over_primitives", "shards_on_ray", "refits.limits", "deployment.limits"]
+    for number, source in enumerate(sources, start=1):
+        row = {"figure": source, "ratio": number / 4, "goal": 1.0, "more": "of this section"}
+        monkeypatch.setattr(f"simulations.benchmark.limits.{source}", lambda *_, row=row: [row])
+    table = limits.limits(repetitions=1)
+    assert set(table["figure"]) == set(sources)
+    assert dict(zip(table["figure"], table["reached"], strict=True)) == {
+        source: number <= 4 for number, source in enumerate(sources, start=1)
+    }

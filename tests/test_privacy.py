@@ -12,6 +12,7 @@ from scipy import optimize, stats
 
 from fldb_flower.algorithms import make_algorithm
 from fldb_flower.algorithms.ons import FLDBONS
+from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import PrivacyError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, Federation, Noise, PlayRequest, Upload
@@ -71,6 +72,20 @@ def test_multipliers_are_those_of_the_analytic_gaussian_mechanism(epsilon, delta
     assert exact * (1 - 1e-9) <= found <= 1.001 * exact
     spent = accounting.epsilon_of(found, delta, releases)
     assert 0.998 * epsilon <= spent <= epsilon * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 1e3])
+@pytest.mark.parametrize(("delta", "most"), [(1e-15, 1.012), (0.1, 1.002)])
+def test_extreme_settings_have_enough_noise(epsilon, delta, most):
+    """At the limits of privacy.epsilon and privacy.delta, by the same formula with logarithms."""
+
+    def delta_by_logarithms(z):
+        upper = stats.norm.logcdf(0.5 / z - epsilon * z)
+        lower = epsilon + stats.norm.logcdf(-0.5 / z - epsilon * z)
+        return math.exp(upper) - math.exp(lower)
+
+    exact = optimize.brentq(lambda z: delta_by_logarithms(z) / delta - 1.0, 1e-2, 1e5)
+    assert exact * (1 - 1e-6) <= accounting.noise_multiplier(epsilon, delta, 1) <= most * exact
 
 
 @pytest.mark.parametrize(
@@ -230,6 +245,29 @@ def test_what_would_be_released_without_noise_is_refused():
     upload = Upload(1, np.zeros(2), np.eye(2), np.eye(2), None, ())
     with pytest.raises(PrivacyError, match=r"sensitivity of hessian is not known"):
         with_noise(upload, Noise(gradient=1.0, information=1.0), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("values", "theta", "words"),
+    [
+        ({**PERSONAL, **PERSON}, np.zeros(3), "shares and gradients are requested together"),
+        ({**ONS, **ANSWER}, None, "shares are requested: use privacy.unit=person"),
+    ],
+)
+def test_shares_that_the_noise_does_not_cover_are_refused(values, theta, words):
+    """A gradient beside a share would be released as it is."""
+    prior = CommonPrior(np.zeros((3, 3)), np.zeros(3), 0.5, 0.0)
+    request = Broadcast(PlayRequest(1, 1, prior), theta, shares=True, lowest_variance=0.5)
+    with pytest.raises(PrivacyError, match=words):
+        GaussianMechanism(settings(**values)).require(request, 1)
+
+
+@pytest.mark.parametrize("clip", [1e-100, 1e-72, 1e72, 1e100])
+@pytest.mark.parametrize("values", [{**ONS, **ANSWER}, {**OGD, **PERSON}, {**PERSONAL, **PERSON}])
+def test_lengths_whose_squares_overflow_are_refused(tmp_path, values, clip):
+    with pytest.raises(PrivacyError, match=r"privacy\.clip=.* is too far from 1") as error:
+        run(settings(**values, privacy__clip=clip), tmp_path)
+    assert "\n" not in str(error.value)
 
 
 # --- agents clip ---------------------------------------------------------------------------

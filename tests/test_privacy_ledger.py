@@ -8,13 +8,14 @@ import itertools
 import json
 import math
 from functools import cache
+from statistics import fmean
 
 import pytest
 from conftest import ROOT, nested
 from scipy import optimize, stats
 
 from fldb_flower.privacy.ledger import Ledger, openings_of
-from fldb_flower.settings import from_nested
+from fldb_flower.settings import DevicesSettings, from_nested
 from simulations.run import run
 
 dp_accounting = pytest.importorskip(
@@ -195,3 +196,58 @@ def test_the_page_has_the_cost_of_several_periods():
         multiplier = multiplier_by_formula(float(epsilon))
         for periods, cell in zip((1, 2, 4, 12), cells, strict=True):
             assert number(cell) == pytest.approx(epsilon_by_formula(multiplier, periods), rel=5e-3)
+
+
+def page_has(*words):
+    text = " ".join((ROOT / "docs" / "privacy.md").read_text(encoding="utf-8").split())
+    for each in words:
+        assert each in text
+
+
+def test_the_page_has_the_cost_of_a_replaced_unit():
+    """Half of the multiplier is four times the cost."""
+    one, three, eight = (epsilon_by_formula(multiplier_by_formula(e), 4) for e in (1.0, 3.0, 8.0))
+    page_has(f"{one:.2f} instead of 1, {three:.2f} instead of 3, and {eight:.1f} instead of 8")
+
+
+def test_the_page_has_the_advantage_of_an_attacker():
+    bound = (math.e - 1 + 2 * DELTA) / (math.e + 1)
+    exact = 2 * stats.norm.cdf(0.5 / multiplier_by_formula(1.0)) - 1
+    page_has(f"(e^epsilon + 1)` = {bound:.2f}", f"whose advantage is {exact:.2f}")
+
+
+def test_the_page_has_the_noise_of_a_larger_sum():
+    """Each device has the variance 1 / h of what is needed; h is the default."""
+    least = DevicesSettings().min_devices
+    page_has(f"With 1,000 devices and the default of {least} it is {math.sqrt(1_000 / least):g}.")
+
+
+def test_the_page_has_the_noise_of_a_tree():
+    """Over 16 rounds: levels with an answer, and nodes of a sum over the first rounds."""
+    rounds = len(ends_of_rounds("geometric", 1.5, 500))
+    levels = rounds.bit_length()
+    nodes = max(each.bit_count() for each in range(rounds + 1))
+    page_has(
+        f"`schedule=geometric` has {rounds} rounds in 500 iterations",
+        f"An answer would be in {levels} nodes",
+        f"up to {nodes} of them: variances of up to {nodes} x {levels} = {nodes * levels} units",
+        f"up to {rounds} for independent noise",
+    )
+
+
+def test_the_page_recommends_personal_estimates_where_they_are_better():
+    """Where FLDB-ONS has more regret than agents alone, FLDB-Personal has less."""
+    rows = json.loads((ROOT / "docs" / "results" / "privacy.json").read_text())["rows"]
+    found = {
+        (row["algorithm"], row["num_agents"], row["epsilon"]): fmean(row["regret"])
+        for row in rows
+        if (row["dimension"], row["sigma"]) == (5, 0.0) and row["unit"] in {"person", "none"}
+    }
+    worse = [
+        (agents, epsilon)
+        for (algorithm, agents, epsilon), regret in found.items()
+        if algorithm == "fldb_ons" and regret > found.get(("alone", agents, "none"), math.inf)
+    ]
+    assert len(worse) >= 2
+    for case in worse:
+        assert found["fldb_personal", *case] < found["fldb_ons", *case]

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from vaults import START, Fleet, common, decoded, noise_for
+from vaults import START, Fleet, Phone, common, decoded, noise_for
 
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
@@ -151,6 +151,13 @@ def test_an_owner_may_assume_more_colluders(tmp_path):
         again(fleet)
     low, high = stats.chi2.ppf([1e-5, 1 - 1e-5], df=32)
     assert low < float((np.array(scaled) ** 2).sum()) < high
+
+
+def test_the_share_of_colluders_is_as_written():
+    """floor(f n) is exact for a share in hundredths; 0.29 * 100 is below 29 in floats."""
+    for least, hundredths in itertools.product(range(5, 301), range(100)):
+        expected = least - hundredths * least // 100
+        assert honest_devices(least, least, colluding=hundredths / 100) == expected
 
 
 @pytest.mark.parametrize("scale", [0.7, 3.0, 2.0**40])
@@ -480,6 +487,27 @@ def test_two_processes_share_one_budget(tmp_path):
     assert phone.vault.spent() == other.vault.spent()
 
 
+def test_two_stores_with_one_key_share_one_budget(tmp_path, monkeypatch):
+    """The first one is killed before it replies, and is asked again after the second one."""
+    fleet = Fleet(tmp_path, 6, {"max_epsilon": 2.0, "max_delta": DELTA})
+    settings, phone = private(fleet, epsilon=2.0, rounds=1), fleet.phones["d00"]
+    other = Phone(phone.folder, "d00", phone.clock, store="other.db")
+    for each in (phone, other):
+        each.answer(*SOME)
+    earlier, later = (fleet.header(settings=settings) for _ in range(2))
+
+    def killed(self):
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Vault, "_advance_epoch", killed)
+        with pytest.raises(KilledError):
+            phone.ask(fleet.request(later, "d00"))
+    assert other.ask(fleet.request(earlier, "d00")) == Refused("its privacy budget is spent")
+    phone.restart()
+    assert isinstance(phone.ask(fleet.request(later, "d00")), Pieces)
+
+
 def replace_vault(phone, config):
     """Return a second phone object for the same folder, as another process would have."""
     other = object.__new__(type(phone))
@@ -702,6 +730,10 @@ def test_without_the_extra_the_device_refuses_with_one_line(fleet, monkeypatch, 
         ({"privacy_days": 3}, "privacy_days needs max_epsilon and max_delta"),
         ({"max_epsilon": 0.0, "max_delta": 1e-6}, "max_epsilon=0"),
         ({"max_epsilon": 1.0, "max_delta": 1.0}, "max_delta=1"),
+        ({"max_epsilon": 1e6, "max_delta": 1e-6}, "max_epsilon=1000000.0: .* 0.001 to 1000"),
+        ({"max_epsilon": 10**400, "max_delta": 1e-6}, "max_epsilon=1000"),
+        ({"max_epsilon": 1e-9, "max_delta": 1e-6}, "max_epsilon=1e-09"),
+        ({"max_epsilon": 1.0, "max_delta": 1e-300}, "max_delta=1e-300: .* 1e-15 to 0.1"),
         ({"max_epsilon": 1.0, "max_delta": 1e-6, "privacy_days": 0}, "privacy_days=0"),
         ({"colluding": 1.0}, "colluding=1"),
         ({"colluding": '"half"'}, "colluding='half'"),

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -57,6 +58,8 @@ def test_one_generator_draws_from_several_streams_in_turn(direct):
         drawn = reader.generator.standard_normal(5)
         positions[place] = reader.position
         np.testing.assert_array_equal(drawn, streams[place].standard_normal(5))
+    copy = pickle.loads(pickle.dumps(reader))
+    assert copy.generator.random() == streams[2].random()
 
 
 def test_agents_seeds_and_names_have_different_draws():

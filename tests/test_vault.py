@@ -859,6 +859,7 @@ def test_the_configuration(fleet):
     config = read_config(file)
     assert (config.limits.min_duels, config.limits.min_devices) == (1, 10)
     assert config.max_difference == np.inf
+    assert read_config(fleet.configure("d01", max_difference=10**400)).max_difference == np.inf
     assert config.least_duels(dimension=64, min_devices=10) == 20
     assert "private" not in repr(config)
 
@@ -879,6 +880,7 @@ def test_the_configuration(fleet):
         ({"max_duels": "1.5"}, r"vault\.toml: max_duels is 1\.5"),
         ({"max_difference": "0"}, r"vault\.toml: max_difference=0: must be a positive number"),
         ({"max_difference": "nan"}, r"max_difference=nan: must be a positive number"),
+        ({"max_difference": "true"}, r"max_difference=True: must be a positive number"),
         ({"min_duels": ""}, r"vault\.toml is not valid TOML"),
     ],
 )

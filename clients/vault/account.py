@@ -66,6 +66,17 @@ class Account:
         self._is_refused = False
         self._store.keep_secure_part("ledger", ledger.to_bytes())
 
+    def record(self) -> None:
+        """Write the ledger to the epoch file, at the end of the transaction that charges it.
+
+        The vault of another store with the same key then has the charge, also if this process is
+        killed before it replies and sends the contribution later.
+        """
+        known = self._epoch.read() or Epoch()
+        ledger = self.stored().merged(known.ledger)
+        if ledger != known.ledger:
+            self._epoch.write(known._replace(ledger=ledger))
+
     def ledger(self) -> Ledger:
         """Return the ledger: of the store, and of the epoch file if the store is a backup."""
         epoch = self._epoch.read() or Epoch()

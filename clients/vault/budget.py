@@ -57,11 +57,12 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
-            ("max_epsilon", self.max_epsilon, 0.0, math.inf),
-            ("max_delta", self.max_delta, 0.0, 0.5),
+            ("max_epsilon", self.max_epsilon, 1e-3, 1e3),  # as of privacy.epsilon and .delta
+            ("max_delta", self.max_delta, 1e-15, 0.1),
         ):
-            if not _is_number(value) or not low < value <= high:
-                raise DataError(f"{name}={shown(value)}: must be a number above {low:g}, {high:g}")
+            is_uncapped = name == "max_epsilon" and value == math.inf
+            if not is_uncapped and not (_is_number(value) and low <= value <= high):
+                raise DataError(f"{name}={shown(value)}: must be a number, {low:g} to {high:g}")
         days, share = self.days, self.colluding
         if days is not None and (type(days) is not int or not 1 <= days <= 100_000):
             raise DataError(f"privacy_days={shown(days)}: must be a whole number, 1 to 100000")

@@ -135,7 +135,11 @@ def _config(folder: Path, entries: dict[str, Any]) -> VaultConfig:
     check_writers(files["signer"])
     limits = {name: entries[name] for name in _LIMITS if name in entries}
     most = entries.get("max_difference", math.inf)
-    if isinstance(most, bool) or not isinstance(most, int | float) or not most > 0:
+    try:
+        longest = float(most) if type(most) in {int, float} else 0.0
+    except OverflowError:
+        longest = math.inf
+    if not longest > 0.0:
         raise DataError(f"max_difference={shown(most)}: must be a positive number")
     return VaultConfig(
         name=entries["name"],
@@ -144,7 +148,7 @@ def _config(folder: Path, entries: dict[str, Any]) -> VaultConfig:
         signer=load_signer(files["signer"]),
         roster=files["roster"],
         limits=Limits(**{"min_duels": 1, **limits}),
-        max_difference=float(most),
+        max_difference=longest,
         budget=_budget(entries),
         sets_min_duels="min_duels" in entries,
     )

@@ -6,8 +6,8 @@ older. It is beside the private key, ``KEY.epoch``, so that another store with t
 evade it. **No backup may contain it.**
 
 It also contains the ledger of privacy, so that a restored store does not forget what was spent. It
-is written after the journal is stored, and before the reply. Only its owner can read it: a cut is a
-number of answers.
+is written after the journal is stored, and before the reply; the ledger is written before both.
+Only its owner can read it: a cut is a number of answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The vault: replies of a device to the requests of secure sums.
 
 Each reply is sent after all that it depends on is durable: the journal, the numbers, the cut and
-the ledger of privacy in one transaction of the store, and then the epoch file. After a crash, the
-same request therefore gives the same reply.
+the ledger of privacy in one transaction of the store, and then the epoch file, which has the ledger
+already before that transaction ends. After a crash, the same request therefore gives the same
+reply.
 
 With differential privacy, the numbers contain this device's part of the noise: they are never
 stored or sent without it.
@@ -217,6 +218,7 @@ class Vault:
             else:
                 sealed, journal = {}, journal.contribute(header, cut, seed, content)
             self._keep(journal)
+            self._account.record()
         if not sealed:
             self._advance_epoch()
             raise DataError("the answers have no numbers within the bounds of the exchange")

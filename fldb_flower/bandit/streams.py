@@ -91,6 +91,12 @@ class StreamReader:
         memory = memoryview((ctypes.c_char * _POSITION_BYTES).from_address(address)).cast("B")
         self._memory = memory if direct and memory == position_of(self.generator) else None
 
+    def __reduce__(self) -> tuple[type[StreamReader], tuple[bool], bytes]:
+        return StreamReader, (self._memory is not None,), self.position
+
+    def __setstate__(self, position: bytes) -> None:
+        self.position = position
+
     @property
     def position(self) -> bytes:
         """Position in the stream; assign one to continue there."""

@@ -23,7 +23,7 @@ _TOLERANCE = 1e-4  # of a noise multiplier
 def noise_multiplier(epsilon: float, delta: float, releases: int) -> float:
     """Return the smallest noise multiplier for (epsilon, delta) and a number of releases.
 
-    The result is too large by less than 0.1 %.
+    The result is never too small, and too large by less than 0.2 %; by 1.2 % at delta = 1e-15.
 
     Raises
     ------

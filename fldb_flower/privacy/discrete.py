@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 
@@ -80,7 +81,8 @@ def honest_devices(least: int, others: int, colluding: float | None = None) -> i
     """
     if colluding is None:
         return others
-    return max(1, min(others, least - math.floor(colluding * least)))
+    share = Fraction(str(colluding))  # as written: in floats, 0.29 * 100 is below 29
+    return max(1, min(others, least - math.floor(share * least)))
 
 
 def device_noise(

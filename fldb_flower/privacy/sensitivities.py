@@ -42,6 +42,8 @@ from fldb_flower.settings import Settings
 
 _SLACK = 1.0 + 1e-9  # for rounding errors
 
+_LARGEST = 1e140  # size of a part: noise that is squared must neither overflow nor vanish
+
 
 class Release(NamedTuple):
     """The parts of one upload: what a unit contributes at most, and their shares of the noise.
@@ -81,7 +83,7 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
     ------
     PrivacyError
         Its sensitivity is not known: it is not over the duels of this round alone, there are no
-        iterations, or it includes the loss of a person.
+        iterations, it has shares and gradients, or it includes the loss of a person.
 
     Examples
     --------
@@ -101,7 +103,24 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
     >>> release.norm
     1.0
     """
-    play = broadcast.play
+    _check_request(broadcast, settings)
+    clip = settings.clip
+    assert clip is not None
+    if settings.privacy.unit == "person":
+        release = Release(*sizes_and_weights(broadcast, settings), norm=1.0)
+    else:
+        release = _of_statistics(broadcast, settings, clip)
+    for part, bound in release.bounds.items():
+        if not 1.0 / _LARGEST < bound < _LARGEST:
+            raise PrivacyError(
+                f"the size of {part} is {bound:g}: privacy.clip={clip:g} is too far from 1"
+            )
+    return release
+
+
+def _check_request(broadcast: Broadcast, settings: Settings) -> None:
+    """Raise a PrivacyError if the sensitivity of what a broadcast requests is not known."""
+    play, unit = broadcast.play, settings.privacy.unit
     if play is None or broadcast.scope == "all":
         raise asked_again(settings)
     if not 1 <= play.first <= play.last:  # sizes would be 0, without any noise
@@ -109,20 +128,12 @@ def release_of(broadcast: Broadcast, settings: Settings) -> Release:
             f"a request to play iterations {play.first} to {play.last}: the first must be at least"
             " 1, and at most the last"
         )
-    clip = settings.clip
-    assert clip is not None
-    if settings.privacy.unit == "person":
-        if broadcast.loss:
-            raise PrivacyError("a loss is requested, which the limit on a person does not include")
-        release = Release(*sizes_and_weights(broadcast, settings), norm=1.0)
-    else:
-        release = _of_statistics(broadcast, settings, clip)
-    for part, bound in release.bounds.items():
-        if not 0.0 < bound < math.inf:
-            raise PrivacyError(
-                f"the size of {part} is {bound:g}: privacy.clip={clip:g} is too far from 1"
-            )
-    return release
+    if broadcast.shares and broadcast.theta_hat is not None:
+        raise PrivacyError("shares and gradients are requested together: only one has a limit")
+    if broadcast.shares and unit == "answer":
+        raise PrivacyError("shares are requested: use privacy.unit=person")
+    if broadcast.loss and unit == "person":
+        raise PrivacyError("a loss is requested, which the limit on a person does not include")
 
 
 def asked_again(settings: Settings) -> PrivacyError:

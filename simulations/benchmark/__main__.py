@@ -8,9 +8,9 @@ node, and Flower's bare message), ``scale`` (time and memory against N, d, K and
 (rules for v) and ``pace`` (times relative to LDB); of agents that keep their own duels, ``refits``
 and ``refit_times`` (regret and times with fits at geometric times); of secure sums, ``secure``
 (times and bytes of one sum) and ``liars`` (regret with a dishonest device); ``privacy`` (regret
-with noise). By default, ``algorithms``, ``inprocess`` and ``scale`` run. Times depend on the load
-of the machine. The tables have medians over the repetitions, and ratios of times measured
-alternately.
+with noise); ``limits`` (each goal of speed and memory, as a ratio). By default, ``algorithms``,
+``inprocess`` and ``scale`` run. Times depend on the load of the machine. The tables have medians
+over the repetitions, and ratios of times measured alternately.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from simulations.benchmark.exchange import inprocess_exchange
 from simulations.benchmark.flower import flower
 from simulations.benchmark.install import install
 from simulations.benchmark.liars import liars
+from simulations.benchmark.limits import limits
 from simulations.benchmark.personal import newcomers, pace, variances
 from simulations.benchmark.privacy import privacy
 from simulations.benchmark.refits import refit_times, refits
@@ -69,6 +70,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "secure": lambda asked: secure(asked.repetitions),
     "liars": lambda _asked: liars(),
     "privacy": lambda _asked: privacy(),
+    "limits": lambda asked: limits(asked.repetitions),
 }
 _DEFAULT = ("algorithms", "inprocess", "scale")
 
