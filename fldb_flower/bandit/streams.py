@@ -111,13 +111,6 @@ class StreamReader:
         state["state"]["state"] = np.frombuffer(position, np.uint64)
         self.generator.bit_generator.state = state
 
-    def __getstate__(self) -> bytes:
-        return self.position
-
-    def __setstate__(self, position: bytes) -> None:
-        self.__init__()  # type: ignore[misc] # memory is not copied
-        self.position = position
-
 
 def position_of(generator: np.random.Generator) -> bytes:
     """Return the position of an SFC64 generator: four words.
