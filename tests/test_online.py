@@ -90,6 +90,30 @@ def test_a_duel_moves_theta_to_the_minimiser(seed, ridge, far, size, answer):
     assert np.all(curvature <= 0.25 * np.abs(np.outer(x, x)) + 1e-15)
 
 
+@pytest.mark.parametrize("before", [-5.0, 0.0, 5.0, 1e4])
+@pytest.mark.parametrize("variance", [1e3, 1e14, 1e20, 1e60, 1e200])
+@pytest.mark.parametrize("answer", [0.0, 1.0])
+def test_a_duel_in_a_direction_that_is_almost_unknown(before, variance, answer):
+    """x = 1 with P = 1 / variance; by SciPy, from the equation's logarithm.
+
+    For the answer 0, ``log(before - z) - log(variance) = log(mu(z))``. It is symmetric.
+    """
+    sign = 1.0 if answer == 0.0 else -1.0
+
+    def excess(z):
+        return np.log(variance) - np.log(before - z) - np.logaddexp(0.0, -z)
+
+    least = min(before, -np.log(variance)) - 1e3
+    expected = scipy.optimize.brentq(excess, least, before - 1e-9, xtol=1e-12)
+    theta, whiteners = np.array([[sign * before]]), np.array([[[np.sqrt(variance)]]])
+    learn_duel(theta, whiteners, np.ones((1, 1)), np.array([answer]))
+    np.testing.assert_allclose(theta[0, 0], sign * expected, rtol=1e-7, atol=1e-7)
+    # The curvature is mu (1 - mu), with mu = (before - z) / variance.
+    wins = (before - expected) / variance
+    total = 1.0 / variance + wins * (1.0 - wins)
+    np.testing.assert_allclose(whiteners[0, 0, 0], total**-0.5, rtol=1e-6)
+
+
 @pytest.mark.parametrize("ridge", [2e-3, 1.0])
 def test_local_estimates_between_two_fits(ridge):
     """Fits equal scikit-learn's; each duel between is added to an explicit quadratic."""

@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fldb_flower.bandit.preference import logistic
 from fldb_flower.linalg.arrays import Array, namespace
 from fldb_flower.linalg.whiteners import add_to_whiteners
 
 _FITTED_PER_FEATURE = 8  # duels that are fitted one by one, for each feature
 _TOLERANCE = 1e-9  # of a step relative to the logit; the error after it is its square
-_MAX_STEPS = 60  # about 5, and one more each time that x^T P^-1 x grows by a factor of e
+_MAX_STEPS = 800  # about 5, and one more each time that x^T P^-1 x grows by a factor of e
 
 
 def next_fit(duels: int, ratio: float, dimension: int) -> int:
@@ -71,12 +70,11 @@ def learn_duel(theta: Array, whiteners: Array, differences: Array, preferences: 
     seen = (differences[:, None, :] @ whiteners)[:, 0]
     start, variances = xp.vecdot(theta, differences), xp.vecdot(seen, seen)
     logits = _minimisers(start, variances, preferences)
-    wins = logistic(logits)
+    wins, curvatures = _link(logits)
     # Where the step is long, mu(z) - y is a small difference; the equation gives it accurately.
     is_long = variances > 1.0
     accurate = (start - logits) / xp.where(is_long, variances, 1.0)
     slopes = xp.where(is_long, accurate, wins - preferences)
-    curvatures = wins * (1.0 - wins)
     theta -= slopes[:, None] * (whiteners @ seen[..., None])[..., 0]
     add_to_whiteners(whiteners, xp.sqrt(curvatures)[:, None] * differences)
     return Expansion(logits, slopes, curvatures)
@@ -86,14 +84,26 @@ def _minimisers(start: Array, variances: Array, preferences: Array) -> Array:
     """Return the z that minimise ``(z - start)^2 / (2 variance)`` plus the loss of the answer.
 
     The root of ``z - start + variance (mu(z) - y)``, which increases, is convex below 0 and concave
-    above. Newton steps from 0 therefore approach it from one side.
+    above. Newton steps from 0 therefore approach it from one side. Signs are changed so that y is
+    at most 1/2: small values of mu(z) are accurate, and those of 1 - mu(z) are not.
     """
-    xp, logits = namespace(start), 0.0 * start
+    xp = namespace(start)
+    signs = xp.where(preferences > 0.5, -1.0, 1.0)
+    start, answers = signs * start, 0.5 + signs * (preferences - 0.5)
+    logits = 0.0 * start
     for _ in range(_MAX_STEPS):
-        wins = logistic(logits)
-        value = logits - start + variances * (wins - preferences)
-        step = value / (1.0 + variances * wins * (1.0 - wins))
+        wins, curvatures = _link(logits)
+        value = logits - start + variances * (wins - answers)
+        step = value / (1.0 + variances * curvatures)
         logits = logits - step
         if not bool(xp.any(xp.abs(step) > _TOLERANCE * (1.0 + xp.abs(logits)))):
             break
-    return logits
+    return signs * logits
+
+
+def _link(logits: Array) -> tuple[Array, Array]:
+    """Return mu(z) and mu'(z), with small relative errors also if they are tiny."""
+    xp = namespace(logits)
+    odds = xp.exp(-xp.abs(logits))
+    wins = xp.where(logits < 0.0, odds, 1.0) / (1.0 + odds)
+    return wins, odds / (1.0 + odds) ** 2
