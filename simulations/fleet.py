@@ -57,6 +57,7 @@ HEARTBEAT_SECONDS = 30.0
 _LIFE_SECONDS = 600.0  # without a heartbeat; on a slow machine, one can be late
 _RETRIES = (0.1, 1.0, 5.0, 10.0)  # seconds before a request is sent again
 _UNAVAILABLE_SECONDS = 0.2  # before an object that is not there yet is asked for again
+_OBJECT_SECONDS = 120.0  # after which it is missing
 
 Reply = Callable[[Message], RecordDict]
 """Returns the content of the reply to a message."""
@@ -163,7 +164,10 @@ class LightNode:
         contents = {each.object_id: b"" for each in iterate_object_tree(tree)}
         for key in contents:
             request = PullObjectRequest(node=self._node, run_id=run, object_id=key)
+            deadline = time.monotonic() + _OBJECT_SECONDS
             while not (response := self._client.PullObject(request)).object_available:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"a part of a message is not there: {key}")
                 time.sleep(_UNAVAILABLE_SECONDS)
             contents[key] = response.object_content
         request = ConfirmMessageReceivedRequest(
