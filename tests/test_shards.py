@@ -123,6 +123,25 @@ def test_an_invalid_feature_is_reported_and_processes_stay_synchronized(monkeypa
     shards.close()
 
 
+class CodedError(Exception):
+    """Has two arguments, so that a copy by pickle fails."""
+
+    def __init__(self, code, text):
+        super().__init__(f"{text} ({code})")
+
+
+def test_an_error_that_cannot_be_sent_is_reported_by_its_text(monkeypatch):
+    def answer(group, _broadcast, _counted):
+        raise CodedError(len(group.agents), "no arms")
+
+    monkeypatch.setattr(AgentGroup, "answer", answer)
+    shards = Shards(settings(workers=2))
+    with pytest.raises(FederationError, match=r"^CodedError: no arms \(64\)") as error:
+        shards.answer(broadcast(1, 3), 0)
+    assert "in answer" in "".join(error.value.__notes__)
+    shards.close()
+
+
 def test_a_killed_process_is_reported():
     shards = Shards(settings(workers=2))
     shards.answer(broadcast(1, 1), 0)

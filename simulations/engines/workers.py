@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import traceback
@@ -15,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
-from fldb_flower.errors import FederationError
+from fldb_flower.errors import FederationError, one_line
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import Array
@@ -78,8 +79,18 @@ class Worker:
                 self._groups = Groups(self._settings, self.shards)
             return getattr(self._groups, method)(*arguments)
         except Exception as error:
-            error.add_note(traceback.format_exc())
-            return error
+            sent = _sendable(error)
+            sent.add_note(traceback.format_exc())
+            return sent
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return the error, or one with its text if a copy by pickle fails."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return FederationError(one_line(f"{type(error).__name__}: {error}"))
+    return error
 
 
 def split(items: Sequence[Any], count: int) -> list[Sequence[Any]]:
