@@ -442,6 +442,24 @@ def test_offers_do_not_depend_on_how_many_are_taken_at_once(saved):
             stream.restore(unpack_arrays(pack_arrays(state)))
 
 
+def test_an_environment_may_reuse_its_arrays(register_world):
+    class Reusing:
+        def __init__(self, settings, agents):
+            self.arrays = np.empty((len(agents), 40, K, D)), np.empty((len(agents), 40, K))
+
+        def contexts(self, streams, iterations):
+            features, rewards = (each[:, :iterations] for each in self.arrays)
+            features[:] = streams.standard_normal("arms", iterations, K, D)
+            rewards[:] = features.sum(axis=-1)
+            return Contexts(features, rewards)
+
+    chosen = small(horizon=40, environment={"name": register_world(Reusing)})
+    whole = OfferStream(chosen, range(N), Arrays()).take(40, 40)
+    stream = OfferStream(chosen, range(N), Arrays())
+    first, later = stream.take(1, 40).features.copy(), stream.take(20, 39)
+    np.testing.assert_array_equal(np.concatenate([first, later.features]), whole.features[:21])
+
+
 def test_offers_saved_after_each_one_are_not_drawn_again_from_the_start():
     """As on a node whose messages are all answered by new processes."""
     chosen = small(horizon=40)

@@ -16,7 +16,7 @@ from fldb_flower.catalogue import ENVIRONMENTS
 from fldb_flower.environments import Contexts, RecordedAnswers, make_environment
 from fldb_flower.environments.base import check_contexts
 from fldb_flower.federation.blocks import rows_in_block
-from fldb_flower.linalg.arrays import Array, Arrays, namespace
+from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace
 from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import Settings
 
@@ -89,6 +89,7 @@ class OfferStream:
     def _extended(self, drawn: Offers | None, missing: int, left: int) -> Offers:
         """Return offers with ``missing`` more iterations, or with those drawn ahead."""
         if drawn is not None:
+            drawn = Offers(*map(copy, drawn))  # an environment may reuse its arrays
             more = self._draw(missing)
             xp = namespace(more.noise)
             return Offers(*[xp.concat(both) for both in zip(drawn, more, strict=True)])
