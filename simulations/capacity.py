@@ -221,7 +221,7 @@ def _way(devices: int, connected: float, asked: int, cost: Costs, assume: Assump
 def _levels(servers: int, cost: Costs, assume: Assumptions) -> int:
     """Return the number of levels: each parent has at most so many children as it can carry."""
     each = cost.connected + assume.rounds * cost.superlink / DAY
-    most = math.floor(assume.load / each)
+    most = max(2, math.floor(assume.load / each))
     levels = 1
     while servers > 1:
         servers = math.ceil(servers / most)

@@ -133,6 +133,13 @@ def test_a_small_federation_has_one_server():
     assert (plan.always.superlinks, plan.always.levels) == (1, 1)
 
 
+def test_each_parent_has_two_children_at_least():
+    """Ten nodes take a little more than 4 processors: 9 servers, and then 5, 3, 2 and 1."""
+    cost = capacity.Costs(0.001, 0.001, 0.4, 25_000, 400)
+    plan = capacity.plan(10, cost)
+    assert (plan.always.superlinks, plan.always.levels) == (9, 5)
+
+
 def test_secure_sums_of_a_day_by_hand():
     rows = [
         {"N": 100, "d": 5, "c": 100},
