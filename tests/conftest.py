@@ -51,8 +51,7 @@ if (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests with a browser or a service as slow; run slow tests first.
 
-    Workers that run in parallel then end at about the same time. Groups, which one worker runs,
-    are the longest pieces of work, so they precede the other slow tests.
+    Workers that run in parallel then end at about the same time.
     """
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
@@ -62,8 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))  # processes take long on a busy machine
-    marks = ("slow", "xdist_group")
-    items.sort(key=lambda item: [item.get_closest_marker(mark) is None for mark in marks])
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from simulations import demo as demo_module
 from simulations.local_process import LocalProcess
 
 ROOT = Path(__file__).parent.parent
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("demo")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from simulations.local_process import LocalProcess, environment
 from strategies.device_nodes import short_name
 
 # One federation of processes at a time in each file: each message starts a process.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
 ROOT = Path(__file__).parent.parent
 DOC = (ROOT / "docs" / "deployment.md").read_text()
 TUTORIAL = (ROOT / "docs" / "tutorials" / "engineer.md").read_text()

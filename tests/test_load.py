@@ -17,6 +17,7 @@ from strategies.device_nodes import short_name
 D, RIDGE = 5, 1.0
 
 
+@pytest.mark.xdist_group("federation")
 @pytest.mark.slow
 def test_light_nodes_count_each_answer_once(tmp_path):
     """Two rounds with three nodes: theta is the central estimate from their answers."""

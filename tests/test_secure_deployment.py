@@ -22,7 +22,7 @@ from fldb_flower.deployment.processes import HOST
 from fldb_flower.secure.header import Limits
 from simulations.local_federation import Device, LocalFederation
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("secure_deployment")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
 D = 3
 LONGEST = 2 * math.sqrt(D)  # features are from -1 to 1
 DEVICES = 5
