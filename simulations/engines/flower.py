@@ -27,6 +27,7 @@ from fldb_flower.settings import Settings, to_flat
 from simulations.local_process import LocalProcess, configure_flwr, environment
 
 _LINK = "job"  # name of the SuperLink in Flower's configuration
+_SIGNAL_SECONDS = 1.0  # at most until a signal is handled
 _OURS = re.compile(r"the run failed: (.*)")
 _FIRST_ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
@@ -49,21 +50,37 @@ def run(settings: Settings, output_dir: str) -> None:
     ):
         if stop_requested(directory):
             raise StoppedError(f"{STOPPED}: before the run started; resume=true starts it")
-        done = subprocess.run(
-            command,
-            check=False,
-            env=environment(home),
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in a terminal reaches this process only
-        )
+        output = _output_of(command, environment(home))
     if not (directory / SUMMARY).exists():
-        reason = failure_reason(done.stdout, settings)
+        reason = failure_reason(output, settings)
         if reason.startswith(STOPPED):
             raise StoppedError(reason)
         raise FederationError(f"flwr run left no {SUMMARY}: {reason}")
-    print(*_last_words(done.stdout), sep="\n")
+    print(*_last_words(output), sep="\n")
+
+
+def _output_of(command: list[str], variables: dict[str, str]) -> str:
+    """Run a command and return its output; signals are handled meanwhile.
+
+    Python calls the handler of a signal between two instructions of the main thread. A read
+    without a timeout can outlast a signal that arrives just before it, or at another thread.
+    """
+    with subprocess.Popen(
+        command,
+        env=variables,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C in a terminal reaches this process only
+    ) as process:
+        while True:
+            try:
+                return process.communicate(timeout=_SIGNAL_SECONDS)[0]
+            except subprocess.TimeoutExpired:
+                continue  # nothing of the output is lost
+            except BaseException:
+                process.kill()
+                raise
 
 
 def _command(settings: Settings, directory: Path, project: Path) -> list[str]:
