@@ -21,6 +21,7 @@ from fldb_flower.deployment.processes import tool
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.wire.codec import encode_broadcast
 from simulations.engines.flower import superlink
+from simulations.engines.ray_cluster import SLOW_START, STARTS
 from simulations.local_process import environment
 
 try:  # dp-accounting imports it
@@ -71,10 +72,14 @@ def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess
 
         def run(config: str, *options: str) -> subprocess.CompletedProcess[str]:
             words = [tool("flwr"), "run", str(ROOT), "--stream", "--run-config", config, *options]
-            return subprocess.run(
-                words, check=False, capture_output=True, text=True, env=environment(home),
-                timeout=300,
-            )  # fmt: skip
+            for _ in range(STARTS):
+                done = subprocess.run(
+                    words, check=False, capture_output=True, text=True, env=environment(home),
+                    timeout=300,
+                )  # fmt: skip
+                if SLOW_START not in done.stdout:
+                    break
+            return done
 
         yield run
 

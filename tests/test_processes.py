@@ -1,5 +1,6 @@
 """Start of Flower's processes: project folder, environment, and reasons of failures."""
 
+import contextlib
 import io
 import re
 
@@ -55,6 +56,36 @@ def test_output_of_borders_only_has_no_reason():
 def test_the_log_takes_precedence_over_a_box():
     output = "ERROR: the run failed: tau=0: must be at least 1\n" + shown(Panel("Run failed"))
     assert flower.failure_reason(output, FLOWER) == "tau=0: must be at least 1"
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2, 3])
+def test_a_run_is_started_again_if_ray_is_slow(failures, monkeypatch, tmp_path):
+    calls = []
+
+    def output_of(*_command):
+        calls.append(len(calls))
+        if len(calls) <= failures:
+            return "Exception: The current node timed out during startup. This could happen"
+        (tmp_path / "summary.json").touch()
+        return ""
+
+    monkeypatch.setattr(flower, "superlink", contextlib.nullcontext)
+    monkeypatch.setattr(flower, "_output_of", output_of)
+    with (
+        pytest.raises(FederationError, match="timed out")
+        if failures == 3
+        else contextlib.nullcontext()
+    ):
+        flower.run(FLOWER, str(tmp_path))
+    assert len(calls) == min(failures + 1, 3)
+
+
+def test_a_run_that_fails_for_another_reason_is_not_started_again(monkeypatch, tmp_path):
+    outputs = iter(["ERROR: the run failed: tau=0: must be at least 1"])
+    monkeypatch.setattr(flower, "superlink", contextlib.nullcontext)
+    monkeypatch.setattr(flower, "_output_of", lambda *_command: next(outputs))
+    with pytest.raises(FederationError, match="tau=0: must be at least 1"):
+        flower.run(FLOWER, str(tmp_path))
 
 
 def test_a_checkout_is_found():

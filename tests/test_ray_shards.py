@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -20,7 +21,7 @@ from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError, SettingsError
 from fldb_flower.settings import from_nested
 from fldb_flower.system import memory
-from simulations.engines import ray_workers
+from simulations.engines import ray_cluster, ray_workers
 
 # 32 agents fill a block with these arms, and four blocks are a shard.
 SIZES = {"num_agents": 500, "num_arms": 64, "dimension": 32, "horizon": 12, "tau": 2}
@@ -207,6 +208,22 @@ def test_a_cluster_that_cannot_be_reached_is_named(monkeypatch, address, reason)
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(FederationError, match=f"^RAY_ADDRESS={address}: no .*{reason}.*$"):
         fldb.run(engine_workers="ray")
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_slow_start_of_ray_is_repeated(failures, monkeypatch):
+    """Ray fails if its node is not ready after 30 s, which a busy machine may need."""
+    errors = [Exception("The current node timed out during startup.")] * failures
+    started = mock.Mock(side_effect=[*errors, None])
+    module = SimpleNamespace(init=started, is_initialized=lambda: False, shutdown=mock.Mock())
+    monkeypatch.setitem(sys.modules, "ray", module)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    refused = pytest.raises(
+        FederationError, match=r"^Ray did not start: The current node timed out"
+    )
+    with refused if failures == 3 else contextlib.nullcontext(), ray_cluster.connected() as ray:
+        assert ray is module
+    assert started.call_count == 3
 
 
 def test_a_missing_ray_is_named(monkeypatch):

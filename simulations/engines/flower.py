@@ -24,6 +24,7 @@ from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.experiment import STOPPED, StoppedError
 from fldb_flower.runs.results import stop_requested
 from fldb_flower.settings import Settings, to_flat
+from simulations.engines.ray_cluster import SLOW_START, STARTS
 from simulations.local_process import LocalProcess, configure_flwr, environment
 
 _LINK = "job"  # name of the SuperLink in Flower's configuration
@@ -34,6 +35,8 @@ _FIRST_ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception): .+)$", re.MULTIL
 
 def run(settings: Settings, output_dir: str) -> None:
     """Run with `flwr run` and wait for the result.
+
+    If Ray does not start in time on a busy machine, the run is started again.
 
     Raises
     ------
@@ -50,7 +53,10 @@ def run(settings: Settings, output_dir: str) -> None:
     ):
         if stop_requested(directory):
             raise StoppedError(f"{STOPPED}: before the run started; resume=true starts it")
-        output = _output_of(command, environment(home))
+        for _ in range(STARTS):
+            output = _output_of(command, environment(home))
+            if (directory / SUMMARY).exists() or SLOW_START not in output:
+                break
     if not (directory / SUMMARY).exists():
         reason = failure_reason(output, settings)
         if reason.startswith(STOPPED):

@@ -18,6 +18,10 @@ from fldb_flower.system.startup import is_forked
 
 LOCAL = "local"
 """Address for which Ray starts a cluster on this machine."""
+SLOW_START = "node timed out during startup"
+"""Words of Ray's error if a new node is not ready after 30 seconds, a limit without a setting."""
+STARTS = 3
+"""Number of attempts to start Ray on this machine."""
 _CONNECT_SECONDS = 10.0
 
 
@@ -63,7 +67,7 @@ def connected() -> Iterator[Any]:
         _check_port(where)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of future versions of Ray
-            ray.init(where, log_to_driver=False, logging_level=logging.ERROR, **_options(where))
+            _start(ray, where)
     except Exception as error:  # Ray raises many kinds
         what = "Ray did not start" if where == LOCAL else f"RAY_ADDRESS={where}: no cluster there"
         remedy = "" if where == LOCAL else "; `ray start --head` starts one"
@@ -75,6 +79,18 @@ def connected() -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _start(ray: Any, where: str) -> None:
+    for attempt in range(1, STARTS + 1):
+        try:
+            ray.init(where, log_to_driver=False, logging_level=logging.ERROR, **_options(where))
+        except Exception as error:
+            if SLOW_START not in str(error) or attempt == STARTS:
+                raise
+            ray.shutdown()
+        else:
+            return
 
 
 def _options(where: str) -> dict[str, Any]:
