@@ -88,6 +88,9 @@ def test_factors_between_measured_values_are_interpolated():
     between = usefulness.regret_factor("person", 3.0, round(math.sqrt(100 * 300)))
     assert between == pytest.approx(math.sqrt(low * high), rel=0.01)
     assert usefulness.regret_factor("answer", 100.0, 10**6) == usefulness.FACTORS["answer"][-1][2]
+    # Beyond them, only the product of epsilon and N matters.
+    assert usefulness.regret_factor("person", 80.0, 30) == usefulness.FACTORS["person"][2][2]
+    assert usefulness.regret_factor("person", 0.1, 1000) == usefulness.FACTORS["person"][1][0]
     assert usefulness.regret_factor("answer", 0.01, 30) == usefulness.FACTORS["answer"][0][0]
 
 
@@ -102,7 +105,7 @@ def test_a_run_with_too_few_agents_warns(unit, epsilon, enough, too_few):
         settings = from_nested({**private(epsilon, unit), "num_agents": number}, "a test")
         line = usefulness.warning(settings)
         assert bool(line) == (number == too_few)
-    assert re.search(r"expect about 1\.[2-9] times the regret without noise; more agents", line)
+    assert re.search(r"expect about 1\.[2-9] times the regret without noise, or more; more agents", line)
     assert ("privacy.unit=answer" in line.partition(";")[2]) == (unit == "person")
 
 

@@ -1,8 +1,9 @@
 """Warnings: of a federation that is too small for the noise, and of a delta that is too large.
 
-The factors are those of FLDB-ONS with d=5 and T=500, in docs/results/privacy.json: the mean regret
-divided by that without noise. What matters is about the product of epsilon and the number N of
-agents, because the noise of a sum does not depend on N, and is proportional to 1 / epsilon.
+The factors are those of FLDB-ONS with d=5, T=500 and beta_scale=1, in docs/results/privacy.json:
+the mean regret divided by that without noise. They are larger with the default width of FLDB-ONS,
+which has less regret without noise. What matters is about the product of epsilon and the number N
+of agents, because the noise of a sum does not depend on N, and is proportional to 1 / epsilon.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ USEFUL = 1.25
 def regret_factor(unit: str, epsilon: float, num_agents: int) -> float:
     """Return the regret with noise, divided by that without, as measured.
 
-    Between the measured values, logarithms are interpolated. Fewer agents, or a smaller epsilon,
-    are at least as bad as the nearest measured values.
+    Between the measured values, logarithms are interpolated. Another epsilon than the measured
+    ones is as bad as the nearest of them with the same product of epsilon and N. Fewer agents than
+    measured are at least as bad as the measured ones.
 
     Examples
     --------
@@ -52,8 +54,8 @@ def regret_factor(unit: str, epsilon: float, num_agents: int) -> float:
     >>> regret_factor("person", 0.5, 600) == regret_factor("person", 1.0, 300)
     True
     """
-    if epsilon < EPSILONS[0]:  # the product matters
-        num_agents, epsilon = int(num_agents * epsilon / EPSILONS[0]), EPSILONS[0]
+    measured = min(max(epsilon, EPSILONS[0]), EPSILONS[-1])
+    num_agents, epsilon = int(num_agents * epsilon / measured), measured  # the product matters
     logarithms = np.log(np.array(FACTORS[unit]))
     by_epsilon = [np.interp(math.log(max(1, num_agents)), np.log(AGENTS), column)
                   for column in logarithms.T]  # fmt: skip
@@ -102,7 +104,7 @@ def warning(settings: Settings) -> str:
     factor = regret_factor(privacy.unit, float(privacy.epsilon), agents)
     if factor <= USEFUL:
         return ""
-    cost = f"expect about {factor:.1f} times the regret without noise"
+    cost = f"expect about {factor:.1f} times the regret without noise, or more"
     if ALGORITHMS[settings.algorithm].agents == "personal":
         cost = "agents learn mainly from their own answers"
     remedies = "more agents or a larger privacy.epsilon"
