@@ -105,7 +105,7 @@ def test_a_run_with_too_few_agents_warns(unit, epsilon, enough, too_few):
         settings = from_nested({**private(epsilon, unit), "num_agents": number}, "a test")
         line = usefulness.warning(settings)
         assert bool(line) == (number == too_few)
-    assert re.search(r"expect about 1\.[2-9] times the regret without noise, or more; more agents", line)
+    assert re.search(r"about 1\.[2-9] times the regret without noise, or more; more agents", line)
     assert ("privacy.unit=answer" in line.partition(";")[2]) == (unit == "person")
 
 
