@@ -2,11 +2,13 @@
 
 import math
 import re
+from functools import partial
 from statistics import fmean
 
 import numpy as np
 import pytest
 
+import fldb_flower as fldb
 from fldb_flower.federation.history import History
 from fldb_flower.privacy import usefulness
 from fldb_flower.settings import from_nested
@@ -107,6 +109,19 @@ def test_a_run_with_too_few_agents_warns(unit, epsilon, enough, too_few):
         assert bool(line) == (number == too_few)
     assert re.search(r"about 1\.[2-9] times the regret without noise, or more; more agents", line)
     assert ("privacy.unit=answer" in line.partition(";")[2]) == (unit == "person")
+
+
+@pytest.mark.parametrize("call", [fldb.run, partial(fldb.sweep, progress=False)])
+def test_runs_from_python_warn(call):
+    """As those of the command line; a sweep once for each line, and not in each run."""
+    values = {"algorithm": "fldb_ons", "first_round": "step", "num_agents": 40, "horizon": 5}
+    with pytest.warns(UserWarning, match=r"^privacy\.") as found:
+        call(values, privacy_epsilon=3, privacy_delta=0.05)
+    assert [str(each.message).partition(" with ")[0] for each in found] == [
+        "privacy.delta=0.05",
+        "privacy.epsilon=3",
+    ]
+    assert {each.filename for each in found} == {__file__}
 
 
 def test_no_warning_without_noise():

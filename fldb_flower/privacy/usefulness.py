@@ -114,3 +114,8 @@ def warning(settings: Settings) -> str:
         f"privacy.epsilon={privacy.epsilon:g} with num_agents={agents} and privacy.unit="
         f"{privacy.unit}: {cost}; {remedies} would help"
     )
+
+
+def cautions(settings: Settings) -> list[str]:
+    """Return the warnings before a simulation, one line each: of a delta, and of much noise."""
+    return [line for line in (weak_delta(settings, settings.num_agents), warning(settings)) if line]
