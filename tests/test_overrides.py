@@ -241,6 +241,12 @@ def test_a_folder_without_effect_is_refused():
     assert refusal("hydra.run.dir=zz", sweep=True).endswith("a sweep's is hydra.sweep.dir")
 
 
+def test_a_config_dir_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda _path, _mode: False)  # root may read any folder
+    expected = f"--config-dir {tmp_path}: cannot be read (Permission denied)"
+    assert refusal("experiment=mine", config_dir=str(tmp_path)) == expected
+
+
 def test_a_missing_config_dir_is_named_before_its_choices(tmp_path):
     missing = str(tmp_path / "nope")
     expected = f"--config-dir {missing}: there is no such folder"
