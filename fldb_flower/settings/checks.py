@@ -249,7 +249,8 @@ def _check_privacy(settings: Settings) -> Problem:
 
 
 def _check_without_privacy(settings: Settings) -> Problem:
-    for entry in entries_of(type(settings.privacy)):
+    group: type = type(settings.privacy)
+    for entry in entries_of(group):
         if (value := entry.value(settings)) != entry.default:
             remedy = "set privacy.epsilon to a number, or leave this setting out"
             reason = f": has no effect with privacy.epsilon=none: no noise is added; {remedy}"
