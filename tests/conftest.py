@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
-        if fixtures & {"browser", "start"}:
+        if fixtures & {"browser", "start_service"}:
             item.add_marker(pytest.mark.slow)
         if "browser" in fixtures:  # one browser per file
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -208,6 +210,24 @@ def test_a_cluster_that_cannot_be_reached_is_named(monkeypatch, address, reason)
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(FederationError, match=f"^RAY_ADDRESS={address}: no .*{reason}.*$"):
         fldb.run(engine_workers="ray")
+
+
+@pytest.mark.parametrize("reply", [b"HTTP/1.0 400 Bad request", b""])
+def test_a_server_that_is_not_rays_is_named(monkeypatch, reply):
+    """Ray would try to connect for minutes."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            assert self.request.recv(100).startswith(b"PRI * HTTP/2.0")
+            self.request.sendall(reply)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request).start()
+        address = "{}:{}".format(*server.server_address)
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        reason = "no cluster there: the server at this port is not Ray's; `ray start --head` starts"
+        with pytest.raises(FederationError, match=f"^RAY_ADDRESS={address}: {reason} one$"):
+            fldb.run(engine_workers="ray")
 
 
 @pytest.mark.parametrize("failures", [2, 3])

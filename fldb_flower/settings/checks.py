@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
 from fldb_flower.errors import SettingsError
-from fldb_flower.settings.entries import AUTO, NONE, RAY
+from fldb_flower.settings.entries import AUTO, NONE, RAY, entries_of
 
 if TYPE_CHECKING:
     from fldb_flower.settings.declaration import Settings
@@ -242,10 +242,20 @@ def clip_length(settings: Settings) -> float | None:
 
 def _check_privacy(settings: Settings) -> Problem:
     if settings.privacy.epsilon == NONE:
-        return None
+        return _check_without_privacy(settings)
     if reason := _obstacle_to_privacy(settings):
         return f"privacy.epsilon={settings.privacy.epsilon:g}", f": {reason}"
     return _check_unit(settings)
+
+
+def _check_without_privacy(settings: Settings) -> Problem:
+    group: type = type(settings.privacy)
+    for entry in entries_of(group):
+        if (value := entry.value(settings)) != entry.default:
+            remedy = "set privacy.epsilon to a number, or leave this setting out"
+            reason = f": has no effect with privacy.epsilon=none: no noise is added; {remedy}"
+            return f"{entry.dotted}={value!r}", reason
+    return None
 
 
 def _obstacle_to_privacy(settings: Settings) -> str:
