@@ -20,8 +20,9 @@ from fldb_flower.federation.history import Counts, History
 from fldb_flower.privacy import accounting
 from fldb_flower.privacy.mechanism import GaussianMechanism, noise_of, with_noise
 from fldb_flower.privacy.plan import ReleasePlan, openings_of
+from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.runs import experiment
-from fldb_flower.settings import from_flat, from_keywords, from_nested
+from fldb_flower.settings import from_flat, from_nested
 from simulations.engines.vectorized import DirectFederation
 from simulations.run import run
 
@@ -473,18 +474,16 @@ def test_other_settings_of_privacy_are_refused_with_the_reason(values, words):
     ("name", "value"),
     [("unit", "answer"), ("clip", 2.0), ("delta", 1e-5), ("min_variance", 0.1)],
 )
-def test_settings_of_privacy_are_refused_without_epsilon(name, value):
-    end = "): has no effect with privacy.epsilon=none: no noise is added; set privacy.epsilon"
-    keyword, flat = f"privacy_{name}", f"privacy-{name}".replace("_", "-")
-    for build in (
-        lambda: settings(**{f"privacy__{name}": value}),  # as Hydra composes it
-        lambda: from_flat({flat: value, "privacy-epsilon": "none"}, "a test"),
-        lambda: from_keywords({keyword: value}, "a test"),
-    ):
-        with pytest.raises(SettingsError) as error:
-            build()
-        assert str(error.value).startswith(f"privacy.{name}={value!r} (from a test{end}")
-        assert "\n" not in str(error.value)
+def test_settings_of_privacy_need_epsilon(name, value):
+    """Devices refuse them. A simulation warns, since a sweep may compare epsilon=none,1,3."""
+    end = "has no effect with privacy.epsilon=none: no noise is added; set privacy.epsilon"
+    flat = f"privacy-{name}".replace("_", "-")
+    with pytest.raises(SettingsError) as error:
+        from_flat({flat: value, "privacy-epsilon": "none", "mode": "devices"}, "a test")
+    assert str(error.value).startswith(f"privacy.{name}={value!r} (from a test): {end}")
+    assert "\n" not in str(error.value)
+    (line,) = cautions(settings(**{f"privacy__{name}": value}))
+    assert line == f"privacy.{name}={value!r}: {end} to a number"
     assert settings(**ONS, privacy__epsilon=1, **{f"privacy__{name}": value}).is_private
 
 

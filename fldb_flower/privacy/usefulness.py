@@ -14,6 +14,7 @@ import numpy as np
 
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.settings import Settings
+from fldb_flower.settings.checks import NO_NOISE, unused_privacy
 
 AGENTS = (30, 100, 300, 1_000, 10_000)
 EPSILONS = (1.0, 3.0, 8.0)
@@ -116,6 +117,16 @@ def warning(settings: Settings) -> str:
     )
 
 
+def no_noise(settings: Settings) -> str:
+    """Return one line if a setting of privacy is given without epsilon; empty if not.
+
+    A federation of devices refuses it. A sweep may compare ``privacy.epsilon=none,1,3``.
+    """
+    unused = unused_privacy(settings)
+    return f"{unused}: {NO_NOISE}" if unused else ""
+
+
 def cautions(settings: Settings) -> list[str]:
-    """Return the warnings before a simulation, one line each: of a delta, and of much noise."""
-    return [line for line in (weak_delta(settings, settings.num_agents), warning(settings)) if line]
+    """Return the warnings before a simulation, one line each."""
+    lines = no_noise(settings), weak_delta(settings, settings.num_agents), warning(settings)
+    return [line for line in lines if line]

@@ -19,6 +19,11 @@ EMBEDDING_DIMENSIONS = 384  # of sentences
 MOVIELENS_ITEMS = 200  # the items with most ratings; also the number of users
 MOVIELENS_DIMENSIONS = 20  # users whose ratings define the features
 
+NO_NOISE = (
+    "has no effect with privacy.epsilon=none: no noise is added; set privacy.epsilon to a number"
+)
+"""What is wrong with another setting of privacy."""
+
 _NUMBERS = {"num_agents": 100, "horizon": 500, "dimension": 5}
 """Values of settings that are auto, unless the environment's data determine them."""
 ENVIRONMENT_OF = {
@@ -242,20 +247,20 @@ def clip_length(settings: Settings) -> float | None:
 
 def _check_privacy(settings: Settings) -> Problem:
     if settings.privacy.epsilon == NONE:
-        return _check_without_privacy(settings)
+        unused = unused_privacy(settings) if settings.mode == "devices" else ""
+        return (unused, f": {NO_NOISE}, or leave this setting out") if unused else None
     if reason := _obstacle_to_privacy(settings):
         return f"privacy.epsilon={settings.privacy.epsilon:g}", f": {reason}"
     return _check_unit(settings)
 
 
-def _check_without_privacy(settings: Settings) -> Problem:
+def unused_privacy(settings: Settings) -> str:
+    """Return the first setting of privacy that has no effect without epsilon; empty if none."""
     group: type = type(settings.privacy)
     for entry in entries_of(group):
-        if (value := entry.value(settings)) != entry.default:
-            remedy = "set privacy.epsilon to a number, or leave this setting out"
-            reason = f": has no effect with privacy.epsilon=none: no noise is added; {remedy}"
-            return f"{entry.dotted}={value!r}", reason
-    return None
+        if settings.privacy.epsilon == NONE and entry.value(settings) != entry.default:
+            return f"{entry.dotted}={entry.value(settings)!r}"
+    return ""
 
 
 def _obstacle_to_privacy(settings: Settings) -> str:
