@@ -143,6 +143,7 @@ class TestCluster:
         assert caplog.text.count("Ray lost 1 of 2 actors") >= 3
         same(fldb.run(values, engine_workers=1), got)
 
+    @pytest.mark.exhaustive
     def test_an_actor_is_killed_during_an_exchange(self, nodes, tmp_path, register_world, caplog):
         """No state is saved yet, so the shards are played from the start."""
         killed = tmp_path / "killed"

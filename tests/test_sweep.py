@@ -231,7 +231,7 @@ def test_a_sweep_in_a_terminal_shows_a_progress_bar(tmp_path):
     assert "8/8" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_slurm_launcher_runs_as_far_as_one_machine_can(tmp_path):
     """submitit's local executor starts each job like Slurm, in a separate process."""
     done = call(
