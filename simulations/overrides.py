@@ -162,7 +162,9 @@ def _parse(text: str, *, sweep: bool) -> Override:
     if override.is_sweep_override() and not sweep:
         key = override.key_or_group
         one = _quote(text, sweep=False) if _takes_text(key) else ""
-        raise SettingsError(f"{_named(text)}: several values are a sweep, which needs -m{one}")
+        raise SettingsError(
+            f"{_named(text)}: several values are a sweep, which needs -m or `fldb sweep`{one}"
+        )
     if override.key_or_group == _FOLDERS[not sweep]:
         kind, other = ("a run", "a sweep's") if sweep else ("a sweep", "a run's")
         raise SettingsError(f"{_named(text)}: the folder of {kind}; {other} is {_FOLDERS[sweep]}")

@@ -230,6 +230,12 @@ def test_invalid_contexts_are_refused(returned, message):
         vectorized.run(settings, History(1))
 
 
+def test_an_environment_without_contexts_is_refused(register_world):
+    settings = from_nested({"environment": {"name": register_world(lambda *_: "Oslo")}}, "a test")
+    with pytest.raises(DataError, match=r"^environment world: str has no method contexts$"):
+        vectorized.run(settings, History(1))
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [

@@ -103,7 +103,8 @@ def test_suggestions_are_short_and_accepted(text, pasted):
 
 def test_a_sweep_without_m_is_named_and_numbers_are_not_quoted():
     assert refusal("tau=1,2") == (
-        "tau=1,2 (from the command line): several values are a sweep, which needs -m"
+        "tau=1,2 (from the command line): several values are a sweep, which needs -m or"
+        " `fldb sweep`"
     )
     assert "quoted" not in refusal("tau=[1")
     check_overrides(["tau=1,2"], sweep=True)

@@ -100,12 +100,18 @@ def cluster():
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500,
              "agent_register_timeout_ms": 120_000}  # fmt: skip
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick}
-    started = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
-    try:
-        started.add_node(num_cpus=1)
-        yield started
-    finally:
-        started.shutdown()
+    for left in reversed(range(ray_cluster.STARTS)):
+        started = cluster_utils.Cluster()
+        try:
+            started.add_node(**head)
+            started.add_node(num_cpus=1)
+            break
+        except Exception as error:
+            started.shutdown()
+            if not left or ray_cluster.SLOW_START not in str(error):
+                raise
+    yield started
+    started.shutdown()
 
 
 @pytest.fixture

@@ -15,11 +15,17 @@ from fldb_flower.environments.base import (
     Environment,
     RecordedAnswers,
 )
+from fldb_flower.errors import DataError
 from fldb_flower.settings import AUTO, Settings
 
 
 def make_environment(settings: Settings, agents: range) -> Environment:
     """Return the settings' environment for a block of agents.
+
+    Raises
+    ------
+    DataError
+        The registered environment has no method ``contexts``, or cannot read its data.
 
     Examples
     --------
@@ -31,7 +37,10 @@ def make_environment(settings: Settings, agents: range) -> Environment:
     (2, 5, 4, 3)
     """
     check_agents(agents, settings.num_agents)
-    environment: Environment = ENVIRONMENTS.load(settings.environment.name)(settings, agents)
+    name = settings.environment.name
+    environment: Environment = ENVIRONMENTS.load(name)(settings, agents)
+    if not callable(getattr(environment, "contexts", None)):
+        raise DataError(f"environment {name}: {type(environment).__name__} has no method contexts")
     return environment
 
 
