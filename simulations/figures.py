@@ -228,7 +228,7 @@ def make(
         for label, group in curves.items():
             measured.fill(figures[name][label], [results[each] for each in group])
         rows = _table(curves, results)
-        rows.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
+        measured.write_text(folder / f"{name}.csv", rows.to_csv(index=False, lineterminator="\n"))
         draw(name, rows, _bounds(curves) if bounds else {}, folder, output)
     return figures
 

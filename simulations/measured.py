@@ -26,7 +26,7 @@ from typing import Any
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from fldb_flower.errors import DataError, SettingsError
+from fldb_flower.errors import DataError, OutputError, SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.settings import Settings, from_nested
 from fldb_flower.system.files import replace_file
@@ -60,8 +60,16 @@ def read(path: Path) -> Any:
 
 def write(path: Path, content: Any) -> None:
     """Write a result file with one line per list of numbers and per row of a table."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, f"{_dump(content)}\n".encode())
+    write_text(path, f"{_dump(content)}\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically, and its folder; raise an OutputError if that fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _dump(value: Any, indent: str = "") -> str:

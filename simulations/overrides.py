@@ -106,10 +106,12 @@ def check_overrides(
     ------
     SettingsError
         An override cannot be parsed, its name does not exist, or it has no effect; or the folder
-        ``config_dir`` does not exist.
+        ``config_dir`` does not exist or cannot be read.
     """
     if config_dir is not None and not Path(config_dir).is_dir():
         raise SettingsError(f"--config-dir {config_dir}: there is no such folder")
+    if config_dir is not None and not os.access(config_dir, os.R_OK | os.X_OK):
+        raise SettingsError(f"--config-dir {config_dir}: cannot be read (Permission denied)")
     parsed = [_parse(text, sweep=sweep) for text in overrides]
     searchpath = search_path(config_dir)
     for override in parsed:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fldb_flower.errors import FldbError
 from fldb_flower.federation.history import Counts
-from fldb_flower.privacy.ledger import Ledger
+from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.runs.directory import MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.settings import Settings, flower_entries, is_in_identity, to_flat
 from strategies.device_tally import Devices, Tally
@@ -201,7 +201,7 @@ class DeviceDirectory(ResultsDirectory):
             "complete": True,
         }
         if self._settings.is_private:
-            summary["privacy"] = Ledger(self._settings).summary(history.openings)
+            summary["privacy"] = ReleasePlan(self._settings).summary(history.openings)
         self.write_json(SUMMARY, summary)
 
     def _truncate(self, name: str, header: str) -> None:

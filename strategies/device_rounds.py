@@ -12,7 +12,7 @@ from fldb_flower.algorithms.schedules import Round
 from fldb_flower.errors import FederationError, PrivacyError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
-from fldb_flower.privacy.ledger import Ledger
+from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.privacy.usefulness import weak_delta
 from fldb_flower.settings import Settings
 from strategies import make_strategy
@@ -137,7 +137,7 @@ class DeviceServer:
                 break
         else:
             if self._settings.is_private:
-                self._say_spent(Ledger(self._settings).exhausted())
+                self._say_spent(ReleasePlan(self._settings).exhausted())
         self._send_estimate()
         self.directory.finish(self.round, self.devices, strategy.history)
 

@@ -10,7 +10,7 @@ from fldb_flower.errors import CheckpointError
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.discrete import honest_devices, noise_of_sum
-from fldb_flower.privacy.ledger import Ledger
+from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.runs.directory import ResultsDirectory
 from fldb_flower.secure.header import Header
 from fldb_flower.settings import Settings
@@ -42,8 +42,8 @@ class SumNoise:
     def __init__(self, settings: Settings, history: Counts, directory: ResultsDirectory) -> None:
         self._settings, self._history = settings, history
         self._directory = directory
-        self._ledger = Ledger(settings) if settings.is_private else None
-        if self._ledger is not None:
+        self._plan = ReleasePlan(settings) if settings.is_private else None
+        if self._plan is not None:
             history.openings = self._stored()
 
     def require(self) -> None:
@@ -54,21 +54,21 @@ class SumNoise:
         PrivacyError
             It is not.
         """
-        if self._ledger is not None:
-            self._ledger.require(self._history.openings + 1)
+        if self._plan is not None:
+            self._plan.require(self._history.openings + 1)
 
     def count(self) -> None:
         """Store durably that one more sum may be opened."""
-        if self._ledger is not None:
+        if self._plan is not None:
             self._history.openings += 1
             content = json.dumps({"openings": self._history.openings})
             self._directory.write(OPENINGS, content.encode())
 
     def shared(self, broadcast: Broadcast) -> SharedNoise | None:
         """Return the noise that the devices of an exchange add; None without."""
-        if self._ledger is None or not broadcast.learns:
+        if self._plan is None or not broadcast.learns:
             return None
-        multiplier = self._ledger.multiplier
+        multiplier = self._plan.multiplier
         return SharedNoise(multiplier, noise_of_sum(broadcast, self._settings, multiplier))
 
     def of_sum(self, upload: Upload, needed: SharedNoise | None, header: Header, n: int) -> Upload:

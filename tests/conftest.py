@@ -50,16 +50,18 @@ if (
 
 @pytest.hookimpl(tryfirst=True)  # before the tests of `-m` are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests with a browser or a service as slow; run slow tests first.
+    """Mark tests with a browser or a service, and exhaustive ones, as slow; run slow tests first.
 
     Workers that run in parallel then end at about the same time.
     """
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
-        if fixtures & {"browser", "start"}:
+        if fixtures & {"browser", "start_service"}:
             item.add_marker(pytest.mark.slow)
         if "browser" in fixtures:  # one browser per file
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if item.get_closest_marker("exhaustive"):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))  # processes take long on a busy machine
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -460,6 +460,36 @@ def test_an_environment_may_reuse_its_arrays(register_world):
     np.testing.assert_array_equal(np.concatenate([first, later.features]), whole.features[:21])
 
 
+def test_a_changing_environment_continues_after_it_was_saved(register_world):
+    """Rewards are the numbers of the iterations, counted by the environment."""
+
+    class Counting:
+        def __init__(self, settings, agents):
+            self.agents, self.drawn = len(agents), 0
+
+        def contexts(self, streams, iterations):
+            features = streams.standard_normal("arms", iterations, K, D)
+            rewards = np.empty((self.agents, iterations, K))
+            rewards[:] = (self.drawn + np.arange(iterations))[:, None]
+            self.drawn += iterations
+            return Contexts(features, rewards)
+
+        def state(self):
+            return {"drawn": self.drawn}
+
+        def restore(self, state):
+            self.drawn = int(state["drawn"])
+
+    chosen, taken = small(horizon=40, environment={"name": register_world(Counting)}), 0
+    stream = OfferStream(chosen, range(N), Arrays())
+    for most in (1, 3, 20, 1, 2, 9, 4):  # a single one is drawn with later ones
+        rewards = stream.take(most, 40 - taken).rewards[:, 0, 0]
+        np.testing.assert_array_equal(rewards, taken + np.arange(most))
+        taken += most
+        state, stream = stream.state(), OfferStream(chosen, range(N), Arrays())
+        stream.restore(unpack_arrays(pack_arrays(state)))
+
+
 def test_offers_saved_after_each_one_are_not_drawn_again_from_the_start():
     """As on a node whose messages are all answered by new processes."""
     chosen = small(horizon=40)

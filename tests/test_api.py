@@ -160,7 +160,7 @@ def test_flower_needs_no_callbacks_and_settings_a_mapping():
         fldb.run(7)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.xdist_group("flower")
 def test_flower_gives_the_same_regret():
     """With secure sums and FLDB-Personal; test_flower has a run without them."""

@@ -42,6 +42,13 @@ def test_a_result_file_contains_command_date_and_machine(monkeypatch, tmp_path, 
     assert "propose, ms" in capsys.readouterr().out
 
 
+def test_a_result_file_that_cannot_be_written_gives_one_line(monkeypatch, tmp_path, table):
+    folder = tmp_path / "file"
+    folder.touch()
+    with pytest.raises(SystemExit, match=r"^error: cannot write .*scale\.json: \w[\w ]+$"):
+        run(monkeypatch, "scale", "--output", folder / "scale.json")
+
+
 @pytest.mark.parametrize("sections", [[], ["scale", "scale"]])
 def test_an_output_file_contains_one_section(monkeypatch, tmp_path, table, sections):
     with pytest.raises(SystemExit, match=r"^error: --output holds one section: name it$"):

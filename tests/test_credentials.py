@@ -111,6 +111,7 @@ def test_nothing_is_overwritten_and_devices_can_be_added(keys):
             "cannot create the folder .*: Not a directory",
         ),
         (["add-devices", "{new}", "--devices", "0"], "0 devices: must be at least 1"),
+        (["add-devices", "{new}"], "new: there is no such folder; `fldb keys credentials` creates"),
         (["renew", "{new}"], r"cannot read .*ca\.crt: No such file or directory"),
         (["renew", "{keys}", "--host", "-"], "host '-'"),
         (["renew", "{damaged}"], r"server\.pem is not a certificate"),

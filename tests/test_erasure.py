@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import device_request
-from hypothesis import settings
+from conftest import device_request, examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -333,9 +332,7 @@ class Forgetting(RuleBasedStateMachine):
         assert self.total - before == self.sum(start, self.counted)
 
 
-Forgetting.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, derandomize=True
-)
+Forgetting.TestCase.settings = examples(60, 2, stateful_step_count=25)
 TestForgetting = Forgetting.TestCase
 
 

@@ -421,6 +421,15 @@ def test_bad_options_give_one_line(module, arguments, reason, tmp_path, monkeypa
     assert "\n" not in str(ended.value)
 
 
+def test_a_table_that_cannot_be_written_gives_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures.measured, "each_once", dict.fromkeys)
+    monkeypatch.setattr(figures.measured, "fill", lambda _run, _results: None)
+    monkeypatch.setattr(figures, "_table", lambda _curves, _results: pd.DataFrame({"curve": ["a"]}))
+    (tmp_path / "fig1a.csv").mkdir()
+    with pytest.raises(SystemExit, match=r"^error: cannot write .*fig1a\.csv: Is a directory$"):
+        command(figures, monkeypatch, "fig1a", "--output", tmp_path)
+
+
 def test_a_table_of_another_figure_is_refused(tmp_path, monkeypatch):
     table_of("fig2a", tmp_path)
     (tmp_path / "fig2a.csv").rename(tmp_path / "fig1a.csv")

@@ -18,7 +18,7 @@ D, RIDGE = 5, 1.0
 
 
 @pytest.mark.xdist_group("federation")
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_light_nodes_count_each_answer_once(tmp_path):
     """Two rounds with three nodes: theta is the central estimate from their answers."""
     with logs_on_failure(tmp_path), Load(tmp_path, "memory", {"first_round": "minimise"}) as load:

@@ -15,9 +15,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from conftest import examples
 from flwr.app import Context, RecordDict
 from hydra.core.global_hydra import GlobalHydra
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
@@ -29,8 +30,8 @@ from fldb_flower.settings import flower_entries, from_nested, hydra_entries
 from simulations import run as command
 from simulations.engines.grid import InProcessGrid
 
-fuzz = settings(deadline=None, derandomize=True, max_examples=200)
-slow_fuzz = settings(deadline=None, derandomize=True, max_examples=100)
+fuzz = examples(200)
+slow_fuzz = examples(100)
 
 SMALL = {"num_agents": 2, "horizon": 2, "num_arms": 3, "dimension": 2}
 ODD = "[]{}()=,:;'\"$~!@#%&*?\\/|<>. _-+\n\t\0éaefinorux0"  # no digit but 0: numbers stay small
@@ -191,7 +192,7 @@ def client(tmp_path_factory):
         yield client  # it raises exceptions that the service does not catch
 
 
-@settings(fuzz, max_examples=300)
+@examples(300)
 @given(path=st.sampled_from(PATHS), body=bodies, kind=st.sampled_from(["application/json", "x"]))
 def test_http_bodies(client, path, body, kind):
     reply = client.post(path, content=body, headers={"Content-Type": kind})

@@ -6,9 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from conftest import examples
 from hydra import compose, initialize
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from test_run import ROOT, call
 
@@ -44,7 +45,7 @@ PATHS = st.text(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(PATHS)
 @example("~/u.data")
 @example("/data/ratings (1).csv")
@@ -69,7 +70,7 @@ def test_a_refused_value_is_suggested_so_that_hydra_reads_it(path):
         assert read_by_hydra(argument) == path
 
 
-@settings(deadline=None)
+@examples(100)
 @given(st.lists(PATHS.filter(lambda text: "," not in text and "${" not in text), min_size=2))
 def test_commas_of_a_sweep_are_not_quoted(paths):
     text = f"environment.path={','.join(paths)}"
@@ -238,6 +239,12 @@ def test_a_long_value_is_truncated_in_a_message():
 def test_a_folder_without_effect_is_refused():
     assert refusal("hydra.sweep.dir=zz").endswith("a run's is hydra.run.dir")
     assert refusal("hydra.run.dir=zz", sweep=True).endswith("a sweep's is hydra.sweep.dir")
+
+
+def test_a_config_dir_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda _path, _mode: False)  # root may read any folder
+    expected = f"--config-dir {tmp_path}: cannot be read (Permission denied)"
+    assert refusal("experiment=mine", config_dir=str(tmp_path)) == expected
 
 
 def test_a_missing_config_dir_is_named_before_its_choices(tmp_path):

@@ -1,4 +1,4 @@
-"""Differential privacy: accounting, noise, ledger, and runs on all engines."""
+"""Differential privacy: accounting, noise, plan, and runs on all engines."""
 
 import json
 import math
@@ -18,8 +18,9 @@ from fldb_flower.errors import PrivacyError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, Federation, Noise, PlayRequest, Upload
 from fldb_flower.federation.history import Counts, History
 from fldb_flower.privacy import accounting
-from fldb_flower.privacy.ledger import Ledger, openings_of
 from fldb_flower.privacy.mechanism import GaussianMechanism, noise_of, with_noise
+from fldb_flower.privacy.plan import ReleasePlan, openings_of
+from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.runs import experiment
 from fldb_flower.settings import from_flat, from_nested
 from simulations.engines.vectorized import DirectFederation
@@ -97,31 +98,31 @@ def test_the_reference_multipliers(releases, expected):
         assert found == pytest.approx(value, abs=0.06 if releases > 1 else 0.006)
 
 
-def test_the_ledger_equals_an_independent_computation():
+def test_the_plan_equals_an_independent_computation():
     """Each release composed by itself, with Renyi differential privacy as an upper bound."""
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
-    ledger = Ledger(settings(**ONS, **PERSON, schedule__name="geometric", horizon=500))
-    assert ledger.planned == 16
+    plan = ReleasePlan(settings(**ONS, **PERSON, schedule__name="geometric", horizon=500))
+    assert plan.planned == 16
     exact, upper = PLDAccountant(value_discretization_interval=1e-3), RdpAccountant()
     for opening in range(1, 17):
         for accountant in (exact, upper):
-            accountant.compose(dp_accounting.GaussianDpEvent(ledger.multiplier))
+            accountant.compose(dp_accounting.GaussianDpEvent(plan.multiplier))
         if opening in {1, 16}:
-            spent = ledger.spent(opening)
+            spent = plan.spent(opening)
             assert spent == pytest.approx(exact.get_epsilon(1e-6), rel=5e-3)
             assert spent < upper.get_epsilon(1e-6)
     assert spent == pytest.approx(8.0, rel=2e-3)
-    assert ledger.spent(0) == 0.0
+    assert plan.spent(0) == 0.0
 
 
 def test_an_answer_is_in_one_opening():
     """So the multiplier and the cost are those of one release, however many rounds there are."""
-    ledger = Ledger(settings(**ONS, **ANSWER))
-    assert ledger.multiplier == accounting.noise_multiplier(8.0, 1e-6, 1)
-    assert ledger.spent(1) == ledger.spent(8) == pytest.approx(8.0, rel=2e-3)
+    plan = ReleasePlan(settings(**ONS, **ANSWER))
+    assert plan.multiplier == accounting.noise_multiplier(8.0, 1e-6, 1)
+    assert plan.spent(1) == plan.spent(8) == pytest.approx(8.0, rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -467,6 +468,23 @@ def test_other_settings_of_privacy_are_refused_with_the_reason(values, words):
     with pytest.raises(SettingsError) as error:
         settings(**values)
     assert str(error.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("unit", "answer"), ("clip", 2.0), ("delta", 1e-5), ("min_variance", 0.1)],
+)
+def test_settings_of_privacy_need_epsilon(name, value):
+    """Devices refuse them. A simulation warns, since a sweep may compare epsilon=none,1,3."""
+    end = "has no effect with privacy.epsilon=none: no noise is added; set privacy.epsilon"
+    flat = f"privacy-{name}".replace("_", "-")
+    with pytest.raises(SettingsError) as error:
+        from_flat({flat: value, "privacy-epsilon": "none", "mode": "devices"}, "a test")
+    assert str(error.value).startswith(f"privacy.{name}={value!r} (from a test): {end}")
+    assert "\n" not in str(error.value)
+    (line,) = cautions(settings(**{f"privacy__{name}": value}))
+    assert line == f"privacy.{name}={value!r}: {end} to a number"
+    assert settings(**ONS, privacy__epsilon=1, **{f"privacy__{name}": value}).is_private
 
 
 def test_the_length_that_clips():

@@ -277,7 +277,16 @@ ENGINE_TRIALS = 300
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_ogd", "fldb_personal"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "fldb_ons",
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("fldb_ogd", "fldb_personal")
+        ),
+    ],
+)
 def test_an_attack_on_whole_runs_stays_below_the_bound(algorithm):
     """The theta of each release is that of the run, and answers follow what was released."""
     first = "minimise" if algorithm == "fldb_personal" else "step"

@@ -2,11 +2,13 @@
 
 import math
 import re
+from functools import partial
 from statistics import fmean
 
 import numpy as np
 import pytest
 
+import fldb_flower as fldb
 from fldb_flower.bandit import policies
 from fldb_flower.bandit.limits import factors, weights_of
 from fldb_flower.federation.history import History
@@ -110,6 +112,9 @@ def test_factors_between_measured_values_are_interpolated():
     between = usefulness.regret_factor("person", 3.0, round(math.sqrt(100 * 300)))
     assert between == pytest.approx(math.sqrt(low * high), rel=0.01)
     assert usefulness.regret_factor("answer", 100.0, 10**6) == usefulness.FACTORS["answer"][-1][2]
+    # Beyond them, only the product of epsilon and N matters.
+    assert usefulness.regret_factor("person", 80.0, 30) == usefulness.FACTORS["person"][2][2]
+    assert usefulness.regret_factor("person", 0.1, 1000) == usefulness.FACTORS["person"][1][0]
     assert usefulness.regret_factor("answer", 0.01, 30) == usefulness.FACTORS["answer"][0][0]
 
 
@@ -124,8 +129,21 @@ def test_a_run_with_too_few_agents_warns(unit, epsilon, enough, too_few):
         settings = from_nested({**private(epsilon, unit), "num_agents": number}, "a test")
         line = usefulness.warning(settings)
         assert bool(line) == (number == too_few)
-    assert re.search(r"expect about 1\.[2-9] times the regret without noise; more agents", line)
+    assert re.search(r"about 1\.[2-9] times the regret without noise, or more; more agents", line)
     assert ("privacy.unit=answer" in line.partition(";")[2]) == (unit == "person")
+
+
+@pytest.mark.parametrize("call", [fldb.run, partial(fldb.sweep, progress=False)])
+def test_runs_from_python_warn(call):
+    """As those of the command line; a sweep once for each line, and not in each run."""
+    values = {"algorithm": "fldb_ons", "first_round": "step", "num_agents": 40, "horizon": 5}
+    with pytest.warns(UserWarning, match=r"^privacy\.") as found:
+        call(values, privacy_epsilon=3, privacy_delta=0.05)
+    assert [str(each.message).partition(" with ")[0] for each in found] == [
+        "privacy.delta=0.05",
+        "privacy.epsilon=3",
+    ]
+    assert {each.filename for each in found} == {__file__}
 
 
 def test_no_warning_without_noise():

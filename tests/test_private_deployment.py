@@ -1,4 +1,4 @@
-"""Differential privacy of a deployed federation: noise of each service, ledgers, a spent budget."""
+"""Secure and private sums of a deployed federation: noise, ledgers, a spent budget, and files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ import pytest
 from local_processes import logs_on_failure, processes_of, wait_until
 from scipy import stats
 from test_deployment import derivatives, stored
-from test_secure_deployment import DEVICES, LIMITS, LONGEST, D, answer
+from test_secure_deployment import (
+    DEVICES,
+    LIMITS,
+    LONGEST,
+    D,
+    Watcher,
+    answer,
+    check_relays,
+    check_server,
+    check_tokens,
+)
 
 from clients.store import DuelStore
 from clients.vault.ledger import Ledger
@@ -52,27 +62,31 @@ def test_private_sums_of_real_devices(tmp_path):
         file.write(f"max_epsilon = {CAP}\nmax_delta = {DELTA}\n")
     with federation, logs_on_failure(tmp_path):
         federation.start()
-        for number, device in enumerate(devices):
-            answer(device, 6 + number, rng)
-        run = federation.run(
-            algorithm="fldb-ons", first_round="step", dimension=D, max_difference=LONGEST,
-            privacy_epsilon=EPSILON, devices_rounds=ROUNDS, devices_round_seconds=1000.0,
-            devices_at_least=DEVICES, devices_max_duels=MAX_DUELS,
-        )  # fmt: skip
-        wait_until(lambda: (federation.model() or {"round": 0})["round"] == 1, 150, "round 1")
-        first = federation.model()["theta_sync"], sent_numbers(devices)
-        for number, device in enumerate(devices):
-            answer(device, 9 - number, rng)
-        (federation.results / "round-now").touch()
-        wait_until(lambda: "round 2, contributions" in run.output(), 60, "round 2 begins")
-        time.sleep(wild.uniform(0.0, 3.0))
-        devices[0].service.kill()
-        devices[0].service.start()
-        wait_until(lambda: not run.is_running, 150, "the run ends")
+        with Watcher(federation) as watcher:
+            for number, device in enumerate(devices):
+                answer(device, 6 + number, rng)
+            run = federation.run(
+                algorithm="fldb-ons", first_round="step", dimension=D, max_difference=LONGEST,
+                privacy_epsilon=EPSILON, devices_rounds=ROUNDS, devices_round_seconds=1000.0,
+                devices_at_least=DEVICES, devices_max_duels=MAX_DUELS,
+            )  # fmt: skip
+            wait_until(lambda: (federation.model() or {"round": 0})["round"] == 1, 150, "round 1")
+            first = federation.model()["theta_sync"], sent_numbers(devices)
+            for number, device in enumerate(devices):
+                answer(device, 9 - number, rng)
+            (federation.results / "round-now").touch()
+            wait_until(lambda: "round 2, contributions" in run.output(), 60, "round 2 begins")
+            check_tokens(devices[0])
+            time.sleep(wild.uniform(0.0, 3.0))
+            devices[0].service.kill()
+            devices[0].service.start()
+            wait_until(lambda: not run.is_running, 150, "the run ends")
         second = federation.model()["theta_sync"], sent_numbers(devices[:-1])
         check_sums(federation, first, second)
         check_ledgers(devices)
         check_refusal(careful, run.output())
+        check_server(federation, b"".join(watcher.stored), np.array(first[0]))
+        check_relays(federation, watcher.words)
     assert not processes_of(tmp_path)
 
 

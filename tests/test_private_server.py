@@ -23,7 +23,7 @@ from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import CheckpointError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.privacy.accounting import epsilon_of
-from fldb_flower.privacy.ledger import Ledger
+from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.privacy.sensitivities import release_of
 from fldb_flower.settings import from_flat
 from fldb_flower.wire import secure_messages as messages
@@ -48,7 +48,7 @@ def test_the_upload_states_the_noise_of_all_devices(tmp_path):
         federation.answer()
         assert server.try_round(), federation.lines
     _, upload = federation.uploads[0]
-    multiplier = Ledger(settings).multiplier
+    multiplier = ReleasePlan(settings).multiplier
     unit = 8 * math.sqrt(1 / 8) / math.sqrt(2 / 3)  # one typical answer; no Hessian at 0
     assert upload.noise.gradient == pytest.approx(multiplier * unit * math.sqrt(2), rel=1e-4)
     assert upload.noise.num_duels == 0.0
@@ -279,6 +279,6 @@ def test_the_status_shows_what_was_spent_and_the_limit(tmp_path):
         "delta": 1e-6, "noise": True, "exact": False, "max_epsilon": 4.0, "days": 30,
         "refused": False,
     }  # fmt: skip
-    multiplier = Ledger(from_flat(federation.config, "a test")).multiplier
+    multiplier = ReleasePlan(from_flat(federation.config, "a test")).multiplier
     assert spent == pytest.approx(epsilon_of(multiplier, 1e-6, 1), rel=1e-6)
     assert 1.5 < spent < 2.5  # one of two sums that cost 3 together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -20,6 +21,7 @@ from vaults import START, Fleet, Phone, common, decoded, noise_for
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
 from clients.vault import Vault, read_config
+from clients.vault.budget import Budget, BudgetError
 from clients.vault.epoch import EpochFile
 from clients.vault.ledger import Ledger
 from fldb_flower.bandit.prior import CommonPrior
@@ -322,18 +324,45 @@ def test_sums_without_noise_count_against_a_later_cap(fleet):
     assert isinstance(reply, Pieces)
 
 
-def test_a_budget_per_period_holds_for_any_period(tmp_path):
-    """One contribution costs the whole budget of 2 days."""
-    fleet = Fleet(tmp_path, 6, {"max_epsilon": 2.0, "max_delta": DELTA, "privacy_days": 2})
-    settings, sent = private(fleet, epsilon=2.0, rounds=1), []
-    for _ in range(30):
-        fleet.now += 5 * 3600.0
+def charged_on(days, budget, multiplier):
+    """Return the readings of the clock, in days, at which a contribution is allowed."""
+    ledger, allowed = Ledger(), []
+    for day in days:
+        with contextlib.suppress(BudgetError):
+            ledger = budget.charge(ledger, multiplier, day * 86_400.0)
+            allowed.append(day)
+    return allowed
+
+
+def test_a_clock_set_forward_and_back_renews_the_budget_once():
+    """A contribution costs the whole budget of 365 days; the clock is set forward by a year."""
+    budget = Budget(max_epsilon=2.0, max_delta=DELTA, days=365)
+    days = [1000, 1000 + 366, 1000, 999, 1001, 0, 1000 + 366, 1000 + 731, 1000 + 732]
+    allowed = charged_on(days, budget, accounting.noise_multiplier(2.0, DELTA, 1))
+    assert allowed == [1000, 1000 + 366, 1000 + 732]
+
+
+def test_a_budget_per_period_holds_for_any_period_and_readings_of_the_clock():
+    """A contribution costs a third of the budget of 10 days."""
+    budget = Budget(max_epsilon=2.0, max_delta=DELTA, days=10)
+    days = (1000 + np.random.default_rng(0).normal(0.2, 0.8, size=1000).cumsum()).tolist()
+    allowed = charged_on(days, budget, accounting.noise_multiplier(2.0, DELTA, 3))
+    assert len(allowed) > 30
+    assert max(sum(first <= day <= first + 10 for day in allowed) for first in allowed) == 3
+
+
+def test_a_contribution_is_never_older_than_the_last_one(tmp_path):
+    """The clocks of the device and of a server are set forward by a year, and back."""
+    fleet = Fleet(tmp_path, 6, {"max_epsilon": 2.0, "max_delta": DELTA, "privacy_days": 365})
+    settings, start, replies = private(fleet, epsilon=2.0, rounds=1), fleet.now, []
+    for day in (0, 1, 367, 2, 368):
+        fleet.now = start + day * 86_400.0
         again(fleet, "d00")
-        (reply,) = exchange(fleet, settings, "d00")
-        if isinstance(reply, Pieces):
-            sent.append(fleet.now)
-    assert len(sent) >= 2
-    assert all(b - a >= 2 * 86_400 for a, b in itertools.pairwise(sent))
+        replies += exchange(fleet, settings, "d00")
+    spent = Refused("its privacy budget is spent")
+    assert [isinstance(reply, Pieces) for reply in replies] == [True, False, True, False, False]
+    assert (replies[1], replies[4]) == (spent, spent)
+    assert "is not later than" in replies[3].reason
 
 
 def copied(phone, tmp_path):
@@ -731,6 +760,7 @@ def test_without_the_extra_the_device_refuses_with_one_line(fleet, monkeypatch, 
         ({"max_epsilon": 0.0, "max_delta": 1e-6}, "max_epsilon=0"),
         ({"max_epsilon": 1.0, "max_delta": 1.0}, "max_delta=1"),
         ({"max_epsilon": 1e6, "max_delta": 1e-6}, "max_epsilon=1000000.0: .* 0.001 to 1000"),
+        ({"max_epsilon": math.inf, "max_delta": 1e-6}, "max_epsilon=inf: .* leave it out for none"),
         ({"max_epsilon": 10**400, "max_delta": 1e-6}, "max_epsilon=1000"),
         ({"max_epsilon": 1e-9, "max_delta": 1e-6}, "max_epsilon=1e-09"),
         ({"max_epsilon": 1.0, "max_delta": 1e-300}, "max_delta=1e-300: .* 1e-15 to 0.1"),

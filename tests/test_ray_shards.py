@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -21,7 +23,7 @@ from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError, SettingsError
 from fldb_flower.settings import from_nested
 from fldb_flower.system import memory
-from simulations.engines import ray_cluster, ray_workers
+from simulations.engines import ray_cluster, ray_workers, workers
 
 # 32 agents fill a block with these arms, and four blocks are a shard.
 SIZES = {"num_agents": 500, "num_arms": 64, "dimension": 32, "horizon": 12, "tau": 2}
@@ -141,6 +143,7 @@ class TestCluster:
         assert caplog.text.count("Ray lost 1 of 2 actors") >= 3
         same(fldb.run(values, engine_workers=1), got)
 
+    @pytest.mark.exhaustive
     def test_an_actor_is_killed_during_an_exchange(self, nodes, tmp_path, register_world, caplog):
         """No state is saved yet, so the shards are played from the start."""
         killed = tmp_path / "killed"
@@ -210,6 +213,24 @@ def test_a_cluster_that_cannot_be_reached_is_named(monkeypatch, address, reason)
         fldb.run(engine_workers="ray")
 
 
+@pytest.mark.parametrize("reply", [b"HTTP/1.0 400 Bad request", b""])
+def test_a_server_that_is_not_rays_is_named(monkeypatch, reply):
+    """Ray would try to connect for minutes."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            assert self.request.recv(100).startswith(b"PRI * HTTP/2.0")
+            self.request.sendall(reply)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request).start()
+        address = "{}:{}".format(*server.server_address)
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        reason = "no cluster there: the server at this port is not Ray's; `ray start --head` starts"
+        with pytest.raises(FederationError, match=f"^RAY_ADDRESS={address}: {reason} one$"):
+            fldb.run(engine_workers="ray")
+
+
 @pytest.mark.parametrize("failures", [2, 3])
 def test_a_slow_start_of_ray_is_repeated(failures, monkeypatch):
     """Ray fails if its node is not ready after 30 s, which a busy machine may need."""
@@ -239,6 +260,72 @@ def test_agents_must_fit_in_the_memory_of_the_only_node(monkeypatch):
     monkeypatch.setattr(ray_workers, "connected", lambda: contextlib.nullcontext(cluster))
     with pytest.raises(SettingsError, match=r"at least 146 GB .*has 100 GB"):
         fldb.run(engine_workers="ray", num_agents=10**7, horizon=300, algorithm="ldb")
+
+
+class LostError(Exception):
+    """As Ray's error for an actor that is lost."""
+
+
+class FakeRay:
+    """Ray whose actors are objects of this process."""
+
+    def __init__(self):
+        self.actors = []
+        self.exceptions = SimpleNamespace(
+            RayError=LostError, RayTaskError=(), GetTimeoutError=TimeoutError
+        )
+        self.util = SimpleNamespace(scheduling_strategies=mock.Mock())
+        self.kill = mock.Mock()
+
+    def nodes(self):
+        return [{"NodeID": each, "Alive": True, "Resources": {"CPU": 1}} for each in "ab"]
+
+    def cluster_resources(self):
+        return {"CPU": 2}
+
+    available_resources = cluster_resources
+
+    def remote(self, kind):
+        def create(*arguments):
+            worker = kind(*arguments)
+            actor = SimpleNamespace(lost=False, node=SimpleNamespace(remote=lambda: "a"))
+
+            def call(method, values):
+                return LostError("lost") if actor.lost else worker.call(method, values)
+
+            actor.call = SimpleNamespace(remote=call)
+            self.actors.append(actor)
+            return actor
+
+        return SimpleNamespace(options=lambda **_options: SimpleNamespace(remote=create))
+
+    def put(self, value):
+        return value
+
+    def get(self, results, timeout=None):
+        for each in results if isinstance(results, list) else [results]:
+            if isinstance(each, LostError):
+                raise each
+        return results
+
+
+def test_an_error_while_a_lost_state_is_restored_ends_the_run(monkeypatch):
+    ray = FakeRay()
+
+    class Loss(fldb.Callback):
+        def on_round(self, history):
+            if history.iteration == 4:
+                ray.actors[0].lost = True
+                failing = mock.Mock(side_effect=MemoryError("no memory"))
+                monkeypatch.setattr(workers.Groups, "restore", failing)
+
+    monkeypatch.setattr(ray_workers, "connected", lambda: contextlib.nullcontext(ray))
+    monkeypatch.setattr(ray_workers, "REPLAYED", 1)
+    monkeypatch.setattr(ray_workers, "CHECKPOINT_COST", 0)
+    values = {**SIZES, "num_agents": 160, "horizon": 6, "algorithm": "fldb_ons"}
+    with pytest.raises(DataError, match="no memory"):
+        fldb.run(values, engine_workers="ray", callbacks=[Loss()])
+    assert len(ray.actors) == 3
 
 
 @pytest.mark.parametrize(

@@ -853,6 +853,7 @@ def processor_time(browser, page):
     return seconds
 
 
+@pytest.mark.exhaustive
 def test_1000_runs_open_within_two_seconds(browser, thousand):
     """Seconds of processor time, since other processes delay the page."""
     assert thousand.stat().st_size < 8e6
@@ -1311,8 +1312,17 @@ def test_contrast_is_sufficient_for_text_and_lines(theme, browser, small):
     assert all(contrast(line, ground) >= 3 for line in (*lines, control))
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("width", "theme"),
+    [
+        (1280, "light"),
+        (390, "dark"),
+        *(
+            pytest.param(*each, marks=pytest.mark.exhaustive)
+            for each in [(1280, "dark"), (390, "light")]
+        ),
+    ],
+)
 def test_axe_finds_no_violation_in_any_view(width, theme, browser, small):
     emulate(browser, "prefers-color-scheme", theme)
     if width < 600:

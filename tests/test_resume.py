@@ -583,7 +583,7 @@ def test_results_that_cannot_be_written_leave_the_checkpoint(tmp_path, monkeypat
 # --- Flower -------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.xdist_group("flower")
 def test_a_run_on_flower_is_stopped_by_a_signal(tmp_path):
     """A real `flwr run`, stopped by SIGTERM; it leaves nothing that prevents another start."""

@@ -247,7 +247,7 @@ def test_robust_combination_reduces_the_effect_of_one_liar_of_thirty():
 
 def test_the_trimmed_mean_of_single_duels_costs_little():
     """The cost in docs/security.md with the width of the theory, for a smaller problem."""
-    trimmed, plain = (regrets(24, robust=how, beta_scale=1) for how in ("trimmed", "none"))
+    trimmed, plain = (regrets(12, robust=how, beta_scale=1) for how in ("trimmed", "none"))
     assert trimmed.mean() < 1.25 * plain.mean()
 
 

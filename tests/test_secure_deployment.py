@@ -86,6 +86,7 @@ def answer(device: Device, number: int, rng: np.random.Generator) -> None:
         device.ask(f"/duels/{duel['id']}/answer", preferred)
 
 
+@pytest.mark.exhaustive  # test_private_deployment.py checks the same files and processes
 @pytest.mark.timeout(500)
 def test_secure_sums_of_real_devices(tmp_path):
     """Each answer is counted once, in sums, and nothing else reaches the server."""

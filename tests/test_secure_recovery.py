@@ -336,7 +336,7 @@ def test_every_answer_counts_once_and_no_combination_of_sums_is_about_few_device
     check(random)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @examples(300, parts=6)
 @given(st.randoms(use_true_random=False))
 def test_the_same_with_more_examples(random):

@@ -139,7 +139,7 @@ def test_every_answer_counts_once_and_no_combination_of_sums_is_about_few_device
     run(seed, sessions=3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_same_with_more_seeds_and_the_random_faults_occur():
     """Else the property would hold for want of exchanges that are continued or given up."""
     runs = [

@@ -303,7 +303,7 @@ def test_one_bad_device_among_40_stops_no_rounds():
     check("d005")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @examples(10, parts=5)
 @given(st.sampled_from(names_of(COUNT)))
 def test_any_bad_device_among_40_stops_no_rounds(bad):

@@ -813,7 +813,7 @@ class Process:
 
 
 @pytest.fixture
-def start(path):
+def start_service(path):
     """Start services; stop all of them at the end."""
     begun: list[Process] = []
 
@@ -860,9 +860,9 @@ class Crowd:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_every_confirmed_answer_is_in_the_store(number, path, start):
+def test_every_confirmed_answer_is_in_the_store(number, path, start_service):
     duels = proposed(path, 1000)
-    service = start()
+    service = start_service()
     crowd = Crowd(service, duels, threads=4)
     for _ in range(30):
         assert crowd.sent.acquire(timeout=60)
@@ -875,15 +875,15 @@ def test_every_confirmed_answer_is_in_the_store(number, path, start):
     kept = recorded(path)
     assert crowd.numbers.items() <= {duel: sequence for duel, (sequence, _) in kept.items()}.items()
     assert sorted(sequence for sequence, _ in kept.values()) == list(range(1, len(kept) + 1))
-    again = start()
+    again = start_service()
     assert again.token == service.token
     with again.client() as client:
         assert client.get("/status").json()["answered"] == len(kept)
 
 
-def test_sigterm_waits_for_a_commit_in_progress(path, start):
+def test_sigterm_waits_for_a_commit_in_progress(path, start_service):
     (duel,) = proposed(path, 1)
-    service = start()
+    service = start_service()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")  # the commit waits for this
         with ThreadPoolExecutor(1) as pool, service.client() as client:
@@ -898,16 +898,16 @@ def test_sigterm_waits_for_a_commit_in_progress(path, start):
     assert recorded(path) == {duel: (1, 0.5)}
 
 
-def test_many_concurrent_connections(path, start):
+def test_many_concurrent_connections(path, start_service):
     duels = proposed(path, 160)
-    crowd = Crowd(start(), duels, threads=32)
+    crowd = Crowd(start_service(), duels, threads=32)
     crowd.join()
     assert sorted(crowd.numbers.values()) == list(range(1, 161))
     assert recorded(path) == {duel: (number, 1.0) for duel, number in crowd.numbers.items()}
 
 
-def test_a_chunked_body_is_limited_over_a_socket_too(start):
-    service = start()
+def test_a_chunked_body_is_limited_over_a_socket_too(start_service):
+    service = start_service()
 
     def chunks():
         for _ in range(33):
@@ -945,9 +945,9 @@ def head(service: Process, method: str = "POST", length: int = 100) -> bytes:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux alone")
-def test_hundreds_of_idle_connections_do_not_block_others(start):
+def test_hundreds_of_idle_connections_do_not_block_others(start_service):
     """Also with a limit of 256 open files per process, as on macOS."""
-    service = start()
+    service = start_service()
     resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (256, 256))
     with contextlib.ExitStack() as idle:
         for number in range(300):
@@ -963,9 +963,9 @@ def test_hundreds_of_idle_connections_do_not_block_others(start):
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
 @pytest.mark.parametrize("again", [False, True])
-def test_a_request_that_does_not_arrive_times_out(start, sent, again):
+def test_a_request_that_does_not_arrive_times_out(start_service, sent, again):
     """On a new connection, and on one that already had a reply."""
-    service = start("--request-seconds", "0.5")
+    service = start_service("--request-seconds", "0.5")
     whole = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     opened = connect(service, whole if again else b"")
     if again:
@@ -977,8 +977,8 @@ def test_a_request_that_does_not_arrive_times_out(start, sent, again):
 
 
 @pytest.mark.parametrize("trickle", [False, True])
-def test_a_body_that_does_not_arrive_is_refused(start, trickle):
-    service = start("--request-seconds", "0.5")
+def test_a_body_that_does_not_arrive_is_refused(start_service, trickle):
+    service = start_service("--request-seconds", "0.5")
     opened = connect(service, head(service) + b"{")
     if trickle:
         with contextlib.suppress(OSError):
@@ -999,8 +999,8 @@ def test_a_body_that_does_not_arrive_is_refused(start, trickle):
     assert "Traceback" not in stderr
 
 
-def test_a_new_connection_is_refused_if_all_are_busy(start):
-    service = start("--max-connections", "2", "--request-seconds", "2")
+def test_a_new_connection_is_refused_if_all_are_busy(start_service):
+    service = start_service("--max-connections", "2", "--request-seconds", "2")
     busy = [connect(service, head(service)) for _ in range(2)]
     time.sleep(0.3)
     with service.client() as client:
@@ -1010,9 +1010,9 @@ def test_a_new_connection_is_refused_if_all_are_busy(start):
         assert client.get("/health").status_code == 200
 
 
-def test_a_refusal_does_not_wait_for_the_body(start):
+def test_a_refusal_does_not_wait_for_the_body(start_service):
     """A request without a token gets an immediate reply, and its body is not read."""
-    service = start("--max-connections", "1", "--request-seconds", "30")
+    service = start_service("--max-connections", "1", "--request-seconds", "30")
     service.token, token = "wrong" * 10, service.token
     opened = connect(service, head(service))
     assert opened.recv(2**16).startswith(b"HTTP/1.1 401")
@@ -1022,8 +1022,8 @@ def test_a_refusal_does_not_wait_for_the_body(start):
     ended(opened)
 
 
-def test_a_remote_service_warns(start):
-    service = start("--host", "0.0.0.0", "--allow-remote")
+def test_a_remote_service_warns(start_service):
+    service = start_service("--host", "0.0.0.0", "--allow-remote")
     with service.client() as client:
         assert client.get("/health", headers={"Host": "device.lan"}).status_code == 200
     status, stderr = service.stop(signal.SIGINT)
@@ -1032,9 +1032,9 @@ def test_a_remote_service_warns(start):
 
 
 @pytest.mark.slow
-def test_the_command_s_options_reach_the_service(path, tmp_path, start):
+def test_the_command_s_options_reach_the_service(path, tmp_path, start_service):
     arms = write_arms(tmp_path / "arms.json")
-    service = start("--arms", str(arms), "--choices", "3", "--expire-after", "60")
+    service = start_service("--arms", str(arms), "--choices", "3", "--expire-after", "60")
     with service.client() as client:
         shown = client.get("/duels/next").json()
     assert shown["expires"] == pytest.approx(time.time() + 60, abs=10)

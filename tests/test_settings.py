@@ -647,6 +647,9 @@ def fit_privacy(values):
     plain = {"robust": "none", "wire": "float64"}.items() <= values.items()
     if not (able and plain and values["matrix_form"] != "sketch"):
         values["privacy.epsilon"] = "none"
+    if values["privacy.epsilon"] == "none":
+        values |= {name: ALL[name].default for name in values if name.startswith("privacy.")}
+        return
     if values["algorithm"] == "fldb_personal" or values.get("mode") == "devices":
         values["privacy.unit"] = "person"
     if values["max_difference"] == AUTO:

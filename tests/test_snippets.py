@@ -177,8 +177,18 @@ def test_python_runs(page, tmp_path, monkeypatch):
     evaluate(page, markdown.PythonCodeBlockParser())
 
 
+FIRST = ("README.md", "docs/tutorials/researcher.md", "docs/howto/extend.md")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[] if name_of(page) in FIRST else pytest.mark.exhaustive)
+        for page in GUIDES
+    ],
+    ids=name_of,
+)
 def test_guides_run(page, shell, monkeypatch, ratings):
     monkeypatch.chdir(shell.folder / "work")
     monkeypatch.syspath_prepend(shell.folder / "work")  # files that a block writes

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from conftest import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -829,9 +829,7 @@ class Server(RuleBasedStateMachine):
             assert self.store.last == counted
 
 
-Server.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=25, deadline=None, derandomize=True
-)
+Server.TestCase.settings = examples(100, 2, stateful_step_count=25)
 TestServer = Server.TestCase
 
 

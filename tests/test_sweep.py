@@ -13,8 +13,10 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from test_run import ROOT, call
 
+from fldb_flower.federation.history import History
 from fldb_flower.runs.curves import Curve, regret
 from fldb_flower.settings import from_nested, hydra_entries
+from simulations.engines import vectorized
 from simulations.figures import PANELS
 from simulations.overrides import store_settings
 
@@ -178,38 +180,42 @@ def test_figures_bad_input(tmp_path, arguments, reason):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def final_regrets(*, seeds=10, **values):
+    results = []
+    for seed in range(seeds):
+        settings = from_nested({"tau": 1, "horizon": 200, "seed": seed, **values}, "a test")
+        history = History(settings.horizon)
+        vectorized.run(settings, history)
+        results.append(history.regret)
+    return np.array(results)
+
+
+def rises(lower, higher, errors=2.0):
+    difference = higher - lower
+    standard_error = difference.std(ddof=1) / np.sqrt(len(difference))
+    return difference.mean() > errors * standard_error
+
+
 def test_the_papers_claims_at_smaller_scale():
     """Regret falls with N, rises with sigma and (paired by seed) with tau."""
-    from fldb_flower.federation.history import History
-    from simulations.engines import vectorized
-
-    def final(*, seeds=10, **values):
-        results = []
-        for seed in range(seeds):
-            settings = from_nested({"tau": 1, "horizon": 200, "seed": seed, **values}, "a test")
-            history = History(settings.horizon)
-            vectorized.run(settings, history)
-            results.append(history.regret)
-        return np.array(results)
-
-    def rises(lower, higher, errors=2.0):
-        difference = higher - lower
-        standard_error = difference.std(ddof=1) / np.sqrt(len(difference))
-        return difference.mean() > errors * standard_error
-
-    by_agents = [final(num_agents=agents) for agents in (20, 60, 180)]
+    by_agents = [final_regrets(num_agents=agents) for agents in (20, 60, 180)]
     assert rises(by_agents[2], by_agents[1])
     assert rises(by_agents[1], by_agents[0])
     by_sigma = [
-        final(algorithm="fldb_ons", num_arms=5, environment={"sigma": sigma})
+        final_regrets(algorithm="fldb_ons", num_arms=5, environment={"sigma": sigma})
         for sigma in (0.1, 0.316, 0.5)
     ]
     assert rises(by_sigma[0], by_sigma[1])
     assert rises(by_sigma[1], by_sigma[2])
-    by_tau = [final(tau=tau, num_agents=100) for tau in (1, 8)]
+    by_tau = [final_regrets(tau=tau, num_agents=100) for tau in (1, 8)]
     assert rises(by_tau[0], by_tau[1])
+
+
+@pytest.mark.slow
+def test_regret_falls_with_tau_if_steps_are_counted_in_rounds():
+    """As Algorithm 1 prints the step size; 25 seeds show the difference."""
     reading = {"num_agents": 100, "step_index": "round", "horizon": 500, "seeds": 25}
-    as_printed = [final(tau=tau, **reading) for tau in (1, 8)]
+    as_printed = [final_regrets(tau=tau, **reading) for tau in (1, 8)]
     assert rises(as_printed[1], as_printed[0])
 
 
@@ -225,7 +231,7 @@ def test_a_sweep_in_a_terminal_shows_a_progress_bar(tmp_path):
     assert "8/8" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_slurm_launcher_runs_as_far_as_one_machine_can(tmp_path):
     """submitit's local executor starts each job like Slurm, in a separate process."""
     done = call(

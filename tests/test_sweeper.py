@@ -500,10 +500,8 @@ def test_another_sweepers_tables_hold_each_distinct_run_once(tmp_path, capsys):
 # --- stopping ------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher", ["joblib", pytest.param("submitit_local", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_ctrl_c_stops_a_parallel_sweep_which_resumes_with_the_same_bytes(tmp_path, launcher):
     """A terminal sends SIGINT to every process of the group."""
     jobs = ["-m", "seed=0,1,2,3", "num_agents=100", "horizon=600", "tau=1"]

@@ -16,7 +16,7 @@ from fldb_flower.deployment import rosters
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.privacy.discrete import noise_of_sum
-from fldb_flower.privacy.ledger import Ledger
+from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.secure.header import Header, Limits, new_header
 from fldb_flower.secure.roster import read
 from fldb_flower.secure.server import ServerExchange
@@ -168,7 +168,7 @@ def noise_for(broadcast: Broadcast, settings: Settings) -> SharedNoise | None:
     """Return the noise that a server states for a broadcast; None without privacy."""
     if not settings.is_private:
         return None
-    multiplier = Ledger(settings).multiplier
+    multiplier = ReleasePlan(settings).multiplier
     return SharedNoise(multiplier, noise_of_sum(broadcast, settings, multiplier))
 
 

@@ -13,7 +13,7 @@ from clients.vault.ledger import Ledger, day_of
 from fldb_flower.errors import DataError, PrivacyError, SecureError, SettingsError, shown
 from fldb_flower.linalg.arrays import LARGEST, IntArray
 from fldb_flower.privacy import accounting, discrete
-from fldb_flower.privacy.ledger import Ledger as Plan
+from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.secure.encoding import Encoding
 from fldb_flower.secure.header import Header
 from fldb_flower.wire.codec import encode_broadcast
@@ -164,7 +164,7 @@ def require_noise(shared: SharedBroadcast) -> None:
         raise SecureError(f"the exchange has a number beyond {LARGEST:g} in its broadcast")
     try:
         discrete.require_sampler()
-        least = Plan(settings).multiplier
+        least = ReleasePlan(settings).multiplier
         needed = discrete.noise_of_sum(shared.broadcast, settings, privacy.multiplier)
     except (PrivacyError, SettingsError) as reason:
         raise SecureError(str(reason)) from None

@@ -159,6 +159,8 @@ def _budget(entries: dict[str, Any]) -> Budget:
     if len(given) == 1:
         other = _CAP[1 - _CAP.index(given[0])]
         raise DataError(f"{given[0]} needs {other}: they are one limit")
+    if entries.get("max_epsilon") == math.inf:
+        raise DataError("max_epsilon=inf: must be a number, 0.001 to 1000; leave it out for none")
     if "privacy_days" in entries and not given:
         raise DataError("privacy_days needs max_epsilon and max_delta")
     return Budget(**{own: entries[name] for name, own in _BUDGET.items() if name in entries})

@@ -86,9 +86,16 @@ def add_devices(folder: Path, devices: int) -> list[Path]:
     -------
     list of Path
         The private keys. The public key of each has the suffix ``.pub``.
+
+    Raises
+    ------
+    DataError
+        There is no such folder.
     """
     if devices < 1:
         raise SettingsError(f"{devices} devices: must be at least 1")
+    if not folder.exists():
+        raise DataError(f"{folder}: there is no such folder; `fldb keys credentials` creates one")
     make_folder(folder / DEVICES)
     with reported(OutputError, f"read {folder / DEVICES}"):
         names = [path.name for path in (folder / DEVICES).iterdir()]

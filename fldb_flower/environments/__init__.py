@@ -9,7 +9,12 @@ import math
 
 from fldb_flower.bandit.streams import check_agents
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
-from fldb_flower.environments.base import Contexts, Environment, RecordedAnswers
+from fldb_flower.environments.base import (
+    ChangingEnvironment,
+    Contexts,
+    Environment,
+    RecordedAnswers,
+)
 from fldb_flower.settings import AUTO, Settings
 
 
@@ -64,4 +69,11 @@ def _longest(settings: Settings) -> float:
     return math.inf if bound is None else float(bound(settings))
 
 
-__all__ = ["Contexts", "Environment", "RecordedAnswers", "make_environment", "max_difference"]
+__all__ = [
+    "ChangingEnvironment",
+    "Contexts",
+    "Environment",
+    "RecordedAnswers",
+    "make_environment",
+    "max_difference",
+]

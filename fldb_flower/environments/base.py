@@ -48,6 +48,10 @@ class Environment(Protocol):
     of a difference of two arms' features. ``implied(settings)`` returns values of settings that
     are ``auto``, by name, if the catalogue's entry has ``implies=True``.
 
+    If later arms or rewards depend on the number of iterations drawn, or on anything else that
+    changes, it is a :class:`ChangingEnvironment`. Otherwise a run that is resumed continues with
+    another environment.
+
     Examples
     --------
     Arms on the unit sphere, and one theta for all agents:
@@ -112,6 +116,46 @@ def check_contexts(environment: Environment, contexts: Any, shape: tuple[int, ..
 def _shape_of(contexts: Any, name: str) -> tuple[int, ...] | None:
     shape = getattr(getattr(contexts, name, None), "shape", None)
     return None if shape is None else tuple(shape)
+
+
+@runtime_checkable
+class ChangingEnvironment(Protocol):
+    """What an environment also has if it changes, so that a run can be resumed.
+
+    Iterations may be drawn ahead: the state is that of the contexts drawn so far.
+
+    Examples
+    --------
+    The best arm changes after 100 iterations:
+
+    >>> import numpy as np
+    >>> from fldb_flower.environments import ChangingEnvironment, Contexts
+    >>> class Switch:
+    ...     def __init__(self, settings, agents):
+    ...         self.drawn = 0
+    ...
+    ...     def contexts(self, streams, iterations):
+    ...         features = streams.standard_normal("arms", iterations, 10, 5)
+    ...         signs = np.where(self.drawn + np.arange(iterations) < 100, 1.0, -1.0)
+    ...         self.drawn += iterations
+    ...         return Contexts(features, signs[:, None] * features.sum(axis=-1))
+    ...
+    ...     def state(self):
+    ...         return {"drawn": self.drawn}
+    ...
+    ...     def restore(self, state):
+    ...         self.drawn = int(state["drawn"])
+    >>> issubclass(Switch, ChangingEnvironment)
+    True
+    """
+
+    def state(self) -> dict[str, Any]:
+        """Return the state, numbers or NumPy arrays by name, for :meth:`restore`."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state` returned, as NumPy arrays."""
+        ...
 
 
 @runtime_checkable

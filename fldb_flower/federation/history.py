@@ -73,7 +73,7 @@ class Counts:
     heterogeneity : float or None
         v of FLDB-Personal, in squared units of theta.
     openings : int
-        Exchanges whose upload was released with noise, for the ledger of privacy. One that runs
+        Exchanges whose upload was released with noise, for the cost in privacy. One that runs
         again with the same number releases the same, and counts once.
 
     Examples

@@ -9,11 +9,15 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fldb_flower.bandit.streams import make_streams
 from fldb_flower.catalogue import ENVIRONMENTS
-from fldb_flower.environments import Contexts, RecordedAnswers, make_environment
+from fldb_flower.environments import (
+    ChangingEnvironment,
+    Contexts,
+    RecordedAnswers,
+    make_environment,
+)
 from fldb_flower.environments.base import check_contexts
 from fldb_flower.federation.blocks import rows_in_block
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace
@@ -61,11 +65,15 @@ class OfferStream:
         self._is_external = settings.environment.name in ENVIRONMENTS.added
         self._streams = make_streams(settings, agents)
         self.capacity = max(1, rows_in_block(settings) // len(agents))
-        # Recorded answers are those to the contexts drawn last.
-        self._ahead = 1 if isinstance(self.environment, RecordedAnswers) else AHEAD
+        is_recorded = isinstance(self.environment, RecordedAnswers)
+        # Recorded answers are those to the contexts drawn last; the block stores their state.
+        self._ahead = 1 if is_recorded else AHEAD
+        self._changing: ChangingEnvironment | None = None
+        if isinstance(self.environment, ChangingEnvironment) and not is_recorded:
+            self._changing = self.environment
         self._drawn: Offers | None = None  # offers drawn last, while not all are taken
         self._taken = 0  # number of iterations of these that were taken
-        self._before = self._streams.state()  # positions before these were drawn
+        self._before = self._position()  # before these were drawn
 
     def take(self, most: int, left: int) -> Offers:
         """Return the offers of the next ``most`` iterations, or of ``capacity`` if that is less.
@@ -95,7 +103,7 @@ class OfferStream:
             return Offers(*[xp.concat(both) for both in zip(drawn, more, strict=True)])
         count = missing if missing > 1 else max(1, min(self._ahead, left, self.capacity))
         if count > missing:
-            self._before = self._streams.state()
+            self._before = self._position()
         return self._draw(count)
 
     def _draw(self, iterations: int) -> Offers:
@@ -114,15 +122,23 @@ class OfferStream:
         )
         return Offers(features, rewards, _largest(rewards), noise)
 
-    def state(self) -> dict[str, NDArray[np.integer]]:
-        """Return the positions of the streams, and how many iterations were taken since."""
-        positions = self._streams.state() if self._drawn is None else self._before
-        return {"taken": np.array(self._taken), **join_parts({"streams": positions})}
+    def _position(self) -> dict[str, Array]:
+        """Return where the streams and the environment are."""
+        changing = {} if self._changing is None else self._changing.state()
+        copies = {name: np.array(value) for name, value in changing.items()}
+        return join_parts({"streams": self._streams.state(), "environment": copies})
 
-    def restore(self, state: dict[str, NDArray[np.integer]]) -> None:
+    def state(self) -> dict[str, Array]:
+        """Return where streams and environment are, and how many iterations were taken since."""
+        position = self._position() if self._drawn is None else self._before
+        return {"taken": np.array(self._taken), **position}
+
+    def restore(self, state: dict[str, Array]) -> None:
         """Restore what :meth:`state` returned; later offers are identical."""
         self._taken, self._drawn = 0, None
         self._streams.restore(part_of(state, "streams"))
+        if self._changing is not None:
+            self._changing.restore(part_of(state, "environment"))
         if taken := int(state.get("taken", 0)):  # older states have none
             self._draw(taken)
 

@@ -1,9 +1,9 @@
-"""Differential privacy: sensitivities, noise, accounting and the ledger.
+"""Differential privacy: sensitivities, noise, accounting and the plan of a run.
 
 The sums that the server receives are the only numbers of the agents that leave the federation.
 :mod:`~fldb_flower.privacy.sensitivities` bounds the influence of one answer or of one person on
 each of them, and :mod:`~fldb_flower.privacy.accounting` determines how much noise is needed for all
-rounds of a run, whose budget :mod:`~fldb_flower.privacy.ledger` has. The noise is added to the sum
+rounds of a run, whose budget :mod:`~fldb_flower.privacy.plan` has. The noise is added to the sum
 by :mod:`~fldb_flower.privacy.mechanism`, or with secure sums in parts by the devices, as integers
 (:mod:`~fldb_flower.privacy.discrete`). :mod:`~fldb_flower.privacy.usefulness` has warnings.
 

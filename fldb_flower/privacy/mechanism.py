@@ -12,7 +12,7 @@ from fldb_flower.errors import PrivacyError
 from fldb_flower.federation.exchange import Broadcast, Noise, Upload
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import Form, Full, form_of
-from fldb_flower.privacy.ledger import Ledger
+from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.privacy.sensitivities import asked_again, release_of
 from fldb_flower.settings import Settings
 
@@ -41,7 +41,7 @@ class GaussianMechanism:
 
     Attributes
     ----------
-    ledger : Ledger
+    plan : ReleasePlan
         The noise multiplier, and the budget.
 
     Examples
@@ -64,7 +64,7 @@ class GaussianMechanism:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.ledger = Ledger(settings)
+        self.plan = ReleasePlan(settings)
         self._covered = 0  # the last iteration whose duels were released
 
     def require(self, broadcast: Broadcast, number: int) -> None:
@@ -80,11 +80,11 @@ class GaussianMechanism:
         assert broadcast.play is not None
         if broadcast.play.first <= self._covered:
             raise asked_again(self._settings)
-        self.ledger.require(number)
+        self.plan.require(number)
 
     def deviations(self, broadcast: Broadcast) -> Noise:
         """Return the standard deviations of the noise in the sum that a broadcast requests."""
-        return release_of(broadcast, self._settings).noise().scaled(self.ledger.multiplier)
+        return release_of(broadcast, self._settings).noise().scaled(self.plan.multiplier)
 
     def add(self, upload: Upload, broadcast: Broadcast, number: int) -> Upload:
         """Return the upload of exchange ``number`` with noise.

@@ -1,8 +1,9 @@
 """Warnings: of a federation that is too small for the noise, and of a delta that is too large.
 
-The factors are those of FLDB-ONS with d=5 and T=500, in docs/results/privacy.json: the mean regret
-divided by that without noise. What matters is about the product of epsilon and the number N of
-agents, because the noise of a sum does not depend on N, and is proportional to 1 / epsilon.
+The factors are those of FLDB-ONS with d=5, T=500 and beta_scale=1, in docs/results/privacy.json:
+the mean regret divided by that without noise. They are larger with the default width of FLDB-ONS,
+which has less regret without noise. What matters is about the product of epsilon and the number N
+of agents, because the noise of a sum does not depend on N, and is proportional to 1 / epsilon.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.settings import Settings
+from fldb_flower.settings.checks import NO_NOISE, unused_privacy
 
 AGENTS = (30, 100, 300, 1_000, 10_000)
 EPSILONS = (1.0, 3.0, 8.0)
@@ -41,8 +43,9 @@ USEFUL = 1.25
 def regret_factor(unit: str, epsilon: float, num_agents: int) -> float:
     """Return the regret with noise, divided by that without, as measured.
 
-    Between the measured values, logarithms are interpolated. Fewer agents, or a smaller epsilon,
-    are at least as bad as the nearest measured values.
+    Between the measured values, logarithms are interpolated. Another epsilon than the measured
+    ones is as bad as the nearest of them with the same product of epsilon and N. Fewer agents than
+    measured are at least as bad as the measured ones.
 
     Examples
     --------
@@ -52,8 +55,8 @@ def regret_factor(unit: str, epsilon: float, num_agents: int) -> float:
     >>> regret_factor("person", 0.5, 600) == regret_factor("person", 1.0, 300)
     True
     """
-    if epsilon < EPSILONS[0]:  # the product matters
-        num_agents, epsilon = int(num_agents * epsilon / EPSILONS[0]), EPSILONS[0]
+    measured = min(max(epsilon, EPSILONS[0]), EPSILONS[-1])
+    num_agents, epsilon = int(num_agents * epsilon / measured), measured  # the product matters
     logarithms = np.log(np.array(FACTORS[unit]))
     by_epsilon = [np.interp(math.log(max(1, num_agents)), np.log(AGENTS), column)
                   for column in logarithms.T]  # fmt: skip
@@ -102,7 +105,7 @@ def warning(settings: Settings) -> str:
     factor = regret_factor(privacy.unit, float(privacy.epsilon), agents)
     if factor <= USEFUL:
         return ""
-    cost = f"expect about {factor:.1f} times the regret without noise"
+    cost = f"expect about {factor:.1f} times the regret without noise, or more"
     if ALGORITHMS[settings.algorithm].agents == "personal":
         cost = "agents learn mainly from their own answers"
     remedies = "more agents or a larger privacy.epsilon"
@@ -112,3 +115,18 @@ def warning(settings: Settings) -> str:
         f"privacy.epsilon={privacy.epsilon:g} with num_agents={agents} and privacy.unit="
         f"{privacy.unit}: {cost}; {remedies} would help"
     )
+
+
+def no_noise(settings: Settings) -> str:
+    """Return one line if a setting of privacy is given without epsilon; empty if not.
+
+    A federation of devices refuses it. A sweep may compare ``privacy.epsilon=none,1,3``.
+    """
+    unused = unused_privacy(settings)
+    return f"{unused}: {NO_NOISE}" if unused else ""
+
+
+def cautions(settings: Settings) -> list[str]:
+    """Return the warnings before a simulation, one line each."""
+    lines = no_noise(settings), weak_delta(settings, settings.num_agents), warning(settings)
+    return [line for line in lines if line]

@@ -11,7 +11,7 @@ from fldb_flower.errors import DataError, FldbError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.named_arrays import join_parts, part_of
-from fldb_flower.privacy.usefulness import warning, weak_delta
+from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.runs.plots import describe
 from fldb_flower.runs.results import PLOT, RunDirectory, stop_requested
 from fldb_flower.settings import Settings
@@ -166,9 +166,8 @@ def conduct(
     StoppedError
         A stop was requested.
     """
-    for line in (weak_delta(settings, settings.num_agents), warning(settings)):
-        if line:
-            say(line)
+    for line in cautions(settings):
+        say(line)
     try:
         checkpointer = Checkpointer(directory, settings, say)
         history = History(settings.horizon, _on_progress(settings, checkpointer, say))

@@ -19,7 +19,7 @@ from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.privacy.ledger import Ledger
+from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.runs.checkpoints import Checkpoint
 from fldb_flower.runs.directory import (
     CHECKPOINT,
@@ -187,7 +187,7 @@ def _summary(settings: Settings, history: History, runtime_seconds: float) -> di
     if history.heterogeneity is not None:
         summary["heterogeneity"] = history.heterogeneity
     if settings.is_private:
-        summary["privacy"] = Ledger(settings).summary(history.openings)
+        summary["privacy"] = ReleasePlan(settings).summary(history.openings)
     summary["runtime_seconds"] = round(runtime_seconds, 3)
     if history.participation:
         asked = sum(row.asked for row in history.participation)

@@ -6,6 +6,7 @@ import contextlib
 import io
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
+from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.runs.experiment import out_of_memory
 from fldb_flower.runs.results import STORAGE_SETTINGS, result_files
 from fldb_flower.settings import Settings, from_keywords, keyword_entry, to_dotted
@@ -108,6 +110,7 @@ def run(
     True
     """
     chosen = from_keywords(merged(settings, values), SOURCE)
+    warn_of([chosen], stacklevel=3)
     return run_settings(chosen, _checked_callbacks(callbacks))
 
 
@@ -144,6 +147,12 @@ def merged(settings: Mapping[str, Any] | None, values: Mapping[str, Any]) -> dic
             raise SettingsError(f"{spelled} (from {SOURCE}): a setting is given twice")
         chosen |= named
     return chosen
+
+
+def warn_of(chosen: Iterable[Settings], stacklevel: int) -> None:
+    """Warn once of each delta that is too large, and of noise that costs much regret."""
+    for line in dict.fromkeys(line for each in chosen for line in cautions(each)):
+        warnings.warn(line, stacklevel=stacklevel)
 
 
 def run_settings(settings: Settings, callbacks: list[Callback]) -> Result:

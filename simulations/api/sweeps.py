@@ -25,7 +25,7 @@ from fldb_flower.errors import FldbError, OutputError, SettingsError
 from fldb_flower.runs.results import identity
 from fldb_flower.settings import Settings, from_keywords, to_dotted
 from simulations.api.results import checked_path
-from simulations.api.runs import SOURCE, merged, run_settings
+from simulations.api.runs import SOURCE, merged, run_settings, warn_of
 from simulations.pools import map_in_processes
 from simulations.saved_runs import Run, find_finished
 from simulations.sweeps.jobs import describe_exception
@@ -132,6 +132,7 @@ def _table(
     progress: bool,
 ) -> pd.DataFrame:
     """Run what is not yet in the directory; see :func:`sweep`."""
+    warn_of(chosen, stacklevel=4)
     folder = None if directory is None else _prepared(checked_path(directory, "directory"))
     wanted = {identity(each): each for each in chosen}
     found = {} if folder is None else find_finished(folder, wanted)

@@ -10,6 +10,7 @@ empty.
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -20,23 +21,20 @@ from simulations.local_process import LocalProcess
 
 _WAIT_SECONDS = 600.0
 _HEADER_BYTES = 128  # of an array
-_FILES = {
-    "pyproject.toml": """
+_PROJECT = """
 [project]
 name = "bare"
 version = "0.0.1"
 license = "Apache-2.0"
-dependencies = ["flwr>=1.42,<1.43"]
+dependencies = ["flwr[simulation]>=1.42,<1.43"]
 [tool.flwr.app]
 publisher = "bare"
 [tool.flwr.app.components]
-serverapp = "bare.apps:server"
-clientapp = "bare.apps:client"
+serverapp = "bare:server"
+clientapp = "bare:client"
 [tool.flwr.app.config]
-folder = ""
-""",
-    "bare/__init__.py": "",
-    "bare/apps.py": """
+"""
+_CODE = """
 import random
 import time
 from pathlib import Path
@@ -71,8 +69,17 @@ def main(grid, context):
             waiting -= {reply.metadata.reply_to_message_id for reply in replies}
         (folder / "writing").write_text(str(time.perf_counter() - begin))
         (folder / "writing").rename(folder / "sent")
-""",
-}
+"""
+
+
+def write_app(folder: Path, code: str, config: str) -> None:
+    """Create a Flower app in a new folder: ``server`` and ``client`` in its code, and its config.
+
+    The config is a line of TOML.
+    """
+    folder.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(f"{_PROJECT}{config}\n")
+    (folder / "bare.py").write_text(code)
 
 
 class BareApp:
@@ -86,9 +93,7 @@ class BareApp:
 
     def __init__(self, federation: LocalFederation) -> None:
         self._folder = federation.folder / "bare-app"
-        (self._folder / "bare").mkdir(parents=True)
-        for name, text in _FILES.items():
-            (self._folder / name).write_text(text)
+        write_app(self._folder, _CODE, 'folder = ""')
         config = f"folder='{self._folder}'"
         self._run: LocalProcess = federation.flwr(
             "bare", "run", str(self._folder), "local", "--stream", "--run-config", config

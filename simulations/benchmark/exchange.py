@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from logging import WARNING, getLogger
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pandas as pd
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from clients.simulated import LocalContext, SimulatedAgents
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.settings import Settings, to_flat
+from fldb_flower.settings import Settings, from_flat, to_flat
 from simulations.benchmark.algorithms import settings
-from simulations.engines import inprocess
 from simulations.engines.grid import InProcessGrid
+from strategies import make_strategy
 
 _GOAL = 1.3  # an exchange without its agents, in units of Flower's bare message
 
@@ -89,36 +88,48 @@ def exchange_costs(repetitions: int, nodes: int = 100, horizon: int = 50) -> dic
     costs: dict[str, list[float]] = {"exchange": [], "agents": [], "bare": []}
     for _ in range(repetitions):
         history = History(horizon)
-        with timed_agents() as spent:
-            whole = _seconds(inprocess.play, chosen, history)
-        bare = _seconds(bare_exchanges, chosen, history.exchanges)
-        for name, each in (("exchange", whole), ("agents", sum(spent)), ("bare", bare)):
+        whole, agents = _timed(timed_agents, chosen, history)
+        bare, _ = _timed(bare_exchanges, chosen, history.exchanges)
+        own = sum(each.seconds for each in agents)
+        for name, each in (("exchange", whole), ("agents", own), ("bare", bare)):
             costs[name].append(each / history.exchanges / nodes)
     return costs
 
 
-@contextlib.contextmanager
-def timed_agents() -> Iterator[list[float]]:
-    """Collect the seconds of each call of ``AgentGroup.answer``."""
-    spent: list[float] = []
-    original = AgentGroup.answer
+class TimedAgents:
+    """The agents of a node, which measure the seconds in which they answer."""
 
-    def answer(group: AgentGroup, broadcast: Broadcast, counted: int) -> Upload:
+    def __init__(self, group: AgentGroup) -> None:
+        self._group = group
+        self.seconds = 0.0
+
+    def answer(self, broadcast: Broadcast, counted: int) -> Upload:
+        """Answer as the agents do."""
         begin = time.process_time()
-        try:
-            return original(group, broadcast, counted)
-        finally:
-            spent.append(time.process_time() - begin)
-
-    with mock.patch.object(AgentGroup, "answer", answer):
-        yield spent
+        upload = self._group.answer(broadcast, counted)
+        self.seconds += time.process_time() - begin
+        return upload
 
 
-def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
-    """Return the seconds of the processor, on which other processes have less effect."""
+def timed_agents(chosen: Settings, history: History) -> list[TimedAgents]:
+    """Run over nodes in this process, as :func:`inprocess.play` does; return their agents."""
+    grid = InProcessGrid(chosen.engine.num_nodes, to_flat(chosen), LocalContext)
+    agents = []
+    context: Any
+    for partition, context in enumerate(grid.contexts.values()):
+        node = from_flat(context.run_config, "a benchmark")
+        context.client = SimulatedAgents(node, partition, len(grid.contexts))
+        context.client.group = TimedAgents(context.client.group)
+        agents.append(context.client.group)
+    make_strategy(chosen, history).start(grid)
+    return agents
+
+
+def _timed(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    """Return the seconds of the processor, which other processes affect less, and the result."""
     begin = time.process_time()
-    function(*arguments)
-    return time.process_time() - begin
+    result = function(*arguments)
+    return time.process_time() - begin, result
 
 
 def inprocess_exchange(repetitions: int) -> pd.DataFrame:

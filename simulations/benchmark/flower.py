@@ -12,24 +12,9 @@ import pandas as pd
 
 from fldb_flower.deployment.processes import tool
 from simulations.benchmark.algorithms import seconds
+from simulations.benchmark.bare_app import write_app
 
-_NOOP = {
-    "pyproject.toml": """
-[project]
-name = "noop"
-version = "0.0.1"
-license = "Apache-2.0"
-dependencies = ["flwr[simulation]>=1.42,<1.43"]
-[tool.flwr.app]
-publisher = "noop"
-[tool.flwr.app.components]
-serverapp = "noop.apps:server"
-clientapp = "noop.apps:client"
-[tool.flwr.app.config]
-rounds = 1
-""",
-    "noop/__init__.py": "",
-    "noop/apps.py": """
+_CODE = """
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -43,8 +28,7 @@ def main(grid, context):
 @client.train()
 def train(message, context):
     return Message(RecordDict(), reply_to=message)
-""",
-}
+"""
 
 
 def _flwr(project: Path, nodes: int, config: str) -> float:
@@ -59,9 +43,7 @@ def flower(repetitions: int, nodes: int = 2) -> pd.DataFrame:
     ours, nothing = [], []
     with tempfile.TemporaryDirectory() as folder:
         noop = Path(folder) / "noop"
-        (noop / "noop").mkdir(parents=True)
-        for name, text in _NOOP.items():
-            (noop / name).write_text(text)
+        write_app(noop, _CODE, "rounds = 1")
         for number in range(repetitions + 1):  # the first is not counted
             out = Path(folder) / f"run{number}"
             ours.append(_flwr(Path(__file__).parents[2], nodes, f"tau=5 output-dir='{out}'"))

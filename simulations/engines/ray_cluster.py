@@ -23,6 +23,8 @@ SLOW_START = "node timed out during startup"
 STARTS = 3
 """Number of attempts to start Ray on this machine."""
 _CONNECT_SECONDS = 10.0
+_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS
 
 
 def address() -> str:
@@ -101,7 +103,15 @@ def _options(where: str) -> dict[str, Any]:
 
 
 def _check_port(where: str) -> None:
-    """Raise an OSError if nothing listens at ``host:port``, for which Ray would wait a minute."""
+    """Raise an OSError if no gRPC server listens at ``host:port``: Ray would wait for minutes.
+
+    gRPC is HTTP/2, in which a connection begins with a SETTINGS frame from both sides.
+    """
     host, _, port = where.rpartition(":")
-    if host and "/" not in host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    if not host or "/" in host or not port.isdecimal():
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") == "0":
+            connection.sendall(_PREFACE)
+            if connection.recv(9)[3:4] != _SETTINGS[3:4]:  # the type of a frame
+                raise OSError("the server at this port is not Ray's")

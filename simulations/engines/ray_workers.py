@@ -104,6 +104,7 @@ class _Part:
     actor: Any = None
     node: str = ""
     saved: Any = None  # reference to the arguments of `restore`; None before the first
+    replayed: Sequence[Any] = ()  # references to what an actor that replaces a lost one returns
 
 
 class RayWorkers:
@@ -208,9 +209,12 @@ class RayWorkers:
             lost: dict[int, Exception] = {}
             for at, call in calls.items():
                 try:
-                    replies[at] = self._ray.get(call)
+                    *replayed, reply = self._ray.get([*self._parts[at].replayed, call])
                 except self._ray.exceptions.RayError as error:
                     lost[at] = error
+                else:
+                    joined(replayed)  # raises the error of one
+                    self._parts[at].replayed, replies[at] = (), reply
             if not lost:
                 return joined([replies[at] for at in range(len(self._parts))])
             for at, reason in lost.items():
@@ -233,10 +237,9 @@ class RayWorkers:
         part.actor = self._actor(
             part, num_cpus=0, memory=1, scheduling_strategy=affinity(part.node, soft=True)
         )
-        if part.saved is not None:
-            part.actor.call.remote("restore", part.saved)
-        for request in self._since:
-            part.actor.call.remote("answer", request)
+        restored = [] if part.saved is None else [part.actor.call.remote("restore", part.saved)]
+        answers = [part.actor.call.remote("answer", request) for request in self._since]
+        part.replayed = restored + answers
 
     def _node(self, lost: str) -> str:
         """Return the node with the fewest actors per CPU; ``lost`` only if there is no other."""

@@ -1,4 +1,4 @@
-"""The ledger equals computations that do not use the product's accounting.
+"""The plan equals computations that do not use the product's accounting.
 
 The number of openings is counted from the definition of the schedules. Their epsilon follows from
 the exact formula of the Gaussian mechanism, and from dp-accounting called directly.
@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT, nested
 from scipy import optimize, stats
 
-from fldb_flower.privacy.ledger import Ledger, openings_of
+from fldb_flower.privacy.plan import ReleasePlan, openings_of
 from fldb_flower.settings import DevicesSettings, from_nested
 from simulations.run import run
 
@@ -94,51 +94,51 @@ def test_openings_follow_from_the_schedule(name, step, horizon, algorithm):
 
 @pytest.mark.parametrize("unit", ["answer", "person"])
 @pytest.mark.parametrize(("name", "step", "horizon"), SCHEDULES)
-def test_the_ledger_equals_the_formula(name, step, horizon, unit):
+def test_the_plan_equals_the_formula(name, step, horizon, unit):
     """After each opening. Together they cost what was promised, and no more."""
-    ledger = Ledger(make_settings(name, step, horizon, privacy__unit=unit))
+    plan = ReleasePlan(make_settings(name, step, horizon, privacy__unit=unit))
     planned = len(ends_of_rounds(name, step, horizon))
-    assert ledger.planned == planned
+    assert plan.planned == planned
     for opening in {0, 1, planned // 2, planned - 1, planned}:
         releases = min(opening, 1) if unit == "answer" else opening
-        expected = epsilon_by_formula(ledger.multiplier, releases)
-        assert ledger.spent(opening) == pytest.approx(expected, rel=3e-3, abs=1e-6)
-        assert ledger.spent(opening) >= expected * (1.0 - 1e-6)  # rounded up, not down
-    assert 2.99 < ledger.spent(planned) <= 3.0
+        expected = epsilon_by_formula(plan.multiplier, releases)
+        assert plan.spent(opening) == pytest.approx(expected, rel=3e-3, abs=1e-6)
+        assert plan.spent(opening) >= expected * (1.0 - 1e-6)  # rounded up, not down
+    assert 2.99 < plan.spent(planned) <= 3.0
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 @pytest.mark.parametrize("unit", ["answer", "person"])
-def test_the_ledger_equals_the_library(unit, epsilon):
-    ledger = Ledger(make_settings("geometric", 1.5, 500, privacy__unit=unit, epsilon=epsilon))
+def test_the_plan_equals_the_library(unit, epsilon):
+    plan = ReleasePlan(make_settings("geometric", 1.5, 500, privacy__unit=unit, epsilon=epsilon))
     for opening in (1, 5, 16):
         releases = 1 if unit == "answer" else opening
-        expected = epsilon_by_library(ledger.multiplier, releases)
-        assert ledger.spent(opening) == pytest.approx(expected, rel=6e-3, abs=2e-3)
+        expected = epsilon_by_library(plan.multiplier, releases)
+        assert plan.spent(opening) == pytest.approx(expected, rel=6e-3, abs=2e-3)
 
 
 def test_more_openings_never_cost_less():
-    ledger = Ledger(make_settings("periodic", 1, 20))
-    spent = [ledger.spent(opening) for opening in range(21)]
+    plan = ReleasePlan(make_settings("periodic", 1, 20))
+    spent = [plan.spent(opening) for opening in range(21)]
     assert spent[0] == 0.0
     assert spent == sorted(spent)
     assert len(set(spent)) == 21
 
 
 def test_what_exceeds_the_plan_is_not_hidden():
-    """Nothing is released beyond the plan; but if it were, the ledger would have the whole cost."""
-    ledger = Ledger(make_settings("periodic", 5, 20))
-    expected = epsilon_by_formula(ledger.multiplier, 4 * ledger.planned)
+    """Nothing is released beyond the plan; but if it were, the plan would have the whole cost."""
+    plan = ReleasePlan(make_settings("periodic", 5, 20))
+    expected = epsilon_by_formula(plan.multiplier, 4 * plan.planned)
     assert expected > 6.0
-    assert ledger.spent(4 * ledger.planned) == pytest.approx(expected, rel=3e-3)
+    assert plan.spent(4 * plan.planned) == pytest.approx(expected, rel=3e-3)
 
 
 def test_more_openings_need_more_noise():
     """In proportion to the square root of their number, for persons."""
-    few, many = (Ledger(make_settings("periodic", tau, 64)).multiplier for tau in (64, 1))
+    few, many = (ReleasePlan(make_settings("periodic", tau, 64)).multiplier for tau in (64, 1))
     assert many / few == pytest.approx(math.sqrt(64 / 2), rel=1e-3)  # t = 1 and t = 64
     one, other = (
-        Ledger(make_settings("periodic", tau, 64, privacy__unit="answer")).multiplier
+        ReleasePlan(make_settings("periodic", tau, 64, privacy__unit="answer")).multiplier
         for tau in (64, 1)
     )
     assert one == other

@@ -1,4 +1,4 @@
-"""The ledger: how many releases were paid for, and what they cost together."""
+"""The plan of a run: how many releases it has, the noise of each, and what they cost together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def openings_of(settings: Settings) -> int:
 
     Examples
     --------
-    >>> from fldb_flower.privacy.ledger import openings_of
+    >>> from fldb_flower.privacy.plan import openings_of
     >>> from fldb_flower.settings import ScheduleSettings, Settings
     >>> openings_of(Settings(horizon=500, schedule=ScheduleSettings("geometric", ratio=1.5)))
     16
@@ -27,8 +27,8 @@ def openings_of(settings: Settings) -> int:
     return sum(each.learns for each in make_algorithm(settings).rounds())
 
 
-class Ledger:
-    """What the releases of one run cost.
+class ReleasePlan:
+    """The releases of one run: their number, their noise and their cost.
 
     Releases are counted by the number of their exchange. One that runs again with the same number,
     as after a resume from a checkpoint, releases the same numbers with the same noise, and is
@@ -50,13 +50,13 @@ class Ledger:
     --------
     Under ``privacy.unit=answer``, each answer is in one release only:
 
-    >>> from fldb_flower.privacy.ledger import Ledger
+    >>> from fldb_flower.privacy.plan import ReleasePlan
     >>> from fldb_flower.settings import from_keywords
-    >>> ledger = Ledger(from_keywords(
+    >>> plan = ReleasePlan(from_keywords(
     ...     {"algorithm": "fldb_ons", "first_round": "step", "schedule": "geometric",
     ...      "privacy_epsilon": 3, "privacy_unit": "answer"}, "a script"
     ... ))
-    >>> ledger.planned, round(ledger.multiplier, 2), round(ledger.spent(2), 1)
+    >>> plan.planned, round(plan.multiplier, 2), round(plan.spent(2), 1)
     (16, 1.54, 3.0)
     """
 
