@@ -17,7 +17,7 @@ from fldb_flower.bandit.prior import VARIANCES, ShareChange
 from fldb_flower.federation.contributions import limited_statistics
 from fldb_flower.federation.exchange import Broadcast, Noise, PlayRequest, Upload, statistics
 from fldb_flower.linalg.forms import Diagonal, Full
-from fldb_flower.linalg.noisy import denoised, observed, shrunk
+from fldb_flower.linalg.noisy import blurred, denoised, observed, shrunk
 from fldb_flower.settings import from_nested
 
 D = 4
@@ -237,19 +237,68 @@ def test_the_common_prior_is_proper_for_any_noise(seed, rounds):
         assert np.isfinite(algorithm.theta_sync).all()
 
 
-def test_noisy_shares_are_pooled_by_the_formulas_of_the_docstring():
-    rng = np.random.default_rng(9)
+@pytest.mark.parametrize("s", [0.3, 3.0, 30.0])
+def test_the_common_prior_is_the_posterior_of_all_noisy_shares(s):
+    """Generalised least squares on all rounds at once, with the covariance of their errors."""
+    rng, ends = np.random.default_rng(9), [1, 2, 5, 6, 9]
     algorithm = FLDBPersonal(settings(algorithm="fldb_personal"))
-    s, pooled, linear = 2.0, np.zeros((D, D)), np.zeros(D)
+    curvatures, seen = [], []
+    for first, last in zip([1, *(end + 1 for end in ends)], ends, strict=False):
+        m, c = positive(rng), rng.standard_normal(D)
+        curvatures.append(np.linalg.inv(m))
+        seen.append(algorithm.theta_sync + curvatures[-1] @ c)
+        upload = share_upload(m, c, np.zeros(11), Noise(shift=s))
+        algorithm.arrays |= algorithm.learn(Scripted(upload), Round(last, first, last))
+    # Later answers include earlier ones: two rounds share the error of the later one.
+    errors = [curvatures[-1]]
+    for number in range(len(ends) - 1, 0, -1):
+        growth = (ends[number] - ends[number - 1]) / ends[number - 1]
+        errors.insert(0, errors[0] + growth * curvatures[number])
+    rounds = range(len(ends))
+    covariance = np.block([[errors[max(j, k)] for k in rounds] for j in rounds])
+    for j in rounds:
+        block = slice(j * D, (j + 1) * D)
+        covariance[block, block] += s**2 * curvatures[j] @ curvatures[j]
+    weights = np.linalg.solve(covariance, np.tile(np.eye(D), (len(ends), 1))).T
+    precision = weights @ np.tile(np.eye(D), (len(ends), 1))
+    np.testing.assert_allclose(algorithm.prior.precision, precision, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(algorithm.prior.shift, weights @ np.concatenate(seen), rtol=1e-6)
+
+
+def test_without_noise_agents_receive_the_last_shares():
+    rng = np.random.default_rng(13)
+    algorithm = FLDBPersonal(settings(algorithm="fldb_personal"))
     for number in range(1, 4):
         m, c, theta = positive(rng), rng.standard_normal(D), algorithm.theta_sync
-        learn(algorithm, share_upload(m, c, np.zeros(11), Noise(shift=s)), number)
-        seen = m @ np.linalg.inv(m + s**2 * np.eye(D))
-        pooled, linear = pooled + seen @ m, linear + seen @ c + seen @ m @ theta
-    covariance = np.linalg.inv(m) + np.linalg.inv(pooled)
-    np.testing.assert_allclose(algorithm.prior.precision, np.linalg.inv(covariance), rtol=1e-9)
-    expected = np.linalg.solve(covariance, np.linalg.solve(pooled, linear))
-    np.testing.assert_allclose(algorithm.prior.shift, expected, rtol=1e-8)
+        learn(algorithm, share_upload(m, c, np.zeros(11), Noise(shift=1e-6)), number)
+        np.testing.assert_allclose(algorithm.prior.precision, m, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(algorithm.prior.shift, c + m @ theta, rtol=1e-5, atol=1e-5)
+
+
+def test_noise_that_hides_a_direction_does_not_erase_the_common_mean():
+    algorithm = FLDBPersonal(settings(algorithm="fldb_personal"))
+    truth, noise = np.array([3.0, -1.0, 0.5, 2.0]), Noise(precision=1e2, shift=1e2)
+    for number, first in enumerate([1e4, 2e4, 3e4, -1e2, 4e4], start=1):
+        m = np.diag([first, 9e4, 9e4, 9e4])
+        c = np.maximum(m, 0.0) @ (truth - algorithm.theta_sync)
+        learn(algorithm, share_upload(m, c, np.zeros(11), noise), number)
+        np.testing.assert_allclose(algorithm.theta_sync, truth, rtol=0.03)
+
+
+@given(seeds, st.floats(-3.0, 3.0), st.integers(0, D))
+@examples(30)
+def test_a_further_error_adds_its_covariance(seed, exponent, rank):
+    rng = np.random.default_rng(seed)
+    rows = 10.0**exponent * rng.standard_normal((rank, D))
+    known, curvature = rows.T @ rows, positive(rng)
+    mean = rng.standard_normal(D)
+    precision, linear = blurred(known, known @ mean, curvature, 0.0)
+    # K observes the products with its rows, each with an error of variance 1.
+    error = rows @ np.linalg.solve(curvature, rows.T) + np.eye(rank)
+    gain = rows.T @ np.linalg.inv(error)
+    np.testing.assert_allclose(precision, gain @ rows, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(linear, gain @ (rows @ mean), rtol=1e-6, atol=1e-6)
+    assert np.linalg.eigvalsh(precision)[0] >= -1e-12 * np.trace(curvature)
 
 
 # --- what one person contributes

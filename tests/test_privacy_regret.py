@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import fldb_flower as fldb
+from fldb_flower.bandit import policies
+from fldb_flower.bandit.limits import factors, weights_of
 from fldb_flower.federation.history import History
 from fldb_flower.privacy import usefulness
 from fldb_flower.settings import from_nested
@@ -65,6 +67,26 @@ def test_fldb_personal_is_not_worse_than_agents_alone(epsilon):
     assert is_at_most(shared, alone)
     if epsilon == 100.0:
         assert shared.mean() < 0.7 * alone.mean()
+        # Nearly without noise, privacy costs little.
+        assert shared.mean() < 1.25 * regrets(algorithm="fldb_personal").mean()
+
+
+def test_typical_log_losses_are_those_of_a_simulation(monkeypatch):
+    """Within a factor of 2 in every round: log losses shrink while agents learn."""
+    ratios = []
+
+    def recorded(parts, units):
+        rms = math.sqrt((parts["losses"] ** 2).sum(axis=1).mean())
+        size = units["losses"] * math.sqrt(weights_of(parts)["losses"])
+        ratios.append(rms / size)
+        return factors(parts, units)
+
+    monkeypatch.setattr(policies, "factors", recorded)
+    values = {"algorithm": "fldb_personal", "privacy": {"epsilon": 100.0}}
+    settings = from_nested({**SMALL, **values, "dimension": 5}, "a test")
+    vectorized.run(settings, History(settings.horizon))
+    assert len(ratios) >= 5
+    assert all(0.5 < ratio < 2.0 for ratio in ratios[1:])  # nobody predicts the first answer
 
 
 # --- the warning

@@ -18,7 +18,7 @@ from fldb_flower.bandit.prior import (
 )
 from fldb_flower.federation.exchange import Broadcast, Federation, Noise, PlayRequest
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.linalg.noisy import denoised, observed, shrunk
+from fldb_flower.linalg.noisy import blurred, denoised, observed, shrunk
 from fldb_flower.settings import AUTO, Settings
 
 
@@ -45,21 +45,29 @@ class FLDBPersonal(Algorithm):
     docs/personal.md derives the algorithm.
 
     **With privacy**, agents upload ``D = sum m_i - M_i theta`` and ``M = sum M_i``, with noise, in
-    each round, where theta is theta_sync. D observes ``M (theta* - theta)`` with an error of
-    covariance M, and noise of variance s^2. Each upload is thus an observation of theta* with the
-    precision ``P = M (M + s^2 I)^-1 M``. Noise is independent, and observations add up to J, the
-    sum of P, with the linear term j. But the answers are the same: they tell no more than M. What
-    agents receive as sums of the others' shares is, with the covariance ``M^-1 + J^-1``::
+    each round, where theta is theta_sync. M is estimated from the last upload
+    (:func:`~fldb_flower.linalg.noisy.denoised`). Let x be the estimate of theta* that the answers
+    so far give without noise: ``D = M (x - theta)``, and x has the error covariance ``M^-1``. With
+    noise of variance s^2, an upload observes x with the precision ``M^2 / s^2``. Later uploads
+    contain the same answers and new ones, which move x: if their number grows from n to n', M
+    grows about as much, and x moves by ``N(0, (n' / n - 1) M^-1)``. So the server has a Kalman
+    filter for x, with the precision K and the linear term k::
 
-        M (M + J)^-1 J,    M (M + J)^-1 j
+        K <- (K^-1 + (n' / n - 1) M^-1)^-1 + M^2 / s^2
 
-    M is an estimate from the last upload (:func:`~fldb_flower.linalg.noisy.denoised`). Without
-    noise in M, it is too cautious by a factor of at most 2. If all is noise, both are 0: agents
-    then have the prior N(0, (1 / lambda_0 + v) I), and learn alone. Log losses with noise have a
-    smaller weight (:func:`noisy_losses`). If it is 0, v is its mean without losses, 0.76, so agents
-    rely on their own answers.
+    What agents receive as sums of the others' shares is for theta*, with the error of x added
+    (:func:`~fldb_flower.linalg.noisy.blurred`)::
 
-    The state then also has ``pooled`` J, ``linear`` j, and ``loss_noise``, the variance in losses.
+        (K^-1 + M^-1)^-1 = M (M + K)^-1 K,    M (M + K)^-1 k
+
+    Without noise, these are the M and the sum of m_i of the last upload: early shares, which are
+    the least exact, have no weight. With much noise, K is the sum of all ``M^2 / s^2``: noise is
+    independent, and averages out. If all is noise, both are 0: agents then have the prior
+    N(0, (1 / lambda_0 + v) I), and learn alone. Log losses with noise have a smaller weight
+    (:func:`noisy_losses`). If it is 0, v is its mean without losses, 0.76, so agents rely on their
+    own answers.
+
+    The state then also has ``pooled`` K, ``linear`` k, and ``loss_noise``, the variance in losses.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -112,7 +120,7 @@ class FLDBPersonal(Algorithm):
         assert change is not None
         extra: State = {}
         if upload.noise is not None:
-            change, extra = self._without_noise(change, upload.noise)
+            change, extra = self._without_noise(change, upload.noise, round_)
         losses = arrays["losses"] + change.losses
         new = np.array([change.squares, upload.num_duels, change.members])
         offered = arrays["offered"] + new
@@ -134,20 +142,21 @@ class FLDBPersonal(Algorithm):
             **extra,
         }
 
-    def _without_noise(self, change: ShareChange, noise: Noise) -> tuple[ShareChange, State]:
+    def _without_noise(
+        self, change: ShareChange, noise: Noise, round_: Round
+    ) -> tuple[ShareChange, State]:
         """Return the change of the sums that agents receive, and the arrays behind them."""
-        arrays, theta = self.arrays, self.theta_sync
-        total = denoised(change.precision, noise.precision)
-        precision, linear = observed(total, 1.0, change.shift, noise.shift**2)
-        pooled = arrays["pooled"] + precision
-        linear = arrays["linear"] + linear + precision @ theta
-        # Both are 0 where M is, so a tiny ridge only makes the sum invertible.
-        ridge = np.finfo(float).eps * (np.trace(total) + np.trace(pooled) + 1.0)
-        gain = np.linalg.solve(total + pooled + ridge * np.eye(len(theta)), total).T
-        product = gain @ pooled
+        arrays, theta, least = self.arrays, self.theta_sync, noise.precision
+        total = denoised(change.precision, least)
+        pooled, linear = arrays["pooled"], arrays["linear"]
+        if (old := round_.first - 1) > 0:
+            growth = (round_.last - old) / old
+            pooled, linear = blurred(pooled, linear, total / growth, least / growth)
+        precision, seen = observed(total, 0.0, change.shift, noise.shift**2)
+        pooled, linear = pooled + precision, linear + seen + precision @ theta
+        known, shift = blurred(pooled, linear, total, least)
         change = change._replace(
-            precision=(product + product.T) / 2.0 - arrays["information"],
-            shift=gain @ linear - arrays["shift"],
+            precision=known - arrays["information"], shift=shift - arrays["shift"]
         )
         variance = arrays["loss_noise"] + noise.losses**2
         return change, {"pooled": pooled, "linear": linear, "loss_noise": variance}

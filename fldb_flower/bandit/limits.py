@@ -22,6 +22,9 @@ Of FLDB-Personal, ``M = H (I + v H)^-1``, and ``m - M theta`` has the covariance
 
     ||M||_F = ||H||_F / (1 + v ||H||_F / sqrt(d)),    |m - M theta| = sqrt(d mu),
     mu = h / (1 + v h),    h = n L^2 / (8 d)
+
+The log losses of the n-th answer under two values of v differ about as much as the logits that they
+predict. These differ by the order of the posterior deviation of theta_i, so by ``1 / sqrt(n)``.
 """
 
 from __future__ import annotations
@@ -35,8 +38,9 @@ CURVATURE = 1.0 / 8.0
 """Mean of mu' that typical sizes assume; see ``FIRST_STEP`` of :mod:`fldb_flower.algorithms.base`.
 """
 
-EXCESS = 0.1
-"""Typical length of the excess log losses of one answer under all values of v, by measurement."""
+EXCESS = 0.5
+"""Typical length of the excess log losses of one answer under all values of v, times sqrt(n) for
+the n-th answer, by measurement."""
 
 UNUSED = 0.01
 """Weight of a part that the algorithm does not use."""
@@ -84,7 +88,7 @@ def typical_share_sizes(
     return {
         "precision": hessian / (1.0 + variance * hessian / math.sqrt(dimension)),
         "shift": math.sqrt(dimension * each / (1.0 + variance * each)),
-        "losses": EXCESS * fresh,
+        "losses": EXCESS * fresh / math.sqrt(answers),
     }
 
 

@@ -92,7 +92,7 @@ def observed(
     curvature : Array
         H, positive semi-definite, (d, d); or its diagonal, (d,).
     spread : float
-        Above 0.
+        At least 0.
     vector : Array
         The observation g, (d,).
     variance : float
@@ -113,6 +113,49 @@ def observed(
     gain = values / (spread * values + variance)
     precision = _symmetric((vectors * (gain * values)) @ vectors.T)
     return precision, vectors @ (gain * (vectors.T @ vector))
+
+
+def blurred(
+    precision: Array, linear: Array, curvature: Array, least: float
+) -> tuple[FloatArray, FloatArray]:
+    r"""Return the precision and the linear term of a point after a further error.
+
+    A point is known with precision K and linear term k, so its mean is ``K^-1 k``. With a further,
+    independent error of covariance ``H^-1``, the mean is the same, and the results are
+    ``(K^-1 + H^-1)^-1 = H (H + K)^-1 K`` and ``H (H + K)^-1 k``. K may be singular.
+
+    With ``H = S^2`` and the eigenvectors U and eigenvalues b of ``S^-1 K S^-1``, they are
+    ``S U diag(b / (1 + b)) U^T S`` and ``S U diag(1 / (1 + b)) U^T S^-1 k``.
+
+    Parameters
+    ----------
+    precision, linear : Array
+        K, positive semi-definite, (d, d), and k, (d,).
+    curvature : Array
+        H, symmetric, (d, d).
+    least : float
+        Eigenvalues of H below it are raised to it: the standard deviation of the noise in H. An
+        eigenvalue that noise has made 0 would erase what is known in its direction. Above 0, or H
+        is positive definite.
+
+    Examples
+    --------
+    The second coordinate is known with precision 3. The further error has precision 1:
+
+    >>> import numpy as np
+    >>> from fldb_flower.linalg.noisy import blurred
+    >>> blurred(np.diag([0.0, 3.0]), np.array([0.0, 6.0]), np.diag([4.0, -2.0]), 1.0)
+    (array([[0.  , 0.  ],
+           [0.  , 0.75]]), array([0. , 1.5]))
+    """
+    values, basis = np.linalg.eigh(curvature)
+    root = np.sqrt(np.maximum(values, least))
+    inner = basis.T @ precision @ basis / np.outer(root, root)
+    seen, turn = np.linalg.eigh(_symmetric(inner))
+    seen = np.maximum(seen, 0.0)
+    outer = (basis * root) @ turn
+    left = outer / (1.0 + seen)
+    return _symmetric((left * seen) @ outer.T), left @ (turn.T @ (basis.T @ linear / root))
 
 
 def _share(values: Array, coordinates: int, deviation: float) -> float:

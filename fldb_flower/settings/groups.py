@@ -209,7 +209,7 @@ class PrivacySettings(Checked):
         POSITIVE,
     )
     min_variance: float = setting(
-        0.01,
+        0.001,
         "FLDB-Personal: lower limit of v with privacy, in units of 10 / clip^2, because noisy log"
         " losses may favour a v that is too small.",
         between(1e-3, 10),
