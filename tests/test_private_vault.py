@@ -194,9 +194,10 @@ def test_a_share_is_limited_and_whole(fleet):
     settings = private(fleet, algorithm="fldb_personal", first_round="minimise")
     prior = CommonPrior(np.zeros((2, 2)), np.zeros(2), 0.05, 0.0)
     request = Broadcast(PlayRequest(1, 1, prior), None, shares=True, lowest_variance=0.05)
+    fleet.phones["d00"].answer(*SOME, *SOME, *SOME)
     store = fleet.phones["d00"].store
-    store.add_cut(0, 3, 1)
-    upload, _ = UploadMaker(store, settings).upload(request, 0, 3)
+    store.add_cut(0, 12, 1)
+    upload, _ = UploadMaker(store, settings).upload(request, 0, 12)
     change, noise = upload.shares, noise_for(request, settings)
     units = noise.noise._asdict()
     length = sum(
@@ -204,8 +205,8 @@ def test_a_share_is_limited_and_whole(fleet):
         for part in ("precision", "shift", "losses")
     )
     assert length <= 1.0
-    assert (change.squares, change.members) == (3 * L**2, 1.0)
-    assert store.share(3)[0].tolist() == [[0.0, 0.0], [0.0, 0.0]]  # nothing is stored
+    assert (change.squares, change.members) == (12 * L**2, 1.0)
+    assert store.share(12)[0].tolist() == [[0.0, 0.0], [0.0, 0.0]]  # nothing is stored
     # All answers together exceed the limit, so M is proportional to H (I + v H)^-1. H is between
     # that of the largest logits and a quarter of the Gram matrix, and v = 0.1 * 64 / 10.
     assert length == pytest.approx(1.0, rel=1e-4)
