@@ -173,7 +173,7 @@ def test_lies_and_the_checks_that_refuse_them(algorithm):
     assert min(run("crowd", secure=True).factors) >= 2.0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_agent_takes_at_most_100_bytes():
     """FLDB-ONS with tau=5, d=5: the duel of t = 1 is 48 bytes; later ones are not stored."""
     peaks = [

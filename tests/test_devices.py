@@ -339,7 +339,7 @@ def undoing(federation, faults):
 
 
 @pytest.mark.slow
-@examples(60)
+@examples(60, parts=6)
 @given(
     seed=st.integers(0, 2**32),  # seeds the faults; their number depends on timing
     servers=st.lists(

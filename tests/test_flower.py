@@ -43,6 +43,7 @@ def test_flwr_run_equals_vectorized(flwr, tmp_path, nodes, algorithm):
     assert str(tmp_path / "f" / "regret.png") in done.stdout
 
 
+@pytest.mark.exhaustive
 def test_an_invalid_setting_gives_a_one_line_error_without_a_stack_trace(flwr, tmp_path):
     done = flwr(spell(tmp_path / "f", tau=0))
     text = done.stdout + done.stderr

@@ -74,7 +74,7 @@ raise SystemExit(3)  # the actors are still there
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.xdist_group("flower")
 def test_local_workers_write_the_same_bytes_and_end_with_the_program(tmp_path):
     environment = {**os.environ, "OWNER_OF_PROCESSES": str(tmp_path)}

@@ -211,7 +211,7 @@ def test_the_papers_claims_at_smaller_scale():
     assert rises(by_tau[0], by_tau[1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_regret_falls_with_tau_if_steps_are_counted_in_rounds():
     """As Algorithm 1 prints the step size; 25 seeds show the difference."""
     reading = {"num_agents": 100, "step_index": "round", "horizon": 500, "seeds": 25}
