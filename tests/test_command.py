@@ -160,7 +160,7 @@ def test_a_number_that_is_out_of_range_is_named_with_the_range():
             convert(text)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_run_and_sweep_are_those_of_python_m(fldb, tmp_path):
     sizes = ["num_agents=5", "horizon=5", "plot=false"]
     assert fldb("run", *sizes, "hydra.run.dir=a").returncode == 0

@@ -58,6 +58,7 @@ def round_line(number, of=""):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_the_demonstration_runs_until_ctrl_c_and_cleans_up(demo):
     process, output = demo("--devices", "2", "--people", "1"), []

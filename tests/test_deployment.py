@@ -470,6 +470,7 @@ def test_a_message_takes_a_device_less_than_half_a_second(tmp_path):
 # ---- The documentation --------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_the_documented_commands_work(tmp_path):
     """All shell blocks of the tutorial run in one shell, but for the installation.

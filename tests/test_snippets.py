@@ -290,7 +290,7 @@ def test_the_environment_of_the_guide_can_be_learned():
     assert learned < 0.5 * drawn
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_algorithm_of_the_tutorial_is_between_the_others():
     text = (ROOT / "docs" / "tutorials" / "researcher.md").read_text()
     (code,) = re.findall(r"<<'END'\n(\"\"\".*?)\nEND\n", text, re.DOTALL)

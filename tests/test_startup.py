@@ -129,6 +129,7 @@ def test_a_second_signal_ends_a_sweep_at_once_with_one_line(start, tmp_path):
     assert "resume=true" in ends_in_one_line(process, signal.SIGINT)
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_sweep_names_how_it_is_resumed(start, tmp_path):
     """Between two jobs there is no run to save."""
     (tmp_path / "sitecustomize.py").write_text(

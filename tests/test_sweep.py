@@ -154,7 +154,7 @@ def figures(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_curves_of_a_figure(tmp_path):
     assert figures("fig1a", "--output", str(tmp_path)).returncode == 0
     table = pd.read_csv(tmp_path / "fig1a.csv")
