@@ -417,7 +417,7 @@ def test_a_device_whose_pieces_do_not_open_is_named_and_left_out(tmp_path):
     def tamper(name, _request, reply):
         if name == "d02" and isinstance(reply, messages.Pieces):
             return messages.Pieces(
-                {member: b"\0" + each[1:] for member, each in reply.sealed.items()}
+                {member: bytes([each[0] ^ 1]) + each[1:] for member, each in reply.sealed.items()}
             )
         return reply
 
