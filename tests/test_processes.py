@@ -12,11 +12,14 @@ from test_run import ROOT
 from fldb_flower.deployment import processes
 from fldb_flower.deployment.processes import boxed, last_words, project_folder
 from fldb_flower.errors import FederationError
+from fldb_flower.runs.experiment import StoppedError
+from fldb_flower.runs.results import RunDirectory, request_stop
 from fldb_flower.settings import from_nested
 from simulations import local_federation, local_process
 from simulations.engines import flower
 
 FLOWER = from_nested({"engine": {"name": "flower"}}, "a test")
+SLOW = "Exception: The current node timed out during startup. This could happen"
 
 
 def shown(*parts, width=60):
@@ -60,12 +63,14 @@ def test_the_log_takes_precedence_over_a_box():
 
 @pytest.mark.parametrize("failures", [0, 1, 2, 3])
 def test_a_run_is_started_again_if_ray_is_slow(failures, monkeypatch, tmp_path):
+    """Each server claims the directory, and Flower ends its process if Ray fails."""
     calls = []
 
     def output_of(*_command):
-        calls.append(len(calls))
+        calls.append(RunDirectory(tmp_path, FLOWER))
+        calls[-1].close()
         if len(calls) <= failures:
-            return "Exception: The current node timed out during startup. This could happen"
+            return SLOW
         (tmp_path / "summary.json").touch()
         return ""
 
@@ -78,6 +83,31 @@ def test_a_run_is_started_again_if_ray_is_slow(failures, monkeypatch, tmp_path):
     ):
         flower.run(FLOWER, str(tmp_path))
     assert len(calls) == min(failures + 1, 3)
+
+
+def test_a_run_that_was_there_before_a_slow_start_is_kept(monkeypatch, tmp_path):
+    (tmp_path / "config.yaml").write_text("of another run")
+    monkeypatch.setattr(flower, "superlink", contextlib.nullcontext)
+    monkeypatch.setattr(flower, "_output_of", lambda *_command: SLOW)
+    with pytest.raises(FederationError, match="timed out"):
+        flower.run(FLOWER, str(tmp_path))
+    assert (tmp_path / "config.yaml").read_text() == "of another run"
+
+
+@pytest.mark.parametrize("seen_by", ["server", "nobody"])
+def test_a_run_that_was_stopped_is_not_started_again(seen_by, monkeypatch, tmp_path):
+    reason = "\nERROR: the run failed: stopped: x" if seen_by == "server" else ""
+    outputs = iter([SLOW + reason])
+
+    def output_of(*_command):
+        if seen_by == "nobody":
+            request_stop(tmp_path)
+        return next(outputs)
+
+    monkeypatch.setattr(flower, "superlink", contextlib.nullcontext)
+    monkeypatch.setattr(flower, "_output_of", output_of)
+    with pytest.raises(StoppedError, match="stopped"):
+        flower.run(FLOWER, str(tmp_path))
 
 
 def test_a_run_that_fails_for_another_reason_is_not_started_again(monkeypatch, tmp_path):

@@ -118,7 +118,7 @@ class RunDirectory(ResultsDirectory):
     def abandon(self) -> None:
         """Remove the files of a failed run, unless it has a checkpoint to resume from."""
         if not (self.path / CHECKPOINT).exists():
-            _remove(self.path, CONFIG, REGRET, PREDICTION, MODEL)
+            discard_unfinished(self.path)
 
     def _claim(self) -> None:
         if self.saved is None:
@@ -290,6 +290,11 @@ def stop_requested(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def discard_unfinished(path: Path) -> None:
+    """Remove the files of a run that did not finish from its directory."""
+    _remove(path, CONFIG, REGRET, PREDICTION, MODEL)
 
 
 def _discard_checkpoint(path: Path) -> None:

@@ -22,7 +22,7 @@ from fldb_flower.deployment.processes import (
 from fldb_flower.errors import FederationError
 from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.experiment import STOPPED, StoppedError
-from fldb_flower.runs.results import stop_requested
+from fldb_flower.runs.results import CONFIG, discard_unfinished, stop_requested
 from fldb_flower.settings import Settings, to_flat
 from simulations.engines.ray_cluster import SLOW_START, STARTS
 from simulations.local_process import LocalProcess, configure_flwr, environment
@@ -51,12 +51,17 @@ def run(settings: Settings, output_dir: str) -> None:
         tempfile.TemporaryDirectory(prefix="fldb-flower-") as folder,
         superlink(Path(folder)) as home,
     ):
-        if stop_requested(directory):
-            raise StoppedError(f"{STOPPED}: before the run started; resume=true starts it")
+        is_new = not (directory / CONFIG).exists()
         for _ in range(STARTS):
+            if stop_requested(directory):
+                raise StoppedError(f"{STOPPED}: before the run started; resume=true starts it")
             output = _output_of(command, environment(home))
             if (directory / SUMMARY).exists() or SLOW_START not in output:
                 break
+            if failure_reason(output, settings).startswith(STOPPED):
+                break
+            if is_new:  # the server claimed the directory before Ray failed
+                discard_unfinished(directory)
     if not (directory / SUMMARY).exists():
         reason = failure_reason(output, settings)
         if reason.startswith(STOPPED):
