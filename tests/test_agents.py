@@ -490,6 +490,35 @@ def test_a_changing_environment_continues_after_it_was_saved(register_world):
         stream.restore(unpack_arrays(pack_arrays(state)))
 
 
+@pytest.mark.parametrize(
+    ("state", "named"),
+    [
+        (7, "7: must return a dict"),
+        (np.random.default_rng(0).bit_generator.state, "'state': {'state'.* must be texts"),
+        ({"history": [[1], [1, 2]]}, "'history': .* must be texts"),
+        ({"best": None}, "'best': None.* must be texts"),
+        ({1: 2}, "1: 2.* must be texts"),
+    ],
+)
+def test_a_state_that_no_checkpoint_holds_is_refused_at_once(state, named, register_world):
+    class Changing:
+        def __init__(self, settings, agents):
+            pass
+
+        def contexts(self, streams, iterations):
+            pass
+
+        def state(self):
+            return state
+
+        def restore(self, state):
+            pass
+
+    chosen = small(horizon=40, environment={"name": register_world(Changing)})
+    with pytest.raises(DataError, match=f"Changing.state returned .*{named}"):
+        OfferStream(chosen, range(N), Arrays())
+
+
 def test_offers_saved_after_each_one_are_not_drawn_again_from_the_start():
     """As on a node whose messages are all answered by new processes."""
     chosen = small(horizon=40)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.errors import DataError, shown
 from fldb_flower.linalg.arrays import Array, FloatArray, IntArray
@@ -111,6 +113,31 @@ def check_contexts(environment: Environment, contexts: Any, shape: tuple[int, ..
         f"{type(environment).__name__}.contexts returned {returned}: must return Contexts with"
         f" arrays, features of shape {shape} and rewards of shape {shape[:3]}"
     )
+
+
+def state_arrays(environment: ChangingEnvironment) -> dict[str, Array]:
+    """Return copies of the state of an environment, as arrays.
+
+    Raises
+    ------
+    DataError
+        It is not a dict by name of what an array of numbers holds, so no checkpoint can hold it.
+    """
+    state, place = environment.state(), f"{type(environment).__name__}.state returned"
+    if not isinstance(state, dict):
+        raise DataError(f"{place} {shown(state)}: must return a dict of numbers or arrays by name")
+    arrays = {}
+    for name, value in state.items():
+        try:
+            arrays[name] = np.array(value)
+        except ValueError:  # lists of different lengths
+            arrays[name] = np.array(None)
+        if not isinstance(name, str) or arrays[name].dtype.hasobject:
+            raise DataError(
+                f"{place} {shown({name: value})}: names must be texts, and values numbers or NumPy"
+                " arrays of numbers"
+            )
+    return arrays
 
 
 def _shape_of(contexts: Any, name: str) -> tuple[int, ...] | None:

@@ -18,7 +18,7 @@ from fldb_flower.environments import (
     RecordedAnswers,
     make_environment,
 )
-from fldb_flower.environments.base import check_contexts
+from fldb_flower.environments.base import check_contexts, state_arrays
 from fldb_flower.federation.blocks import rows_in_block
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace
 from fldb_flower.linalg.named_arrays import join_parts, part_of
@@ -124,9 +124,8 @@ class OfferStream:
 
     def _position(self) -> dict[str, Array]:
         """Return where the streams and the environment are."""
-        changing = {} if self._changing is None else self._changing.state()
-        copies = {name: np.array(value) for name, value in changing.items()}
-        return join_parts({"streams": self._streams.state(), "environment": copies})
+        changing = {} if self._changing is None else state_arrays(self._changing)
+        return join_parts({"streams": self._streams.state(), "environment": changing})
 
     def state(self) -> dict[str, Array]:
         """Return where streams and environment are, and how many iterations were taken since."""
