@@ -8,6 +8,7 @@ import string
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -101,6 +102,15 @@ def test_refused_settings_are_named_and_the_others_planned(hydra_loader):
     assert [job.settings.tau for job in jobs] == [1, 1]
     assert list(refused) == ["tau=0 seed=0", "tau=0 seed=1"]
     assert all("tau=0" in reason and "at least 1" in reason for reason in refused.values())
+
+
+def test_a_sweep_warns_once_of_settings_that_jobs_share(hydra_loader, tmp_path, capsys):
+    overrides = "privacy.clip=3", "privacy.epsilon=none", "seed=0,1"
+    sweeper, arguments = sweeper_of(hydra_loader, *overrides, folder=tmp_path)
+    sweeper.launcher = SimpleNamespace(launch=lambda *_batch, **_options: [])
+    with pytest.raises(SystemExit):  # no job has a result
+        sweeper.sweep(arguments)
+    assert capsys.readouterr().err.count("privacy.clip=3.0: has no effect") == 1
 
 
 @pytest.mark.parametrize("name", PANELS)

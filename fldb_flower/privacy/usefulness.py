@@ -126,7 +126,11 @@ def no_noise(settings: Settings) -> str:
     return f"{unused}: {NO_NOISE}" if unused else ""
 
 
-def cautions(settings: Settings) -> list[str]:
-    """Return the warnings before a simulation, one line each."""
-    lines = no_noise(settings), weak_delta(settings, settings.num_agents), warning(settings)
-    return [line for line in lines if line]
+def cautions(*chosen: Settings) -> list[str]:
+    """Return the warnings before simulations, one line each and each once."""
+    lines = [
+        line
+        for each in chosen
+        for line in (no_noise(each), weak_delta(each, each.num_agents), warning(each))
+    ]
+    return list(dict.fromkeys(filter(None, lines)))

@@ -151,7 +151,7 @@ def merged(settings: Mapping[str, Any] | None, values: Mapping[str, Any]) -> dic
 
 def warn_of(chosen: Iterable[Settings], stacklevel: int) -> None:
     """Warn once of each delta that is too large, and of noise that costs much regret."""
-    for line in dict.fromkeys(line for each in chosen for line in cautions(each)):
+    for line in cautions(*chosen):
         warnings.warn(line, stacklevel=stacklevel)
 
 

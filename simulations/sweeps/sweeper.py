@@ -31,6 +31,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fldb_flower.errors import FldbError, OutputError, SettingsError
+from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.runs.directory import CHECKPOINT, SUMMARY
 from fldb_flower.runs.results import REGRET, identity, request_stop, stop_requested
 from fldb_flower.settings import Settings, hydra_entries
@@ -104,6 +105,8 @@ class GridSweeper(Sweeper):
         todo = [job for job in jobs if job.identity not in finished]
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
+        for line in cautions(*(job.settings for job in todo)):  # jobs have no output
+            print(line, file=sys.stderr)
         try:
             with progress([job.folder for job in todo], len(jobs), folder), self._stoppable(todo):
                 trouble = self._launch(todo)
