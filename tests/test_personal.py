@@ -6,12 +6,14 @@ import math
 import numpy as np
 import pytest
 import scipy.optimize
+import scipy.special
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fldb_flower.bandit import preference
-from fldb_flower.bandit.personal import PersonalEstimates, Shares
+from fldb_flower.bandit.local_newton import minimise
+from fldb_flower.bandit.personal import Gaussian, PersonalEstimates, Shares
 from fldb_flower.bandit.prior import (
     MAX_EXCESS,
     VARIANCES,
@@ -27,6 +29,7 @@ from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.federation.share_bounds import implausible_shares
+from fldb_flower.linalg.arrays import Arrays
 from fldb_flower.linalg.forms import Full
 from fldb_flower.settings import from_nested
 from fldb_flower.wire.codec import (
@@ -398,3 +401,14 @@ def test_messages_hold_priors_and_changes_of_shares():
         np.testing.assert_array_equal(got, sent)
     with pytest.raises(ValueError, match="a prior with v=0"):
         decode_broadcast(np.where(vector == 0.3, 0.0, vector), header, form)
+
+
+def test_newton_steps_that_cycle_end_at_the_minimiser():
+    """With a weak prior far away, steps that may end uphill return to where they were."""
+    prior = Gaussian(np.diag([0.0019, 0.00014, 0.0031])[None], np.array([[21.0, -1.0, 12.6]]))
+    duels = np.array([[[-1.4, 0.5], [1.6, 1.9], [-1.3, -2.2]]])
+    answers, start = np.array([[1.0, 0.0]]), np.array([[3.1, 0.7, 0.2]])
+    found = minimise(start, duels, answers, prior, Arrays())
+    wins = scipy.special.expit(found[0] @ duels[0])
+    gradient = duels[0] @ (wins - answers[0]) + prior.gradient(found)[0]
+    np.testing.assert_allclose(gradient, 0.0, atol=1e-9)

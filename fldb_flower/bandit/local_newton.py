@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
-from fldb_flower.bandit.newton import RESTART, is_too_long, shortened
+from fldb_flower.bandit.newton import LARGEST_SLOPE, RESTART, is_too_long, shortened
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace
@@ -14,6 +14,7 @@ from fldb_flower.linalg.linear import pseudo_solve, solve
 _VERIFIED = 1e-13  # Newton decrement per duel below which the next step is not verified
 _FLAT = 0.1  # of the slope at the start: a step that ends with a steeper descent is doubled
 MAX_STEPS = 200
+_CAREFUL = 100, 0.1  # after so many steps, which may be a cycle, steps end with a smaller slope
 _MAX_TRIALS = 60
 
 
@@ -126,7 +127,7 @@ def minimise(
     found, active = copy(start), arrays.arange(len(start))
     batch = _Batch(start, xp.any(start != 0, axis=1), duels, answers, prior, weights)
     gradient, curvatures = _derivatives(start, batch)
-    for _ in range(MAX_STEPS):
+    for number in range(MAX_STEPS):
         step, slope = _newton_step(batch, gradient, curvatures)
         going = slope < -_VERIFIED * count
         found[active] = batch.point + step
@@ -135,7 +136,8 @@ def minimise(
         if not going.all():
             active, batch = active[going], batch.only(going)
             step, slope = step[going], slope[going]
-        batch, gradient, curvatures = _descend(batch, step, slope)
+        largest = LARGEST_SLOPE if number < _CAREFUL[0] else _CAREFUL[1]
+        batch, gradient, curvatures = _descend(batch, step, slope, largest)
     raise not_found(f"not reached in {MAX_STEPS} Newton steps", duels, prior)
 
 
@@ -163,7 +165,9 @@ def not_found(reason: str, duels: Array, prior: Prior) -> ConvergenceError:
     )
 
 
-def _descend(batch: _Batch, step: Array, slope: Array) -> tuple[_Batch, Array, Array]:
+def _descend(
+    batch: _Batch, step: Array, slope: Array, largest: float
+) -> tuple[_Batch, Array, Array]:
     """Return the batch after a step of suitable length, and its derivatives.
 
     A step is cut if it ends uphill, and doubled if it still descends steeply at its end. An
@@ -177,7 +181,7 @@ def _descend(batch: _Batch, step: Array, slope: Array) -> tuple[_Batch, Array, A
         trial = batch.point + length[:, None] * step
         gradient, curvatures = _derivatives(trial, batch)
         end_slope = _dots(gradient, step)
-        long = is_too_long(slope, end_slope)
+        long = is_too_long(slope, end_slope, largest)
         lengthen &= ~long
         short = lengthen & (end_slope < _FLAT * slope)
         if not (long | short).any():

@@ -11,13 +11,15 @@ from fldb_flower.linalg.arrays import Array, namespace
 RESTART = 0.5
 """A warm start is abandoned, and 0 used, if a step from it is cut to less than this length."""
 
-_LARGEST_SLOPE = 0.5  # at the end of a step, in units of the slope at its start
+LARGEST_SLOPE = 0.5
+"""Largest slope at the end of a step, in units of the slope at its start."""
+
 _SMALLEST_CUT = 0.1
 
 
-def is_too_long(slope: Array, end_slope: Array) -> Array:
-    """Return whether steps end uphill, with more than half of the (negative) slope at the start."""
-    return ~(end_slope <= _LARGEST_SLOPE * abs(slope))  # True for NaN
+def is_too_long(slope: Array, end_slope: Array, largest: float = LARGEST_SLOPE) -> Array:
+    """Return whether steps end uphill, with more than a share of the (negative) first slope."""
+    return ~(end_slope <= largest * abs(slope))  # True for NaN
 
 
 def shortened(length: Array, slope: Array, end_slope: Array) -> Array:
