@@ -136,8 +136,7 @@ def minimise(
         if not going.all():
             active, batch = active[going], batch.only(going)
             step, slope = step[going], slope[going]
-        largest = LARGEST_SLOPE if number < _CAREFUL[0] else _CAREFUL[1]
-        batch, gradient, curvatures = _descend(batch, step, slope, largest)
+        batch, gradient, curvatures = _descend(batch, step, slope, number)
     raise not_found(f"not reached in {MAX_STEPS} Newton steps", duels, prior)
 
 
@@ -166,14 +165,14 @@ def not_found(reason: str, duels: Array, prior: Prior) -> ConvergenceError:
 
 
 def _descend(
-    batch: _Batch, step: Array, slope: Array, largest: float
+    batch: _Batch, step: Array, slope: Array, number: int
 ) -> tuple[_Batch, Array, Array]:
-    """Return the batch after a step of suitable length, and its derivatives.
+    """Return the batch after step ``number`` of suitable length, and its derivatives.
 
     A step is cut if it ends uphill, and doubled if it still descends steeply at its end. An
     agent whose warm start lies where the Hessian vanishes restarts at the prior's minimum, once.
     """
-    xp = namespace(step)
+    xp, largest = namespace(step), LARGEST_SLOPE if number < _CAREFUL[0] else _CAREFUL[1]
     length = xp.ones_like(slope)
     lengthen = length > 0  # False after a step was too long
     warm = copy(batch.warm)
