@@ -164,9 +164,7 @@ def not_found(reason: str, duels: Array, prior: Prior) -> ConvergenceError:
     )
 
 
-def _descend(
-    batch: _Batch, step: Array, slope: Array, number: int
-) -> tuple[_Batch, Array, Array]:
+def _descend(batch: _Batch, step: Array, slope: Array, number: int) -> tuple[_Batch, Array, Array]:
     """Return the batch after step ``number`` of suitable length, and its derivatives.
 
     A step is cut if it ends uphill, and doubled if it still descends steeply at its end. An
