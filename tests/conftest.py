@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from fldb_flower.bandit.outcomes import OUTCOMES
 from fldb_flower.catalogue import ENVIRONMENTS
 from fldb_flower.deployment.processes import tool
 from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.runs.results import discard_unfinished
 from fldb_flower.wire.codec import encode_broadcast
 from simulations.engines.flower import superlink
 from simulations.engines.ray_cluster import SLOW_START, STARTS
@@ -79,8 +81,10 @@ def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess
                     words, check=False, capture_output=True, text=True, env=environment(home),
                     timeout=300,
                 )  # fmt: skip
-                if SLOW_START not in done.stdout:
+                if SLOW_START not in done.stdout + done.stderr:
                     break
+                for path in re.findall(r"output-dir='([^']+)'", config):
+                    discard_unfinished(Path(path))  # the server claimed it before Ray failed
             return done
 
         yield run
