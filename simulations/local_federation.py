@@ -152,9 +152,8 @@ class Device(LocalProcess):
             self.start()
 
     def wait_for_service(self) -> None:
-        """Wait until the service answers."""
-        what = f"listening on port {self.port}"
-        self.service.wait_until(lambda: is_open(self.port), what)
+        """Wait until the service listens; it then writes its address."""
+        self.service.wait_for(rf":{self.port}/#token=", f"listening on port {self.port}")
 
 
 class LocalFederation:

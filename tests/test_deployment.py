@@ -508,11 +508,14 @@ def test_the_documented_commands_work(tmp_path):
 def with_free_ports(blocks: list[str]) -> Iterator[str]:
     """Replace the ports of the documented commands by free ones; `838$i` stands for three."""
 
+    prefixes = iter(random.SystemRandom().sample(range(2000, 3200), 1200))
+
     def three() -> int:
-        while True:
-            prefix = random.SystemRandom().randrange(2000, 3200)
-            if not any(is_open(10 * prefix + last) for last in (1, 2, 3)):
-                return prefix
+        return next(
+            prefix
+            for prefix in prefixes
+            if not any(is_open(10 * prefix + last) for last in (1, 2, 3))
+        )
 
     ports = {"9092": str(free_port()), "910$i": f"{three()}$i", "838$i": f"{three()}$i"}
     for block in blocks:

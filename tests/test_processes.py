@@ -3,6 +3,9 @@
 import contextlib
 import io
 import re
+import socket
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -10,7 +13,7 @@ from rich.panel import Panel
 from test_run import ROOT
 
 from fldb_flower.deployment import processes
-from fldb_flower.deployment.processes import boxed, last_words, project_folder
+from fldb_flower.deployment.processes import HOST, boxed, free_port, last_words, project_folder
 from fldb_flower.errors import FederationError
 from fldb_flower.runs.experiment import StoppedError
 from fldb_flower.runs.results import RunDirectory, request_stop
@@ -151,3 +154,27 @@ def test_flowers_processes_do_not_inherit_a_matplotlib_backend(tmp_path, monkeyp
         assert environment["FLDB_SOMETHING"] == "else"
         assert environment["FLWR_HOME"] == str(tmp_path)
         assert "MPLBACKEND" not in environment
+
+
+def test_free_ports_are_distinct_within_and_between_processes():
+    """Nothing listens on them yet, as while a federation is prepared."""
+    code = (
+        "import random\n"
+        "random.SystemRandom = lambda: random.Random(0)  # all try the same ports first\n"
+        "from fldb_flower.deployment.processes import free_port\n"
+        "print(*(free_port() for _ in range(60)), flush=True)\n"
+        "input()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    others = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(4)]
+    ports = [free_port() for _ in range(60)]
+    ports += [int(port) for other in others for port in other.stdout.readline().split()]
+    assert [other.communicate("\n")[0] for other in others] == [""] * 4
+    assert len(set(ports)) == len(ports) == 5 * 60
+
+
+def test_a_port_in_use_is_not_free():
+    with socket.socket() as server:
+        server.bind((HOST, free_port()))
+        server.listen()
+        assert server.getsockname()[1] not in {free_port() for _ in range(250)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import random
@@ -12,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +22,7 @@ from fldb_flower.errors import FederationError
 
 HOST = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
+_BLOCK = 100  # ports of a process
 _BORDER = re.compile(r"[\u2500-\u259f]+")  # box-drawing and block characters
 _BOX = re.compile(r"^\s*[╭┌┏╔][^\n]*\n(.*?)^\s*[╰└┗╚]", re.MULTILINE | re.DOTALL)
 _WORD = re.compile(r"\w")
@@ -107,17 +110,32 @@ def free_port() -> int:
     """Return a free port of this machine, below the range of ephemeral ports.
 
     An ephemeral port may be taken by an outgoing connection before it is used; a client that
-    retries an ephemeral port can even connect to itself.
+    retries an ephemeral port can even connect to itself. Other calls, of this process and of
+    others, return other ports, so a port need not be used at once.
 
     Raises
     ------
     FederationError
         No port is free.
     """
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+    _, ports = _block(os.getpid())
+    for port in itertools.islice(ports, _BLOCK - 1):
         with socket.socket() as server, contextlib.suppress(OSError):
             server.bind((HOST, port))
             return port
+    raise FederationError(f"no port of a block of {_BLOCK} is free")
+
+
+@functools.cache
+def _block(_process: int) -> tuple[socket.socket, Iterator[int]]:
+    """Return ports for one process: the process holds the first port of their block."""
+    starts = range(_PORTS.start, _PORTS.stop, _BLOCK)
+    for start in random.SystemRandom().sample(starts, len(starts)):
+        claim = socket.socket()
+        with contextlib.suppress(OSError):
+            claim.bind((HOST, start))
+            return claim, itertools.cycle(range(start + 1, start + _BLOCK))
+        claim.close()
     raise FederationError(f"no port of {_PORTS.start} to {_PORTS.stop} is free")
 
 
