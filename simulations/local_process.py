@@ -16,7 +16,7 @@ from fldb_flower.deployment.processes import flower_environment, start_process
 from fldb_flower.errors import FederationError
 
 PROJECT = Path(__file__).parents[1]
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 """Time for a process to start."""
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.05
@@ -149,6 +149,8 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; 1 by default
         # With the file that a crashed cluster leaves, Ray would wait forever.
         "RAY_ADDRESS": own.get("RAY_ADDRESS", "local"),
+        # By default, a node of Ray ends if its agent does not start in 30 seconds.
+        "RAY_agent_register_timeout_ms": own.get("RAY_agent_register_timeout_ms", "120000"),
     }
 
 

@@ -89,7 +89,7 @@ def test_unauthenticated_nodes_are_refused(federation, tmp_path):
     try:
         for name, part in parts.items():
             with logs_on_failure(folder):
-                wait_until(lambda part=part: not part.is_running, 90, f"{name} gives up")
+                wait_until(lambda part=part: not part.is_running, 300, f"{name} gives up")
                 assert "Exit Code: 305" in part.output()
                 assert strangers[name][1] in part.output()
                 assert "SuperNode ID:" not in part.output()
@@ -101,7 +101,8 @@ def test_unauthenticated_nodes_are_refused(federation, tmp_path):
 def test_the_superlink_does_not_answer_without_tls(federation):
     with socket.create_connection((HOST, federation.port), timeout=30) as plain:
         plain.sendall(b"GET /health HTTP/1.0\r\n\r\n")
-        assert plain.recv(1000) == b""
+        with contextlib.suppress(ConnectionResetError):
+            assert plain.recv(1000) == b""
     trusted = ssl.create_default_context(cafile=str(federation.folder / "keys" / "ca.crt"))
     assert health(federation, trusted) == 200
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -230,11 +231,11 @@ def test_each_answer_is_counted_once_after_every_process_was_killed(federation, 
             kill_service(wild.choice(crowd))
             killed.wait_until_connected()
             name, before = short_name(stored(killed)[0]), round_of(federation)
-            wait_until(lambda: last_round_of(federation, name) > before, 200, "it takes part")
+            wait_until(lambda: last_round_of(federation, name) > before, 400, "it takes part")
             time.sleep(wild.uniform(0, 3))
             last = kill_server(federation) + ROUNDS_AFTER
             wait_for_round(federation, last)
-            wait_until(lambda: not federation.runs[-1].is_running, 120, "the run ends")
+            wait_until(lambda: not federation.runs[-1].is_running, 300, "the run ends")
         finally:
             for user in crowd:
                 user.finish()
@@ -268,14 +269,17 @@ def kill_supernode(federation: LocalFederation, device: Device) -> None:
     """
     device.kill()
     assert not device.processes()
+    set_online_until(federation, device, time.time() + 3600)  # however long the start takes
     device.start()
     device.wait_for(r"code: 2004", "refused")
-    database = sqlite3.connect(federation.folder / "superlink.db", timeout=30)
+    set_online_until(federation, device, 0)
+
+
+def set_online_until(federation: LocalFederation, device: Device, when: float) -> None:
+    database = sqlite3.connect(federation.folder / "superlink.db", timeout=60)
     with contextlib.closing(database), database:
-        done = database.execute(
-            "UPDATE node SET online_until = 0 WHERE name = ?", [device.key.name]
-        )
-        assert done.rowcount == 1
+        command = "UPDATE node SET online_until = ? WHERE name = ?"
+        assert database.execute(command, [when, device.key.name]).rowcount == 1
 
 
 def kill_service(user: Person | Script) -> None:
@@ -284,7 +288,7 @@ def kill_service(user: Person | Script) -> None:
     time.sleep(1)
     user.device.service.start()
     user.device.wait_for_service()
-    wait_until(lambda: len(user.confirmed) > before + 1, 60, "answers again")
+    wait_until(lambda: len(user.confirmed) > before + 1, 200, "answers again")
 
 
 def server_apps(federation: LocalFederation) -> list[int]:
@@ -307,7 +311,7 @@ def kill_server(federation: LocalFederation) -> int:
     """Kill and restart the server; return the number of rounds completed before."""
     (server,) = server_apps(federation)
     os.kill(server, signal.SIGKILL)
-    wait_until(lambda: not server_apps(federation), 30, "the server is gone")
+    wait_until(lambda: not server_apps(federation), 100, "the server is gone")
     federation.runs[-1].stop()
     assert not (federation.results / "summary.json").exists()
     completed = round_of(federation)
@@ -441,14 +445,14 @@ print(imported + answered, *sorted(set(sys.modules) - before))
 def test_a_message_takes_a_device_less_than_half_a_second(tmp_path):
     """Each message starts a process; Flower's import is subtracted from its CPU time.
 
-    On a busy machine a process takes longer, so up to three are measured.
+    On a busy machine a process takes longer, so up to ten are measured.
     """
     federation = Federation(tmp_path, devices=1)
     federation.answer(0, 8)
     device = federation.agents[0].store.device_id
     command = [sys.executable, "-c", ONE_MESSAGE, str(federation.stores[0]), device]
     seconds = []
-    for _ in range(3):
+    for _ in range(10):
         done = subprocess.run(
             command,
             cwd=ROOT,

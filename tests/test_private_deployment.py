@@ -50,7 +50,6 @@ CAP = 2.5  # one contribution costs about 2.0, and two cost 3
 TYPICAL = -(-3 * D // LIMITS.min_devices)  # answers of a device in a round, by default
 
 
-@pytest.mark.timeout(500)
 def test_private_sums_of_real_devices(tmp_path):
     """Each device adds its noise, and is charged once; one owner's cap is spent after a round."""
     seed = random.SystemRandom().randrange(2**32)
@@ -70,17 +69,17 @@ def test_private_sums_of_real_devices(tmp_path):
                 privacy_epsilon=EPSILON, devices_rounds=ROUNDS, devices_round_seconds=1000.0,
                 devices_at_least=DEVICES, devices_max_duels=MAX_DUELS,
             )  # fmt: skip
-            wait_until(lambda: (federation.model() or {"round": 0})["round"] == 1, 150, "round 1")
+            wait_until(lambda: (federation.model() or {"round": 0})["round"] == 1, 300, "round 1")
             first = federation.model()["theta_sync"], sent_numbers(devices)
             for number, device in enumerate(devices):
                 answer(device, 9 - number, rng)
             (federation.results / "round-now").touch()
-            wait_until(lambda: "round 2, contributions" in run.output(), 60, "round 2 begins")
+            wait_until(lambda: "round 2, contributions" in run.output(), 200, "round 2 begins")
             check_tokens(devices[0])
             time.sleep(wild.uniform(0.0, 3.0))
             devices[0].service.kill()
             devices[0].service.start()
-            wait_until(lambda: not run.is_running, 150, "the run ends")
+            wait_until(lambda: not run.is_running, 300, "the run ends")
         second = federation.model()["theta_sync"], sent_numbers(devices[:-1])
         check_sums(federation, first, second)
         check_ledgers(devices)
@@ -152,7 +151,7 @@ def check_sums(federation: LocalFederation, *rounds: tuple[list[float], list]) -
     # The noise of each device, in its standard deviations: three devices have that of a sum.
     errors = np.concatenate(errors) / (MULTIPLIER * math.sqrt(1 / LIMITS.min_devices))
     assert len(errors) == 5 * (3 + 6) + 4 * (3 + 6 + 6)
-    low, high = stats.chi2.ppf([1e-6, 1 - 1e-6], df=len(errors))
+    low, high = stats.chi2.ppf([1e-9, 1 - 1e-9], df=len(errors))
     assert low < float((errors**2).sum()) < high
     assert len(set(errors)) == len(errors)
 

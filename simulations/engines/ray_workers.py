@@ -27,7 +27,7 @@ ATTEMPTS = 4
 """How often a call is tried if actors are lost."""
 START_SECONDS = 300.0
 """Time for all actors to start."""
-_RELEASE_SECONDS, _POLL_SECONDS = 2.0, 0.05
+_RELEASE_SECONDS, _POLL_SECONDS = 20.0, 0.05
 
 _LOG = logging.getLogger("fldb_flower")
 
