@@ -79,7 +79,7 @@ def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess
             for _ in range(STARTS):
                 done = subprocess.run(
                     words, check=False, capture_output=True, text=True, env=environment(home),
-                    timeout=300,
+                    timeout=800,
                 )  # fmt: skip
                 if SLOW_START not in done.stdout + done.stderr:
                     break

@@ -67,7 +67,7 @@ def test_engine_flower_equals_vectorized_and_leaves_no_process(tmp_path, monkeyp
         ours, theirs = (json.loads((tmp_path / name / file).read_text()) for name in ("v", "f"))
         for key in keys:
             np.testing.assert_allclose(theirs[key], ours[key], rtol=1e-9)
-    wait_until(lambda: not processes_of(tmp_path), 20, "the SuperLink and its processes end")
+    wait_until(lambda: not processes_of(tmp_path), 120, "the SuperLink and its processes end")
 
 
 @pytest.mark.exhaustive  # test_processes tests the message

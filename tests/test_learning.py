@@ -270,8 +270,8 @@ def test_a_proposal_is_fast_with_thousands_of_answers(path):
             agent.store.record([(duel, 1.0) for duel in duels])
         seconds = []
         for _ in range(30):
-            begin = time.perf_counter()
+            begin = time.process_time()
             duel = agent.propose(rng.normal(size=(8, 10)))
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(time.process_time() - begin)
             agent.record(duel.id, "first")
     assert np.median(seconds) < 0.02

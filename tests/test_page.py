@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +34,7 @@ from clients.service.catalogue import read_arms
 from clients.service.node import Node
 from clients.store import Synchronization
 from clients.vault import read_config
+from fldb_flower.deployment.processes import free_port
 from fldb_flower.secure.header import Limits
 from simulations.local_vaults import create_vaults
 
@@ -46,12 +49,11 @@ class Device:
         self.path = folder / "duels.db"
         self.options = options
         self.agent = PreferenceAgent(self.path)
-        self.port = 0
+        self.port = free_port()  # not an ephemeral one, which others may take meanwhile
         self.start()
 
     def start(self) -> None:
         listener = socket.create_server(("127.0.0.1", self.port))
-        self.port = listener.getsockname()[1]
         app = create_app(self.path, TOKEN, **self.options)
         config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
@@ -106,7 +108,7 @@ def page(browser):  # noqa: F811 - the fixture
     emulate(browser, "prefers-reduced-motion", "no-preference")
 
 
-def wait(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+def wait(condition: Callable[[], Any], seconds: float = 100.0) -> Any:
     """Wait until a condition holds; return its value."""
     end = time.monotonic() + seconds
     while not (found := condition()):
@@ -197,8 +199,13 @@ def test_the_order_of_each_duel_is_random(page, start):
 
 
 def twice_a_key(page):
-    press(page, "left")
-    time.sleep(0.2)  # the next duel is shown
+    """Press again 0.2 s after the next duel is shown, by the clock of the page."""
+    page.execute_script("""
+      const event = new KeyboardEvent("keydown", { key: "ArrowLeft" });
+      const again = () => document.dispatchEvent(event);
+      const pair = document.querySelector(".pair");
+      const shown = new MutationObserver(() => { shown.disconnect(); setTimeout(again, 200); });
+      shown.observe(pair, { attributes: true, attributeFilter: ["class"] })""")
     press(page, "left")
 
 
@@ -570,11 +577,11 @@ def test_an_answer_is_kept_while_the_service_is_down(page, start):
 
 def test_an_expired_duel_is_replaced_by_the_next(page, start):
     device = start()
-    with PreferenceAgent(device.path, expire_after=10.0) as hasty:  # leaves time for a slow browser
-        duel = hasty.propose([[0.0], [1.0]], None, [{"text": "old"}, {"text": "older"}])
+    device.propose("old", "older")
     page.get(device.url())
     wait_for_duel(page, "old", "older")
-    time.sleep(max(0.0, duel.expires - time.time()) + 0.1)
+    with contextlib.closing(sqlite3.connect(device.path, timeout=60)) as rows, rows:
+        rows.execute("UPDATE proposals SET expires = ?", [time.time() - 1])
     press(page, "left")
     wait(lambda: cards(page) != ["old", "older"])
     wait_for_notice(page, "Nothing to answer now")

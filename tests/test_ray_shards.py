@@ -90,7 +90,7 @@ def test_local_workers_write_the_same_bytes_and_end_with_the_program(tmp_path):
         contents = {path.read_bytes() for path in tmp_path.glob(f"*/{name}")}
         assert len(list(tmp_path.glob(f"*/{name}"))) == 5
         assert len(contents) == 1
-    wait_until(lambda: not processes_of(tmp_path), 30, "Ray's processes end")
+    wait_until(lambda: not processes_of(tmp_path), 120, "Ray's processes end")
 
 
 @pytest.fixture(scope="module")
@@ -100,18 +100,29 @@ def cluster():
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500,
              "agent_register_timeout_ms": 120_000}  # fmt: skip
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick}
+    started = cluster_utils.Cluster()
+    try:
+        add_node(started, **head)
+        add_node(started, num_cpus=1)
+        yield started
+    finally:
+        started.shutdown()
+
+
+def add_node(cluster, **options):
+    """Add a node to a cluster; if Ray gives up waiting for it, end its processes and repeat."""
+    own = psutil.Process()
     for left in reversed(range(ray_cluster.STARTS)):
-        started = cluster_utils.Cluster()
+        before = set(own.children(recursive=True))
         try:
-            started.add_node(**head)
-            started.add_node(num_cpus=1)
-            break
+            cluster.add_node(**options)
+            return
         except Exception as error:
-            started.shutdown()
+            for process in set(own.children(recursive=True)) - before:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
             if not left or ray_cluster.SLOW_START not in str(error):
                 raise
-    yield started
-    started.shutdown()
 
 
 @pytest.fixture
@@ -138,14 +149,14 @@ class TestCluster:
                     (node,) = nodes.worker_nodes
                     nodes.remove_node(node, allow_graceful=False)
                 if history.iteration == 6:
-                    nodes.add_node(num_cpus=1)
+                    add_node(nodes, num_cpus=1)
                 if history.iteration == 8:
                     processes = psutil.Process().children(recursive=True)
                     next(each for each in processes if each.name().startswith("ray::Actor")).kill()
 
         values = {**SIZES, "algorithm": "fldb_ons", "selection": "thompson"}
         got = fldb.run(values, engine_workers="ray", callbacks=[Faults()])
-        nodes.add_node(num_cpus=1)  # for the next test
+        add_node(nodes, num_cpus=1)  # for the next test
         assert caplog.text.count("Ray lost 1 of 2 actors") >= 3
         same(fldb.run(values, engine_workers=1), got)
 

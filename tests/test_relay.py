@@ -273,7 +273,7 @@ def test_no_run_gets_an_upload_from_a_device_in_secure_sums(node_config, fleet):
 
 def serve(*options: object) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "clients.service", "--port", "0", *map(str, options)]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ import pytest
 import yaml
 from accessibility import violations
 
+from fldb_flower.deployment.processes import free_port
 from fldb_flower.errors import DataError, OutputError
 from fldb_flower.runs.styles import ALGORITHM_STYLES
 from simulations.report.__main__ import main
@@ -646,7 +647,10 @@ def chrome(tmp_path_factory):
     ):  # fmt: skip
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    session = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    # By default, Selenium chooses a port that an outgoing connection may take before the driver.
+    service = webdriver.ChromeService(driver, port=free_port())
+    session = webdriver.Chrome(options=options, service=service)
+    session.set_script_timeout(100)
     yield session
     session.quit()
 
@@ -701,7 +705,7 @@ def wait(browser, script, *arguments):
     """Wait until a script returns a true value, and return it."""
     from selenium.webdriver.support.ui import WebDriverWait
 
-    return WebDriverWait(browser, 20, 0.05).until(
+    return WebDriverWait(browser, 100, 0.05).until(
         lambda driver: driver.execute_script(script, *arguments)
     )
 
@@ -1032,7 +1036,7 @@ def downloaded(browser, folder, button, suffix):
     behaviour = {"behavior": "allow", "downloadPath": str(folder)}
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)
     button.click()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while not (found := list(folder.glob(f"*{suffix}"))):
         assert time.monotonic() < deadline, list(folder.iterdir())
         time.sleep(0.05)

@@ -18,7 +18,7 @@ import yaml
 from conftest import examples, nested
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from test_run import ROOT, call
+from test_run import ROOT, call, signalled
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import CheckpointError, OutputError
@@ -354,15 +354,15 @@ def test_slow_checkpoints_are_written_less_often(tmp_path, monkeypatch):
     assert all(gap == pytest.approx(21, abs=0.4) for gap in gaps)
 
 
-def start(*arguments):
+def start(*arguments, env=None):
     return subprocess.Popen(
         [sys.executable, "-m", "simulations.run", *arguments],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
     )  # fmt: skip
 
 
 def wait_until(condition, process):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not condition() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
 
@@ -408,9 +408,8 @@ def test_a_stopped_sweep_starts_no_further_job_and_can_be_resumed(tmp_path):
     jobs = ("-m", "seed=0,1,2", *LONG, "horizon=500")
     assert call(*jobs, f"hydra.sweep.dir={tmp_path / 'whole'}").returncode == 0
     cut = tmp_path / "cut"
-    process = start(*jobs, f"hydra.sweep.dir={cut}")
-    wait_until(lambda: list(cut.glob("seed-1_*/checkpoint.bin")), process)
-    process.terminate()
+    stopped = signalled(tmp_path, signal.SIGTERM, r"seed-1_[^/]*/checkpoint\.bin$", 5)
+    process = start(*jobs, f"hydra.sweep.dir={cut}", env=stopped)
     out, error = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGTERM, out + error
     assert "stopped: 1 of 3 jobs are finished;" in error

@@ -27,6 +27,24 @@ def call(*arguments, cwd=ROOT):
     )
 
 
+def signalled(folder, number, pattern, count):
+    """Return an environment in which a process signals itself, whatever the load of the machine.
+
+    It does so just before it writes the file, the `count`-th one whose path matches the pattern.
+    """
+    (folder / "sitecustomize.py").write_text(
+        "import os, re, sys\n"
+        "found = []\n"
+        "def hook(event, arguments):\n"
+        f"    if event == 'os.rename' and re.search({pattern!r}, str(arguments[1])):\n"
+        "        found.append(arguments)\n"
+        f"        if len(found) == {count}:\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
+        "sys.addaudithook(hook)\n"
+    )
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+
+
 BAD = {
     "tua=3": "tua (from the command line): there is no such setting; did you mean tau?",
     "environment.sgima=1": "did you mean environment.sigma?",

@@ -741,19 +741,27 @@ def test_service_and_agent_refuse_the_same_answers(idle, idle_agent, preferred):
         assert problem(idle.post("/answers", content=body, headers=sent), 422) == str(error.value)
 
 
+def test_reads_do_not_wait_for_a_pending_write(client, path):
+    duel = propose(client)["id"]
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(answer, client, duel, "first")
+            time.sleep(0.1)
+            assert client.get("/health").status_code == 200
+            assert client.get("/status").json()["open"] == 1
+            assert not late.done()
+            other.execute("ROLLBACK")
+            assert late.result().json() == {"number": 1}
+
+
 def test_a_locked_store_is_reported_and_nothing_is_recorded(path, monkeypatch):
-    monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 3.0)
+    monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 0.05)
     with running(path) as client:
         duel = propose(client)["id"]
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            with ThreadPoolExecutor(1) as pool:
-                late = pool.submit(answer, client, duel, "first")
-                time.sleep(0.1)
-                assert client.get("/health").status_code == 200
-                assert client.get("/status").json()["open"] == 1
-                assert not late.done()  # reads do not wait for pending writes
-                problem(late.result(), 503, "locked")
+            problem(answer(client, duel, "first"), 503, "locked")
             other.execute("ROLLBACK")
         assert recorded(path) == {}
         assert answer(client, duel, "first").json() == {"number": 1}
@@ -886,14 +894,15 @@ def test_sigterm_waits_for_a_commit_in_progress(path, start_service):
     service = start_service()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")  # the commit waits for this
-        with ThreadPoolExecutor(1) as pool, service.client() as client:
-            late = pool.submit(answer, client, duel, "tie")
+        body = b'{"preferred": "tie"}'
+        with begun(service, f"/duels/{duel}/answer", len(body)) as late:
+            late.sendall(body)
             time.sleep(1.0)
             service.process.terminate()
             time.sleep(0.5)
             assert service.process.poll() is None
             other.execute("ROLLBACK")
-            assert late.result().json() == {"number": 1}
+            assert ended(late).endswith(b'{"number":1}')
     assert service.process.wait(60) == 128 + signal.SIGTERM
     assert recorded(path) == {duel: (1, 0.5)}
 
@@ -937,11 +946,18 @@ def ended(opened: socket.socket) -> bytes:
     return received
 
 
-def head(service: Process, method: str = "POST", length: int = 100) -> bytes:
+def head(service: Process, path: str = "/duels", length: int = 100, more: str = "") -> bytes:
     return (
-        f"{method} /duels HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {service.token}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {service.token}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {length}\r\n{more}\r\n"
     ).encode()
+
+
+def begun(service: Process, path: str = "/duels", length: int = 100) -> socket.socket:
+    """Send the head of a request; return when the service waits for the body."""
+    opened = connect(service, head(service, path, length, "Expect: 100-continue\r\n"))
+    assert opened.recv(2**16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    return opened
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux alone")
@@ -950,10 +966,11 @@ def test_hundreds_of_idle_connections_do_not_block_others(start_service):
     service = start_service()
     resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (256, 256))
     with contextlib.ExitStack() as idle:
+        client = idle.enter_context(service.client())
         for number in range(300):
             idle.enter_context(connect(service, b"GET / HT" if number % 2 else b""))
-        with service.client() as client:
-            assert client.get("/health").status_code == 200
+            if number % 50 == 49:  # leaves time to close connections before more arrive
+                assert client.get("/health").status_code == 200
             assert client.get("/status").json()["answered"] == 0
     _, stderr = service.stop()
     line, stopped = stderr.splitlines()
@@ -965,7 +982,7 @@ def test_hundreds_of_idle_connections_do_not_block_others(start_service):
 @pytest.mark.parametrize("again", [False, True])
 def test_a_request_that_does_not_arrive_times_out(start_service, sent, again):
     """On a new connection, and on one that already had a reply."""
-    service = start_service("--request-seconds", "0.5")
+    service = start_service("--request-seconds", "1")
     whole = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     opened = connect(service, whole if again else b"")
     if again:
@@ -973,16 +990,16 @@ def test_a_request_that_does_not_arrive_times_out(start_service, sent, again):
     opened.sendall(sent)
     assert ended(opened) in {b"", b'{"status":"ok"}'}
     _, stderr = service.stop()
-    assert ("head did not arrive within 0.5 s" in stderr) == bool(sent)
+    assert ("head did not arrive within 1 s" in stderr) == bool(sent)
 
 
 @pytest.mark.parametrize("trickle", [False, True])
 def test_a_body_that_does_not_arrive_is_refused(start_service, trickle):
-    service = start_service("--request-seconds", "0.5")
+    service = start_service("--request-seconds", "1")
     opened = connect(service, head(service) + b"{")
     if trickle:
         with contextlib.suppress(OSError):
-            for _ in range(40):
+            for _ in range(60):
                 opened.sendall(b" ")
                 time.sleep(0.05)
     received = ended(opened) if not trickle else b""
@@ -990,20 +1007,19 @@ def test_a_body_that_does_not_arrive_is_refused(start_service, trickle):
         top, _, body = received.partition(b"\r\n\r\n")
         assert top.startswith(b"HTTP/1.1 408")
         assert b"connection: close" in top.lower()
-        assert json.loads(body) == {"detail": "the body did not arrive within 0.5 s"}
+        assert json.loads(body) == {"detail": "the body did not arrive within 1 s"}
     opened.close()
     with service.client() as client:
         assert client.get("/health").status_code == 200
     _, stderr = service.stop()
-    assert stderr.count("POST /duels: the body did not arrive within 0.5 s") == 1
+    assert stderr.count("POST /duels: the body did not arrive within 1 s") == 1
     assert "Traceback" not in stderr
 
 
 def test_a_new_connection_is_refused_if_all_are_busy(start_service):
-    service = start_service("--max-connections", "2", "--request-seconds", "2")
-    busy = [connect(service, head(service)) for _ in range(2)]
-    time.sleep(0.3)
+    service = start_service("--max-connections", "2", "--request-seconds", "3")
     with service.client() as client:
+        busy = [begun(service) for _ in range(2)]
         assert client.get("/health").status_code == 503
     assert all(ended(opened).startswith(b"HTTP/1.1 408") for opened in busy)
     with service.client() as client:

@@ -165,7 +165,7 @@ def test_workers_end_with_their_parent():
     assert len(workers) == 3
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    wait_until(lambda: not any(map(is_running, workers)), 20, "its processes end")
+    wait_until(lambda: not any(map(is_running, workers)), 100, "its processes end")
 
 
 PROGRAM = """
@@ -240,12 +240,12 @@ def test_processes_end_with_a_program_that_ends(how):
         capture_output=True,
         text=True,
         cwd=Path(__file__).parent.parent,
-        timeout=120,
+        timeout=300,
     )
     assert done.stderr == ""
     workers = done.stdout.split()
     assert len(workers) >= 2
-    wait_until(lambda: not any(map(is_running, workers)), 20, "its processes end")
+    wait_until(lambda: not any(map(is_running, workers)), 100, "its processes end")
 
 
 def is_running(pid):

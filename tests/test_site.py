@@ -14,6 +14,8 @@ import sys
 import pytest
 from test_run import ROOT
 
+from fldb_flower.deployment.processes import free_port
+
 pytest.importorskip("sphinx", reason="needs the docs extra")
 
 pytestmark = pytest.mark.xdist_group("site")
@@ -49,9 +51,9 @@ def browser():
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    service = webdriver.ChromeService(shutil.which("chromedriver"), port=free_port())
     with webdriver.Chrome(options, service) as driver:
-        driver.implicitly_wait(10)
+        driver.implicitly_wait(100)
         yield driver
 
 

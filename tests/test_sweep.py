@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
-from test_run import ROOT, call
+from test_run import ROOT, call, signalled
 
 from fldb_flower.federation.history import History
 from fldb_flower.runs.curves import Curve, regret
@@ -119,14 +118,11 @@ def test_joblib_gives_the_same_results_and_reports_failures(whole, tmp_path):
 def test_a_killed_sweep_resumes_with_the_same_bytes(whole, tmp_path):
     cut = tmp_path / "cut"
     command = [sys.executable, "-m", "simulations.run", *SWEEP, f"hydra.sweep.dir={cut}"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while len(list(cut.glob("*/summary.json"))) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    killed = signalled(tmp_path, signal.SIGKILL, r"summary\.json$", 4)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, env=killed, check=False)
+    assert done.returncode == -signal.SIGKILL
     finished = {path: path.stat().st_mtime_ns for path in cut.glob("*/summary.json")}
-    assert 3 <= len(finished) < 8
+    assert len(finished) == 3
     done = sweep(cut, "resume=true")
     assert done.returncode == 0, done.stderr
     assert all(path.stat().st_mtime_ns == then for path, then in finished.items())
