@@ -27,7 +27,15 @@ COMMANDS = {
     "report": ["simulations.report", "DIR"],
     "benchmark": ["simulations.benchmark", "scale"],
     "service": ["clients.service", "--store", "DIR/duels.db", "--port", "0"],
-    "deployment": ["fldb_flower.deployment", "credentials", "--host", "localhost", "DIR/keys"],
+    "deployment": [
+        "fldb_flower.deployment",
+        "credentials",
+        "--host",
+        "localhost",
+        "DIR/keys",
+        "--devices",
+        "1000",
+    ],
 }
 
 

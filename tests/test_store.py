@@ -1298,14 +1298,18 @@ path, worker, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 store = DuelStore(path)
 print("ready", flush=True)
 sys.stdin.readline()
+own = 0
 for number in range(rounds):
     time.sleep(random.uniform(0, 0.002))  # or the other one only ever waits
+    while number == rounds // 2 and store.last == own:
+        time.sleep(0.001)  # the other one has not begun
     duels = []
     for place in range(1 + number % 3):
         difference = np.array([worker, number, place], float)
         duels.append(store.propose(difference, 0.25, expire_after=600).id)
     for place, sequence in enumerate(store.record([(duel, number % 2) for duel in duels])):
         print(sequence, worker, number, place, number % 2)
+    own += len(duels)
     store.cut(0, 7)
     store.counts()
 """
