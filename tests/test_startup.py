@@ -28,13 +28,8 @@ COMMANDS = {
     "benchmark": ["simulations.benchmark", "scale"],
     "service": ["clients.service", "--store", "DIR/duels.db", "--port", "0"],
     "deployment": [
-        "fldb_flower.deployment",
-        "credentials",
-        "--host",
-        "localhost",
-        "DIR/keys",
-        "--devices",
-        "1000",
+        *("fldb_flower.deployment", "credentials", "--host", "localhost"),
+        *("--devices", "1000", "DIR/keys"),  # takes long enough to be interrupted
     ],
 }
 
