@@ -28,7 +28,7 @@ from local_processes import end_processes_of, logs_on_failure, processes_of, wai
 from test_devices import Federation
 
 from fldb_flower.deployment import credentials
-from fldb_flower.deployment.processes import HOST, free_port, is_open, tool
+from fldb_flower.deployment.processes import HOST, free_port, tool
 from simulations.local_federation import (
     Device,
     LocalFederation,
@@ -512,14 +512,11 @@ def test_the_documented_commands_work(tmp_path):
 def with_free_ports(blocks: list[str]) -> Iterator[str]:
     """Replace the ports of the documented commands by free ones; `838$i` stands for three."""
 
-    prefixes = iter(random.SystemRandom().sample(range(2000, 3200), 1200))
-
     def three() -> int:
-        return next(
-            prefix
-            for prefix in prefixes
-            if not any(is_open(10 * prefix + last) for last in (1, 2, 3))
-        )
+        found = [free_port() for _ in range(3)]
+        while found[0] % 10 != 1 or found[2] != found[0] + 2:
+            found = [*found[1:], free_port()]
+        return found[0] // 10
 
     ports = {"9092": str(free_port()), "910$i": f"{three()}$i", "838$i": f"{three()}$i"}
     for block in blocks:

@@ -639,9 +639,9 @@ def test_a_round_on_demand_starts_immediately(tmp_path):
         agent.record(agent.propose(np.eye(D)).id, "first")
         assert store.last == 9
     (tmp_path / "server" / "round-now").touch()
-    thread.join(timeout=30)
+    thread.join(timeout=300)
     assert server.round == 2
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 300
     assert not (tmp_path / "server" / "round-now").exists()
 
 

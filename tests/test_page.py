@@ -64,7 +64,7 @@ class Device:
 
     def stop(self) -> None:
         self._server.should_exit = True
-        self._thread.join(30)
+        self._thread.join(100)
 
     def url(self, token: str = TOKEN) -> str:
         return f"http://127.0.0.1:{self.port}/#token={token}"

@@ -26,6 +26,7 @@ from clients.service.app import create_app
 from clients.service.files import read_token
 from clients.service.node import Node
 from clients.vault import read_config
+from fldb_flower.deployment.processes import free_port
 from fldb_flower.errors import DataError, FederationError, SettingsError
 from fldb_flower.wire import secure_messages as messages
 from fldb_flower.wire.secure_messages import Hello, Introduced
@@ -204,8 +205,7 @@ def test_a_wrong_node_config_is_one_line(node_config, changes, words):
 
 
 def test_a_service_that_is_down_or_refuses_is_one_line(node_config, tmp_path, fleet):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        free = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    free = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(FederationError, match=rf"{free} .*does not reply.*fldb serve --vault"):
         relay.ask_vault(HELLO, {**node_config, "service-url": free}, 7)
     wrong = tmp_path / "wrong"
