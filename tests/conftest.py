@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from clients.preference_agent import PreferenceAgent
 from fldb_flower.bandit.outcomes import OUTCOMES
@@ -35,6 +36,14 @@ else:  # its handler would close the stream of pytest when logging is configured
 
 ROOT = Path(__file__).parent.parent
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+
+# Property tests have the same examples in each run, and no limits of time: a process may wait.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
+# Otherwise, examples contain constants of the modules that happen to be imported.
+providers.is_local_module_file = lambda _path: False
 
 # Stores and checkpoints call fsync, which is slow on a disk and free in memory.
 MEMORY = Path("/dev/shm")
@@ -163,7 +172,7 @@ def register_world() -> Iterator[Callable[[Any], str]]:
 def examples(number: int, parts: int = 3, **options: Any) -> settings:
     """Return Hypothesis settings with this number of examples; outside `.ci/run --all`, a part."""
     number = number if "FLDB_EXHAUSTIVE" in os.environ else number // parts
-    return settings(deadline=None, derandomize=True, max_examples=number, **options)
+    return settings(max_examples=number, **options)
 
 
 def device_request(
