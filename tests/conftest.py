@@ -1,5 +1,6 @@
 """Shared by all tests: no telemetry, temporary files in memory, and small helpers."""
 
+import gc
 import logging
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
@@ -103,6 +105,14 @@ def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess
 def no_pictures(monkeypatch) -> None:
     """Skip the plots, which take longer than a small run; modules that test plots override this."""
     monkeypatch.setattr("fldb_flower.runs.results.plot_regret", lambda path, *_: path.touch())
+
+
+@pytest.fixture(autouse=True)
+def few_open_files() -> Iterator[None]:
+    """Close the stores that earlier tests left in cycles of references; often 1,024 are allowed."""
+    yield
+    if psutil.Process().num_fds() > 300:
+        gc.collect()
 
 
 @pytest.fixture
