@@ -1,5 +1,6 @@
 """Shared by all tests: no telemetry, temporary files in memory, and small helpers."""
 
+import gc
 import logging
 import os
 import re
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from clients.preference_agent import PreferenceAgent
 from fldb_flower.bandit.outcomes import OUTCOMES
@@ -35,6 +38,14 @@ else:  # its handler would close the stream of pytest when logging is configured
 
 ROOT = Path(__file__).parent.parent
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+
+# Property tests have the same examples in each run, and no limits of time: a process may wait.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
+# Otherwise, examples contain constants of the modules that happen to be imported.
+providers.is_local_module_file = lambda _path: False
 
 # Stores and checkpoints call fsync, which is slow on a disk and free in memory.
 MEMORY = Path("/dev/shm")
@@ -94,6 +105,14 @@ def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess
 def no_pictures(monkeypatch) -> None:
     """Skip the plots, which take longer than a small run; modules that test plots override this."""
     monkeypatch.setattr("fldb_flower.runs.results.plot_regret", lambda path, *_: path.touch())
+
+
+@pytest.fixture(autouse=True)
+def few_open_files() -> Iterator[None]:
+    """Close the stores that earlier tests left in cycles of references; often 1,024 are allowed."""
+    yield
+    if psutil.Process().num_fds() > 300:
+        gc.collect()
 
 
 @pytest.fixture
@@ -163,7 +182,7 @@ def register_world() -> Iterator[Callable[[Any], str]]:
 def examples(number: int, parts: int = 3, **options: Any) -> settings:
     """Return Hypothesis settings with this number of examples; outside `.ci/run --all`, a part."""
     number = number if "FLDB_EXHAUSTIVE" in os.environ else number // parts
-    return settings(deadline=None, derandomize=True, max_examples=number, **options)
+    return settings(max_examples=number, **options)
 
 
 def device_request(

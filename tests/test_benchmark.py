@@ -121,13 +121,13 @@ def test_refits_compares_runs_that_differ_in_the_fits_only(monkeypatch):
     monkeypatch.setattr(refits, "SIZES", ({"num_agents": 3, "dimension": 2, "horizon": 8},))
     times = refits.refit_times(1)
     assert times.algorithm.tolist() == list(refits.ALGORITHMS)
-    assert (times[["x draws", "refits, x draws", "gain"]] > 0).all(axis=None)
+    assert (times[["x draws", "refits, x draws", "gain"]] >= 0).all(axis=None)  # 0.0: rounded
     rows = refits.limits(1, agents=2, horizon=4)
     assert [row["figure"] for row in rows[:2]] == [
         "LDB: time at N=4 / at N=2", "LDB: time at T=8 / at T=4"
     ]  # fmt: skip
     assert len(rows) == 3 * len(refits.ALGORITHMS)
-    assert min(row["ratio"] for row in rows) > 0
+    assert min(row["ratio"] for row in rows) >= 0
 
 
 def test_a_secure_sum_by_hand(monkeypatch):

@@ -58,7 +58,7 @@ def test_a_saved_checkpoint_is_read_back(tmp_path):
         max_size=4,
     )
 )
-@examples(75, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(75, suppress_health_check=list(HealthCheck))
 def test_any_arrays_are_read_back(tmp_path, arrays):
     save_checkpoint(tmp_path / "c", Checkpoint("", {}, arrays))
     got = load_checkpoint(tmp_path / "c", "").arrays
@@ -90,7 +90,7 @@ def test_every_flipped_bit_is_refused(tmp_path):
 
 
 @given(st.binary(max_size=200), st.booleans())
-@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(200, suppress_health_check=list(HealthCheck))
 def test_random_bytes_are_refused(tmp_path, data, pretends):
     (tmp_path / "c").write_bytes((b"FLDBcp01" if pretends else b"") + data)
     refused(tmp_path / "c")

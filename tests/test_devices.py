@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -629,8 +630,7 @@ def test_a_round_on_demand_starts_immediately(tmp_path):
     federation = Federation(tmp_path)
     federation.answer(0, 8)
     server = federation.server(**{"devices-round-seconds": 3600.0, "devices-rounds": 2})
-    thread = threading.Thread(target=server.serve, args=(federation.grid,))
-    begin = time.monotonic()
+    thread = threading.Thread(target=server.serve, args=(federation.grid,), daemon=True)
     thread.start()
     while server.round < 1:
         time.sleep(0.01)
@@ -639,9 +639,9 @@ def test_a_round_on_demand_starts_immediately(tmp_path):
         agent.record(agent.propose(np.eye(D)).id, "first")
         assert store.last == 9
     (tmp_path / "server" / "round-now").touch()
-    thread.join(timeout=300)
+    thread.join(timeout=250)  # less than an hour, also on a busy machine
     assert server.round == 2
-    assert time.monotonic() - begin < 300
+    assert not thread.is_alive()
     assert not (tmp_path / "server" / "round-now").exists()
 
 
@@ -701,6 +701,7 @@ def test_a_device_receives_one_message_per_exchange_and_one_introduction(network
 
 def test_an_exchange_reports_missing_replies(network, monkeypatch):
     monkeypatch.setattr(device_rounds, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: 7.0, sleep=time.sleep))
     network.serve(**{"node-wait": 60.0, "reply-timeout": 60.0})
     waits = [line for line in network.lines if "have replied" in line]
     names = [f"round 1, exchange {number}" for number in range(1, exchanges_of(network) + 1)]
@@ -712,7 +713,7 @@ def test_an_exchange_reports_missing_replies(network, monkeypatch):
     form = re.compile(r"(.*): (\d) of 3 devices have replied, waiting up to (\d+) s")
     found = [form.fullmatch(line).groups() for line in waits]
     assert [(name, int(count)) for name, count, _ in found] == expected
-    assert {int(seconds) for *_, seconds in found} <= {59, 60}
+    assert {int(seconds) for *_, seconds in found} == {60}
 
 
 def test_a_wait_is_reported_at_its_start_and_every_15_seconds(tmp_path, monkeypatch):

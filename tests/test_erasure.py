@@ -100,7 +100,7 @@ def test_a_reader_delays_the_erasure_and_does_not_prevent_it(path):
         assert agent.record(duel, "first") == 1  # neither refused nor delayed
         assert found(path, "text-one") == ["text-one"]
         reader.rollback()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 200
         while found(path, "text-one", "key-one") and time.monotonic() < deadline:
             time.sleep(0.05)
         assert found(path, "text-one", "key-one") == []

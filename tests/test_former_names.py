@@ -124,13 +124,10 @@ def test_a_module_with_a_former_name_is_the_current_one(former):
     spec = importlib.util.find_spec(current)
     for name in MODULES:
         sys.modules.pop(name, None)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with pytest.warns(FutureWarning, match=f"the module {former} is now called {current}; "):
         module = importlib.import_module(former)
     assert module is sys.modules[current]
     assert module.__spec__.origin == spec.origin
-    assert f"the module {former} is now called {current}; " in str(caught[-1].message)
-    assert caught[-1].category is FutureWarning
 
 
 def test_a_name_is_imported_from_a_former_module():

@@ -662,9 +662,7 @@ def packings():
                 yield buffer.getvalue()
 
 
-@settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(list(packings())),
     st.lists(

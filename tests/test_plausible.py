@@ -264,6 +264,13 @@ finite = st.floats(-1e153, 1e153) | st.sampled_from([0.0, -0.0, 5e-324, 1e-160, 
     longest=st.sampled_from([1e-9, 2.0, math.inf]),
 )
 @example(numbers=[1e153] * 16, n=1, theta=[1e153] * 3, scope="fresh", longest=2.0)
+@example(  # a difference of matrices is NaN
+    numbers=[0.0] * 5 + [5.078874068175891e16, 3.539550519920586e138] + [0.0] * 9,
+    n=0,
+    theta=[0.0, 1.0, -1e153],
+    scope="fresh",
+    longest=1e-9,
+)
 @example(
     numbers=[0.0] * 3 + [0.0, 1e153, 0, 0, 0, 0] + [0.0] * 7,
     n=1,

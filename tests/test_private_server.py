@@ -176,7 +176,7 @@ def test_the_noise_of_the_sums_of_a_federation_is_independent(tmp_path):
         scaled += [upload.gradient / upload.noise.gradient]
         scaled += [upload.information[rows, columns] / (upload.noise.information * off)]
     values = np.concatenate(scaled)
-    low, high = stats.chi2.ppf([1e-5, 1 - 1e-5], df=10)
+    low, high = stats.chi2.ppf([1e-8, 1 - 1e-8], df=10)
     assert low < float((values**2).sum()) < high
     assert len(set(values.tolist())) == 10
 

@@ -130,7 +130,7 @@ def test_the_noise_of_opened_sums_has_the_calibrated_variance(fleet):
         scaled.append(error / (multiplier * scales * math.sqrt(6 / 4)))
         again(fleet)
     square = float((np.array(scaled) ** 2).sum())
-    low, high = stats.chi2.ppf([1e-5, 1 - 1e-5], df=48)
+    low, high = stats.chi2.ppf([1e-8, 1 - 1e-8], df=48)
     assert low < square < high
 
 
@@ -151,7 +151,7 @@ def test_an_owner_may_assume_more_colluders(tmp_path):
         expected, scales = limited_by_hand(SOME if number == 0 else (([1.0, 2.0], 1.0),))
         scaled.append((packed(upload) - 6 * expected) / (multiplier * scales * math.sqrt(6)))
         again(fleet)
-    low, high = stats.chi2.ppf([1e-5, 1 - 1e-5], df=32)
+    low, high = stats.chi2.ppf([1e-8, 1 - 1e-8], df=32)
     assert low < float((np.array(scaled) ** 2).sum()) < high
 
 
@@ -167,14 +167,14 @@ def test_the_sampler_is_a_discrete_gaussian(scale):
     drawn = discrete_gaussian(np.full(5_000, scale))
     support = np.arange(-60, 61) if scale < 10 else None
     if support is None:
-        assert stats.kstest(drawn / scale, stats.norm.cdf).pvalue > 1e-5
+        assert stats.kstest(drawn / scale, stats.norm.cdf).pvalue > 1e-8
     else:
         weights = np.exp(-(support**2) / (2 * scale**2))
         expected = 5_000 * weights / weights.sum()
         kept = expected > 5
         observed = np.array([(drawn == k).sum() for k in support])
         square = ((observed - expected)[kept] ** 2 / expected[kept]).sum()
-        assert square < stats.chi2.ppf(1 - 1e-5, df=kept.sum())
+        assert square < stats.chi2.ppf(1 - 1e-8, df=kept.sum())
 
 
 def test_another_exchange_has_other_noise_from_no_seed(fleet, monkeypatch):
@@ -236,7 +236,7 @@ def test_personal_sums_have_noise_in_all_parts(tmp_path):
     ]
     assert (found.squares, found.members) == (6 * 3 * L**2, 6.0)
     square = float((np.concatenate(scaled) ** 2).sum()) * 4 / 6
-    low, high = stats.chi2.ppf([1e-5, 1 - 1e-5], df=16)
+    low, high = stats.chi2.ppf([1e-8, 1 - 1e-8], df=16)
     assert low < square < high
 
 

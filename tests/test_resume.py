@@ -162,7 +162,7 @@ WORLDS = st.fixed_dictionaries(
 
 @pytest.mark.slow
 @given(WORLDS, st.lists(st.tuples(st.integers(1, 15), st.booleans()), min_size=1, max_size=3))
-@examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(120, suppress_health_check=list(HealthCheck))
 def test_repeated_interruptions(world, kills):
     """Runs that are killed before or after any checkpoint, up to three times."""
     with tempfile.TemporaryDirectory() as folder:

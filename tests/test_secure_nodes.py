@@ -451,7 +451,7 @@ class NetworkGrid(SecureGrid):
 def test_a_device_that_is_slower_than_the_timeout_takes_part(tmp_path, monkeypatch):
     """Each reply of d03 arrives after the timeout of its request, and before that of the next."""
     monkeypatch.setattr(transport, "NETWORK_POLL_SECONDS", 0.001)
-    federation = SecureFederation(tmp_path, **{"node-wait": 30.0, "reply-timeout": 0.001})
+    federation = SecureFederation(tmp_path, **{"node-wait": 300.0, "reply-timeout": 0.001})
     federation.grid = NetworkGrid(federation.phones, federation.config)
     federation.answer()
     with federation.serving() as server:
@@ -466,7 +466,7 @@ def test_a_device_that_is_slower_than_the_timeout_takes_part(tmp_path, monkeypat
 def test_a_message_with_a_reply_is_not_pulled_again(tmp_path, monkeypatch):
     """d03 fails once, and then needs a while: Flower's error must not end the wait."""
     monkeypatch.setattr(transport, "NETWORK_POLL_SECONDS", 0.001)
-    federation = SecureFederation(tmp_path, **{"node-wait": 30.0, "reply-timeout": 30.0})
+    federation = SecureFederation(tmp_path, **{"node-wait": 300.0, "reply-timeout": 300.0})
     grid = federation.grid = NetworkGrid(federation.phones, federation.config)
     federation.answer()
     failures = iter([True])

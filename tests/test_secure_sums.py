@@ -179,9 +179,9 @@ def test_a_repeated_run_gives_the_same_bytes(tmp_path, engine):
 @pytest.mark.parametrize(
     "partial",
     [
-        {"dropout": 0.3, "quorum": 0.4, "node_wait": 10.0},
+        {"dropout": 0.3, "quorum": 0.4, "node_wait": 300.0},
         {"fraction_train": 0.5},
-        {"fraction_train": 0.5, "dropout": 0.2, "quorum": 0.5, "node_wait": 10.0},
+        {"fraction_train": 0.5, "dropout": 0.2, "quorum": 0.5, "node_wait": 300.0},
     ],
     ids=str,
 )

@@ -243,7 +243,7 @@ def test_concurrent_calls_compute_embeddings_once(model):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join()
     assert len(model.calls) == 1
     for result in results:
         np.testing.assert_array_equal(result, results[0])

@@ -49,7 +49,7 @@ TEXTS = [{"text": "near"}, {"text": "middle"}, {"text": "far"}]
 
 @contextlib.contextmanager
 def running(path: Path, **options: Any):
-    app = create_app(path, TOKEN, **options)
+    app = create_app(path, TOKEN, **{"body_seconds": 900.0, **options})
     with TestClient(
         app, base_url="http://127.0.0.1:8377", headers=BEARER, raise_server_exceptions=False
     ) as client:
@@ -66,6 +66,8 @@ def client(path):
 def idle(tmp_path_factory):
     """A service for tests that do not change it."""
     with running(tmp_path_factory.mktemp("idle") / "duels.db") as client:
+        propose(client)  # duels have two features
+        client.delete("/answers")
         yield client
 
 
@@ -741,28 +743,34 @@ def test_service_and_agent_refuse_the_same_answers(idle, idle_agent, preferred):
         assert problem(idle.post("/answers", content=body, headers=sent), 422) == str(error.value)
 
 
-def test_reads_do_not_wait_for_a_pending_write(client, path):
-    duel = propose(client)["id"]
+@contextlib.contextmanager
+def locked(path: Path):
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with ThreadPoolExecutor(1) as pool:
+        try:
+            yield
+        finally:
+            other.execute("ROLLBACK")
+
+
+def test_reads_do_not_wait_for_pending_writes(path):
+    with running(path) as client, ThreadPoolExecutor(1) as pool:
+        duel = propose(client)["id"]
+        with locked(path):
             late = pool.submit(answer, client, duel, "first")
             time.sleep(0.1)
             assert client.get("/health").status_code == 200
             assert client.get("/status").json()["open"] == 1
             assert not late.done()
-            other.execute("ROLLBACK")
-            assert late.result().json() == {"number": 1}
+        assert late.result().json() == {"number": 1}
 
 
 def test_a_locked_store_is_reported_and_nothing_is_recorded(path, monkeypatch):
     monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 0.05)
     with running(path) as client:
         duel = propose(client)["id"]
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+        with locked(path):
             problem(answer(client, duel, "first"), 503, "locked")
-            other.execute("ROLLBACK")
         assert recorded(path) == {}
         assert answer(client, duel, "first").json() == {"number": 1}
 

@@ -165,7 +165,7 @@ def test_workers_end_with_their_parent():
     assert len(workers) == 3
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    wait_until(lambda: not any(map(is_running, workers)), 100, "its processes end")
+    wait_until(lambda: not any(map(is_running, workers)), 200, "its processes end")
 
 
 PROGRAM = """

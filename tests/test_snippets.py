@@ -38,13 +38,10 @@ from fldb_flower.secure import roster
 sybil = pytest.importorskip("sybil", reason="needs sybil (the dev extra)")
 markdown = pytest.importorskip("sybil.parsers.markdown")
 
+DOCS = sorted(ROOT.glob("docs/*.md")) + sorted(ROOT.glob("docs/[!_]*/**/*.md"))  # not of _build
 PAGES = [
     ROOT / "README.md",
-    *(
-        path
-        for path in sorted((ROOT / "docs").rglob("*.md"))
-        if "_build" not in path.parts and "file_format: mystnb" not in path.read_text()
-    ),
+    *(path for path in DOCS if "file_format: mystnb" not in path.read_text()),
 ]
 ELSEWHERE = [ROOT / "docs" / "tutorials" / "engineer.md"]
 GUIDES = [

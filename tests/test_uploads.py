@@ -49,11 +49,10 @@ class Recorded(Federation):
             difference = arms[duel.first] - arms[duel.second]
             words = [duel.id, *keys, *texts, *map(repr, arms.ravel().tolist())]
             self.private += [word.encode() for word in words]
-            for numbers in (arms, difference):
-                self.private += [number.tobytes() for number in numbers.ravel()]
-                self.private += [number.tobytes() for number in numbers.astype("f4").ravel()]
+            self.private += [number.tobytes() for number in (*arms.ravel(), *difference)]
             evidence = np.append(difference, float(preferred == "first"))
-            self.private += [row.tobytes() for row in (*arms, difference, evidence)]
+            for row in (*arms, difference, evidence):  # four bytes may be there by chance
+                self.private += [row.astype(kind).tobytes() for kind in ("f8", "f4")]
 
 
 def wire(reply: Any) -> bytes:

@@ -359,4 +359,7 @@ def _in_units(matrices: Array, units: Array) -> Array:
 
 
 def _lowest(matrices: Array) -> Array:
-    return np.linalg.eigvalsh(matrices)[:, 0]
+    """Return the smallest eigenvalues, NaN for NaN: LAPACK may raise an error."""
+    is_finite = np.isfinite(matrices).all(axis=(1, 2))
+    lowest = np.linalg.eigvalsh(np.where(is_finite[:, None, None], matrices, 0.0))[:, 0]
+    return np.where(is_finite, lowest, np.nan)
