@@ -136,19 +136,19 @@ def test_local_estimates_between_two_fits(ridge):
             np.testing.assert_allclose(theta, expected, rtol=1e-4, atol=1e-5)
 
 
-def some_prior():
+def some_prior(d=D):
     rng = np.random.default_rng(3)
-    roots = rng.standard_normal((AGENTS, D, 2 * D))
-    precision, shift = roots @ roots.swapaxes(1, 2) / D, rng.standard_normal((AGENTS, D))
+    roots = rng.standard_normal((AGENTS, d, 2 * d))
+    precision, shift = roots @ roots.swapaxes(1, 2) / d, rng.standard_normal((AGENTS, d))
     none = np.zeros(AGENTS)
     counted = Shares(precision, shift, np.zeros(len(VARIANCES)), none, none)
-    prior = CommonPrior(precision.sum(axis=0) + np.eye(D), shift.sum(axis=0), 0.3, SCALE)
+    prior = CommonPrior(precision.sum(axis=0) + np.eye(d), shift.sum(axis=0), 0.3, SCALE)
     return prior, counted
 
 
-def personal(ratio):
-    estimates = PersonalEstimates(AGENTS, D, RIDGE, refit_ratio=ratio)
-    estimates.receive(*some_prior(), np.full(AGENTS, SCALE))
+def personal(ratio, d=D):
+    estimates = PersonalEstimates(AGENTS, d, RIDGE, refit_ratio=ratio)
+    estimates.receive(*some_prior(d), np.full(AGENTS, SCALE))
     return estimates
 
 
@@ -206,6 +206,24 @@ def test_agents_restored_between_two_fits_go_on_identically(algorithm, saved_aft
     np.testing.assert_array_equal(first.outcomes[0].sums, second.outcomes[0].sums)
     for name, array in group.state().items():
         np.testing.assert_array_equal(array, restored.state()[name], err_msg=name)
+
+
+@pytest.mark.parametrize("saved_after", [1, 2, 8, 9])
+def test_estimates_with_few_duels_are_restored_identically(saved_after):
+    """NumPy's products of up to three columns round by the distance of their rows in memory."""
+    features = 6
+    rng = np.random.default_rng(saved_after)
+    duels = rng.standard_normal((12, AGENTS, features)), rng.random((12, AGENTS)).round()
+    for make in (lambda: LocalEstimates(AGENTS, features, RIDGE), lambda: personal(1.0, features)):
+        estimates = make()
+        for count, (x, y) in enumerate(zip(*duels, strict=True)):
+            if count == saved_after:
+                restored = make()
+                restored.restore({k: np.array(v) for k, v in estimates.state().items()})
+            estimates.add(x, y)
+            if count >= saved_after:
+                restored.add(x, y)
+                np.testing.assert_array_equal(estimates.theta, restored.theta)
 
 
 def test_a_state_without_fits_is_of_fitted_estimates():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fldb_flower.bandit.local_newton import Ridge, minimise, not_found
+from fldb_flower.bandit.local_newton import Ridge, minimise, not_found, with_room
 from fldb_flower.bandit.online import learn_duel, next_fit
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
@@ -147,6 +147,5 @@ class LocalEstimates:
         self._fitted = int(state.get("fitted", self._count))  # older states have neither
         factors = make(np.array(state.get("factors", np.zeros((0, 0)))))
         self._factors = factors if factors.shape[1] else None
-        if self._count:
-            self._duels = make(np.array(state["duels"]))
-            self._preferences = make(np.array(state["preferences"]))
+        self._duels = with_room(state["duels"], self._arrays)
+        self._preferences = with_room(state["preferences"], self._arrays)

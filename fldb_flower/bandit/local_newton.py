@@ -18,6 +18,20 @@ _CAREFUL = 100, 0.1  # after so many steps, which may be a cycle, steps end with
 _MAX_TRIALS = 60
 
 
+def with_room(columns: Array, arrays: Arrays) -> Array:
+    """Return an array with room for 8, 16, 32, ... columns, as if they were added one by one.
+
+    Rounding errors of products of few columns depend on how far their rows are apart in memory. A
+    restored state has the same distances, so that it continues with identical numbers.
+    """
+    count, room = columns.shape[-1], 8
+    while room < count:
+        room *= 2
+    padded = arrays.zeros(*columns.shape[:-1], room)
+    padded[..., :count] = arrays.make(columns)
+    return padded
+
+
 class Prior(Protocol):
     """The quadratic term of each agent's objective, besides the loss of its duels."""
 

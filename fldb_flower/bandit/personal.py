@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fldb_flower.bandit.local_newton import minimise
+from fldb_flower.bandit.local_newton import minimise, with_room
 from fldb_flower.bandit.online import learn_duel, next_fit
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.prior import (
@@ -312,9 +312,8 @@ class PersonalEstimates:
         self._fitted = int(state.get("fitted", self._count))  # older states have neither
         whitener = make(np.array(state.get("whitener", np.zeros((0, 0)))))
         self._whitener = whitener if whitener.shape[1] else None
-        if self._count:
-            self._duels = make(np.array(state["duels"]))
-            self._preferences = make(np.array(state["preferences"]))
+        self._duels = with_room(state["duels"], self._arrays)
+        self._preferences = with_room(state["preferences"], self._arrays)
 
 
 def _moderated(logits: Array, variances: Array) -> Array:
