@@ -116,7 +116,7 @@ def train(message: Message, context: Context) -> Message:
     with DuelStore(_store_path(context)) as store:
         agent = DeviceAgent(store, settings, limits)
         parameters = [unpack_vector(content["arrays"], settings.max_message_mb)]
-        with one_blas_thread(settings.dimension):
+        with one_blas_thread():
             arrays, _, config = agent.fit(parameters, dict(content["config"]))
         reply = RecordDict({"arrays": pack_vector(arrays[0]), "config": ConfigRecord(config)})
     return Message(reply, reply_to=message)

@@ -44,7 +44,7 @@ class Knowledge:
         """Learn from the answers that are new in the store."""
         if self._store.last > self._known:
             new = self._store.answers(self._known)
-            with one_blas_thread(self.dimension):
+            with one_blas_thread():
                 self.learner.learn(new)
             self.selector.count(new)
             self._known = int(new.numbers.max(initial=self._known))

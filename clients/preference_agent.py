@@ -356,7 +356,7 @@ class PreferenceAgent:
         if current is not None and (current.version, current.dimension) == (version, dimension):
             current.update()
             return current
-        with one_blas_thread(dimension):
+        with one_blas_thread():
             current = self._knowledge = Knowledge(
                 self.store, dimension, self._purpose, self._skipped
             )

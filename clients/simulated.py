@@ -46,7 +46,7 @@ class SimulatedAgents(NumPyClient):
         self._sums = SecureSums(settings) if settings.secure else None
         agents = agents_of_node(partition_id, num_partitions, settings.num_agents)
         require_agents(settings, len(agents))
-        _prepare_process(settings.dimension)
+        _prepare_process()
         self.group = AgentGroup(settings, agents)
 
     def fit(
@@ -81,9 +81,9 @@ class SimulatedAgents(NumPyClient):
 
 
 @functools.cache  # finding the libraries of BLAS takes a millisecond, for each node
-def _prepare_process(dimension: int) -> None:
+def _prepare_process() -> None:
     keep_freed_memory()
-    one_blas_thread(dimension)  # until the end of the process
+    one_blas_thread()  # until the end of the process
 
 
 class LocalContext(Context):

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from conftest import nested
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from clients.simulated import LocalContext
 from fldb_flower.catalogue import ALGORITHMS
@@ -101,6 +102,24 @@ def test_same_seed_gives_the_same_bytes(tmp_path, engine):
     first, second = ((tmp_path / name / "regret.csv").read_bytes() for name in ("a", "b"))
     assert first == second
     assert first != b""
+
+
+def test_blas_has_one_thread_also_with_many_features():
+    """Otherwise, results depend on the processors, and processes wait for each other's threads."""
+    threads = []
+
+    def on_progress(_history):
+        threads.append({each["num_threads"] for each in blas()})
+
+    def blas():
+        return [each for each in threadpool_info() if each["user_api"] == "blas"]
+
+    chosen = settings(algorithm="random", dimension=400)
+    history = History(chosen.horizon, on_progress)
+    with threadpool_limits(2, user_api="blas"):
+        vectorized.run(chosen, history)
+    assert threads
+    assert all(each == {1} for each in threads)
 
 
 def test_the_contents_of_a_run_directory(tmp_path):

@@ -188,7 +188,7 @@ class Vault:
                 f"the exchange has dimension={dimension}, and the device has another one"
             )
         play = shared.broadcast.play
-        with self._store.transaction(), one_blas_thread(dimension):
+        with self._store.transaction(), one_blas_thread():
             journal = acknowledged(self._journal())
             self._keep(journal)
             if play is not None and play.estimate is not None:
@@ -199,7 +199,7 @@ class Vault:
         self, device: Device, header: Header, shared: SharedBroadcast, encoding: Encoding
     ) -> dict[str, bytes]:
         store, now = self._store, self._clock()
-        with store.transaction(), one_blas_thread(shared.settings.dimension):
+        with store.transaction(), one_blas_thread():
             journal = self._journal()
             start, cut = device.span(header, journal, store.last, now=now)
             seed = os.urandom(SEED_BYTES)

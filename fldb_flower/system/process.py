@@ -11,9 +11,8 @@ import importlib
 import sys
 from contextlib import AbstractContextManager
 
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import threadpool_limits
 
-_THREADED_DIMENSION = 128  # from this size on, BLAS is faster with several threads
 _TRIM_BYTES, _MMAP_BYTES = 2**30, 2**25
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
@@ -30,29 +29,19 @@ def keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
-def one_blas_thread(dimension: int) -> AbstractContextManager[object]:
-    """Limit BLAS to one thread if matrices are small.
+def one_blas_thread() -> AbstractContextManager[object]:
+    """Limit BLAS to one thread.
 
     The limit is set by the call. The context manager that is returned restores the previous
     limit on exit.
 
-    BLAS threads wait for each other in busy loops. If another process uses the machine, products
-    of small matrices take up to six times as long with several threads.
+    With several threads, the last bits of a product depend on the number of processors. The threads
+    wait for each other in busy loops: if another process uses the machine, such as that of other
+    agents or of another job of a sweep, a run takes up to ten times as long. On an idle machine
+    with two processors, they gain a tenth with d=384, and a quarter with d=1024.
     """
-    limit = 1 if dimension < _THREADED_DIMENSION else None
-    threads: AbstractContextManager[object] = threadpool_limits(limit, user_api="blas")
+    threads: AbstractContextManager[object] = threadpool_limits(1, user_api="blas")
     return threads
-
-
-def blas_threads() -> int:
-    """Return the number of threads of BLAS. The last bits of large products depend on it."""
-    found = [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
-    return max(found, default=1)
-
-
-def use_blas_threads(number: int) -> None:
-    """Set the number of threads of BLAS until this process ends."""
-    threadpool_limits(number, user_api="blas")
 
 
 def hide_tracebacks() -> None:

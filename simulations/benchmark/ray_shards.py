@@ -34,7 +34,7 @@ def shards_on_ray(repetitions: int = 3) -> list[dict[str, Any]]:
 def _run(workers: str) -> float:
     chosen = settings(**SIZES, engine={"workers": workers})
     with (
-        one_blas_thread(chosen.dimension),
+        one_blas_thread(),
         closing(DirectFederation(chosen, History(chosen.horizon))) as federation,
     ):
         return seconds(run_algorithm, federation, chosen)

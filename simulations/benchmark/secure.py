@@ -202,7 +202,7 @@ def cost_over_primitives(repetitions: int) -> list[dict[str, Any]]:
 
 def _row(agents: int, dimension: int, repetitions: int) -> dict[str, Any]:
     one = Rehearsal(agents, dimension)
-    with one_blas_thread(dimension):  # as on devices
+    with one_blas_thread():  # as on devices
         times = {
             name: np.array([[seconds(call) for call in each] for _ in range(repetitions)])
             for name, each in _calls(one).items()

@@ -17,7 +17,7 @@ from fldb_flower.federation.blocks import require_agents
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.runs.experiment import CHECKPOINT_COST
 from fldb_flower.settings import Settings
-from fldb_flower.system.process import blas_threads, keep_freed_memory, use_blas_threads
+from fldb_flower.system.process import keep_freed_memory, one_blas_thread
 from simulations.engines.ray_cluster import address, connected
 from simulations.engines.workers import State, Worker, joined, split
 
@@ -43,8 +43,6 @@ class Actor(Worker):
         What the user registered, as arguments of :func:`register`.
     folder : str
         The working directory of the run, for relative paths in the settings.
-    threads : int
-        The number of threads of BLAS, that of the run.
     """
 
     def __init__(
@@ -53,14 +51,13 @@ class Actor(Worker):
         shards: Sequence[range],
         added: Sequence[Any],
         folder: str,
-        threads: int,
     ) -> None:
         super().__init__(settings, shards)
         with contextlib.suppress(OSError):  # another machine may not have the folder
             os.chdir(folder)
         register(added)
         keep_freed_memory()
-        use_blas_threads(threads)
+        one_blas_thread()  # until the process ends
 
     def node(self) -> str:
         """Return the identifier of the node on which this actor runs."""
@@ -188,7 +185,7 @@ class RayWorkers:
         actor, settings = self._ray.remote(Actor).options(**options), self._settings
         added, folder = added_by_user(settings), str(Path.cwd())
         try:
-            return actor.remote(settings, part.shards, added, folder, blas_threads())
+            return actor.remote(settings, part.shards, added, folder)
         except TypeError as error:
             names = ", ".join(name for _, name, _ in added)
             reason = one_line(str(error).splitlines()[0])

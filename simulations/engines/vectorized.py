@@ -84,7 +84,7 @@ def run(settings: Settings, history: History, checkpointer: Checkpointer | None 
     algorithm = make_algorithm(settings)
     keep_freed_memory()
     with (
-        one_blas_thread(settings.dimension),
+        one_blas_thread(),
         closing(DirectFederation(settings, history)) as federation,
     ):
         after_round = None if checkpointer is None else checkpointer.follow(federation, algorithm)
