@@ -1,5 +1,6 @@
 """Agents in several processes: identical results, and errors when a process ends."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -150,6 +151,22 @@ def test_a_killed_process_is_reported():
         shards.answer(broadcast(2, 2), 1)
     shards.close()
     assert all(each.process.exitcode is not None for each in shards.workers.processes)
+
+
+def test_a_process_that_cannot_be_forked_is_reported(monkeypatch):
+    started, fork = [], os.fork
+
+    def failing():
+        if started:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        started.append(fork())
+        return started[0]
+
+    monkeypatch.setattr(os, "fork", failing)
+    message = r"^cannot start 2 processes .*: Cannot allocate memory; use engine.workers=1$"
+    with pytest.raises(FederationError, match=message):
+        Shards(settings(workers=2))
+    assert not is_running(started[0])
 
 
 def test_workers_end_with_their_parent():

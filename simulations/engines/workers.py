@@ -108,11 +108,25 @@ def joined(replies: Sequence[Any]) -> list[Any]:
 
 
 class Processes:
-    """Shards in processes forked from this one."""
+    """Shards in processes forked from this one.
+
+    Raises
+    ------
+    FederationError
+        A process cannot be started.
+    """
 
     def __init__(self, settings: Settings, shards: Sequence[range], count: int) -> None:
-        parts = split(shards, count)
-        self.processes = [ForkedProcess(Worker(settings, part)) for part in parts]
+        self.processes: list[ForkedProcess] = []
+        try:
+            for part in split(shards, count):
+                self.processes.append(ForkedProcess(Worker(settings, part)))
+        except OSError as error:  # of memory, processes or open files
+            self.close()
+            raise FederationError(
+                f"cannot start {count} processes for the agents: {error.strerror}; use"
+                " engine.workers=1"
+            ) from None
 
     def answer(self, broadcast: Broadcast, counted: int) -> list[Upload]:
         """Return the upload of each shard."""
