@@ -308,6 +308,26 @@ def test_an_implausible_sum_ends_the_run_with_one_line(kind, place, value, reaso
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("unit", ["person", "answer"])
+def test_a_sum_with_the_limit_on_persons_may_have_less_curvature(unit):
+    """A duel of logit 8 has the weight w: H = w mu'(8) x x^T, and theta W theta = 64 w < 8^2."""
+    privacy = {"privacy__epsilon": 8.0, "privacy__unit": unit, "privacy__clip": 4.0}
+    chosen = settings(**KINDS["ons"], max_difference=4.0, **privacy)
+    sums, weight = SecureSums(chosen), 1e-3
+    request = Broadcast(PlayRequest(2, 2), np.array([8.0, 0.0, 0.0]), hessian=True)
+    duel, answer = np.array([[1.0, 0.0, 0.0]]), np.array([0.0])
+    upload = statistics(request, duel, answer, duel, make_form(chosen))
+    names = ("gradient", "information", "hessian")
+    limited = upload._replace(**{name: weight * getattr(upload, name) for name in names})
+    integers = sums.quantise(limited, request, 1)
+    released = functools.partial(sums.open, [integers], request, 1, duels=1, outcomes=())
+    if unit == "person":
+        np.testing.assert_allclose(released().hessian, limited.hessian, atol=1e-9)
+    else:
+        with pytest.raises(FederationError, match="Hessian is smaller than W_new and theta allow"):
+            released()
+
+
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize("kind", ["personal", "ons"])
 @pytest.mark.parametrize("longest", [1e-3, 0.5])

@@ -158,6 +158,7 @@ class SecureSums:
     ) -> str:
         """Return the first bound that a sum violates, or an empty string."""
         played = [each.agents * (each.first + len(each.sums) - 1) for each in upload.outcomes]
+        settings = self._settings
         return implausible_sum(
             upload,
             broadcast,
@@ -166,7 +167,8 @@ class SecureSums:
             agents=sum(each.agents for each in upload.outcomes),
             answers=sum(played),
             longest=self._longest,
-            ridge=self._settings.personal_ridge,
+            ridge=settings.personal_ridge,
+            weighted=settings.is_private and settings.privacy.unit == "person",
         )
 
     def _explained(self, reason: object) -> str:

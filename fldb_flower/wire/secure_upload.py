@@ -207,6 +207,7 @@ def implausible_sum(
     answers: int,
     longest: float,
     ridge: float,
+    weighted: bool = False,
 ) -> str:
     """Return the first bound that a sum of uploads violates, or "" if there is none.
 
@@ -226,6 +227,8 @@ def implausible_sum(
         L, an upper bound of the length of differences.
     ridge : float
         The setting ``personal_ridge``.
+    weighted : bool
+        See :func:`~fldb_flower.federation.plausibility.implausible`.
     """
     if broadcast.shares:
         reasons = implausible_shares(
@@ -233,7 +236,7 @@ def implausible_sum(
         )
     else:
         error = _matrix_error(encoding, uploads)
-        reasons = implausible([upload], broadcast, longest, error=error)
+        reasons = implausible([upload], broadcast, longest, error=error, weighted=weighted)
     return reasons[0]
 
 
