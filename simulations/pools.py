@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.context import BaseContext
 from typing import TypeVar
+
+from fldb_flower.system.process import share_processors
 
 _A = TypeVar("_A")
 _R = TypeVar("_R")
@@ -22,11 +25,12 @@ def map_in_processes(
 ) -> list[_R]:
     """Return the results of the calls; any exception, such as Ctrl-C, ends the processes at once.
 
-    ``function`` is a function of a module. By default, there is one process per processor.
+    ``function`` is a function of a module. By default, there is one process per processor. The
+    processes share the processors: a run in one of them starts no others than for its part.
     ``on_done`` is called after each call.
     """
-    others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    others, processes = set(multiprocessing.active_children()), processes or os.cpu_count() or 1
+    with ProcessPoolExecutor(processes, context, share_processors, (processes,)) as pool:
         try:
             # Processes inherit the mask, so Ctrl-C in a terminal reaches this process only.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

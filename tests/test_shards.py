@@ -1,6 +1,7 @@
 """Agents in several processes: identical results, and errors when a process ends."""
 
 import errno
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.settings import from_nested
 from simulations.engines import shards as module
 from simulations.engines.shards import Shards
+from simulations.pools import map_in_processes
 
 D = 3
 
@@ -151,6 +153,20 @@ def test_a_killed_process_is_reported():
         shards.answer(broadcast(2, 2), 1)
     shards.close()
     assert all(each.process.exitcode is not None for each in shards.workers.processes)
+
+
+def number_of_processes(workers):
+    shards = Shards(settings(workers=workers))
+    shards.close()
+    return len(getattr(shards.workers, "processes", ()))
+
+
+def test_parallel_runs_share_the_processors(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(7))
+    fork = multiprocessing.get_context("fork")
+    assert map_in_processes(number_of_processes, ["auto", 4], 2, fork) == [3, 4]
+    assert map_in_processes(number_of_processes, ["auto", 3], 9, fork) == [0, 3]
+    assert number_of_processes("auto") == 4  # one for each shard
 
 
 def test_a_process_that_cannot_be_forked_is_reported(monkeypatch):

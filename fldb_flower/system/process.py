@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import os
 import sys
 from contextlib import AbstractContextManager
 
@@ -15,6 +16,7 @@ from threadpoolctl import threadpool_limits
 
 _TRIM_BYTES, _MMAP_BYTES = 2**30, 2**25
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+_sharing = [1]  # number of processes that share the processors
 
 
 def keep_freed_memory() -> None:
@@ -42,6 +44,16 @@ def one_blas_thread() -> AbstractContextManager[object]:
     """
     threads: AbstractContextManager[object] = threadpool_limits(1, user_api="blas")
     return threads
+
+
+def processors() -> int:
+    """Return the number of processors for this process on Linux; see :func:`share_processors`."""
+    return max(1, len(os.sched_getaffinity(0)) // _sharing[0])
+
+
+def share_processors(processes: int) -> None:
+    """Leave this process its part of the processors, which so many processes use."""
+    _sharing[0] = max(1, processes)
 
 
 def hide_tracebacks() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 from collections.abc import Iterator
 
@@ -13,6 +12,7 @@ from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import AUTO, RAY, Settings
+from fldb_flower.system.process import processors
 from simulations.engines.workers import Groups, Processes, Workers
 
 MIN_BLOCKS = 4
@@ -77,7 +77,7 @@ def _processes(settings: Settings) -> int:
     if sys.platform != "linux" or settings.backend != "numpy" or is_daemon:
         return 1
     workers = settings.engine.workers
-    return len(os.sched_getaffinity(0)) if workers == AUTO else int(workers)
+    return processors() if workers == AUTO else int(workers)
 
 
 def _shards(settings: Settings) -> Iterator[range]:
