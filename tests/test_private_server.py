@@ -127,6 +127,18 @@ def test_a_delta_of_one_person_is_reported(tmp_path):
     assert line.startswith("privacy.delta=0.1 with 10 people")
 
 
+@pytest.mark.parametrize(("epsilon", "rounds", "warns"), [(3.0, 64, 1), (3.0, 16, 1), (1e3, 16, 0)])
+def test_too_much_noise_is_reported(tmp_path, epsilon, rounds, warns):
+    """8 devices, each with enough noise for 4, are like 5 agents of a simulation."""
+    changes = {"privacy-epsilon": epsilon, "devices-rounds": rounds}
+    federation = SecureFederation(tmp_path, **changes)
+    with federation.serving():
+        lines = [line for line in federation.lines if "devices.min_devices=4" in line]
+    assert len(lines) == warns
+    assert all(("fewer devices.rounds" in line) == (rounds > 16) for line in lines)
+    assert all(line.startswith("privacy.epsilon=3 with 8 devices") for line in lines)
+
+
 def test_a_damaged_count_is_one_line(tmp_path):
     federation = SecureFederation(tmp_path, **PRIVATE)
     with federation.serving():

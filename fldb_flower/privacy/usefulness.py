@@ -134,6 +134,47 @@ def warning(settings: Settings) -> str:
     )
 
 
+def device_warning(settings: Settings, people: int) -> str:
+    """Return one line if noise costs a federation with secure sums much; empty if not.
+
+    A sum over n devices has ``sqrt(n / min_devices)`` times the noise that epsilon needs, so n
+    devices are like ``sqrt(n min_devices)`` agents of a simulation.
+
+    Examples
+    --------
+    1,000 devices are like 100 agents:
+
+    >>> from fldb_flower.privacy.usefulness import device_warning
+    >>> from fldb_flower.settings import from_flat
+    >>> values = {
+    ...     "mode": "devices", "algorithm": "fldb_ons", "first-round": "step", "secure": True,
+    ...     "max-difference": 3.0, "devices-roster": "/roster.json", "devices-rounds": 16,
+    ...     "privacy-epsilon": 3.0,
+    ... }
+    >>> settings = from_flat(values, "an example")
+    >>> device_warning(settings, people=1000)
+    'privacy.epsilon=3 with 1000 devices and devices.min_devices=10: expect about 1.8 times the...'
+    """
+    if not settings.is_private:
+        return ""
+    epsilon, devices = float(settings.privacy.epsilon), settings.devices
+    is_common = ALGORITHMS[settings.algorithm].agents == "common"
+    agents = int(min(people, math.sqrt(people * devices.min_devices)))
+    rounds = devices.rounds if is_common else ROUNDS
+    factor = regret_factor("person", epsilon, agents, rounds)
+    if factor <= USEFUL:
+        return ""
+    cost = f"expect about {factor:.1f} times the regret without noise, or more"
+    if not is_common:
+        cost = "devices rely more on their own answers"
+    fewer = "fewer devices.rounds, " if rounds > ROUNDS else ""
+    return (
+        f"privacy.epsilon={epsilon:g} with {people} devices and devices.min_devices="
+        f"{devices.min_devices}: {cost}; {fewer}more devices, a larger devices.min_devices or a"
+        " larger privacy.epsilon would help"
+    )
+
+
 def no_noise(settings: Settings) -> str:
     """Return one line if a setting of privacy is given without epsilon; empty if not.
 
