@@ -13,7 +13,7 @@ from fldb_flower.errors import FederationError, PrivacyError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.plan import ReleasePlan
-from fldb_flower.privacy.usefulness import weak_delta
+from fldb_flower.privacy.usefulness import device_warning, weak_delta
 from fldb_flower.settings import Settings
 from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory, RoundRow
@@ -238,7 +238,8 @@ def make_device_server(
     """
     if settings.secure:
         secure = SecureDevices(settings)
-        if line := weak_delta(settings, len(secure.roster.keys)):
+        people = len(secure.roster.keys)
+        for line in filter(None, (weak_delta(settings, people), device_warning(settings, people))):
             say(line)
         history = Counts()
         noise = SumNoise(settings, history, directory) if settings.is_private else None

@@ -17,7 +17,10 @@ from fldb_flower.settings import Settings
 from fldb_flower.wire.shared_broadcast import SharedNoise
 
 OPENINGS = "openings.json"
-"""File with the number of sums that were opened, or may have been."""
+"""File with the number of sums that were opened, or may have been, and their noise multiplier."""
+
+_CALIBRATION = 1e-3
+"""Relative difference of noise multipliers by two versions of dp-accounting."""
 
 _LOG = getLogger("flwr")
 
@@ -29,6 +32,9 @@ class SumNoise:
     stored then, so a server that is killed makes no sum more than planned. The devices charge their
     own ledgers for each contribution, also to exchanges without a sum.
 
+    Sums with other noise cannot be counted together with those that are planned, so they are
+    refused: the first checkpoint, which has the settings, may be written later than the count.
+
     Parameters
     ----------
     settings : Settings
@@ -37,6 +43,11 @@ class SumNoise:
         Counts the openings.
     directory : ResultsDirectory
         Where their number is stored.
+
+    Raises
+    ------
+    CheckpointError
+        The number cannot be read, or sums were opened with another noise multiplier.
     """
 
     def __init__(self, settings: Settings, history: Counts, directory: ResultsDirectory) -> None:
@@ -44,7 +55,7 @@ class SumNoise:
         self._directory = directory
         self._plan = ReleasePlan(settings) if settings.is_private else None
         if self._plan is not None:
-            history.openings = self._stored()
+            history.openings = self._stored(self._plan.multiplier)
 
     def require(self) -> None:
         """Check that one more sum is within the budget.
@@ -61,8 +72,11 @@ class SumNoise:
         """Store durably that one more sum may be opened."""
         if self._plan is not None:
             self._history.openings += 1
-            content = json.dumps({"openings": self._history.openings})
-            self._directory.write(OPENINGS, content.encode())
+            content = {
+                "openings": self._history.openings,
+                "noise_multiplier": self._plan.multiplier,
+            }
+            self._directory.write(OPENINGS, json.dumps(content).encode())
 
     def shared(self, broadcast: Broadcast) -> SharedNoise | None:
         """Return the noise that the devices of an exchange add; None without."""
@@ -87,14 +101,22 @@ class SumNoise:
         )  # fmt: skip
         return upload._replace(noise=needed.noise.scaled(factor))
 
-    def _stored(self) -> int:
+    def _stored(self, multiplier: float) -> int:
         path = self._directory.path / OPENINGS
         try:
-            count = json.loads(path.read_bytes())["openings"]
+            content = json.loads(path.read_bytes())
+            count = content["openings"]
+            stored = float(content.get("noise_multiplier", multiplier))  # older files have none
         except FileNotFoundError:
             return 0
         except (OSError, KeyError, TypeError, ValueError) as reason:
             raise CheckpointError(f"{path} cannot be read: {reason}") from None
         if type(count) is not int or count < 0:
             raise CheckpointError(f"{path}: openings={count!r} is not a number of sums")
+        if count and not math.isclose(stored, multiplier, rel_tol=_CALIBRATION):
+            raise CheckpointError(
+                f"{path}: sums were opened with the noise multiplier {stored:g}, and these settings"
+                f" have {multiplier:g}: use another directory, or the same privacy-epsilon,"
+                " privacy-delta and devices-rounds"
+            )
         return count

@@ -14,7 +14,7 @@ from fldb_flower.algorithms import make_algorithm
 from fldb_flower.algorithms.ons import FLDBONS
 from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.catalogue import ALGORITHMS
-from fldb_flower.errors import PrivacyError, SettingsError
+from fldb_flower.errors import ConvergenceError, PrivacyError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, Federation, Noise, PlayRequest, Upload
 from fldb_flower.federation.history import Counts, History
 from fldb_flower.privacy import accounting
@@ -269,6 +269,12 @@ def test_lengths_whose_squares_overflow_are_refused(tmp_path, values, clip):
     with pytest.raises(PrivacyError, match=r"privacy\.clip=.* is too far from 1") as error:
         run(settings(**values, privacy__clip=clip), tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_scale_of_features_that_is_far_too_small_is_named(tmp_path):
+    """FLDB-Personal takes L as their scale: the prior of theta is then almost flat."""
+    with pytest.raises(ConvergenceError, match=r"use a larger personal_ridge .*privacy\.clip"):
+        run(settings(**PERSONAL, **PERSON, privacy__clip=1e-6), tmp_path)
 
 
 # --- agents clip ---------------------------------------------------------------------------

@@ -126,11 +126,26 @@ def test_factors_between_measured_values_are_interpolated():
 def test_a_run_with_too_few_agents_warns(unit, epsilon, enough, too_few):
     """The numbers of agents from which noise costs at most a quarter of the regret."""
     for number in (enough, too_few):
-        settings = from_nested({**private(epsilon, unit), "num_agents": number}, "a test")
+        values = {"num_agents": number, "schedule": {"name": "geometric"}}
+        settings = from_nested({**private(epsilon, unit), **values}, "a test")
         line = usefulness.warning(settings)
         assert bool(line) == (number == too_few)
     assert re.search(r"about 1\.[2-9] times the regret without noise, or more; more agents", line)
     assert ("privacy.unit=answer" in line.partition(";")[2]) == (unit == "person")
+
+
+@pytest.mark.parametrize(("unit", "warns"), [("person", True), ("answer", False)])
+def test_many_rounds_need_more_agents(unit, warns):
+    """A person is in all 500 rounds: the noise is sqrt(500 / 16) = 5.6 times that of the table."""
+    values = {**private(3.0, unit), "num_agents": 1000, "horizon": 500, "tau": 1}
+    line = usefulness.warning(from_nested(values, "a test"))
+    assert bool(line) == warns
+    if warns:
+        expected = usefulness.regret_factor(unit, 3.0, round(1000 / math.sqrt(500 / 16)))
+        assert f"about {expected:.1f} times" in line
+        assert "fewer rounds (schedule=geometric), more agents" in line
+    geometric = {**values, "schedule": {"name": "geometric"}}
+    assert not usefulness.warning(from_nested(geometric, "a test"))
 
 
 @pytest.mark.parametrize("call", [fldb.run, partial(fldb.sweep, progress=False)])

@@ -114,7 +114,7 @@ def test_sums_that_were_opened_for_nothing_count_also_after_a_kill(tmp_path):
     with federation.serving() as server:
         server.serve(federation.grid)
     assert any(line.startswith(f"the run ends after round 0: {SPENT}") for line in federation.lines)
-    assert json.loads((tmp_path / "server" / OPENINGS).read_text()) == {"openings": 2}
+    assert json.loads((tmp_path / "server" / OPENINGS).read_text())["openings"] == 2
 
 
 def test_a_delta_of_one_person_is_reported(tmp_path):
@@ -127,11 +127,24 @@ def test_a_delta_of_one_person_is_reported(tmp_path):
     assert line.startswith("privacy.delta=0.1 with 10 people")
 
 
+@pytest.mark.parametrize(("epsilon", "rounds", "warns"), [(3.0, 64, 1), (3.0, 16, 1), (1e3, 16, 0)])
+def test_too_much_noise_is_reported(tmp_path, epsilon, rounds, warns):
+    """8 devices, each with enough noise for 4, are like 5 agents of a simulation."""
+    changes = {"privacy-epsilon": epsilon, "devices-rounds": rounds}
+    federation = SecureFederation(tmp_path, **changes)
+    with federation.serving():
+        lines = [line for line in federation.lines if "devices.min_devices=4" in line]
+    assert len(lines) == warns
+    assert all(("fewer devices.rounds" in line) == (rounds > 16) for line in lines)
+    assert all(line.startswith("privacy.epsilon=3 with 8 devices") for line in lines)
+
+
 def test_a_damaged_count_is_one_line(tmp_path):
     federation = SecureFederation(tmp_path, **PRIVATE)
     with federation.serving():
         pass
-    for content in ("", "{}", '{"openings": -1}', "[]"):
+    bad = '{"openings": 1, "noise_multiplier": "x"}'
+    for content in ("", "{}", '{"openings": -1}', "[]", bad):
         (tmp_path / "server" / OPENINGS).write_text(content)
         with pytest.raises(CheckpointError, match=r"openings\.json") as raised:
             federation.server()
@@ -145,6 +158,25 @@ def test_another_number_of_rounds_is_another_federation(tmp_path):
         assert server.try_round()
     with pytest.raises(CheckpointError, match="devices-rounds"):
         federation.server(**{"devices-rounds": 9})
+
+
+@pytest.mark.parametrize("changes", [{"privacy-epsilon": 1.0}, {"devices-rounds": 9}])
+def test_sums_with_other_noise_are_not_counted_as_planned(tmp_path, changes):
+    """A sum at epsilon 3 may be open before a checkpoint: epsilon 1 would then be exceeded."""
+    federation = SecureFederation(tmp_path, **PRIVATE)
+    federation.answer()
+    federation.grid.fault = lambda _name, request: "request lost" if is_open(request) else "none"
+    with federation.serving() as server:
+        assert not server.try_round()
+    path = tmp_path / "server" / OPENINGS
+    stored = path.read_text()
+    for content in ('{"openings": 1}', stored):  # an older version wrote the first
+        path.write_text(content)
+        with federation.serving() as server:
+            assert server.strategy.history.openings == 1
+    with pytest.raises(CheckpointError, match="opened with the noise multiplier") as raised:
+        federation.server(**changes)
+    assert "\n" not in str(raised.value)
 
 
 def test_fldb_personal_learns_with_noise(tmp_path):

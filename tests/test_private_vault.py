@@ -21,7 +21,7 @@ from vaults import START, Fleet, Phone, common, decoded, noise_for
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
 from clients.vault import Vault, read_config
-from clients.vault.budget import Budget, BudgetError
+from clients.vault.budget import Budget, BudgetError, spent_of
 from clients.vault.epoch import EpochFile
 from clients.vault.ledger import Ledger
 from fldb_flower.bandit.prior import CommonPrior
@@ -790,6 +790,14 @@ def test_a_damaged_ledger_is_one_line(content):
     with pytest.raises(DataError, match="the ledger") as raised:
         Ledger.from_bytes(content)
     assert "\n" not in str(raised.value)
+
+
+def test_contributions_with_almost_no_noise_have_no_epsilon():
+    """2,000 sums at epsilon 1000, z = 0.0249, cost 3.2 million: a Gaussian has about s / 2."""
+    ledger = Ledger(days=((20_000, 2_000 / 0.0249**2),))
+    spent = spent_of(ledger, Budget(), 20_000 * 86_400.0)
+    assert (spent.noise, spent.exact) == (True, False)
+    assert spent.epsilon is None or spent.epsilon > 1.6e6
 
 
 def test_answers_that_cannot_be_encoded_are_used_up_also_outside_the_store(tmp_path):

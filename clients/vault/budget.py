@@ -107,7 +107,8 @@ class Spent(NamedTuple):
     Attributes
     ----------
     epsilon : float or None
-        At ``delta``; None if numbers without noise were sent, or dp-accounting is not installed.
+        At ``delta``; None if numbers without noise were sent, dp-accounting is not installed, or
+        the noise was so small that epsilon is beyond all bounds.
     delta : float
         Delta.
     noise : bool
@@ -208,7 +209,7 @@ def _epsilon(cost: float, delta: float) -> float | None:
         return 0.0
     try:
         return accounting.epsilon_of(cost**-0.5, delta, 1)
-    except SettingsError:
+    except (SettingsError, OverflowError):  # an epsilon of a million is none
         return None
 
 

@@ -40,6 +40,11 @@ class Prior(Protocol):
         """Name in error messages."""
         ...
 
+    @property
+    def remedy(self) -> str:
+        """What to use if there is no minimum, in error messages."""
+        ...
+
     def only(self, agents: Array) -> Prior:
         """Return the prior of some agents."""
         ...
@@ -67,6 +72,11 @@ class Ridge(NamedTuple):
     def name(self) -> str:
         """The setting's name and value."""
         return f"lambda={self.ridge:g}"
+
+    @property
+    def remedy(self) -> str:
+        """The setting that makes the minimum nearer."""
+        return "a larger lambda"
 
     def only(self, agents: Array) -> Ridge:
         """Return itself: all agents have the same ridge."""
@@ -174,7 +184,7 @@ def not_found(reason: str, duels: Array, prior: Prior) -> ConvergenceError:
     longest = float(xp.max(xp.abs(duels)))
     return ConvergenceError(
         f"no minimiser of an agent's own loss: {reason} ({prior.name}, differences of"
-        f" features up to {longest:.1e}); use a larger lambda, or scale the features to about 1"
+        f" features up to {longest:.1e}); use {prior.remedy}, or scale the features to about 1"
     )
 
 

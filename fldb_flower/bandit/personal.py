@@ -62,6 +62,7 @@ class Gaussian(NamedTuple):
     precision: Array  # Q, (agents, d, d)
     mean: Array  # (agents, d)
     name: str = "personal_ridge"
+    remedy: str = "a larger personal_ridge (with privacy.epsilon, privacy.clip)"
 
     def only(self, agents: Array) -> Gaussian:
         """Return the prior of some agents."""

@@ -1,9 +1,11 @@
 """Warnings: of a federation that is too small for the noise, and of a delta that is too large.
 
-The factors are those of FLDB-ONS with d=5, T=500 and beta_scale=1, in docs/results/privacy.json:
-the mean regret divided by that without noise. They are larger with the default width of FLDB-ONS,
-which has less regret without noise. What matters is about the product of epsilon and the number N
-of agents, because the noise of a sum does not depend on N, and is proportional to 1 / epsilon.
+The factors are those of FLDB-ONS with d=5, T=500, beta_scale=1 and a geometric schedule, in
+docs/results/privacy.json: the mean regret divided by that without noise. They are larger with the
+default width of FLDB-ONS, which has less regret without noise. What matters is about the product of
+epsilon and the number N of agents, because the noise of a sum does not depend on N, and is
+proportional to 1 / epsilon. With ``privacy.unit=person``, the noise of all rounds together is
+proportional to the square root of their number as well.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 
 import numpy as np
 
+from fldb_flower.algorithms import schedules
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.settings import Settings
 from fldb_flower.settings.checks import NO_NOISE, unused_privacy
@@ -36,16 +39,20 @@ FACTORS: dict[str, tuple[tuple[float, ...], ...]] = {
 }
 """By the unit: a row for each of :data:`AGENTS`, with a factor for each of :data:`EPSILONS`."""
 
+ROUNDS = 16
+"""Rounds of the measured runs."""
+
 USEFUL = 1.25
 """Largest factor without a warning."""
 
 
-def regret_factor(unit: str, epsilon: float, num_agents: int) -> float:
+def regret_factor(unit: str, epsilon: float, num_agents: int, rounds: int = ROUNDS) -> float:
     """Return the regret with noise, divided by that without, as measured.
 
     Between the measured values, logarithms are interpolated. Another epsilon than the measured
     ones is as bad as the nearest of them with the same product of epsilon and N. Fewer agents than
-    measured are at least as bad as the measured ones.
+    measured are at least as bad as the measured ones. With ``unit="person"``, four times as many
+    rounds are about as bad as half of the agents.
 
     Examples
     --------
@@ -54,7 +61,11 @@ def regret_factor(unit: str, epsilon: float, num_agents: int) -> float:
     1.82
     >>> regret_factor("person", 0.5, 600) == regret_factor("person", 1.0, 300)
     True
+    >>> regret_factor("person", 1.0, 600, rounds=64) == regret_factor("person", 1.0, 300)
+    True
     """
+    if unit == "person":
+        num_agents = int(num_agents * math.sqrt(ROUNDS / max(rounds, ROUNDS)))
     measured = min(max(epsilon, EPSILONS[0]), EPSILONS[-1])
     num_agents, epsilon = int(num_agents * epsilon / measured), measured  # the product matters
     logarithms = np.log(np.array(FACTORS[unit]))
@@ -93,7 +104,8 @@ def warning(settings: Settings) -> str:
     --------
     >>> from fldb_flower.privacy.usefulness import warning
     >>> from fldb_flower.settings import from_keywords
-    >>> private = {"algorithm": "fldb_ons", "first_round": "step", "privacy_epsilon": 3}
+    >>> private = {"algorithm": "fldb_ons", "first_round": "step", "privacy_epsilon": 3,
+    ...            "schedule": "geometric"}
     >>> warning(from_keywords({**private, "num_agents": 1000}, "a script"))
     ''
     >>> warning(from_keywords({**private, "num_agents": 100}, "a script"))
@@ -102,18 +114,64 @@ def warning(settings: Settings) -> str:
     if not settings.is_private or settings.mode == "devices":
         return ""
     privacy, agents = settings.privacy, settings.num_agents
-    factor = regret_factor(privacy.unit, float(privacy.epsilon), agents)
+    is_common = ALGORITHMS[settings.algorithm].agents == "common"
+    rounds = ROUNDS  # shares contain all answers, so the noise of more rounds averages out
+    if is_common:
+        rounds = sum(each.learns for each in schedules.rounds(settings))
+    factor = regret_factor(privacy.unit, float(privacy.epsilon), agents, rounds)
     if factor <= USEFUL:
         return ""
     cost = f"expect about {factor:.1f} times the regret without noise, or more"
-    if ALGORITHMS[settings.algorithm].agents == "personal":
-        cost = "agents learn mainly from their own answers"
+    if not is_common:
+        cost = "agents rely more on their own answers"
     remedies = "more agents or a larger privacy.epsilon"
-    if privacy.unit == "person" and ALGORITHMS[settings.algorithm].agents == "common":
-        remedies = "more agents, a larger privacy.epsilon or privacy.unit=answer"
+    if privacy.unit == "person" and is_common:
+        fewer = "fewer rounds (schedule=geometric), " if rounds > ROUNDS else ""
+        remedies = f"{fewer}more agents, a larger privacy.epsilon or privacy.unit=answer"
     return (
         f"privacy.epsilon={privacy.epsilon:g} with num_agents={agents} and privacy.unit="
         f"{privacy.unit}: {cost}; {remedies} would help"
+    )
+
+
+def device_warning(settings: Settings, people: int) -> str:
+    """Return one line if noise costs a federation with secure sums much; empty if not.
+
+    A sum over n devices has ``sqrt(n / min_devices)`` times the noise that epsilon needs, so n
+    devices are like ``sqrt(n min_devices)`` agents of a simulation.
+
+    Examples
+    --------
+    1,000 devices are like 100 agents:
+
+    >>> from fldb_flower.privacy.usefulness import device_warning
+    >>> from fldb_flower.settings import from_flat
+    >>> values = {
+    ...     "mode": "devices", "algorithm": "fldb_ons", "first-round": "step", "secure": True,
+    ...     "max-difference": 3.0, "devices-roster": "/roster.json", "devices-rounds": 16,
+    ...     "privacy-epsilon": 3.0,
+    ... }
+    >>> settings = from_flat(values, "an example")
+    >>> device_warning(settings, people=1000)
+    'privacy.epsilon=3 with 1000 devices and devices.min_devices=10: expect about 1.8 times the...'
+    """
+    if not settings.is_private:
+        return ""
+    epsilon, devices = float(settings.privacy.epsilon), settings.devices
+    is_common = ALGORITHMS[settings.algorithm].agents == "common"
+    agents = int(min(people, math.sqrt(people * devices.min_devices)))
+    rounds = devices.rounds if is_common else ROUNDS
+    factor = regret_factor("person", epsilon, agents, rounds)
+    if factor <= USEFUL:
+        return ""
+    cost = f"expect about {factor:.1f} times the regret without noise, or more"
+    if not is_common:
+        cost = "devices rely more on their own answers"
+    fewer = "fewer devices.rounds, " if rounds > ROUNDS else ""
+    return (
+        f"privacy.epsilon={epsilon:g} with {people} devices and devices.min_devices="
+        f"{devices.min_devices}: {cost}; {fewer}more devices, a larger devices.min_devices or a"
+        " larger privacy.epsilon would help"
     )
 
 
