@@ -14,8 +14,8 @@ import math
 
 import numpy as np
 
-from fldb_flower.algorithms import schedules
 from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.privacy.plan import openings_of
 from fldb_flower.settings import Settings
 from fldb_flower.settings.checks import NO_NOISE, unused_privacy
 
@@ -114,19 +114,11 @@ def warning(settings: Settings) -> str:
     if not settings.is_private or settings.mode == "devices":
         return ""
     privacy, agents = settings.privacy, settings.num_agents
-    is_common = ALGORITHMS[settings.algorithm].agents == "common"
-    rounds = ROUNDS  # shares contain all answers, so the noise of more rounds averages out
-    if is_common:
-        rounds = sum(each.learns for each in schedules.rounds(settings))
-    factor = regret_factor(privacy.unit, float(privacy.epsilon), agents, rounds)
-    if factor <= USEFUL:
+    if not (cost := _cost(settings, agents, "agents")):
         return ""
-    cost = f"expect about {factor:.1f} times the regret without noise, or more"
-    if not is_common:
-        cost = "agents rely more on their own answers"
     remedies = "more agents or a larger privacy.epsilon"
-    if privacy.unit == "person" and is_common:
-        fewer = "fewer rounds (schedule=geometric), " if rounds > ROUNDS else ""
+    if privacy.unit == "person" and _is_common(settings):
+        fewer = "fewer rounds (schedule=geometric), " if _rounds(settings) > ROUNDS else ""
         remedies = f"{fewer}more agents, a larger privacy.epsilon or privacy.unit=answer"
     return (
         f"privacy.epsilon={privacy.epsilon:g} with num_agents={agents} and privacy.unit="
@@ -157,22 +149,39 @@ def device_warning(settings: Settings, people: int) -> str:
     """
     if not settings.is_private:
         return ""
-    epsilon, devices = float(settings.privacy.epsilon), settings.devices
-    is_common = ALGORITHMS[settings.algorithm].agents == "common"
-    agents = int(min(people, math.sqrt(people * devices.min_devices)))
-    rounds = devices.rounds if is_common else ROUNDS
-    factor = regret_factor("person", epsilon, agents, rounds)
+    least = settings.devices.min_devices
+    agents = int(min(people, math.sqrt(people * least)))
+    if not (cost := _cost(settings, agents, "devices")):
+        return ""
+    fewer = "fewer devices.rounds, " if _rounds(settings) > ROUNDS else ""
+    return (
+        f"privacy.epsilon={settings.privacy.epsilon:g} with {people} devices and"
+        f" devices.min_devices={least}: {cost}; {fewer}more devices, a larger devices.min_devices"
+        " or a larger privacy.epsilon would help"
+    )
+
+
+def _cost(settings: Settings, agents: int, name: str) -> str:
+    """Return what the noise costs so many agents; empty if it is little."""
+    privacy = settings.privacy
+    factor = regret_factor(privacy.unit, float(privacy.epsilon), agents, _rounds(settings))
     if factor <= USEFUL:
         return ""
-    cost = f"expect about {factor:.1f} times the regret without noise, or more"
-    if not is_common:
-        cost = "devices rely more on their own answers"
-    fewer = "fewer devices.rounds, " if rounds > ROUNDS else ""
-    return (
-        f"privacy.epsilon={epsilon:g} with {people} devices and devices.min_devices="
-        f"{devices.min_devices}: {cost}; {fewer}more devices, a larger devices.min_devices or a"
-        " larger privacy.epsilon would help"
-    )
+    if _is_common(settings):
+        return f"expect about {factor:.1f} times the regret without noise, or more"
+    return f"{name} rely more on their own answers"
+
+
+def _rounds(settings: Settings) -> int:
+    """Return the number of rounds for :func:`regret_factor`.
+
+    Shares contain all answers, so the noise of more rounds averages out.
+    """
+    return openings_of(settings) if _is_common(settings) else ROUNDS
+
+
+def _is_common(settings: Settings) -> bool:
+    return ALGORITHMS[settings.algorithm].agents == "common"
 
 
 def no_noise(settings: Settings) -> str:
