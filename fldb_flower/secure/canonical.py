@@ -20,6 +20,9 @@ MOST_NAMES = 2**16
 """Largest number of devices in a roster or in an exchange."""
 
 
+_LENGTH_BYTES = 4
+
+
 def to_json(fields: Mapping[str, Any]) -> bytes:
     """Return the canonical bytes of a mapping of integers, strings, None, lists and mappings."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -128,3 +131,17 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def framed(fields: Mapping[str, Any], body: bytes) -> bytes:
+    """Return 4 bytes of length, canonical JSON of that length, and a body."""
+    index = to_json(fields)
+    return len(index).to_bytes(_LENGTH_BYTES, "big") + index + body
+
+
+def unframed(content: bytes, what: str, names: Collection[str]) -> tuple[dict[str, Any], bytes]:
+    """Invert :func:`framed`; raise DataError if the bytes are damaged."""
+    end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "big")
+    if len(content) < end:
+        raise DataError(f"{what} has {len(content)} bytes: must have at least {end}")
+    return from_json(content[_LENGTH_BYTES:end], what, names), content[end:]
