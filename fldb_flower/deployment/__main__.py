@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fldb_flower.deployment import credentials, roster_command
+from fldb_flower.deployment import credentials
 from fldb_flower.errors import FldbError, one_line
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import interruptible
@@ -56,13 +56,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     renew.set_defaults(run=lambda a: [credentials.renew(a.folder, a.host)])
     for command in (create, add, renew):
         command.add_argument("folder", type=Path, metavar="DIR", help="folder of the files")
-    roster = commands.add_parser(
-        "roster",
-        help="keys and signed rosters for secure sums",
-        description="Keys and signed rosters for secure sums. The signing key belongs offline,"
-        " with somebody other than the operator of the server.",
-    )
-    roster_command.add_commands(roster)
     return parser.parse_args(argv)
 
 
