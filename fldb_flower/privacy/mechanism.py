@@ -10,7 +10,7 @@ import numpy as np
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.errors import PrivacyError
 from fldb_flower.federation.exchange import Broadcast, Noise, Upload
-from fldb_flower.linalg.arrays import Array, FloatArray
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import form_of, off_diagonal
 from fldb_flower.privacy.discrete import with_discrete_noise
 from fldb_flower.privacy.plan import ReleasePlan
