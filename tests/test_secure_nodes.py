@@ -343,7 +343,8 @@ def share_of(seed: int) -> Upload:
 
 def test_the_rate_of_answers_approaches_that_of_the_devices():
     federation, broadcast = Federation(), statistics_request()
-    for _ in range(30):
+    federation.nodes._sigma = SCALE // 4  # with the noise of Z, the prior remains
+    for _ in range(40):
         many = [some_upload(seed)._replace(num_duels=40) for seed in range(3)]
         exchange(federation, broadcast, many)
     assert federation.nodes._rate[0] == pytest.approx(40.0, abs=1.0)
