@@ -7,7 +7,7 @@ node, and Flower's bare message), ``scale`` (time and memory against N, d, K and
 `pip install` by dependency); of FLDB-Personal, ``newcomers`` (agents that join late), ``variances``
 (rules for v) and ``pace`` (times relative to LDB); of agents that keep their own duels, ``refits``
 and ``refit_times`` (regret and times with fits at geometric times); of secure sums, ``secure``
-(times and bytes of one sum) and ``liars`` (regret with a dishonest device); ``privacy`` (regret
+(times and bytes of one exchange) and ``liars`` (regret with a dishonest device); ``privacy`` (regret
 with noise); ``limits`` (each goal of speed and memory, as a ratio). By default, ``algorithms``,
 ``inprocess`` and ``scale`` run. Times depend on the load of the machine. The tables have medians
 over the repetitions, and ratios of times measured alternately.
@@ -45,6 +45,7 @@ from simulations.benchmark.deployment import deployment
 from simulations.benchmark.exchange import inprocess_exchange
 from simulations.benchmark.flower import flower
 from simulations.benchmark.install import install
+from simulations.benchmark.liars import liars
 from simulations.benchmark.limits import limits
 from simulations.benchmark.personal import newcomers, pace, variances
 from simulations.benchmark.privacy import privacy
@@ -66,6 +67,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "refits": lambda _asked: refits(),
     "refit_times": lambda asked: refit_times(max(1, asked.repetitions // 3)),
     "privacy": lambda _asked: privacy(),
+    "liars": lambda _asked: liars(),
     "limits": lambda asked: limits(asked.repetitions),
 }
 _DEFAULT = ("algorithms", "inprocess", "scale")
