@@ -7,7 +7,7 @@ node, and Flower's bare message), ``scale`` (time and memory against N, d, K and
 `pip install` by dependency); of FLDB-Personal, ``newcomers`` (agents that join late), ``variances``
 (rules for v) and ``pace`` (times relative to LDB); of agents that keep their own duels, ``refits``
 and ``refit_times`` (regret and times with fits at geometric times); of secure sums, ``secure``
-(times and bytes of one exchange) and ``liars`` (regret with a dishonest device); ``privacy`` (regret
+(times, bytes) and ``liars`` (regret with a dishonest device); ``privacy`` (regret
 with noise); ``limits`` (each goal of speed and memory, as a ratio). By default, ``algorithms``,
 ``inprocess`` and ``scale`` run. Times depend on the load of the machine. The tables have medians
 over the repetitions, and ratios of times measured alternately.
