@@ -38,6 +38,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             "offer a device's duels over HTTP and on a page",
             extra=("service", "fastapi", "uvicorn", "fastapi_offline"),
         ),
+        "helper": Command(
+            "clients.helper.__main__",
+            "run the helper of secure sums, apart from the server",
+            extra=("service", "fastapi", "uvicorn", "fastapi_offline"),
+        ),
     },
     "shell": {
         "completion": Command("simulations.completion", "set up completion in bash, zsh or fish"),
