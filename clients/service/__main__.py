@@ -14,13 +14,9 @@ if __name__ == "__main__":  # before slow imports
     startup.require("python -m clients.service", *startup.SERVICE_EXTRA)
 
 import argparse
-import ipaddress
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-import uvicorn
 
 from clients.preference_agent import EXPIRE_AFTER, MOST_SECONDS, PreferenceAgent
 from clients.selection import PURPOSES
@@ -32,7 +28,7 @@ from clients.service.files import read_token
 from clients.service.models import MAX_ARMS
 from clients.service.node import Node
 from clients.vault import read_config
-from fldb_flower.errors import FldbError, OutputError, SettingsError, one_line
+from fldb_flower.errors import FldbError, SettingsError, one_line
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.signals import interruptible
 
@@ -85,36 +81,17 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        return socket.create_server(
-            address, family=family, backlog=LIMITS.connections, dualstack_ipv6=dual
-        )
-    except (OSError, UnicodeError) as error:
-        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
-        raise OutputError(f"cannot listen on {host}, port {port}: {reason}") from None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
 def serve(arguments: argparse.Namespace) -> None:
     """Run the service until a signal stops it; raise FldbError if it cannot start."""
     host, store = arguments.host, arguments.store.expanduser()
-    remote = not _is_loopback(host)
+    remote = not connections.is_loopback(host)
     if remote and not arguments.allow_remote:
         raise SettingsError(f"--host {host}: reachable from other machines: needs --allow-remote")
     if arguments.node_token_file and not arguments.vault:
         raise SettingsError("--node-token-file needs --vault: the token is for secure sums only")
     config = read_config(arguments.vault.expanduser()) if arguments.vault else None
     catalogue = read_arms(arguments.arms) if arguments.arms else None
-    with _listen(host, arguments.port) as listener:
+    with connections.listen(host, arguments.port) as listener:
         PreferenceAgent(store).close()  # if the store cannot be used, no token is created
         token = read_token(arguments.token_file or store.with_name(f"{store.name}.token"))
         node = None
@@ -138,17 +115,9 @@ def serve(arguments: argparse.Namespace) -> None:
                 " nothing is encrypted, not even the token",
                 file=sys.stderr,
             )
-        name = f"[{host}]" if ":" in host else host
-        print(f"http://{name}:{listener.getsockname()[1]}/#token={token}", flush=True)
-        server = connections.config(
-            app,
-            Limits(arguments.max_connections, arguments.request_seconds),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_STOP_SECONDS,
-        )
-        uvicorn.Server(server).run(sockets=[listener])
+        print(f"http://{connections.address(host, listener)}/#token={token}", flush=True)
+        limits = Limits(arguments.max_connections, arguments.request_seconds)
+        connections.serve(app, listener, limits, timeout_graceful_shutdown=_STOP_SECONDS)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

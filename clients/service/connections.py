@@ -1,4 +1,4 @@
-"""Limits of the service's connections.
+"""Addresses to listen on, and limits of the service's connections.
 
 uvicorn limits the size of a request's head and the time after a response. It closes no connection
 that sends an incomplete request.
@@ -7,12 +7,16 @@ that sends an incomplete request.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import socket
 import time
 from typing import Any, NamedTuple
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from fldb_flower.errors import OutputError
 
 _LOG = logging.getLogger("uvicorn.error")
 _LOG_SECONDS = 60.0  # between two warnings about too many connections
@@ -32,7 +36,40 @@ class Limits(NamedTuple):
 LIMITS = Limits()
 
 
-def config(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address, or raise OutputError."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(
+            address, family=family, backlog=LIMITS.connections, dualstack_ipv6=dual
+        )
+    except (OSError, UnicodeError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        raise OutputError(f"cannot listen on {host}, port {port}: {reason}") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def address(host: str, listener: socket.socket) -> str:
+    """Return host and port of a socket as in a URL."""
+    name = f"[{host}]" if ":" in host else host
+    return f"{name}:{listener.getsockname()[1]}"
+
+
+def serve(app: Any, listener: socket.socket, limits: Limits, **options: Any) -> None:
+    """Serve an application with these limits, and uvicorn's options, until a signal stops it."""
+    quiet = {"log_level": "warning", "access_log": False, "server_header": False}
+    uvicorn.Server(_config(app, limits, **quiet, **options)).run(sockets=[listener])
+
+
+def _config(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
     """Return uvicorn's configuration with these limits."""
     attributes = {"limits": limits, "logged": [float("-inf")]}
     return uvicorn.Config(

@@ -16,7 +16,7 @@ from clients.store import (
     UnknownDuelError,
 )
 from clients.validation import first_error
-from fldb_flower.errors import DataError, FldbError, OutputError, one_line
+from fldb_flower.errors import DataError, FldbError, OutputError, SecureError, one_line
 
 _STATUS = {
     UnknownDuelError: 404,
@@ -24,6 +24,7 @@ _STATUS = {
     UndoError: 409,
     DuelExpiredError: 410,
     DataError: 422,
+    SecureError: 409,
     OutputError: 503,
 }
 
@@ -71,7 +72,8 @@ async def _on_refusal(request: Request, error: Exception) -> JSONResponse:
     if error.status_code == 400 and error.__cause__ is not None:
         detail = f"the body cannot be read: {_why_unreadable(error.__cause__)}"
     elif error.status_code == 404 and detail == "Not Found":
-        detail = f"there is nothing at {path}: /docs describes the endpoints"
+        described = ": /docs describes the endpoints" if request.app.openapi_url else ""
+        detail = f"there is nothing at {path}{described}"
     elif error.status_code == 405:
         allowed = headers.get("Allow") or headers.get("allow") or "GET"
         detail = f"{request.method} is not allowed at {path}: use {allowed}"

@@ -7,8 +7,10 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -22,6 +24,7 @@ MAX_BODY = 32 * 2**20
 """Largest body of a request, in bytes."""
 MAX_NODE_BODY = 64 * 2**20
 """Largest body of a request of the SuperNode: a member of a committee gets a piece per device."""
+BINARY = "application/octet-stream"
 _NODE = "/node"
 _ASSETS = "/static-offline-docs/"  # where fastapi-offline serves the files of /docs
 _PUBLIC = {"/", "/health", "/docs", "/openapi.json"}
@@ -32,7 +35,8 @@ class Guard:
     """Refuse other host names, wrong tokens, and bodies that are too large or too slow.
 
     The parameters are those of :func:`~clients.service.app.create_app`; ``policies`` are values of
-    Content-Security-Policy by path.
+    Content-Security-Policy by path, ``public`` are the paths that need no token, and ``bodies`` are
+    limits of bodies by path.
     """
 
     def __init__(
@@ -40,10 +44,12 @@ class Guard:
         app: ASGIApp,
         *,
         token: str,
-        node_token: str | None,
         any_host: bool,
         body_seconds: float,
-        policies: Mapping[str, str],
+        node_token: str | None = None,
+        policies: Mapping[str, str] = MappingProxyType({}),
+        public: Collection[str] = _PUBLIC,
+        bodies: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._app = app
         self._token = token.encode()
@@ -51,6 +57,8 @@ class Guard:
         self._any_host = any_host
         self._body_seconds = body_seconds
         self._policies = policies
+        self._public = public
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -59,7 +67,7 @@ class Guard:
             return
         app = self._refusal(scope["path"], Headers(scope=scope)) or self._app
         request = f"{scope['method']} {scope['path']}"
-        receive = _limited(receive, request, self._body_seconds, _most(scope["path"]))
+        receive = _limited(receive, request, self._body_seconds, self._most(scope["path"]))
         await app(scope, receive, self._with_headers(scope["path"], send))
 
     def _refusal(self, path: str, headers: Headers) -> JSONResponse | None:
@@ -73,16 +81,19 @@ class Guard:
             if scheme.lower() != "bearer" or not valid:
                 detail = "the token is missing or wrong: send Authorization: Bearer TOKEN"
                 return problem(401, detail, **{"WWW-Authenticate": "Bearer"})
-        length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > _most(path):
-            return problem(413, _too_large(_most(path)), Connection="close")
+        length, most = headers.get("content-length", "0"), self._most(path)
+        if length.isdecimal() and int(length) > most:
+            return problem(413, _too_large(most), Connection="close")
         return None
+
+    def _most(self, path: str) -> int:
+        return self._bodies.get(path, MAX_NODE_BODY if path == _NODE else MAX_BODY)
 
     def _expected(self, path: str) -> bytes | None:
         """Return the token that a path needs, or None if it needs none."""
         if path == _NODE:
             return self._node_token  # without one, the endpoint replies that there is no vault
-        return None if path in _PUBLIC or path.startswith(_ASSETS) else self._token
+        return None if path in self._public or path.startswith(_ASSETS) else self._token
 
     def _with_headers(self, path: str, send: Send) -> Send:
         async def send_with_headers(message: Message) -> None:
@@ -97,12 +108,15 @@ class Guard:
         return send_with_headers
 
 
+async def binary_body(request: Request) -> bytes:
+    """Return the body of a request that must be binary."""
+    if request.headers.get("content-type") != BINARY:
+        raise HTTPException(415, f"send the request as Content-Type: {BINARY}")
+    return await request.body()
+
+
 def _is_this_machine(host: str) -> bool:
     return re.fullmatch(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", host, re.I) is not None
-
-
-def _most(path: str) -> int:
-    return MAX_NODE_BODY if path == _NODE else MAX_BODY
 
 
 def _too_large(most: int) -> str:

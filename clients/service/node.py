@@ -11,10 +11,9 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import Response
 
 from clients.preference_agent import PreferenceAgent
+from clients.service.guard import BINARY, binary_body
 from clients.service.routes import OfDevice
 from clients.vault import VaultConfig
-
-BINARY = "application/octet-stream"
 
 
 class Node(NamedTuple):
@@ -35,9 +34,7 @@ async def answer(request: Request, device: OfDevice) -> Response:
         raise HTTPException(
             404, "this device takes no part in secure sums: start its service with --vault FILE"
         )
-    if request.headers.get("content-type") != BINARY:
-        raise HTTPException(415, f"send the request as Content-Type: {BINARY}")
-    content = await request.body()
+    content = await binary_body(request)
 
     def reply(_agent: PreferenceAgent) -> bytes:
         return vault.answer(content)

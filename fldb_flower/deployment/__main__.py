@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fldb_flower.deployment import credentials, roster_command
+from fldb_flower.deployment.helper_keys import create_helper_key
 from fldb_flower.errors import FldbError, one_line
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import interruptible
@@ -56,6 +57,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     renew.set_defaults(run=lambda a: [credentials.renew(a.folder, a.host)])
     for command in (create, add, renew):
         command.add_argument("folder", type=Path, metavar="DIR", help="folder of the files")
+    helper = commands.add_parser(
+        "helper",
+        help="create the signing key of the helper of secure sums",
+        description="Create the signing key of the helper of secure sums, and FILE.pub, which"
+        " devices pin. No file is overwritten.",
+    )
+    helper.add_argument("file", type=Path, metavar="FILE", help="the new private key")
+    helper.set_defaults(run=lambda a: create_helper_key(a.file))
     roster = commands.add_parser(
         "roster",
         help="keys and signed rosters for secure sums",

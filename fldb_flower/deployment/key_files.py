@@ -1,4 +1,8 @@
-"""Files of keys: new files are written atomically, and errors are one line."""
+"""Files of keys: new files are written atomically, and errors are one line.
+
+Private keys are PKCS#8 in PEM with mode 0600, public keys SubjectPublicKeyInfo in PEM, as OpenSSL
+reads them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,22 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
 from fldb_flower.errors import DataError, FldbError, OutputError
 from fldb_flower.system.files import create_file
 
+PUBLIC_SUFFIX = ".pub"
 _WRITE_OF_OTHERS = 0o022
 
 
@@ -51,3 +68,33 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
     """Create a file with a mode; if it exists or cannot be written, raise OutputError."""
     with reported(OutputError, f"write {path}"):
         create_file(path, content, mode)
+
+
+def create_pair(path: Path, key: Ed25519PrivateKey | X25519PrivateKey) -> list[Path]:
+    """Write a private key and, with the suffix ``.pub``, its public key; return both files."""
+    public_path = path.with_name(path.name + PUBLIC_SUFFIX)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    for made in (path, public_path):
+        if os.path.lexists(made):
+            raise OutputError(f"{made} already exists: use another name")
+    make_folder(path.parent)
+    write_new(path, private, 0o600)
+    write_new(public_path, public, 0o644)
+    return [path, public_path]
+
+
+def private_key(path: Path) -> object:
+    """Return a private key of any kind; None if the file has none, or an encrypted one."""
+    try:
+        return load_pem_private_key(read_file(path), None)
+    except (TypeError, ValueError, UnsupportedAlgorithm):
+        return None
+
+
+def public_key(path: Path) -> object:
+    """Return a public key of any kind; None if the file has none."""
+    try:
+        return load_pem_public_key(read_file(path))
+    except (ValueError, UnsupportedAlgorithm):
+        return None

@@ -12,34 +12,30 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-    load_pem_public_key,
-)
 
-from fldb_flower.deployment.key_files import make_folder, read_file, reported, write_new
+from fldb_flower.deployment.key_files import (
+    create_pair,
+    private_key,
+    public_key,
+    read_file,
+    reported,
+    write_new,
+)
 from fldb_flower.errors import DataError, OutputError, SettingsError
 from fldb_flower.secure.roster import Roster, read, read_signed, sign
 from fldb_flower.system.files import replace_file
 
-PUBLIC_SUFFIX = ".pub"
-
 
 def create_signing_key(path: Path) -> list[Path]:
     """Create an Ed25519 key pair that signs rosters; return both files."""
-    return _create_pair(path, Ed25519PrivateKey.generate())
+    return create_pair(path, Ed25519PrivateKey.generate())
 
 
 def create_device_key(path: Path) -> list[Path]:
     """Create the X25519 key pair of a device; return both files."""
-    return _create_pair(path, X25519PrivateKey.generate())
+    return create_pair(path, X25519PrivateKey.generate())
 
 
 def create_roster(
@@ -154,43 +150,30 @@ def describe_roster(path: Path, signer: Path | None = None) -> list[str]:
 
 def load_signing_key(path: Path) -> Ed25519PrivateKey:
     """Return the private key that signs rosters, or raise DataError."""
-    if isinstance(key := _private_key(path), Ed25519PrivateKey):
+    if isinstance(key := private_key(path), Ed25519PrivateKey):
         return key
     raise DataError(f"{path} is not an unencrypted private Ed25519 key")
 
 
 def load_device_key(path: Path) -> X25519PrivateKey:
     """Return the private key of a device, or raise DataError."""
-    if isinstance(key := _private_key(path), X25519PrivateKey):
+    if isinstance(key := private_key(path), X25519PrivateKey):
         return key
     raise DataError(f"{path} is not an unencrypted private X25519 key")
 
 
 def load_signer(path: Path) -> Ed25519PublicKey:
     """Return the public key to pin on devices, or raise DataError."""
-    if isinstance(key := _public_key(path), Ed25519PublicKey):
+    if isinstance(key := public_key(path), Ed25519PublicKey):
         return key
     raise DataError(f"{path} is not a public Ed25519 key")
 
 
 def load_device_public_key(path: Path) -> bytes:
     """Return the public key of a device, 32 bytes, or raise DataError."""
-    if isinstance(key := _public_key(path), X25519PublicKey):
+    if isinstance(key := public_key(path), X25519PublicKey):
         return key.public_bytes_raw()
     raise DataError(f"{path} is not a public X25519 key")
-
-
-def _create_pair(path: Path, key: Ed25519PrivateKey | X25519PrivateKey) -> list[Path]:
-    public_path = path.with_name(path.name + PUBLIC_SUFFIX)
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    for made in (path, public_path):
-        if os.path.lexists(made):
-            raise OutputError(f"{made} already exists: use another name")
-    make_folder(path.parent)
-    write_new(path, private, 0o600)
-    write_new(public_path, public, 0o644)
-    return [path, public_path]
 
 
 def _public_keys(devices: Sequence[str]) -> dict[str, bytes]:
@@ -203,17 +186,3 @@ def _public_keys(devices: Sequence[str]) -> dict[str, bytes]:
             raise SettingsError(f"device {name!r} is repeated")
         keys[name] = load_device_public_key(Path(path))
     return keys
-
-
-def _private_key(path: Path) -> object:
-    try:
-        return load_pem_private_key(read_file(path), None)
-    except (TypeError, ValueError, UnsupportedAlgorithm):
-        return None
-
-
-def _public_key(path: Path) -> object:
-    try:
-        return load_pem_public_key(read_file(path))
-    except (ValueError, UnsupportedAlgorithm):
-        return None
