@@ -21,7 +21,6 @@ from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import keep_freed_memory, one_blas_thread
 from fldb_flower.wire.codec import BroadcastHeader, decode_broadcast, encode_upload
 from fldb_flower.wire.records import pack_vector, unpack_vector
-from fldb_flower.wire.secure_sums import SecureSums
 
 _STATE = "agents"
 _COUNT_BYTES = 8  # before the arrays: the number of messages that the node has answered
@@ -43,7 +42,6 @@ class SimulatedAgents(NumPyClient):
         self.num_partitions = num_partitions
         self.max_message_mb = settings.max_message_mb
         self._form = make_form(settings)
-        self._sums = SecureSums(settings) if settings.secure else None
         agents = agents_of_node(partition_id, num_partitions, settings.num_agents)
         require_agents(settings, len(agents))
         _prepare_process()
@@ -57,20 +55,14 @@ class SimulatedAgents(NumPyClient):
         The vectors and the ``header`` are those of :mod:`fldb_flower.wire.codec`. In ``config``,
         ``counted`` is the last iteration whose duels the server has counted. The reply has the
         ``outcomes`` of each later iteration, five numbers each. ``exchange``, a number, is returned
-        unchanged. With secure sums, ``config`` has the ``lowest-variance`` of the broadcast, and
-        the vector of the reply are the integers of :mod:`fldb_flower.wire.secure_sums`.
+        unchanged.
         """
         broadcast = _decode(parameters[0], BroadcastHeader.from_config(config), self._form)
         upload = self.group.answer(broadcast, config["counted"])
         wire = "float32" if parameters[0].dtype == np.float32 else "float64"
-        vector: NDArray[Any]
         vector, header = encode_upload(
             upload, broadcast, self.partition_id, self.num_partitions, wire
         )
-        if self._sums is not None and broadcast.learns:
-            broadcast = broadcast._replace(lowest_variance=config["lowest-variance"])
-            vector = self._sums.quantise(upload, broadcast, self.num_partitions)
-            header = header._replace(num_duels=0)  # the number is one of the integers
         (outcomes,) = upload.outcomes
         reply = {
             "header": list(header),

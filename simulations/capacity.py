@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from fldb_flower.secure.sharing import Scheme
-
 DAY = 86_400.0
 Rows = Sequence[Mapping[str, Any]]
 
@@ -227,51 +225,3 @@ def _levels(servers: int, cost: Costs, assume: Assumptions) -> int:
         servers = math.ceil(servers / most)
         levels += 1
     return levels
-
-
-class SecurePlan(NamedTuple):
-    """The secure sums of one day.
-
-    Attributes
-    ----------
-    row : Mapping
-        The row of ``secure.json`` for the sum of one committee.
-    scheme : Scheme
-        Sizes of the committee.
-    sums : int
-        Sums in a day.
-    messages : float
-        Messages to a device that is asked, the mean over all of them.
-    up, down : float
-        Bytes of pieces that a device sends, and that it receives on average.
-    seconds : float
-        Processor time of a device, with its mean share of the work of members.
-    server : float
-        Processors that the server's part uses, beside the messages.
-    """
-
-    row: Mapping[str, Any]
-    scheme: Scheme
-    sums: int
-    messages: float
-    up: float
-    down: float
-    seconds: float
-    server: float
-
-
-def secure_plan(asked: int, rows: Rows) -> SecurePlan:
-    """Return the plan for secure sums over all devices that are asked, in the largest groups."""
-    row = max(rows, key=lambda each: each["N"])
-    share = row["c"] / row["N"]  # of the devices that are members
-    sums = math.ceil(asked / row["N"])
-    return SecurePlan(
-        row=row,
-        scheme=Scheme.of(row["c"]),
-        sums=sums,
-        messages=1 + share,
-        up=row["up, bytes"],
-        down=share * row["to a member, bytes"],
-        seconds=(row["collect, ms"] + share * row["open, ms"]) / 1000,
-        server=sums * row["server, ms"] / 1000 / DAY,
-    )

@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fldb_flower.secure.header import Limits
+from fldb_flower.secure.sharing import LARGEST_COMMITTEE, LEAST_COMMITTEE, Scheme
 
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.secure.header import Limits
-from fldb_flower.secure.sharing import LARGEST_COMMITTEE, LEAST_COMMITTEE, Scheme
 from fldb_flower.system.commands import Parser, bounded, program
 from fldb_flower.system.signals import interruptible
 from fldb_flower.system.startup import SERVICE_EXTRA, require

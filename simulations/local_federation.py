@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fldb_flower.secure.header import Limits
+
 from fldb_flower.deployment import credentials
 from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
 from fldb_flower.errors import FederationError
-from fldb_flower.secure.header import Limits
 from simulations.local_process import PROJECT, START_SECONDS, LocalProcess, configure_flwr
 from simulations.local_vaults import NODE_TOKEN, VAULT, create_vaults
 

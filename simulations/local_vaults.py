@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from fldb_flower.secure.header import Limits
+
 from fldb_flower.deployment import rosters
 from fldb_flower.deployment.processes import toml
 from fldb_flower.errors import OutputError
-from fldb_flower.secure.header import Limits
 
 SIGNING_KEY, SIGNER, ROSTER = "signer", "signer.pub", "roster.json"
 VAULT, DEVICE_KEY, NODE_TOKEN = "vault.toml", "device.key", "node.token"

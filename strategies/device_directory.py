@@ -25,7 +25,7 @@ _UPLOAD_COLUMNS = "round,device,start,end\n"
 _NOT_IN_IDENTITY = (  # settings that may differ between two runs of one federation
     "output-dir", "resume", "quorum", "node-wait", "reply-timeout", "devices-rounds",
     "devices-round-seconds", "devices-at-least", "devices-first-duels", "devices-max-duels",
-    "devices-roster", "devices-min-devices", "devices-min-duels", "max-message-mb",
+    "devices-helper", "devices-helper-key", "devices-helper-token", "max-message-mb",
     "checkpoint-seconds", "num-agents", "num-arms", "seed", "tau",
     "schedule", "schedule-ratio", "environment", "environment-sigma", "environment-path",
     "solver", "gd-steps", "gd-step-size", "beta-scale", "ons-width", "first-round",

@@ -5,25 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from flwr.serverapp import Grid
 
 from fldb_flower.algorithms.schedules import Round
+from fldb_flower.deployment.helper_keys import load_helper_public_key
 from fldb_flower.errors import FederationError, PrivacyError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.plan import ReleasePlan
-from fldb_flower.privacy.usefulness import device_warning, weak_delta
+from fldb_flower.secure.report import task_of
 from fldb_flower.settings import Settings
 from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory, RoundRow
 from strategies.device_nodes import DeviceNodes
 from strategies.device_tally import Devices
 from strategies.grid_federation import GridFederation
-from strategies.secure import SecureStrategy
-from strategies.secure_devices import SecureDevices
-from strategies.secure_exchange import ExchangeFile
-from strategies.secure_noise import SumNoise
+from strategies.helper_client import HelperClient
+from strategies.secure_budget import PlannedExchanges
+from strategies.secure_nodes import SecureNodes
 
 REPORT_SECONDS = 15.0  # between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
@@ -236,15 +237,17 @@ def make_device_server(
     >>> type(server.strategy).__name__
     'DuelingStrategy'
     """
+    history = Counts()
+    devices: DeviceNodes | SecureNodes = DeviceNodes(settings)
     if settings.secure:
-        secure = SecureDevices(settings)
-        people = len(secure.roster.keys)
-        for line in filter(None, (weak_delta(settings, people), device_warning(settings, people))):
-            say(line)
-        history = Counts()
-        noise = SumNoise(settings, history, directory) if settings.is_private else None
-        sums = SecureStrategy(settings, history, secure, ExchangeFile(directory), noise)
-        return DeviceServer(settings, sums, secure, directory, say)
-    devices = DeviceNodes(settings)
-    strategy = make_strategy(settings, Counts(), devices)
+        devices = _secure_nodes(settings, PlannedExchanges(settings, history, directory))
+    strategy = make_strategy(settings, history, devices)
     return DeviceServer(settings, strategy, devices, directory, say)
+
+
+def _secure_nodes(settings: Settings, planned: PlannedExchanges) -> SecureNodes:
+    chosen = settings.devices
+    signer = load_helper_public_key(Path(chosen.helper_key))
+    helper = HelperClient(chosen.helper, Path(chosen.helper_token), signer, settings.node_wait)
+    task = task_of(chosen.federation, signer.public_bytes_raw(), settings.dimension)
+    return SecureNodes(settings, helper, task, planned.plan.multiplier, planned.spend)

@@ -79,7 +79,8 @@ class DuelingStrategy(GridFederation, Strategy):
     """The only algorithm that it runs; empty: the algorithm of the settings."""
 
     def __init__(self, settings: Settings, history: Counts, nodes: Nodes) -> None:
-        super().__init__(settings, history, noise_of(settings))
+        # Reports in secure sums contain the noise already.
+        super().__init__(settings, history, noise_of(settings) if nodes.sees_uploads else None)
         if self.ALGORITHM not in {"", settings.algorithm}:
             raise SettingsError(
                 f"algorithm={settings.algorithm}: {type(self).__name__} needs"
@@ -177,9 +178,12 @@ class DuelingStrategy(GridFederation, Strategy):
             self._count_bytes(exchange, messages, replies)
             if exchange.newcomers:
                 continue
-            if len(exchange.contributions) >= enough or not patience.wait():
+            if len(exchange.contributions) >= enough or not exchange.missing:
                 break
-        exchange.require(least)
+            if not patience.wait():
+                break
+        if self.nodes.sees_uploads:
+            exchange.require(least)
         self._record(exchange)
         self.nodes.accept(exchange.contributions, broadcast)
         if broadcast.robust and self.settings.robust != "none":
@@ -199,6 +203,7 @@ class DuelingStrategy(GridFederation, Strategy):
         else:
             connected = self.wait_for_nodes()
             asked = self.sample(number, connected, everyone=not broadcast.learns)
+        self.nodes.begin(broadcast)
         self._exchange = Exchange(
             number, broadcast, tuple(asked), connected, self.nodes, self.settings,
             self._max_difference,
@@ -229,7 +234,7 @@ class DuelingStrategy(GridFederation, Strategy):
     ) -> Iterable[Message]:
         """Return one message for each node of the exchange to ask now."""
         exchange = self.last_exchange
-        nodes = exchange.newcomers or exchange.absent
+        nodes = exchange.newcomers or exchange.missing
         contents = self.nodes.contents(nodes, server_round, arrays, config)
         return [
             Message(content, node, "train", group_id=str(server_round))
@@ -277,9 +282,7 @@ class DuelingStrategy(GridFederation, Strategy):
         asked = {message.metadata.dst_node_id for message in messages}
         uploads = {node for node, _ in exchange.senders(replies)} - exchange.introduced
         settings = self.settings
-        up, down = traffic(
-            exchange.broadcast, self.algorithm.form, wire=settings.wire, secure=settings.secure
-        )
+        up, down = traffic(exchange.broadcast, self.algorithm.form, wire=settings.wire)
         self.history.count_bytes(
             up * self.nodes.count_agents(uploads, exchange.connected),
             down * self.nodes.count_agents(asked, exchange.connected),

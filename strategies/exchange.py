@@ -43,12 +43,11 @@ class Exchange:
         vector, header = encode_broadcast(self.broadcast, self.settings.wire)
         self.arrays = pack_vector(vector)
         self.config = ConfigRecord({"header": list(header)})
-        if self.settings.secure:
-            self.config["lowest-variance"] = self.broadcast.lowest_variance
         self.contributions: dict[int, Contribution] = {}
         self.refused: dict[int, str] = {}  # node -> why its reply is not counted
         self.introduced: set[int] = set()  # nodes that did so in the replies added last
         self._valid: dict[int, Contribution] = {}  # also of nodes whose identity is disputed
+        self._final: set[int] = set()  # nodes that refused for good
         self._asked_again: set[int] = set()  # after an introduction
         self._sent: dict[str, int] = {}  # message -> node
         self._replied: set[str] = set()  # messages with a reply
@@ -62,6 +61,11 @@ class Exchange:
     def absent(self) -> list[int]:
         """The nodes asked that have not contributed."""
         return [node for node in self.asked if node not in self.contributions]
+
+    @property
+    def missing(self) -> list[int]:
+        """The nodes asked that have not contributed and have not refused for good."""
+        return [node for node in self.absent if node not in self._final]
 
     @property
     def accepted(self) -> list[Contribution]:
@@ -146,6 +150,8 @@ class Exchange:
             contribution = self.nodes.check(node, reply, self.number, self.broadcast)
         except UploadError as error:
             self.refused[node] = str(error)
+            if error.is_final:
+                self._final.add(node)
             return
         if contribution is None:
             self.introduced.add(node)
@@ -154,12 +160,9 @@ class Exchange:
             fresh[node] = contribution
 
     def _plausible(self, fresh: Mapping[int, Contribution]) -> dict[int, Contribution]:
-        """Return the contributions that an honest node may have sent; refuse the others.
-
-        Of integers in a secure sum, only the sum is checked.
-        """
-        uploads = [each.upload for each in fresh.values() if each.integers is None]
-        if not uploads or not self.broadcast.learns:
+        """Return the contributions that an honest node may have sent; refuse the others."""
+        uploads = [each.upload for each in fresh.values()]
+        if not uploads or not self.broadcast.learns or not self.nodes.sees_uploads:
             return dict(fresh)
         longest, settings = self.max_difference, self.settings
         if self.broadcast.shares:

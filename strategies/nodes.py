@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fldb_flower.federation.exchange import Broadcast, Upload, total
-from fldb_flower.secure.field import IntArray
 
 
 class Contribution(NamedTuple):
@@ -23,9 +22,6 @@ class Contribution(NamedTuple):
         The statistics.
     claim : Any
         Identity and duels of the node, in the form that the kind of nodes needs.
-    integers : IntArray or None
-        With secure sums, the statistics as integers, of which the server uses the sum; those of
-        ``upload`` are zero.
 
     Examples
     --------
@@ -40,7 +36,6 @@ class Contribution(NamedTuple):
     order: Any
     upload: Upload
     claim: Any
-    integers: IntArray | None = None
 
 
 class Nodes(ABC):
@@ -59,6 +54,12 @@ class Nodes(ABC):
     >>> issubclass(SimulatedNodes, Nodes), issubclass(DeviceNodes, Nodes)
     (True, True)
     """
+
+    sees_uploads: ClassVar[bool] = True
+    """Whether the server sees single uploads, which it then checks."""
+
+    def begin(self, broadcast: Broadcast) -> None:  # noqa: B027 - only secure sums need it
+        """Prepare a new exchange, before its first message."""
 
     @abstractmethod
     def contents(

@@ -6,18 +6,16 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.blocks import agents_of_node
-from fldb_flower.federation.exchange import Broadcast, Outcomes, Upload
+from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import UploadError, UploadHeader, decode_outcomes, decode_upload
+from fldb_flower.wire.codec import UploadError, UploadHeader, decode_upload
 from fldb_flower.wire.records import unpack_vector
-from fldb_flower.wire.secure_sums import SecureSums
 from strategies.nodes import Contribution, Nodes
 
 
@@ -48,7 +46,6 @@ class SimulatedNodes(Nodes):
         self._settings = settings
         self._form = make_form(settings)
         self._history = history
-        self._sums = SecureSums(settings) if settings.secure else None
         self._counted: dict[int, int] = {}  # node -> last iteration whose duels are counted
         self._claims: dict[int, Claim] = {}  # node -> the last one
         self._settled: dict[int, Claim] = {}  # node -> its claim, once it has contributed
@@ -93,36 +90,10 @@ class SimulatedNodes(Nodes):
         self._claims[node] = claim
         if exchange != number:
             raise UploadError(f"an answer to exchange {exchange} instead of {number}")
-        integers, wire = None, self._settings.wire
-        if self._sums is not None and broadcast.learns:
-            integers = self._sums.checked(vector, broadcast)
-            duels = self._duels(node, agents, broadcast)
-            upload = self._without_statistics(duels, decode_outcomes(header, outcomes))
-        else:
-            upload = decode_upload(vector, header, outcomes, broadcast, self._form, wire=wire)
+        wire = self._settings.wire
+        upload = decode_upload(vector, header, outcomes, broadcast, self._form, wire=wire)
         self._check_counts(node, upload, agents, broadcast)
-        return Contribution(header.partition_id, upload, claim, integers)
-
-    def total(self, contributions: Sequence[Contribution], broadcast: Broadcast) -> Upload:
-        """Return the sum of the uploads; with secure sums, that of their integers.
-
-        Raises
-        ------
-        FederationError
-            The sum is not plausible.
-        """
-        known = super().total(contributions, broadcast)
-        integers = [each.integers for each in contributions if each.integers is not None]
-        if self._sums is None or not integers:
-            return known
-        nodes = contributions[0].claim.partitions  # the same for all
-        return self._sums.open(
-            integers, broadcast, nodes, duels=known.num_duels, outcomes=known.outcomes
-        )
-
-    def _without_statistics(self, duels: int, outcomes: Outcomes) -> Upload:
-        zeros = np.zeros(self._settings.dimension)
-        return Upload(duels, zeros, self._form.zeros(), None, None, (outcomes,))
+        return Contribution(header.partition_id, upload, claim)
 
     def answers(self, contribution: Contribution) -> int:
         """Return the number of agents times the last iteration that they have played."""

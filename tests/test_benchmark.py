@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from simulations.benchmark.liars import Case
 
 from fldb_flower.bandit.prior import VARIANCES
 from fldb_flower.federation.history import History
@@ -13,7 +14,6 @@ from fldb_flower.settings import from_nested
 from simulations import measured
 from simulations.benchmark import __main__ as benchmark
 from simulations.benchmark import exchange, liars, limits, personal, refits, secure
-from simulations.benchmark.liars import Case
 from simulations.benchmark.memory import BASE, BYTES_AN_AGENT, time_and_memory
 from simulations.engines import vectorized
 

@@ -6,12 +6,12 @@ import stat
 import tomllib
 
 import pytest
+from fldb_flower.secure.header import Limits
+from fldb_flower.secure.roster import read_signed
 
 from clients.vault import read_config
 from fldb_flower.deployment import rosters
 from fldb_flower.errors import OutputError
-from fldb_flower.secure.header import Limits
-from fldb_flower.secure.roster import read_signed
 from simulations.local_federation import LocalFederation
 from simulations.local_vaults import create_vaults
 

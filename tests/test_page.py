@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import uvicorn
 from accessibility import violations
+from fldb_flower.secure.header import Limits
 from test_report import (  # noqa: F401 - two of them are fixtures
     browser,
     chrome,
@@ -35,7 +36,6 @@ from clients.service.node import Node
 from clients.store import Synchronization
 from clients.vault import read_config
 from fldb_flower.deployment.processes import free_port
-from fldb_flower.secure.header import Limits
 from simulations.local_vaults import create_vaults
 
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}

@@ -10,6 +10,8 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from fldb_flower.wire.secure_upload import upload_of
+from fldb_flower.wire.shared_broadcast import SharedBroadcast, SharedNoise
 from local_processes import logs_on_failure, processes_of, wait_until
 from scipy import stats
 from test_deployment import derivatives, stored
@@ -35,8 +37,6 @@ from fldb_flower.privacy.accounting import epsilon_of, noise_multiplier
 from fldb_flower.privacy.discrete import noise_of_sum
 from fldb_flower.secure import field
 from fldb_flower.settings import Settings, from_flat
-from fldb_flower.wire.secure_upload import upload_of
-from fldb_flower.wire.shared_broadcast import SharedBroadcast, SharedNoise
 from simulations.local_federation import Device, LocalFederation
 from strategies.device_rounds import device_round
 

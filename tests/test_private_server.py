@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 from secure_grid import SecureFederation
 from starlette.testclient import TestClient
+from strategies.secure_noise import OPENINGS
 from test_devices import BASE
 from test_devices import Federation as DeviceFederation
 from vaults import D
@@ -27,7 +28,6 @@ from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.privacy.sensitivities import release_of
 from fldb_flower.settings import from_flat
 from fldb_flower.wire import secure_messages as messages
-from strategies.secure_noise import OPENINGS
 
 pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 pytest.importorskip("opendp", reason="needs the privacy extra")

@@ -15,6 +15,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fldb_flower.secure.encoding import Block, Encoding
+from fldb_flower.wire.secure_messages import Declined, Pieces, Refused
+from fldb_flower.wire.shared_broadcast import (
+    SharedNoise,
+    decode_shared,
+    describe_encoding,
+    encode_shared,
+)
 from scipy import stats
 from vaults import START, Fleet, Phone, common, decoded, noise_for
 
@@ -30,15 +38,7 @@ from fldb_flower.errors import DataError, PrivacyError
 from fldb_flower.federation.exchange import Broadcast, Noise, PlayRequest
 from fldb_flower.privacy import accounting
 from fldb_flower.privacy.discrete import device_noise, discrete_gaussian, honest_devices
-from fldb_flower.secure.encoding import Block, Encoding
 from fldb_flower.settings import DevicesSettings, PrivacySettings
-from fldb_flower.wire.secure_messages import Declined, Pieces, Refused
-from fldb_flower.wire.shared_broadcast import (
-    SharedNoise,
-    decode_shared,
-    describe_encoding,
-    encode_shared,
-)
 
 dp_accounting = pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 pytest.importorskip("opendp", reason="needs the privacy extra")

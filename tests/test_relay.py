@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import uvicorn
+from fldb_flower.wire.secure_messages import Hello, Introduced
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from starlette.testclient import TestClient
 from test_service import Process
@@ -29,7 +30,6 @@ from clients.vault import read_config
 from fldb_flower.deployment.processes import free_port
 from fldb_flower.errors import DataError, FederationError, SettingsError
 from fldb_flower.wire import secure_messages as messages
-from fldb_flower.wire.secure_messages import Hello, Introduced
 from simulations.engines.grid import InProcessGrid
 
 ROOT = Path(__file__).parent.parent

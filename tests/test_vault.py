@@ -16,6 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fldb_flower.secure.journal import Journal
+from fldb_flower.wire.secure_messages import Declined, Deliver, Hello, Introduced, Pieces, Refused
+from fldb_flower.wire.shared_broadcast import encode_shared
 from vaults import START, D, Fleet, Phone, common, shared_of
 
 from clients.learning import PersonalLearner
@@ -27,10 +30,7 @@ from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.deployment import rosters
 from fldb_flower.errors import DataError, FldbError, OutputError, SecureError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.secure.journal import Journal
 from fldb_flower.wire import secure_messages as messages
-from fldb_flower.wire.secure_messages import Declined, Deliver, Hello, Introduced, Pieces, Refused
-from fldb_flower.wire.shared_broadcast import encode_shared
 
 SOME = ([1.0, 0.5], 1.0), ([-0.25, 2.0], 0.0), ([3.0, 1.0], 0.5)
 

@@ -8,6 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fldb_flower.secure.header import Header, Limits, new_header
+from fldb_flower.secure.roster import read
+from fldb_flower.secure.server import ServerExchange
+from fldb_flower.wire.secure_upload import upload_of
+from fldb_flower.wire.shared_broadcast import (
+    SharedNoise,
+    decode_shared,
+    describe_encoding,
+    encode_shared,
+)
 
 from clients.store import DuelStore
 from clients.vault import Vault, read_config
@@ -17,18 +27,8 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.privacy.discrete import noise_of_sum
 from fldb_flower.privacy.plan import ReleasePlan
-from fldb_flower.secure.header import Header, Limits, new_header
-from fldb_flower.secure.roster import read
-from fldb_flower.secure.server import ServerExchange
 from fldb_flower.settings import Settings
 from fldb_flower.wire import secure_messages as messages
-from fldb_flower.wire.secure_upload import upload_of
-from fldb_flower.wire.shared_broadcast import (
-    SharedNoise,
-    decode_shared,
-    describe_encoding,
-    encode_shared,
-)
 
 D = 2
 START = 1.8e9

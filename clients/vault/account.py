@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Callable
 
+from fldb_flower.secure.journal import Journal
+
 from clients.store import DuelStore
 from clients.vault.budget import Budget, BudgetError, Spent, spent_of
 from clients.vault.epoch import Epoch, EpochFile
 from clients.vault.ledger import Ledger, day_of
-from fldb_flower.secure.journal import Journal
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from fldb_flower.secure.encoding import Encoding
+from fldb_flower.secure.header import Header
+from fldb_flower.wire.shared_broadcast import SharedBroadcast
 
 from clients.vault.ledger import Ledger, day_of
 from fldb_flower.errors import DataError, PrivacyError, SecureError, SettingsError, shown
 from fldb_flower.linalg.arrays import LARGEST, IntArray
 from fldb_flower.privacy import accounting, discrete
 from fldb_flower.privacy.plan import ReleasePlan
-from fldb_flower.secure.encoding import Encoding
-from fldb_flower.secure.header import Header
 from fldb_flower.wire.codec import encode_broadcast
-from fldb_flower.wire.shared_broadcast import SharedBroadcast
 
 DELTA = 1e-6
 """The delta for which epsilon is shown if the owner has set none."""

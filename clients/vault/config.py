@@ -31,13 +31,13 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from fldb_flower.deployment.rosters import load_device_key, load_signer
+from fldb_flower.secure.header import Limits
 
 from clients.vault.budget import Budget
 from fldb_flower.deployment.key_files import check_writers
-from fldb_flower.deployment.rosters import load_device_key, load_signer
 from fldb_flower.errors import DataError, shown
 from fldb_flower.secure.canonical import check_name
-from fldb_flower.secure.header import Limits
 
 _FILES = ("key", "signer", "roster")
 _LIMITS = ("min_duels", "min_devices", "min_committee", "max_duels")

@@ -18,11 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from fldb_flower.secure.journal import Journal
+from fldb_flower.secure.roster import LARGEST_NUMBER
+
 from clients.vault.ledger import Ledger, day_of
 from fldb_flower.errors import DataError, OutputError
 from fldb_flower.secure.canonical import check_integer, from_json, parse, to_json
-from fldb_flower.secure.journal import Journal
-from fldb_flower.secure.roster import LARGEST_NUMBER
 from fldb_flower.system.files import replace_file
 
 _LEDGER = "ledger"

@@ -12,11 +12,12 @@ import logging
 from functools import lru_cache, partial
 from pathlib import Path
 
+from fldb_flower.secure.roster import Roster, read_signed, verify
+
 from clients.store import DuelStore
 from clients.vault.config import VaultConfig
 from fldb_flower.deployment.key_files import read_file, reported
 from fldb_flower.errors import DataError, FldbError, OutputError, SecureError, one_line
-from fldb_flower.secure.roster import Roster, read_signed, verify
 from fldb_flower.system.files import replace_file
 
 _LOG = logging.getLogger(__name__)

@@ -20,6 +20,29 @@ from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
+from fldb_flower.secure.device import Device
+from fldb_flower.secure.encoding import Encoding
+from fldb_flower.secure.entries import SEED_BYTES
+from fldb_flower.secure.field import from_bytes, to_bytes
+from fldb_flower.secure.header import Header, check_header
+from fldb_flower.secure.journal import Journal
+from fldb_flower.wire.secure_messages import (
+    Blamed,
+    Collect,
+    Declined,
+    Deliver,
+    Delivered,
+    Hello,
+    Introduced,
+    Opened,
+    Pieces,
+    Refused,
+    Reply,
+    decode_request,
+    encode,
+)
+from fldb_flower.wire.secure_upload import numbers_of
+from fldb_flower.wire.shared_broadcast import SharedBroadcast, decode_shared, describe_encoding
 
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
@@ -40,30 +63,7 @@ from fldb_flower.errors import (
     SettingsError,
     one_line,
 )
-from fldb_flower.secure.device import Device
-from fldb_flower.secure.encoding import Encoding
-from fldb_flower.secure.entries import SEED_BYTES
-from fldb_flower.secure.field import from_bytes, to_bytes
-from fldb_flower.secure.header import Header, check_header
-from fldb_flower.secure.journal import Journal
 from fldb_flower.system.process import one_blas_thread
-from fldb_flower.wire.secure_messages import (
-    Blamed,
-    Collect,
-    Declined,
-    Deliver,
-    Delivered,
-    Hello,
-    Introduced,
-    Opened,
-    Pieces,
-    Refused,
-    Reply,
-    decode_request,
-    encode,
-)
-from fldb_flower.wire.secure_upload import numbers_of
-from fldb_flower.wire.shared_broadcast import SharedBroadcast, decode_shared, describe_encoding
 
 WITHHELD = "the device cannot take part now: its owner finds the reason in the service's log"
 """Reason of a refusal that depends on the answers or on the device's files."""

@@ -16,7 +16,7 @@ from fldb_flower.bandit.prior import (
     mean_variance,
     scale_of,
 )
-from fldb_flower.federation.exchange import Broadcast, Federation, Noise, PlayRequest
+from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.noisy import blurred, denoised, observed, shrunk
 from fldb_flower.settings import AUTO, Settings
@@ -54,6 +54,9 @@ class FLDBPersonal(Algorithm):
     filter for x, with the precision K and the linear term k::
 
         K <- (K^-1 + (n' / n - 1) M^-1)^-1 + M^2 / s^2
+
+    If only a share q of the agents uploads, M and D are divided by q, and D has the further
+    covariance ``(1 / q - 1) M`` of drawing them.
 
     What agents receive as sums of the others' shares is for theta*, with the error of x added
     (:func:`~fldb_flower.linalg.noisy.blurred`)::
@@ -120,7 +123,7 @@ class FLDBPersonal(Algorithm):
         assert change is not None
         extra: State = {}
         if upload.noise is not None:
-            change, extra = self._without_noise(change, upload.noise, round_)
+            change, extra = self._without_noise(change, upload)
         losses = arrays["losses"] + change.losses
         new = np.array([change.squares, upload.num_duels, change.members])
         offered = arrays["offered"] + new
@@ -142,23 +145,25 @@ class FLDBPersonal(Algorithm):
             **extra,
         }
 
-    def _without_noise(
-        self, change: ShareChange, noise: Noise, round_: Round
-    ) -> tuple[ShareChange, State]:
+    def _without_noise(self, change: ShareChange, upload: Upload) -> tuple[ShareChange, State]:
         """Return the change of the sums that agents receive, and the arrays behind them."""
+        assert upload.noise is not None
+        noise, coverage = upload.noise.scaled(1.0 / upload.coverage), upload.coverage
         arrays, theta, least = self.arrays, self.theta_sync, noise.precision
-        total = denoised(change.precision, least)
+        total = denoised(change.precision / coverage, least)
         pooled, linear = arrays["pooled"], arrays["linear"]
-        if (old := round_.first - 1) > 0:
-            growth = (round_.last - old) / old
+        old = float(arrays["offered"][1])
+        if old > 0.0 and upload.num_duels > 0:
+            growth = upload.num_duels / old
             pooled, linear = blurred(pooled, linear, total / growth, least / growth)
-        precision, seen = observed(total, 0.0, change.shift, noise.shift**2)
+        sampled = 1.0 / coverage - 1.0
+        precision, seen = observed(total, sampled, change.shift / coverage, noise.shift**2)
         pooled, linear = pooled + precision, linear + seen + precision @ theta
         known, shift = blurred(pooled, linear, total, least)
         change = change._replace(
             precision=known - arrays["information"], shift=shift - arrays["shift"]
         )
-        variance = arrays["loss_noise"] + noise.losses**2
+        variance = arrays["loss_noise"] + upload.noise.losses**2
         return change, {"pooled": pooled, "linear": linear, "loss_noise": variance}
 
     def variance(self, losses: Array, answers: float, scale: float) -> float:

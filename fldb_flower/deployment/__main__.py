@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fldb_flower.deployment import credentials, roster_command
+from fldb_flower.deployment import credentials
 from fldb_flower.deployment.helper_keys import create_helper_key
 from fldb_flower.errors import FldbError, one_line
 from fldb_flower.system.commands import Parser
@@ -65,13 +65,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     helper.add_argument("file", type=Path, metavar="FILE", help="the new private key")
     helper.set_defaults(run=lambda a: create_helper_key(a.file))
-    roster = commands.add_parser(
-        "roster",
-        help="keys and signed rosters for secure sums",
-        description="Keys and signed rosters for secure sums. The signing key belongs offline,"
-        " with somebody other than the operator of the server.",
-    )
-    roster_command.add_commands(roster)
     return parser.parse_args(argv)
 
 

@@ -17,24 +17,38 @@ _BATCH = 2**22  # numbers of the matrices of persons that are held at once
 
 
 def sizes_and_weights(
-    broadcast: Broadcast, settings: Settings
+    broadcast: Broadcast,
+    settings: Settings,
+    fresh: int | None = None,
+    answers: int | None = None,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the typical sizes and the weights of the parts that a broadcast requests.
 
-    The number of a person's answers is that of the iterations that the broadcast lets it play. A
-    person who has more, because a request was lost, has the same limit. On devices, rounds have no
-    iterations: it is ``devices.min_duels`` for each round.
+    By default, the number of a person's answers is that of the iterations that the broadcast lets
+    it play. A person who has more, because a request was lost, has the same limit. On devices,
+    rounds have no iterations: it is 3 d for each round, the least of an upload.
+
+    Parameters
+    ----------
+    broadcast : Broadcast
+        The request.
+    settings : Settings
+        Those of the run.
+    fresh, answers : int, optional
+        The number of a person's new answers, and of all.
     """
     play, clip = broadcast.play, settings.clip
     assert play is not None
     assert clip is not None
-    each = settings.min_duels if settings.mode == "devices" else 1
-    fresh = each * (play.last - play.first + 1)
+    each = 3 * settings.dimension if settings.mode == "devices" else 1
+    fresh = fresh or each * (play.last - play.first + 1)
     if broadcast.shares:
         prior = play.estimate
         assert isinstance(prior, CommonPrior)
         variance = max(prior.variance, settings.privacy.min_variance) / float(scale_of(clip**2))
-        shares = typical_share_sizes(each * play.last, fresh, clip, settings.dimension, variance)
+        shares = typical_share_sizes(
+            answers or each * play.last, fresh, clip, settings.dimension, variance
+        )
         unused = [] if settings.personal_variance == AUTO else ["losses"]
         return shares, weights_of(shares, unused)
     parts = ["gradient", "information"] + ["hessian"] * broadcast.hessian

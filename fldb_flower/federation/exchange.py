@@ -188,6 +188,8 @@ class Upload(NamedTuple):
         Change of the shares of FLDB-Personal.
     noise : Noise or None
         What was added for differential privacy; None without.
+    coverage : float
+        Share of all agents that the sums are over, if shares are whole and not changes (privacy).
 
     Examples
     --------
@@ -208,6 +210,7 @@ class Upload(NamedTuple):
     outcomes: tuple[Outcomes, ...]
     shares: ShareChange | None = None
     noise: Noise | None = None
+    coverage: float = 1.0
 
 
 def statistics(

@@ -285,6 +285,17 @@ def make_form(settings: Settings) -> Form:
     return Sketch(d, settings.sketch_rank) if settings.matrix_form == "sketch" else Full(d)
 
 
+def off_diagonal(form: Form) -> FloatArray:
+    """Return the factor of each packed entry with which lengths are Frobenius norms.
+
+    It is ``sqrt(2)`` off the diagonal: the other half of a symmetric matrix is not packed.
+    """
+    if not isinstance(form, Full):
+        return np.ones(form.size)
+    rows, columns = np.triu_indices(form.dimension)
+    return np.where(rows == columns, 1.0, math.sqrt(2.0))
+
+
 def form_of(matrix: Array) -> Form:
     """Return the form of a matrix from its shape."""
     return _form_of_shape(matrix.shape)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from numpy.random import default_rng
 
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.errors import PrivacyError
 from fldb_flower.federation.exchange import Broadcast, Noise, Upload
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.forms import Form, Full, form_of
+from fldb_flower.linalg.forms import form_of, off_diagonal
+from fldb_flower.privacy.discrete import with_discrete_noise
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.privacy.sensitivities import asked_again, release_of
 from fldb_flower.settings import Settings
@@ -19,6 +20,10 @@ from fldb_flower.settings import Settings
 _MATRICES = ("information", "hessian", "precision")
 _PARTS = ("gradient", "information", "hessian", "loss", "shift", "precision", "losses")
 """Parts of an upload, or of its shares, in the order in which their noise is drawn."""
+
+
+AddNoise = Callable[[FloatArray, FloatArray], FloatArray]
+"""Adds noise to values, (n,), with standard deviations, (n,)."""
 
 
 class GaussianMechanism:
@@ -29,10 +34,10 @@ class GaussianMechanism:
     do not depend on the engine or the number of nodes. **Who knows the seed knows the noise**: in
     a simulation, the noise shows what privacy costs, and protects nobody.
 
-    With devices and without secure sums, the generator is seeded by the operating system. The
-    server receives the uploads of single devices without noise, so **it is trusted with them**: the
-    noise protects against those who receive the estimates. Its floats are not made for attackers
-    who see all their bits; devices in secure sums draw integers (:mod:`~.discrete`).
+    With devices and without secure sums, the noise is exact (:mod:`~.discrete`). The server
+    receives the uploads of single devices without noise, so **it is trusted with them**: the noise
+    protects against those who receive the estimates. With secure sums, the noise is that of
+    ``strategies.secure_nodes``.
 
     Parameters
     ----------
@@ -84,7 +89,7 @@ class GaussianMechanism:
 
     def deviations(self, broadcast: Broadcast) -> Noise:
         """Return the standard deviations of the noise in the sum that a broadcast requests."""
-        return release_of(broadcast, self._settings).noise().scaled(self.plan.multiplier)
+        return release_of(broadcast, self._settings).noise().scaled(self.plan.deviation)
 
     def add(self, upload: Upload, broadcast: Broadcast, number: int) -> Upload:
         """Return the upload of exchange ``number`` with noise.
@@ -98,26 +103,28 @@ class GaussianMechanism:
         noise, play = self.deviations(broadcast), broadcast.play
         assert play is not None
         self._covered = play.last
-        seed = self._settings.seed
-        is_simulated = self._settings.mode == "simulation"
-        # A known seed protects nobody.
-        generator = keyed_generator(seed, "privacy", number) if is_simulated else default_rng()
-        return with_noise(upload, noise, generator)
+        if self._settings.mode == "devices":  # a known seed protects nobody
+            return with_noise(upload, noise, with_discrete_noise)
+        generator = keyed_generator(self._settings.seed, "privacy", number)
+        return with_noise(upload, noise, simulated(generator))
 
 
 def noise_of(settings: Settings) -> GaussianMechanism | None:
-    """Return the mechanism of the settings; None without privacy.
-
-    Raises
-    ------
-    SettingsError
-        dp-accounting is not installed (the privacy extra).
-    """
+    """Return the mechanism of the settings; None without privacy."""
     return GaussianMechanism(settings) if settings.is_private else None
 
 
-def with_noise(upload: Upload, noise: Noise, generator: np.random.Generator) -> Upload:
+def with_noise(upload: Upload, noise: Noise, add: AddNoise) -> Upload:
     """Return an upload with independent Gaussian noise of the given standard deviations.
+
+    Parameters
+    ----------
+    upload : Upload
+        Without noise.
+    noise : Noise
+        Standard deviations by part.
+    add : callable
+        Returns values, (n,), with noise of given standard deviations, (n,).
 
     Raises
     ------
@@ -126,49 +133,26 @@ def with_noise(upload: Upload, noise: Noise, generator: np.random.Generator) -> 
     """
     form = form_of(upload.information)
     holder = upload if upload.shares is None else upload.shares
-    noisy = {}
+    noisy: dict[str, Any] = {}
     for part in _PARTS:
         if (exact := getattr(holder, part, None)) is None:
             continue
         deviation = getattr(noise, part)
         if not deviation > 0.0:
             raise PrivacyError(f"the sensitivity of {part} is not known, so it is not released")
-        is_matrix = part in _MATRICES
-        drawn = (
-            form_noise(form, generator) if is_matrix else generator.standard_normal(np.shape(exact))
-        )
-        noisy[part] = exact + deviation * drawn
+        if part in _MATRICES:
+            factors = 1.0 / off_diagonal(form)
+            noisy[part] = form.unpack(add(form.pack(exact), deviation * factors))
+        else:
+            values = np.ravel(exact)
+            found = add(values, np.full(values.shape, deviation))
+            noisy[part] = float(found[0]) if np.ndim(exact) == 0 else found
     changed = holder._replace(**noisy)
     if isinstance(changed, Upload):
         return changed._replace(noise=noise)
     return upload._replace(shares=changed, noise=noise)
 
 
-def form_noise(form: Form, generator: np.random.Generator) -> FloatArray:
-    """Return standard normal noise in the shape of a form: full or diagonal."""
-    if isinstance(form, Full):
-        return symmetric_noise(form.dimension, generator)
-    return generator.standard_normal(form.shape)
-
-
-def symmetric_noise(dimension: int, generator: np.random.Generator) -> FloatArray:
-    r"""Return a symmetric matrix of noise, (d, d).
-
-    Its coordinates ``M_jj`` and ``sqrt(2) M_jk``, j < k, are independent and standard normal.
-    Their Euclidean norm is the Frobenius norm of the matrix, so a sensitivity in that norm
-    applies. The distribution does not change if the basis is rotated.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fldb_flower.privacy.mechanism import symmetric_noise
-    >>> noise = symmetric_noise(3, np.random.default_rng(0))
-    >>> bool((noise == noise.T).all())
-    True
-    """
-    form = Full(dimension)
-    noise = form.unpack(generator.standard_normal(form.size))
-    diagonal = np.diagonal(noise).copy()
-    noise *= math.sqrt(0.5)
-    np.fill_diagonal(noise, diagonal)
-    return noise
+def simulated(generator: np.random.Generator) -> AddNoise:
+    """Return a function that adds noise from a generator, in floats."""
+    return lambda values, deviations: values + deviations * generator.standard_normal(values.shape)

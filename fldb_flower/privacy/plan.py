@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fldb_flower.algorithms import make_algorithm
 from fldb_flower.errors import PrivacyError
 from fldb_flower.privacy import accounting
+from fldb_flower.secure.report import COST
 from fldb_flower.settings import Settings
 
 
@@ -68,9 +70,14 @@ class ReleasePlan:
             float(privacy.epsilon), privacy.delta, self._of_unit(self.planned)
         )
 
-    def _of_unit(self, openings: int) -> int:
-        """Return how many of the releases a unit contributes to: an answer to one of them."""
-        return min(openings, 1) if self._settings.privacy.unit == "answer" else openings
+    def _of_unit(self, openings: int) -> float:
+        """Return how many releases a unit contributes to: an answer to one of them.
+
+        With secure sums, each exchange costs as much as :data:`~fldb_flower.secure.report.COST`.
+        """
+        if self._settings.privacy.unit == "answer":
+            return min(openings, 1)
+        return openings * (COST if self._settings.secure else 1.0)
 
     def spent(self, openings: int) -> float:
         """Return epsilon of the first releases, at the delta of the settings.
@@ -81,6 +88,12 @@ class ReleasePlan:
         if openings > self.planned:
             return spent
         return min(spent, float(self._settings.privacy.epsilon))  # without rounding errors
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise of a release over sensitivity: of all parties."""
+        parties = 2 if self._settings.secure else self._settings.privacy.parties
+        return math.sqrt(parties) * self.multiplier
 
     def require(self, number: int) -> None:
         """Check that release ``number``, counted from 1, is within the budget.

@@ -126,41 +126,6 @@ def warning(settings: Settings) -> str:
     )
 
 
-def device_warning(settings: Settings, people: int) -> str:
-    """Return one line if noise costs a federation with secure sums much; empty if not.
-
-    A sum over n devices has ``sqrt(n / min_devices)`` times the noise that epsilon needs, so n
-    devices are like ``sqrt(n min_devices)`` agents of a simulation.
-
-    Examples
-    --------
-    1,000 devices are like 100 agents:
-
-    >>> from fldb_flower.privacy.usefulness import device_warning
-    >>> from fldb_flower.settings import from_flat
-    >>> values = {
-    ...     "mode": "devices", "algorithm": "fldb_ons", "first-round": "step", "secure": True,
-    ...     "max-difference": 3.0, "devices-roster": "/roster.json", "devices-rounds": 16,
-    ...     "privacy-epsilon": 3.0,
-    ... }
-    >>> settings = from_flat(values, "an example")
-    >>> device_warning(settings, people=1000)
-    'privacy.epsilon=3 with 1000 devices and devices.min_devices=10: expect about 1.8 times the...'
-    """
-    if not settings.is_private:
-        return ""
-    least = settings.devices.min_devices
-    agents = int(min(people, math.sqrt(people * least)))
-    if not (cost := _cost(settings, agents, "devices")):
-        return ""
-    fewer = "fewer devices.rounds, " if _rounds(settings) > ROUNDS else ""
-    return (
-        f"privacy.epsilon={settings.privacy.epsilon:g} with {people} devices and"
-        f" devices.min_devices={least}: {cost}; {fewer}more devices, a larger devices.min_devices"
-        " or a larger privacy.epsilon would help"
-    )
-
-
 def _cost(settings: Settings, agents: int, name: str) -> str:
     """Return what the noise costs so many agents; empty if it is little."""
     privacy = settings.privacy

@@ -1,13 +1,7 @@
-"""Secure sums: the server obtains the sum of many vectors and no single vector.
+"""Secure sums: the server obtains sums of many vectors, with noise, and no single vector.
 
-- :mod:`fldb_flower.secure.field`: arithmetic modulo ``2^61 - 1`` on arrays
-- :mod:`fldb_flower.secure.sharing`: packed secret sharing
-- :mod:`fldb_flower.secure.encoding`: floats and counts as elements of the field
-- :mod:`fldb_flower.secure.roster`: signed public keys of the devices, and the committee
-- :mod:`fldb_flower.secure.header`: what the devices of an exchange agree on, and the owner's limits
-- :mod:`fldb_flower.secure.sealing`: encryption of a piece for one member
-- :mod:`fldb_flower.secure.journal`, :mod:`fldb_flower.secure.entries`: what a device stores, and
-  which answers it may send
-- :mod:`fldb_flower.secure.device`, :mod:`fldb_flower.secure.server`: the two trips of an exchange
-- :mod:`fldb_flower.secure.suspects`: whom the server asks after a sum that some device spoilt
+- :mod:`fldb_flower.secure.report`: a device's numbers, split into shares for two servers
+- :mod:`fldb_flower.secure.keys`: the keys of the helper, the second server
+- :mod:`fldb_flower.secure.helper`: the helper
+- :mod:`fldb_flower.secure.canonical`: values as canonical bytes
 """

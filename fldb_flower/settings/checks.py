@@ -53,10 +53,13 @@ def automatic(settings: Settings) -> dict[str, Any]:
     values: dict[str, Any] = {
         name: number for name, number in _NUMBERS.items() if getattr(settings, name) == AUTO
     }
+    if settings.first_round == AUTO:
+        takes_several = ALGORITHMS[settings.algorithm].exchanges == "several_first"
+        values["first_round"] = "step" if takes_several and settings.is_private else "minimise"
     environment = settings.environment
     if settings.mode == "devices" or not ENVIRONMENTS[environment.name].implies:
         return values
-    if values or environment.play == AUTO:
+    if values.keys() & _NUMBERS.keys() or environment.play == AUTO:
         implied = ENVIRONMENTS.load(environment.name).implied(settings)
         values = {name: implied.get(name, number) for name, number in values.items()}
         environment = replace(environment, play=implied.get("play", environment.play))
@@ -190,42 +193,25 @@ def _check_movielens(settings: Settings) -> Problem:
 def _check_secure(settings: Settings) -> Problem:
     if not settings.secure:
         return None
-    if reason := _obstacle(settings):
-        return "secure=true", f": {reason}"
-    return _check_secure_devices(settings) if settings.mode == "devices" else None
-
-
-def _obstacle(settings: Settings) -> str:
-    """Return why there are no secure sums with these settings, and the remedy; empty if none."""
-    algorithm = settings.algorithm
-    exchanges = ALGORITHMS[algorithm].exchanges
-    if exchanges == "none":
-        return f"algorithm={algorithm} exchanges nothing to sum; use algorithm=fldb_personal"
-    if not takes_one_exchange(settings):
-        which = "the first round" if exchanges == "several_first" else "a round"
-        remedy = "first_round=step or " if exchanges == "several_first" else ""
-        return (
-            f"algorithm={algorithm} takes several exchanges in {which}, and the sums over the"
-            f" same duels reveal more than one sum; use {remedy}algorithm=fldb_personal"
+    if settings.mode != "devices":
+        return "secure=true", (
+            ": needs mode=devices, with a helper; simulate its noise with privacy.epsilon=3"
+            " privacy.parties=2, or try `fldb demo --secure`"
         )
-    if settings.robust != "none":
-        reason = "compares single uploads, which the server does not see"
-        return f"robust={settings.robust} {reason}; use robust=none"
-    if settings.matrix_form == "sketch":
-        return "matrix_form=sketch: sketches are not sums; use matrix_form=full or diagonal"
-    if settings.wire != "float64":
-        return f"wire={settings.wire}: numbers are sent as integers; use wire=float64"
-    return ""
-
-
-def _check_secure_devices(settings: Settings) -> Problem:
-    roster = settings.devices.roster
-    if not Path(roster).is_absolute():
-        name = f"devices.roster={roster!r}" if roster else "devices.roster is empty"
-        return name, ": secure=true needs the absolute path of the signed roster on the server"
-    if settings.max_difference == AUTO:
-        reason = "the scale of the integers depends on the largest length of a difference"
-        return "max_difference='auto'", f": secure=true needs a number with mode=devices: {reason}"
+    if settings.privacy.epsilon == NONE:
+        return "secure=true", (
+            ": needs privacy.epsilon, because a sum without noise can be one person's answer; for"
+            " small groups use secure=false: connections are encrypted, and the server's operator"
+            " can read uploads"
+        )
+    devices = settings.devices
+    if not devices.helper.startswith(("https://", "http://")):
+        name = f"devices.helper={devices.helper!r}" if devices.helper else "devices.helper is empty"
+        return name, ": secure=true needs the address of the helper, like https://helper.example"
+    for name, path in (("helper_key", devices.helper_key), ("helper_token", devices.helper_token)):
+        if not Path(path).is_absolute():
+            text = f"devices.{name}={path!r}" if path else f"devices.{name} is empty"
+            return text, ": secure=true needs the absolute path of this file on the server"
     return None
 
 

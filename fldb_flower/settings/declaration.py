@@ -43,7 +43,7 @@ MATRIX_FORMS = ("full", "diagonal", "sketch")
 WIRES = ("float64", "float32")
 BACKENDS = ("numpy", "cpu", "cuda")
 SOLVERS = ("newton", "lbfgs", "gd")
-FIRST_ROUNDS = ("minimise", "step")
+FIRST_ROUNDS = (AUTO, "minimise", "step")
 
 MAX_DIMENSION = 4096  # W, (d, d), then takes 128 MiB
 
@@ -170,9 +170,10 @@ class Settings(Checked):
         POSITIVE,
     )
     first_round: str = setting(
-        "minimise",
+        AUTO,
         "FLDB-OGD, FLDB-ONS: first estimate: minimise, the minimiser of the first duels' loss, by"
-        " several exchanges; step, a long Newton step from 0, by one exchange.",
+        " several exchanges; step, a long Newton step from 0, by one exchange; auto: step with"
+        " privacy, else minimise.",
         choices=FIRST_ROUNDS,
     )
     ons_ridge: float = setting(
@@ -232,8 +233,8 @@ class Settings(Checked):
     )
     secure: bool = setting(
         False,
-        "Secure sums: the server receives the sum over the nodes as integers, and no single upload;"
-        " needs an algorithm with one exchange per round.",
+        "Secure sums: the server receives sums over the devices with noise, and no single upload;"
+        " needs a helper and privacy.epsilon (mode=devices).",
     )
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     fraction_train: float = setting(
@@ -279,12 +280,6 @@ class Settings(Checked):
     def ridge(self) -> float:
         """Ridge lambda as a number (``1 / horizon`` for ``auto``)."""
         return 1.0 / self.horizon if self.lambda_ == AUTO else float(self.lambda_)
-
-    @property
-    def min_duels(self) -> int:
-        """Minimum number of new duels of a device in a secure sum, as a number."""
-        chosen, least = self.devices.min_duels, self.devices.min_devices
-        return -(-3 * self.dimension // least) if chosen == AUTO else int(chosen)
 
     @property
     def is_private(self) -> bool:

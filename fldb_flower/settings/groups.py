@@ -10,7 +10,6 @@ from fldb_flower.settings.entries import (
     AUTO,
     COUNT,
     FROM_ZERO,
-    MAX_INTEGER,
     MAX_REAL,
     NONE,
     POSITIVE,
@@ -153,21 +152,12 @@ class DevicesSettings(Checked):
         "Maximum number of duels per device and round; the others wait for the next round.",
         COUNT,
     )
-    roster: str = setting(
-        "", "secure: absolute path of the signed roster of the devices, on the server."
+    federation: str = setting(
+        "fldb", "secure: name of the federation, as in the devices' vault.toml."
     )
-    min_devices: int = setting(
-        10,
-        "secure: minimum number of devices in a sum, in addition to the tolerated colluders.",
-        between(2, MAX_INTEGER),
-        why="the sum over one device is its upload",
-    )
-    min_duels: int | str = setting(
-        AUTO,
-        "secure: minimum number of new duels of a device in a sum; auto: 3 * dimension /"
-        " min_devices, rounded up.",
-        COUNT,
-    )
+    helper: str = setting("", "secure: address of the helper, like https://helper.example.org.")
+    helper_key: str = setting("", "secure: absolute path of the helper's public key.")
+    helper_token: str = setting("", "secure: absolute path of the file with the helper's token.")
 
 
 @dataclass(frozen=True)
@@ -207,6 +197,12 @@ class PrivacySettings(Checked):
         "Length to which agents shorten longer differences in statistics; auto: max_difference if"
         " it is a number, and for synthetic sqrt(2 dimension), the root mean squared length.",
         POSITIVE,
+    )
+    parties: int = setting(
+        1,
+        "Simulations: number of parties that add noise: 1, a trusted server; 2, server and helper,"
+        " as with secure=true.",
+        between(1, 2),
     )
     min_variance: float = setting(
         0.001,

@@ -129,6 +129,9 @@ def check_counts(numbers: Any, length: int) -> list[int]:
 class UploadError(Exception):
     """A reply that must not be counted, with the reason."""
 
+    is_final: bool = False
+    """Whether the node would reply the same if it were asked again."""
+
     @classmethod
     def malformed(cls, error: Exception) -> UploadError:
         """Return the error for a reply that cannot be parsed."""
@@ -161,18 +164,13 @@ def traffic(
     form: Form,
     agents: int = 1,
     wire: str = "float64",
-    *,
-    secure: bool = False,
 ) -> tuple[int, int]:
     """Return the bytes of the vectors of ``agents`` uploads, and of as many broadcasts.
 
-    One message per agent and direction is counted, whichever nodes host the agents. With secure
-    sums, uploads include the number of duels, and broadcasts of priors v_0. Simulations do not
-    encrypt: headers, sealed pieces and openings of real devices are not counted.
+    One message per agent and direction is counted, whichever nodes host the agents.
     """
     each = agents * np.dtype(wire).itemsize
-    up, down = upload_size(broadcast, form), broadcast_size(broadcast, form)
-    return (up + secure) * each, (down + (secure and broadcast.shares)) * each
+    return upload_size(broadcast, form) * each, broadcast_size(broadcast, form) * each
 
 
 def encode_broadcast(

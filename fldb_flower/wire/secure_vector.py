@@ -18,7 +18,7 @@ from fldb_flower.bandit.prior import VARIANCES, ShareChange
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, Noise, Upload
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.forms import Form, Full
+from fldb_flower.linalg.forms import Form, off_diagonal
 
 DUELS = "num_duels"
 """The part with the number of duels: the new ones, or with shares all of the person's."""
@@ -58,7 +58,7 @@ def vector_of(
     for name in parts_of(broadcast):
         value = upload.num_duels if name == DUELS else getattr(holder, name)
         if name in _MATRICES:
-            value = form.pack(value) * _off_diagonal(form)
+            value = form.pack(value) * off_diagonal(form)
         values.append(np.ravel(value) / units[name])
     return np.concatenate(values)
 
@@ -90,7 +90,7 @@ def upload_of(
         end = start + _size(name, form)
         value = vector[start:end] * units[name]
         if name in _MATRICES:
-            value = form.unpack(value / _off_diagonal(form))
+            value = form.unpack(value / off_diagonal(form))
         values[name], noise[name], start = value, deviation * units[name], end
     duels = max(0, round(float(values.pop(DUELS)[0])))
     gradient = values.pop("gradient", np.zeros(form.dimension))
@@ -104,11 +104,3 @@ def _size(part: str, form: Form) -> int:
     if part in _MATRICES:
         return form.size
     return {"losses": len(VARIANCES), DUELS: 1}.get(part, form.dimension)
-
-
-def _off_diagonal(form: Form) -> FloatArray:
-    """Return the factor of each packed entry of a matrix: ``sqrt(2)`` off the diagonal."""
-    if not isinstance(form, Full):
-        return np.ones(form.size)
-    rows, columns = np.triu_indices(form.dimension)
-    return np.where(rows == columns, 1.0, math.sqrt(2.0))

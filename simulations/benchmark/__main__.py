@@ -45,14 +45,12 @@ from simulations.benchmark.deployment import deployment
 from simulations.benchmark.exchange import inprocess_exchange
 from simulations.benchmark.flower import flower
 from simulations.benchmark.install import install
-from simulations.benchmark.liars import liars
 from simulations.benchmark.limits import limits
 from simulations.benchmark.personal import newcomers, pace, variances
 from simulations.benchmark.privacy import privacy
 from simulations.benchmark.refits import refit_times, refits
 from simulations.benchmark.robust import robust
 from simulations.benchmark.scale import scale
-from simulations.benchmark.secure import secure
 
 SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "algorithms": lambda asked: algorithms(asked.repetitions),
@@ -67,8 +65,6 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "pace": lambda asked: pace(asked.repetitions),
     "refits": lambda _asked: refits(),
     "refit_times": lambda asked: refit_times(max(1, asked.repetitions // 3)),
-    "secure": lambda asked: secure(asked.repetitions),
-    "liars": lambda _asked: liars(),
     "privacy": lambda _asked: privacy(),
     "limits": lambda asked: limits(asked.repetitions),
 }

@@ -10,7 +10,6 @@ from simulations.benchmark import deployment, refits
 from simulations.benchmark.exchange import exchange_over_bare_message
 from simulations.benchmark.memory import cost_of_agents
 from simulations.benchmark.ray_shards import shards_on_ray
-from simulations.benchmark.secure import cost_over_primitives
 from simulations.benchmark.small_runs import small_runs, sweep_jobs
 
 
@@ -29,7 +28,6 @@ def limits(repetitions: int) -> pd.DataFrame:
         *refits.limits(few),
         *cost_of_agents(few),
         *exchange_over_bare_message(repetitions),
-        *cost_over_primitives(repetitions),
         *shards_on_ray(few),
         *deployment.limits(),
     ]

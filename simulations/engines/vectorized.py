@@ -18,7 +18,6 @@ from fldb_flower.runs.experiment import Checkpointer
 from fldb_flower.settings import Settings
 from fldb_flower.system.process import keep_freed_memory, one_blas_thread
 from fldb_flower.wire.codec import traffic
-from fldb_flower.wire.secure_sums import SecureSums
 from simulations.engines.shards import Shards
 
 
@@ -32,22 +31,15 @@ class DirectFederation(Federation):
         self._settings = settings
         self._form = make_form(settings)
         self._counted = 0
-        self._sums = SecureSums(settings) if settings.secure else None
         self._agents = Shards(settings)  # last: it may start processes, which `close` ends
 
     def collect(self, broadcast: Broadcast) -> Upload:
-        """Call all agents and return the sum of their uploads; with secure sums, of one node."""
+        """Call all agents and return the sum of their uploads."""
         upload = self._agents.answer(broadcast, self._counted)
-        if not broadcast.learns:
-            return upload
-        agents, secure = self._settings.num_agents, self._settings.secure
-        self.history.count_bytes(*traffic(broadcast, self._form, agents, secure=secure))
-        if self._sums is None:
-            return upload
-        integers = self._sums.quantise(upload, broadcast, nodes=1)
-        return self._sums.open(
-            [integers], broadcast, nodes=1, duels=upload.num_duels, outcomes=upload.outcomes
-        )
+        if broadcast.learns:
+            agents = self._settings.num_agents
+            self.history.count_bytes(*traffic(broadcast, self._form, agents))
+        return upload
 
     def mark_counted(self) -> None:
         """Store the last iteration whose duels are counted."""

@@ -1,0 +1,420 @@
+"""Nodes of devices in secure sums: the server reads noisy sums of their reports."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from logging import WARNING, getLogger
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fldb_flower.bandit.limits import units_of
+from fldb_flower.errors import DataError, RoundAbandonedError
+from fldb_flower.federation.contributions import sizes_and_weights
+from fldb_flower.federation.exchange import Broadcast, Upload, statistics
+from fldb_flower.linalg.arrays import FloatArray, IntArray
+from fldb_flower.linalg.forms import make_form
+from fldb_flower.privacy.discrete import discrete_gaussian
+from fldb_flower.secure.keys import HelperKey
+from fldb_flower.secure.report import (
+    KINDS,
+    SCALE,
+    Header,
+    Report,
+    SumAnswer,
+    SumRequest,
+    Words,
+    signed,
+)
+from fldb_flower.settings import Settings
+from fldb_flower.wire.codec import UploadError
+from fldb_flower.wire.secure_request import (
+    ESTIMATE,
+    HELLO,
+    REFUSED,
+    REPORT,
+    Reply,
+    Request,
+    Shared,
+    encode_shared,
+)
+from fldb_flower.wire.secure_vector import DUELS, parts_of, size_of, upload_of
+from strategies.device_nodes import short_name
+from strategies.device_tally import Tally
+from strategies.identities import Identities
+from strategies.nodes import Contribution, Nodes
+
+KEY = "secure"
+"""Name of the entry with the bytes of a message."""
+
+MOST_PARTS = 2**18
+"""Largest number of values in the answer ``parts``: it limits the number of groups."""
+
+FAR = 8.0
+"""Standard deviations of noise beyond which a sum is out of range: one in 10^15 values."""
+
+FIRST_RATE = 10.0
+"""Answers of a device in a round that are expected before the first sum; also their deviation."""
+
+COUNT_WEIGHT = 0.05
+"""Share of the number of duels in the squared length of a report."""
+
+_DEVICE_ID = re.compile(r"[0-9a-f]{32}")
+_LOG = getLogger("flwr")
+
+
+class Helper(Protocol):
+    """The helper, as the server sees it."""
+
+    def key(self) -> HelperKey:
+        """Return the HPKE key that is valid now."""
+
+    def sums(self, request: SumRequest) -> SumAnswer:
+        """Return the answer to a request."""
+
+
+class Claimed(NamedTuple):
+    """A device, and its report; None for a reply without one."""
+
+    device: str
+    report: Report | None
+
+
+class SecureNodes(Nodes):
+    """The devices of a federation with secure sums.
+
+    The server adds noise of its own to each answer of the helper, of the same size, before it
+    looks at it. The helper knows its own noise, and can shift an answer: without the server's
+    noise, it could read exact numbers from the estimates that are published.
+
+    An exchange that cannot be finished is given up. Its number is not used again, so no answer of
+    the helper is read twice, with other noise of the server. The devices send their answers again,
+    under another number.
+
+    Parameters
+    ----------
+    settings : Settings
+        With ``secure`` and ``privacy.epsilon``.
+    helper : Helper
+        The helper.
+    task : bytes
+        Of :func:`~fldb_flower.secure.report.task_of`.
+    multiplier : float
+        The noise multiplier of one exchange.
+    spend : callable
+        Called before the devices of an exchange are asked, who charge their ledgers for it.
+        It raises PrivacyError if the budget of the run is spent.
+    noise : callable
+        Returns integers with the discrete Gaussian distribution for an array of scales.
+
+    Attributes
+    ----------
+    counted : dict
+        Device id -> number of the last exchange in which its report was counted.
+    duels : int
+        About the number of duels counted, of all devices: sums have noise.
+    """
+
+    sees_uploads: ClassVar[bool] = False
+
+    def __init__(  # noqa: PLR0917
+        self,
+        settings: Settings,
+        helper: Helper,
+        task: bytes,
+        multiplier: float,
+        spend: Callable[[], None],
+        noise: Callable[[FloatArray], IntArray] = discrete_gaussian,
+    ) -> None:
+        self._settings, self._form = settings, make_form(settings)
+        self._helper, self._task = helper, task
+        self._sigma = math.ceil(multiplier * SCALE)
+        self._spend, self._noise = spend, noise
+        self.counted: dict[str, int] = {}
+        self.duels = 0
+        self._number = 0
+        self._rate = (FIRST_RATE, FIRST_RATE**2)  # mean and variance
+        advice = "a store must not be copied to a second device"
+        self._identities = Identities(advice, short_name)
+        self._header: Header | None = None
+        self._key: HelperKey | None = None
+        self._broadcast = b""
+        self._units: dict[str, float] = {}
+        self._included: tuple[str, ...] = ()  # devices whose reports are in the last sum
+        self._new_duels = 0  # about as many are in it
+        self._tally = Tally(0, ())
+
+    # One exchange: what is sent and received.
+
+    def begin(self, broadcast: Broadcast) -> None:
+        """Fix what the devices are asked.
+
+        Raises
+        ------
+        FederationError
+            The helper does not reply.
+        PrivacyError
+            The budget of privacy is spent.
+        """
+        self._header, self._included = None, ()
+        self._units = self._units_for(broadcast) if broadcast.learns else {}
+        shared = Shared(broadcast, self._settings, self.duels, self._units)
+        self._broadcast = encode_shared(shared)
+        if not broadcast.learns:
+            return
+        self._key = self._helper.key()
+        self._spend()
+        self._number = max(self._number + 1, int(time.time() * 1000))
+        self._header = Header(
+            task=self._task,
+            number=self._number,
+            numbers=size_of(broadcast, self._form),
+            sigma=self._sigma,
+            key=self._key.key,
+            broadcast=hashlib.sha256(self._broadcast).digest(),
+        )
+
+    def contents(
+        self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> list[RecordDict]:
+        """Return the request for each node; a device that is not known has to introduce itself."""
+        contents = []
+        for node in nodes:
+            device = self._identities.at(node)
+            counted = self.counted.get(device, 0)
+            if self._header is None:
+                request = Request(ESTIMATE, counted=counted, broadcast=self._broadcast)
+            elif device:
+                request = Request(REPORT, self._header, self._key, counted, self._broadcast)
+            else:
+                request = Request(HELLO)
+            contents.append(RecordDict({"config": ConfigRecord({KEY: request.to_bytes()})}))
+        return contents
+
+    def check(
+        self, node: int, reply: Message, number: int, broadcast: Broadcast
+    ) -> Contribution | None:
+        """Return a device's report; None if the device only introduced itself."""
+        try:
+            content: Any = reply.content
+            answer = Reply.from_bytes(content["config"][KEY])
+        except (KeyError, TypeError, DataError) as error:
+            raise UploadError.malformed(error) from None
+        if answer.kind == REFUSED:
+            refusal = UploadError(answer.reason or "refused without a reason")
+            refusal.is_final = True
+            raise refusal
+        if not _DEVICE_ID.fullmatch(answer.device):
+            raise UploadError("the id of its store is not 32 hexadecimal digits")
+        self._identities.claim(node, answer.device)
+        if self._header is None:
+            return Contribution(answer.device, self._nothing(), Claimed(answer.device, None))
+        if answer.kind == HELLO or self._identities.at(node) != answer.device:
+            return None
+        if answer.digest != self._header.digest:
+            raise UploadError("a report for another exchange")
+        try:
+            report = Report.from_bytes(answer.report, self._header.numbers)
+        except DataError as error:
+            raise UploadError(str(error)) from None
+        return Contribution(answer.device, self._nothing(), Claimed(answer.device, report))
+
+    def disputes(self, connected: Collection[int]) -> dict[int, str]:
+        """Compare which devices the connected nodes claim to be; see :class:`Identities`."""
+        return self._identities.disputes(connected)
+
+    def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:
+        """Require one report."""
+        if broadcast.learns and not contributions:
+            raise RoundAbandonedError("no device sent a report")
+
+    def answers(self, contribution: Contribution) -> int:
+        """Return 0: the server does not know them."""
+        return 0
+
+    # The sum.
+
+    def total(self, contributions: Sequence[Contribution], broadcast: Broadcast) -> Upload:
+        """Return the sum of the reports, with the noise of both parties.
+
+        Raises
+        ------
+        RoundAbandonedError
+            No report is within range.
+        FederationError
+            The helper does not reply, or refuses the request.
+        """
+        if self._header is None:
+            return self._nothing()
+        claims: list[Claimed] = [each.claim for each in contributions]
+        claims = self._in_range(claims)
+        (sum_,), included = self._ask("sum", [claims])
+        self._included = tuple(each.device for each in included)
+        if not included:
+            raise RoundAbandonedError("the helper could open no report")
+        return self._upload(sum_, len(included), broadcast)
+
+    def _in_range(self, claims: list[Claimed]) -> list[Claimed]:
+        """Return the reports without groups whose sum is further out than honest ones can be."""
+        (trial,), opened = self._ask("trial", [claims])
+        if self._is_possible(trial, len(opened), "trial"):
+            return opened
+        groups = self._groups(opened)
+        sums, _ = self._ask("parts", groups)
+        found = [
+            self._is_possible(each, len(group), "parts")
+            for each, group in zip(sums, groups, strict=True)
+        ]
+        for group, is_possible in zip(groups, found, strict=True):
+            if not is_possible:
+                names = ", ".join(short_name(each.device) for each in group[:3])
+                others = f" and {len(group) - 3} more" if len(group) > 3 else ""
+                _LOG.log(WARNING, "not counted: reports out of range of %s%s", names, others)
+        kept = [group for group, is_possible in zip(groups, found, strict=True) if is_possible]
+        if not kept:
+            raise RoundAbandonedError("no group of reports is within range")
+        return sorted(each for group in kept for each in group)
+
+    def _groups(self, claims: list[Claimed]) -> list[list[Claimed]]:
+        """Return groups of equal size, each report alone if the answer is not too large."""
+        assert self._header is not None
+        count = min(len(claims), max(1, MOST_PARTS // self._header.numbers))
+        drawn = np.random.default_rng().permutation(len(claims))
+        return [[claims[place] for place in part] for part in np.array_split(drawn, count)]
+
+    def _ask(
+        self, kind: str, groups: list[list[Claimed]]
+    ) -> tuple[list[FloatArray], list[Claimed]]:
+        """Return the noisy sum of each group, in units of length, and the reports in the sums."""
+        assert self._header is not None
+        claims = [each for group in groups for each in group]
+        reports = [each.report for each in claims if each.report is not None]
+        assert len(reports) == len(claims)
+        sealed = tuple(report.sealed for report in reports)
+        request = SumRequest(self._header, kind, tuple(map(len, groups)), sealed)
+        shape = len(groups), self._header.numbers
+        # Drawn before the answer is there, so that nothing is done with an answer without it.
+        own = self._noise(np.full(shape, float(self._sigma * KINDS[kind])))
+        answer = self._helper.sums(request)
+        refused, sums, start = set(answer.refused), answer.sums + own.astype(np.uint64), 0
+        for place, group in enumerate(groups):
+            for number, report in enumerate(reports[start : start + len(group)], start):
+                if number not in refused:
+                    sums[place] += report.masked
+            start += len(group)
+        included = [claim for number, claim in enumerate(claims) if number not in refused]
+        if refused:
+            names = sorted(short_name(claims[number].device) for number in refused)[:3]
+            text = "not counted: %d reports that the helper cannot open, or has twice: %s"
+            _LOG.log(WARNING, text, len(refused), ", ".join(names))
+        return [_lengths(each) for each in sums], included
+
+    def _deviation(self, kind: str = "sum") -> float:
+        """Return the standard deviation of both parties' noise, in units of length."""
+        return math.sqrt(2.0) * KINDS[kind] * self._sigma / SCALE
+
+    def _is_possible(self, values: FloatArray, reports: int, kind: str) -> bool:
+        """Whether honest reports can have a sum, given its noise."""
+        return float(np.abs(values).max()) <= reports + FAR * self._deviation(kind)
+
+    def _upload(self, values: FloatArray, reports: int, broadcast: Broadcast) -> Upload:
+        """Return a sum as an upload; it is shortened to the length that so many can have."""
+        deviation = self._deviation()
+        length = float(np.linalg.norm(values))
+        longest = reports + deviation * (math.sqrt(len(values)) + FAR)
+        values = values * min(1.0, longest / length) if length else values
+        upload = upload_of(values, deviation, broadcast, self._units, self._form)
+        assert upload.noise is not None
+        self._observe(upload.num_duels / reports, upload.noise.num_duels / reports, broadcast)
+        if upload.shares is not None:
+            upload = self._of_all(upload, reports, broadcast)
+        self._new_duels = upload.num_duels
+        return upload
+
+    def _of_all(self, upload: Upload, reports: int, broadcast: Broadcast) -> Upload:
+        """Return shares with public or noisy counts: the number of duels is of all devices."""
+        members = len(self.counted.keys() | set(self._included))
+        duels = max(0, round(members * self._rate[0] * self._rounds(broadcast)) - self.duels)
+        clip, shares = self._settings.clip, upload.shares
+        assert clip is not None
+        assert shares is not None
+        new = float(members - len(self.counted))
+        shares = shares._replace(squares=clip**2 * duels, members=new)
+        return upload._replace(num_duels=duels, shares=shares, coverage=reports / members)
+
+    # How many answers a device has.
+
+    def _observe(self, count: float, deviation: float, broadcast: Broadcast) -> None:
+        """Update the rate of answers by the mean number in the reports, which has noise."""
+        rounds = self._rounds(broadcast)
+        count, variance = count / rounds, (deviation / rounds) ** 2 + 1.0
+        mean, known = self._rate
+        gain = known / (known + variance)
+        most = float(self._settings.devices.max_duels)
+        self._rate = (min(max(1.0, mean + gain * (count - mean)), most), known * (1.0 - gain) + 1.0)
+
+    def _units_for(self, broadcast: Broadcast) -> dict[str, float]:
+        """Return the units of the parts, for as many answers as a device is expected to have."""
+        fresh = max(1, round(self._rate[0]))
+        answers = fresh * self._rounds(broadcast)
+        sizes, weights = sizes_and_weights(broadcast, self._settings, fresh, answers)
+        weights = {part: (1.0 - COUNT_WEIGHT) * weight for part, weight in weights.items()}
+        sizes[DUELS], weights[DUELS] = float(answers), COUNT_WEIGHT
+        units = units_of(sizes, weights)
+        return {part: units[part] for part in parts_of(broadcast)}
+
+    def _rounds(self, broadcast: Broadcast) -> int:
+        """Return how many rounds the number of duels in a report is of: all, with shares."""
+        play = broadcast.play
+        return play.last if broadcast.shares and play is not None else 1
+
+    def _nothing(self) -> Upload:
+        none = np.zeros((0, self._settings.dimension))
+        return statistics(Broadcast(None, None), none, np.zeros(0), none, self._form)
+
+    # The state.
+
+    def acknowledge(self, contributions: Mapping[int, Contribution]) -> None:
+        """Count the reports in the last sum; the next request to each device names the exchange."""
+        if self._header is None:
+            return
+        self.counted |= dict.fromkeys(self._included, self._header.number)
+        self.duels += self._new_duels
+        names = sorted(short_name(device) for device in self._included)
+        self._tally = Tally(self._new_duels, tuple((name, None, None) for name in names))
+
+    def tally(self) -> Tally:
+        """Return what was counted last."""
+        return self._tally
+
+    def name(self, node: int) -> str:
+        """Return the name of the device at a node, if it is known."""
+        device = self._identities.at(node)
+        return f"device {short_name(device)}" if device else super().name(node)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, as JSON values."""
+        return {
+            "counted": self.counted,
+            "duels": self.duels,
+            "nodes": self._identities.state(),
+            "number": self._number,
+            "rate": list(self._rate),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state` returned."""
+        self.counted, self.duels = dict(state["counted"]), state["duels"]
+        self._identities.restore(state["nodes"])
+        self._number = max(self._number, state["number"])
+        self._rate = tuple(state["rate"])
+
+
+def _lengths(words: Words) -> FloatArray:
+    """Return sums of integers in units of length."""
+    return signed(words).astype(np.float64) / SCALE
