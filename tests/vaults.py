@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from clients.store import DuelStore
 from clients.vault import Vault, VaultConfig, read_config
-from clients.vault.ledger import LedgerFile
+from clients.vault.ledger import Ledger, LedgerFile
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
@@ -68,7 +68,7 @@ class Phone:
         self.start()
 
     @property
-    def ledger(self):
+    def ledger(self) -> Ledger | None:
         return LedgerFile(self.config.ledger).read()
 
     def answer(self, *duels: tuple[Sequence[float], float]) -> None:
@@ -122,7 +122,9 @@ def personal(precision: Any = None, shift: Any = None, variance: float = 0.5) ->
     return Broadcast(PlayRequest(1, 1, prior), None, shares=True)
 
 
-def key_of(public: X25519PrivateKey = KEY, signer: Ed25519PrivateKey = SIGNER, key: int = 7):
+def key_of(
+    public: X25519PrivateKey = KEY, signer: Ed25519PrivateKey = SIGNER, key: int = 7
+) -> HelperKey:
     """Return a signed HPKE key of the helper."""
     return HelperKey(key, EXPIRES, public.public_key().public_bytes_raw()).sign(signer)
 
