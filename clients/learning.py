@@ -225,15 +225,19 @@ class PersonalLearner:
         precision, shift = estimates.shares()
         return ShareChange(precision[0], shift[0], losses, squared_lengths(new), members=1.0)
 
+    def relative(self, known: Evidence, new: Evidence) -> ShareChange:
+        """Return the share relative to the mean of the prior: ``m - M mean`` in place of m."""
+        change = self.share(known, new)
+        mean = self._estimates.prior_mean[0]
+        return change._replace(shift=change.shift - change.precision @ mean)
+
     def limited(self, known: Evidence, new: Evidence, units: Mapping[str, float]) -> ShareChange:
         """Return the share with the limit of privacy: relative to the mean of the prior.
 
         See :class:`fldb_flower.bandit.policies.PersonalPolicy`.
         """
         assert self._clip is not None
-        change = self.share(known, new)
-        mean = self._estimates.prior_mean[0]
-        change = change._replace(shift=change.shift - change.precision @ mean)
+        change = self.relative(known, new)
         names = ("precision", "shift", "losses")
         (factor,) = factors({name: getattr(change, name)[None] for name in names}, units)
         scaled = {name: factor * getattr(change, name) for name in names}

@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fldb_flower.errors import DataError, FederationError, SettingsError, one_line, shown
 
 KEY = "secure"
-"""Name of the entry with the bytes: that of :mod:`fldb_flower.wire.secure_messages`."""
+"""Name of the entry with the bytes, :mod:`fldb_flower.wire.secure_request`."""
 
 _HOSTS = ("127.0.0.1", "localhost", "::1")
 _SECONDS = 300.0  # for a reply; the vault waits 30 s for a locked store
@@ -42,7 +42,7 @@ def ask_vault(request: bytes, node_config: Mapping[str, Any], node: int) -> byte
     Parameters
     ----------
     request : bytes
-        Of :mod:`fldb_flower.wire.secure_messages`.
+        Of :mod:`fldb_flower.wire.secure_request`.
     node_config : mapping
         With ``service-url`` and ``node-token-file``.
     node : int

@@ -63,35 +63,35 @@ class UploadMaker:
         none = np.zeros((0, self._settings.dimension))
         return statistics(broadcast, none, np.zeros(0), none, self.form)
 
-    def upload(
-        self, broadcast: Broadcast, start: int, end: int, counted: int | None = None
-    ) -> tuple[Upload, Evidence]:
-        """Return the statistics of the answers between two cuts, and these answers.
+    def report(self, broadcast: Broadcast, known: Evidence, new: Evidence) -> Upload:
+        """Return the statistics of a person for a report of secure sums, which limits its length.
 
-        Parameters
-        ----------
-        broadcast : Broadcast
-            The request.
-        start, end : int
-            The cuts.
-        counted : int, optional
-            The cut, up to ``start``, whose share the server's sums contain; by default ``start``.
+        Those of new answers; with shares, the whole share, and the log losses of new answers.
         """
-        duels, known = self._store.evidence(start, end), start if counted is None else counted
+        settings = self._settings
+        assert settings.clip is not None
+        if not broadcast.shares:
+            differences = clipped(self._rows(new), settings.clip)
+            return statistics(broadcast, differences, new.preferences, differences, self.form)
+        change = PersonalLearner(settings, self._prior(broadcast)).relative(known, new)
+        count = len(known.numbers) + len(new.numbers)
+        return self._zeros(broadcast, count, 0)._replace(shares=change)
+
+    def upload(self, broadcast: Broadcast, start: int, end: int) -> tuple[Upload, Evidence]:
+        """Return the statistics of the answers between two cuts, and these answers."""
+        duels = self._store.evidence(start, end)
         if not (self._settings.is_private and broadcast.learns):
-            return self._exact(broadcast, duels, start, end, known), duels
+            return self._exact(broadcast, duels, start, end), duels
         try:
-            upload = self._limited(broadcast, duels, start, end, known)
+            upload = self._limited(broadcast, duels, start, end)
             if not np.isfinite(encode_statistics(upload, broadcast)).all():
                 raise FloatingPointError("a number is not finite")
         except (ConvergenceError, ArithmeticError, np.linalg.LinAlgError) as reason:
             _LOG.warning("%s", one_line(f"contributes zeros, with noise: {reason}"))
-            upload = self._zeros(broadcast, len(duels.numbers), known)
+            upload = self._zeros(broadcast, len(duels.numbers), start)
         return upload, duels
 
-    def _exact(
-        self, broadcast: Broadcast, duels: Evidence, start: int, end: int, known: int
-    ) -> Upload:
+    def _exact(self, broadcast: Broadcast, duels: Evidence, start: int, end: int) -> Upload:
         differences = self._rows(duels)
         upload = statistics(broadcast, differences, duels.preferences, differences, self.form)
         rotated = self.form.rotated
@@ -100,13 +100,10 @@ class UploadMaker:
             hessian=None if upload.hessian is None else rotated(upload.hessian),
         )
         if broadcast.shares:
-            change = self._share_change(broadcast, known, end, start)
-            upload = upload._replace(shares=change)
+            upload = upload._replace(shares=self._share_change(broadcast, start, end))
         return upload
 
-    def _limited(
-        self, broadcast: Broadcast, duels: Evidence, start: int, end: int, known: int
-    ) -> Upload:
+    def _limited(self, broadcast: Broadcast, duels: Evidence, start: int, end: int) -> Upload:
         """Return the statistics of clipped differences, with the limit on a person.
 
         The whole share is returned and none is stored: what the server's sums contain of this
@@ -122,8 +119,8 @@ class UploadMaker:
         learner = PersonalLearner(settings, self._prior(broadcast))
         store = self._store
         change = learner.limited(store.answers(0, start), store.answers(start, end), units)
-        change = change._replace(members=0.0 if known else 1.0)
-        return self._zeros(broadcast, len(duels.numbers), known)._replace(shares=change)
+        change = change._replace(members=0.0 if start else 1.0)
+        return self._zeros(broadcast, len(duels.numbers), start)._replace(shares=change)
 
     def _zeros(self, broadcast: Broadcast, count: int, known: int) -> Upload:
         """Return the upload of answers whose contribution is 0; numbers of answers are public.
@@ -146,8 +143,8 @@ class UploadMaker:
     def _rows(self, duels: Evidence) -> Array:
         return duels.differences.reshape(-1, self._settings.dimension)
 
-    def _share_change(self, broadcast: Broadcast, start: int, end: int, scored: int) -> ShareChange:
-        """Return the change of this device's share between two cuts, with losses after ``scored``.
+    def _share_change(self, broadcast: Broadcast, start: int, end: int) -> ShareChange:
+        """Return the change of this device's share between two cuts.
 
         The share at ``end`` is computed once, from all answers up to it that are left, and stored.
         """
@@ -157,7 +154,7 @@ class UploadMaker:
             learner = PersonalLearner(self._settings, self._prior(broadcast), store.share(start))
             known, new = store.answers(span.start, span.scored), store.answers(span.scored, end)
             store.keep_share(end, learner.share(known, new))
-        return store.share_change(start, end, scored)
+        return store.share_change(start, end)
 
     def _prior(self, broadcast: Broadcast) -> CommonPrior:
         prior = None if broadcast.play is None else broadcast.play.estimate
@@ -166,7 +163,11 @@ class UploadMaker:
         return private_prior(prior, self._settings)
 
     def synchronize(self, play: PlayRequest, counted: int, duels: int) -> None:
-        """Store the estimate of a broadcast.
+        """Store the estimate of a broadcast; see :meth:`synchronization`."""
+        self._store.synchronize(self.synchronization(play, counted, duels))
+
+    def synchronization(self, play: PlayRequest, counted: int, duels: int) -> Synchronization:
+        """Return the estimate of a broadcast as the store keeps it.
 
         Parameters
         ----------
@@ -199,15 +200,13 @@ class UploadMaker:
                     "the broadcast's W_sync is not positive definite: not stored"
                 ) from None
         chosen = {name: getattr(self._settings, name) for name in SELECTION_SETTINGS}
-        self._store.synchronize(
-            Synchronization(
-                received=time.time(),
-                round=play.last,
-                counted=counted,
-                duels=duels,
-                theta=theta,
-                information=self.form.pack(information),
-                parameters={**chosen, "lambda_": self._settings.ridge},
-                prior=prior,
-            )
+        return Synchronization(
+            received=time.time(),
+            round=play.last,
+            counted=counted,
+            duels=duels,
+            theta=theta,
+            information=self.form.pack(information),
+            parameters={**chosen, "lambda_": self._settings.ridge},
+            prior=prior,
         )

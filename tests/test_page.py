@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import sqlite3
 import threading
@@ -15,7 +16,6 @@ import numpy as np
 import pytest
 import uvicorn
 from accessibility import violations
-from fldb_flower.secure.header import Limits
 from test_report import (  # noqa: F401 - two of them are fixtures
     browser,
     chrome,
@@ -28,6 +28,7 @@ from test_report import (  # noqa: F401 - two of them are fixtures
     texts,
 )
 from test_service import TOKEN, TRAINS, recorded
+from vaults import configure
 
 from clients.preference_agent import PreferenceAgent
 from clients.service.app import create_app
@@ -36,7 +37,6 @@ from clients.service.node import Node
 from clients.store import Synchronization
 from clients.vault import read_config
 from fldb_flower.deployment.processes import free_port
-from simulations.local_vaults import create_vaults
 
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
 PICTURE = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='40' height='30'/%3E"
@@ -701,17 +701,34 @@ def test_progress_of_a_round_by_hand(page, start):
         assert page.execute_script("return inRounds(arguments[0])", changed) == text
 
 
+CLAIM = [
+    "Your answers stay on this device",
+    "Its reports are encrypted, and the server obtains only sums of them with noise, with the help"
+    " of a second party, the helper",
+    "What the server learns from your reports is differentially private, whatever it asks and"
+    " however many devices cooperate with it, as long as the helper follows the protocol and keeps"
+    " its keys secret",
+    "The same holds for the helper, as long as the server does",
+]
+
+
+def privacy_of(**changes):
+    values = {"epsilon": 1.8122, "delta": 1e-6, "max_epsilon": 3, "days": None, "refused": False}
+    return {"secure": True, "privacy": {**values, **changes}}
+
+
 def test_what_the_server_can_learn_by_hand(page, start):
     page.get(start().url())
     script = "return privacyOf(arguments[0])"
-    plain = page.execute_script(script, {"secure": False, "min_devices": None})
+    plain = page.execute_script(script, {"secure": False, "privacy": None})
     assert texts(page, "header p") == [plain]
     assert "devices" not in plain
-    secure = page.execute_script(script, {"secure": True, "min_devices": 10})
-    assert [sentence.strip() for sentence in secure.split(".")] == [
-        "Your answers stay on this device: the server can read only sums over the answers of at"
-        " least 10 devices",
-        "It also learns which devices took part, and when",
+    secure = page.execute_script(script, privacy_of())
+    assert [sentence.strip() for sentence in re.split(r"\.(?= |$)", secure)] == [
+        *CLAIM,
+        "For all reports so far, epsilon is 1.81, and your limit is 3 (delta 0.000001)",
+        "This includes answers that you delete later",
+        "The server also learns which devices took part, and when",
         "",
     ]
 
@@ -719,42 +736,28 @@ def test_what_the_server_can_learn_by_hand(page, start):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "all contributions so far cost epsilon 1.81 (delta 0.000001)"),
-        ({"max_epsilon": 4, "days": 30}, "of the last 30 days cost epsilon 1.81, of your limit of"),
-        ({"exact": True, "epsilon": None, "max_epsilon": 4}, "so far had no noise, or may have"),
+        ({"days": 30}, "For all reports of the last 30 days, epsilon is 1.81, and your limit is 3"),
+        ({"epsilon": 0.0}, "so far, epsilon is 0.00, and"),
         (
-            {"max_epsilon": 2, "refused": True},
-            "The last sum would have exceeded your limit, so this device did not take part.",
+            {"refused": True},
+            "The last exchange would have exceeded this limit, so this device did not take part.",
         ),
-        ({"noise": False}, None),
     ],
 )
-def test_what_the_noise_has_cost_by_hand(page, start, changes, words):
+def test_what_reports_have_cost_by_hand(page, start, changes, words):
     page.get(start().url())
-    privacy = {
-        "epsilon": 1.8122, "delta": 1e-6, "noise": True, "exact": False, "max_epsilon": None,
-        "days": None, **changes,
-    }  # fmt: skip
-    status = {"secure": True, "min_devices": 10}
-    script = "return privacyOf(arguments[0])"
-    plain = page.execute_script(script, status)
-    text = page.execute_script(script, {**status, "privacy": privacy})
-    assert text.startswith(plain)
-    if words is None:
-        assert text == plain
-    else:
-        assert words in text
+    text = page.execute_script("return privacyOf(arguments[0])", privacy_of(**changes))
+    assert words in text
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_with_a_vault_the_page_explains_secure_sums(scheme, page, start, tmp_path):
-    create_vaults(tmp_path / "signed", {"device1": tmp_path}, Limits(1, min_devices=3))
-    device = start(node=Node(read_config(tmp_path / "vault.toml"), "token-of-the-supernode"))
+    device = start(node=Node(read_config(configure(tmp_path)), "token-of-the-supernode"))
     device.propose()
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", WIDTHS["phone"])
     emulate(page, "prefers-color-scheme", scheme)
     page.get(device.url())
-    wait(lambda: "at least 3 devices" in texts(page, "header p")[0])
+    wait(lambda: f"{CLAIM[-1]}. For all reports so far" in texts(page, "header p")[0])
     wait_until_ready(page)
     assert violations(page) == []
 

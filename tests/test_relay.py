@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,27 +16,28 @@ from typing import Any
 import numpy as np
 import pytest
 import uvicorn
-from fldb_flower.wire.secure_messages import Hello, Introduced
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from starlette.testclient import TestClient
 from test_service import Process
-from vaults import Fleet
+from vaults import Phone, configure
 
 from clients import relay
 from clients.service import guard
 from clients.service.app import create_app
+from clients.service.catalogue import read_arms
 from clients.service.files import read_token
 from clients.service.node import Node
 from clients.vault import read_config
 from fldb_flower.deployment.processes import free_port
 from fldb_flower.errors import DataError, FederationError, SettingsError
-from fldb_flower.wire import secure_messages as messages
+from fldb_flower.wire.secure_request import HELLO, REFUSED, Reply, Request
 from simulations.engines.grid import InProcessGrid
+from strategies import secure_nodes
 
 ROOT = Path(__file__).parent.parent
 TOKEN, NODE_TOKEN = "a-token-of-the-page", "a-token-of-the-node"
 BINARY = {"Content-Type": "application/octet-stream"}
-HELLO = messages.encode(Hello(b""))
+ASKED = Request(HELLO).to_bytes()
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -43,36 +45,41 @@ def bearer(token: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory):
-    return Fleet(tmp_path_factory.mktemp("fleet"), 5)
-
-
-def app_of(fleet, **options: Any):
-    config = read_config(fleet.configure("d00"))
-    node = Node(config, NODE_TOKEN)
-    return create_app(fleet.phones["d00"].path, TOKEN, node=node, **options)
+def phone(tmp_path_factory):
+    return Phone(tmp_path_factory.mktemp("device"), time.time)
 
 
 @pytest.fixture(scope="module")
-def client(fleet):
-    with TestClient(app_of(fleet), base_url="http://127.0.0.1:8377") as client:
+def introduced(phone):
+    """The reply to the request ``hello``."""
+    return Reply(HELLO, phone.store.device_id)
+
+
+@pytest.fixture(scope="module")
+def app(phone):
+    return create_app(phone.path, TOKEN, node=Node(phone.config, NODE_TOKEN))
+
+
+@pytest.fixture(scope="module")
+def client(app):
+    with TestClient(app, base_url="http://127.0.0.1:8377") as client:
         yield client
 
 
 # --- the endpoint ----------------------------------------------------------------------------
 
 
-def test_the_vault_replies_in_bytes(client):
-    reply = client.post("/node", content=HELLO, headers=bearer(NODE_TOKEN))
+def test_the_vault_replies_in_bytes(client, introduced):
+    reply = client.post("/node", content=ASKED, headers=bearer(NODE_TOKEN))
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "application/octet-stream"
-    assert messages.decode_reply(reply.content) == Introduced("d00", 1)
+    assert Reply.from_bytes(reply.content) == introduced
     assert client.get("/node", headers=bearer(NODE_TOKEN)).status_code == 405
 
 
 def test_each_token_opens_its_own_endpoints_only(client):
-    assert client.post("/node", content=HELLO, headers=BINARY).status_code == 401
-    assert client.post("/node", content=HELLO, headers=bearer(TOKEN)).status_code == 401
+    assert client.post("/node", content=ASKED, headers=BINARY).status_code == 401
+    assert client.post("/node", content=ASKED, headers=bearer(TOKEN)).status_code == 401
     assert client.get("/status", headers=bearer(TOKEN)).status_code == 200
     for method, path in (
         ("GET", "/status"), ("GET", "/weights"), ("GET", "/duels/next"), ("DELETE", "/answers"),
@@ -84,9 +91,9 @@ def test_each_token_opens_its_own_endpoints_only(client):
 
 def test_other_hosts_and_types_of_content_are_refused(client):
     headers = {**bearer(NODE_TOKEN), "Host": "example.org"}
-    assert client.post("/node", content=HELLO, headers=headers).status_code == 400
+    assert client.post("/node", content=ASKED, headers=headers).status_code == 400
     headers = {**bearer(NODE_TOKEN), "Content-Type": "text/plain"}
-    reply = client.post("/node", content=HELLO, headers=headers)
+    reply = client.post("/node", content=ASKED, headers=headers)
     assert reply.status_code == 415
     assert "application/octet-stream" in reply.json()["detail"]
 
@@ -96,7 +103,7 @@ def test_requests_may_be_larger_than_those_of_the_page(client, monkeypatch):
     monkeypatch.setattr(guard, "MAX_NODE_BODY", 1000)
     large, larger = b"x" * 1000, b"x" * 1001
     reply = client.post("/node", content=large, headers=bearer(NODE_TOKEN))
-    assert isinstance(messages.decode_reply(reply.content), messages.Refused)
+    assert Reply.from_bytes(reply.content).kind == REFUSED
     assert client.post("/node", content=larger, headers=bearer(NODE_TOKEN)).status_code == 413
     reply = client.post("/node", content=iter([larger]), headers=bearer(NODE_TOKEN))  # no length
     assert reply.status_code == 413
@@ -105,23 +112,34 @@ def test_requests_may_be_larger_than_those_of_the_page(client, monkeypatch):
 
 def test_the_status_shows_secure_sums(client):
     status = client.get("/status", headers=bearer(TOKEN)).json()
-    assert (status["secure"], status["min_devices"]) == (True, 4)
+    assert status["secure"] is True
+    assert status["privacy"] == {
+        "epsilon": 0.0, "delta": 1e-6, "max_epsilon": 3.0, "days": None, "refused": False,
+    }  # fmt: skip
 
 
 def test_without_a_vault_nothing_is_at_node(tmp_path):
     app = create_app(tmp_path / "duels.db", TOKEN)
     with TestClient(app, base_url="http://127.0.0.1:8377") as client:
         for headers in (BINARY, bearer(TOKEN), bearer(NODE_TOKEN)):
-            reply = client.post("/node", content=HELLO, headers=headers)
+            reply = client.post("/node", content=ASKED, headers=headers)
             assert reply.status_code == 404
             assert "--vault FILE" in reply.json()["detail"]
 
 
-def test_a_vault_that_cannot_begin_closes_the_store(fleet):
-    (fleet.folder / "d01" / "device.key.epoch").write_bytes(b"[]")
-    node = Node(read_config(fleet.configure("d01")), NODE_TOKEN)
-    with pytest.raises(DataError, match=r"device\.key\.epoch"):
-        create_app(fleet.phones["d01"].path, TOKEN, node=node)
+def test_a_vault_that_cannot_begin_closes_the_store(tmp_path):
+    node = Node(read_config(configure(tmp_path)), NODE_TOKEN)
+    (tmp_path / "vault.ledger").write_bytes(b"[]")
+    with pytest.raises(DataError, match=r"vault\.ledger"):
+        create_app(tmp_path / "duels.db", TOKEN, node=node)
+
+
+def test_arms_of_another_dimension_than_that_of_the_vault_are_refused(tmp_path):
+    arms = tmp_path / "arms.json"
+    arms.write_text('[{"key": "a", "features": [1, 2, 3]}, {"key": "b", "features": [3, 2, 1]}]')
+    node = Node(read_config(configure(tmp_path)), NODE_TOKEN)
+    with pytest.raises(DataError, match=r"vault\.toml: dimension=2, but the arms have 3"):
+        create_app(tmp_path / "duels.db", TOKEN, node=node, catalogue=read_arms(arms))
 
 
 def test_the_nodes_token_may_be_readable_by_a_group(tmp_path, capsys):
@@ -155,11 +173,10 @@ def running(app):
 
 
 @pytest.fixture(scope="module")
-def service(fleet):
-    """The URL of a service with the vault of d02, and the token's file."""
-    node = Node(read_config(fleet.configure("d02")), NODE_TOKEN)
-    app = create_app(fleet.phones["d02"].path, TOKEN, node=node)
-    file = fleet.folder / "node-token"
+def service(phone):
+    """The URL of a service with the vault, and the token's file."""
+    app = create_app(phone.path, TOKEN, node=Node(phone.config, NODE_TOKEN))
+    file = phone.folder / "node-token"
     file.write_text(f"{NODE_TOKEN}\n")
     with running(app) as url:
         yield SimpleNamespace(url=url, token=file)
@@ -170,13 +187,12 @@ def node_config(service):
     return {"service-url": service.url, "node-token-file": str(service.token)}
 
 
-def test_the_key_is_that_of_the_messages():
-    assert relay.KEY == messages.KEY
+def test_the_key_is_that_of_the_server():
+    assert relay.KEY == secure_nodes.KEY
 
 
-def test_bytes_are_passed_on_and_back(node_config):
-    reply = relay.ask_vault(HELLO, node_config, 7)
-    assert messages.decode_reply(reply) == Introduced("d02", 1)
+def test_bytes_are_passed_on_and_back(node_config, introduced):
+    assert Reply.from_bytes(relay.ask_vault(ASKED, node_config, 7)) == introduced
 
 
 @pytest.mark.parametrize(
@@ -200,24 +216,24 @@ def test_a_wrong_node_config_is_one_line(node_config, changes, words):
     merged = {**node_config, **changes}
     config = {name: value for name, value in merged.items() if value is not None}
     with pytest.raises(SettingsError, match=words) as error:
-        relay.ask_vault(HELLO, config, 7)
+        relay.ask_vault(ASKED, config, 7)
     assert "\n" not in str(error.value)
 
 
-def test_a_service_that_is_down_or_refuses_is_one_line(node_config, tmp_path, fleet):
+def test_a_service_that_is_down_or_refuses_is_one_line(node_config, tmp_path):
     free = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(FederationError, match=rf"{free} .*does not reply.*fldb serve --vault"):
-        relay.ask_vault(HELLO, {**node_config, "service-url": free}, 7)
+        relay.ask_vault(ASKED, {**node_config, "service-url": free}, 7)
     wrong = tmp_path / "wrong"
     wrong.write_text(TOKEN)  # that of the page
     with pytest.raises(FederationError, match=rf"refuses the token in {wrong}"):
-        relay.ask_vault(HELLO, {**node_config, "node-token-file": str(wrong)}, 7)
+        relay.ask_vault(ASKED, {**node_config, "node-token-file": str(wrong)}, 7)
     wrong.write_text("two\nlines")
     with pytest.raises(SettingsError, match="contains no token"):
-        relay.ask_vault(HELLO, {**node_config, "node-token-file": str(wrong)}, 7)
+        relay.ask_vault(ASKED, {**node_config, "node-token-file": str(wrong)}, 7)
     plain = create_app(tmp_path / "plain.db", TOKEN)
     with running(plain) as url, pytest.raises(FederationError, match=r"replied 404: .* --vault"):
-        relay.ask_vault(HELLO, {**node_config, "service-url": url}, 7)
+        relay.ask_vault(ASKED, {**node_config, "service-url": url}, 7)
 
 
 # --- the ClientApp ----------------------------------------------------------------------------
@@ -235,37 +251,37 @@ def ask(node_config, content: RecordDict, **run_config: Any):
 
 
 def secure(content: bytes) -> RecordDict:
-    return RecordDict({"config": ConfigRecord({messages.KEY: content})})
+    return RecordDict({"config": ConfigRecord({relay.KEY: content})})
 
 
-def test_the_client_app_is_a_relay(node_config):
-    reply = ask(node_config, secure(HELLO), secure=True)
+def test_the_client_app_is_a_relay(node_config, introduced):
+    reply = ask(node_config, secure(ASKED), secure=True)
     assert list(reply.content) == ["config"]
-    assert list(reply.content["config"]) == [messages.KEY]
-    assert messages.decode_reply(reply.content["config"][messages.KEY]) == Introduced("d02", 1)
+    assert list(reply.content["config"]) == [relay.KEY]
+    assert Reply.from_bytes(reply.content["config"][relay.KEY]) == introduced
 
 
 @pytest.fixture
-def answered(fleet):
-    fleet.phones["d02"].answer(([1.0, 2.0], 1.0), ([3.0, 1.0], 1.0))
+def answered(phone):
+    phone.answer(([1.0, 2.0], 1.0), ([3.0, 1.0], 1.0))
 
 
 @pytest.mark.usefixtures("answered")
-def test_no_run_gets_an_upload_from_a_device_in_secure_sums(node_config, fleet):
+def test_no_run_gets_an_upload_from_a_device_in_secure_sums(node_config, phone):
     """Whatever the run says: secure or not, with a plain broadcast or a secure request."""
     plain = RecordDict({"arrays": ArrayRecord([np.zeros(2)]), "config": ConfigRecord({"first": 1})})
-    store = str(fleet.phones["d02"].path)
+    store = str(phone.path)
     for config, content, run, words in (
         (node_config, plain, {"secure": True}, "takes no others"),
         (node_config, plain, {"secure": False}, "set secure=true"),
-        (node_config, secure(HELLO), {"secure": False}, "set secure=true"),
+        (node_config, secure(ASKED), {"secure": False}, "set secure=true"),
         ({**node_config, "store-path": store}, plain, {"secure": True}, "takes no others"),
-        ({**node_config, "store-path": store}, secure(HELLO), {"secure": True}, "store-path"),
+        ({**node_config, "store-path": store}, secure(ASKED), {"secure": True}, "store-path"),
         ({**node_config, "store-path": store}, plain, {"secure": False}, "secure sums only"),
     ):
         with pytest.raises((DataError, SettingsError), match=words):
             ask(config, content, **run)
-    assert fleet.phones["d02"].store.sent == 0
+    assert phone.store.sent == 0
 
 
 # --- the command ------------------------------------------------------------------------------
@@ -277,11 +293,11 @@ def serve(*options: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_command_reports_a_wrong_vault(fleet, tmp_path):
+def test_the_command_reports_a_wrong_vault(tmp_path):
     store = tmp_path / "duels.db"
-    file = fleet.configure("d03", min_devices=1)
+    file = configure(tmp_path / "device", max_epsilon=0)
     for options, words in (
-        (["--vault", file], "vault.toml: min_devices is 1"),
+        (["--vault", file], "vault.toml: max_epsilon=0: must be"),
         (["--vault", tmp_path / "none.toml"], "cannot read"),
         (["--node-token-file", tmp_path / "token"], "--node-token-file needs --vault"),
     ):
@@ -293,16 +309,16 @@ def test_the_command_reports_a_wrong_vault(fleet, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_serves_the_vault(fleet, tmp_path):
-    options = ["--vault", str(fleet.configure("d04"))]
+def test_the_command_serves_the_vault(tmp_path):
+    options = ["--vault", str(configure(tmp_path / "device"))]
     process = Process(tmp_path / "duels.db", *options)
     try:
         token = tmp_path / "duels.db.node-token"
         assert stat.S_IMODE(token.stat().st_mode) == 0o600
         url = f"http://127.0.0.1:{process.port}"
         config = {"service-url": url, "node-token-file": str(token)}
-        reply = relay.ask_vault(HELLO, config, 7)
-        assert messages.decode_reply(reply) == Introduced("d04", 1)
+        reply = relay.ask_vault(ASKED, config, 7)
+        assert Reply.from_bytes(reply).kind == HELLO
         with process.client() as client:
             assert client.get("/status").json()["secure"] is True
             assert token.read_text().strip() not in process.printed

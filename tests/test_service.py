@@ -171,7 +171,7 @@ def test_status_and_prediction_follow_the_last_broadcast(client, path):
     assert client.get("/status").json() == {
         "open": 0, "answered": 0, "counted": 0, "sent": 0, "needed": None,
         "dimension": None, "theta": None, "round": None, "duels": None, "received": None,
-        "secure": False, "min_devices": None, "privacy": None,
+        "secure": False, "privacy": None,
     }  # fmt: skip
     answer(client, propose(client)["id"], "first")
     theta, information = np.array([2.0, -1.0]), np.array([50.0, 0.0, 50.0])
@@ -183,7 +183,7 @@ def test_status_and_prediction_follow_the_last_broadcast(client, path):
     assert client.get("/status").json() == {
         "open": 1, "answered": 1, "counted": 1, "sent": 1, "needed": None,
         "dimension": 2, "theta": [2.0, -1.0], "round": 4, "duels": 77, "received": 123.5,
-        "secure": False, "min_devices": None, "privacy": None,
+        "secure": False, "privacy": None,
     }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from clients.store import (
     UnknownDuelError,
 )
 from clients.store.database import Database
-from fldb_flower.errors import DataError, DeclinedError, FldbError, OutputError
+from fldb_flower.errors import DataError, FldbError, OutputError
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # for many small transactions
 HOUR = 3600.0
@@ -1091,11 +1091,11 @@ def test_a_store_of_schema_4_opens(path):
         with pytest.raises(DataError, match="at 1 different estimates"):
             store.admit(0, 3, np.array([0.5, 1.0]), 1)
         # What this version adds.
-        for part in ("journal", "numbers", "roster", "key"):
+        for part in ("journal", "report"):
             assert store.secure_part(part) is None
-        store.keep_secure_part("roster", b"signed")
-        assert store.secure_part("roster") == b"signed"
-        store.add_cut(0, 5, 2)
+        store.keep_secure_part("report", b"bytes")
+        assert store.secure_part("report") == b"bytes"
+        store.mark_sent(5)
         assert store.sent == 5
     assert rows(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
@@ -1110,7 +1110,7 @@ def test_a_transaction_is_rolled_back_as_a_whole(store):
     def fail():
         with store.transaction():
             store.keep_secure_part("journal", b"new")
-            store.add_cut(0, 3, 1)
+            store.mark_sent(3)
             store.synchronize(synchronization())
             raise KeyError
 
@@ -1120,7 +1120,7 @@ def test_a_transaction_is_rolled_back_as_a_whole(store):
     assert (store.sent, store.synchronized()) == (0, None)
     with store.transaction():
         store.keep_secure_part("journal", b"new")
-        store.add_cut(0, 3, 1)
+        store.mark_sent(3)
     assert (store.secure_part("journal"), store.sent) == (b"new", 3)
 
 
@@ -1133,25 +1133,13 @@ def test_other_processes_do_not_write_within_a_transaction(store, path, monkeypa
         assert other.secure_part("journal") is None
 
 
-def test_a_cut_of_a_secure_sum_needs_distinct_new_duels(store):
-    answer(store, 2)
-    with pytest.raises(DeclinedError):
-        store.add_cut(0, 2, 3)
-    store.add_cut(0, 2, 2)
-    with pytest.raises(DeclinedError):
-        store.add_cut(2, 2, 1)
-    assert store.sent == 2
-    store.expect(2)
-    answer(store, 1)
-    assert store.needed == 1
-
-
-def test_a_restored_store_skips_the_numbers_of_the_newer_one(store):
+def test_a_report_and_a_restored_store_mark_answers_as_sent(store):
     answer(store, 3)
-    store.skip_to(2)  # an earlier cut of the newer store
+    for position in (0, 2, 2):  # the last cut of a report, or an earlier one of a newer store
+        store.mark_sent(position)
     assert (store.last, store.sent) == (3, 2)
-    store.skip_to(7)
-    assert (store.last, store.sent, store.pruned) == (7, 7, 0)
+    store.mark_sent(7)  # of a newer store
+    assert (store.last, store.sent) == (7, 7)
     assert answer(store, 1) == [8]
     assert len(store.evidence(7, 7).numbers) == 0
 

@@ -1,949 +1,1025 @@
-"""The vault of a device in secure sums: exchanges, crashes, restored stores, limits, leaks."""
+"""The vault of a device in secure sums: order of writes, refusals, kills, backups, leaks."""
 
 from __future__ import annotations
 
-import datetime
-import json
-import os
+import hashlib
+import math
 import random
 import shutil
-import sqlite3
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import pytest
-from fldb_flower.secure.journal import Journal
-from fldb_flower.wire.secure_messages import Declined, Deliver, Hello, Introduced, Pieces, Refused
-from fldb_flower.wire.shared_broadcast import encode_shared
-from vaults import START, D, Fleet, Phone, common, shared_of
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from vaults import (
+    SIGNER,
+    START,
+    Clock,
+    D,
+    Phone,
+    common,
+    configure,
+    key_of,
+    opened,
+    personal,
+    request_for,
+    settings_of,
+)
 
-from clients.learning import PersonalLearner
-from clients.store import DuelStore, Synchronization, UndoError
+from clients.preference_agent import PreferenceAgent
+from clients.store import DuelStore, UndoError
 from clients.uploads import UploadMaker
 from clients.vault import WITHHELD, Vault, read_config
-from clients.vault.epoch import EpochFile
-from fldb_flower.bandit.prior import CommonPrior
-from fldb_flower.deployment import rosters
-from fldb_flower.errors import DataError, FldbError, OutputError, SecureError
+from clients.vault.journal import Journal
+from clients.vault.ledger import LedgerFile, day_of
+from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.errors import DataError, OutputError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.wire import secure_messages as messages
+from fldb_flower.secure.canonical import framed, unframed
+from fldb_flower.secure.report import COST, LEAST_SIGMA, SCALE
+from fldb_flower.wire.secure_request import (
+    ESTIMATE,
+    HELLO,
+    REFUSED,
+    REPORT,
+    Reply,
+    Request,
+    Shared,
+    encode_shared,
+)
 
 SOME = ([1.0, 0.5], 1.0), ([-0.25, 2.0], 0.0), ([3.0, 1.0], 0.5)
+UNIT = 1024.0
+"""Unit of all parts, a power of 2: numbers of reports are then multiples of it without rounding."""
 
 
 @pytest.fixture
-def fleet(tmp_path):
-    """Six devices with three answers each, which differ from device to device."""
-    made = Fleet(tmp_path, 6)
-    for number, phone in enumerate(made.phones.values()):
-        phone.answer(*(([x + number, y], won) for (x, y), won in SOME))
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def phone(tmp_path, clock):
+    """A device with three answers."""
+    made = Phone(tmp_path / "device", clock)
+    made.answer(*SOME)
     return made
 
 
-def integers(duels, exponents) -> list[int]:
-    """Return the numbers of FLDB-ONS at theta = 0 in fixed point, without NumPy.
+def ask_for(phone, number=None, broadcast=None, **changes) -> Request:
+    """Return a request with a new number, a second after the last one."""
+    phone.clock.now += 1.0
+    units = dict.fromkeys(("gradient", "information", "hessian", "num_duels"), UNIT)
+    if broadcast is not None and broadcast.shares:
+        units = dict.fromkeys(("shift", "precision", "losses", "num_duels"), UNIT)
+    number = phone.clock.ms if number is None else number
+    return request_for(number, broadcast, **{"units": units, **changes})
+
+
+def numbers_of(duels) -> list[Fraction]:
+    """Return the statistics of FLDB-ONS at theta = 0, exactly.
 
     The logistic function is 1/2 there, and its derivative 1/4; the features are multiples of 1/4.
     """
     gradient, gram = [Fraction(0)] * 2, [Fraction(0)] * 3
-    for difference, won in duels:
-        x, y = map(Fraction, difference)
+    for (x, y), won in ((map(Fraction, duel), won) for duel, won in duels):
         factor = Fraction(1, 2) - Fraction(won)
         gradient = [gradient[0] + factor * x, gradient[1] + factor * y]
         gram = [gram[0] + x * x, gram[1] + x * y, gram[2] + y * y]
-    hessian = [each / 4 for each in gram]
-    blocks = (gradient, gram, hessian, [Fraction(len(duels))])
-    scaled = [
-        each * Fraction(2) ** exponent
-        for block, exponent in zip(blocks, exponents, strict=True)
-        for each in block
-    ]
-    assert all(each.denominator == 1 for each in scaled)
-    return [int(each) for each in scaled]
+    return [*gradient, *gram, *(each / 4 for each in gram), Fraction(len(duels))]
 
 
-def exact_sum(state) -> list[int]:
-    """Return the sum of the field's elements as integers."""
-    half, order = 2**60, 2**61 - 1
-    return [n - order if n >= half else n for n in map(int, state.combine().numbers)]
+def check_numbers(integers, duels) -> None:
+    """Compare the integers of a report with the exact statistics, each rounded toward zero."""
+    for place, (number, right) in enumerate(zip(integers.tolist(), numbers_of(duels), strict=True)):
+        factor = math.sqrt(2.0) if place in {3, 6} else 1.0  # off the diagonal
+        assert number == math.trunc(float(right) / UNIT * factor * SCALE)
 
 
-def expected_sum(fleet, state, duels_of, max_duels=1000) -> list[int]:
-    shared = shared_of(common(), fleet.settings())
-    exponents = shared.encoding(len(state.header.asked), max_duels).exponents
-    rows = [integers(duels_of(fleet.phones[name]), exponents) for name in state.chosen]
-    return [sum(column) for column in zip(*rows, strict=True)]
+# --- what a report contains ------------------------------------------------------------------
 
 
-# --- whole exchanges -------------------------------------------------------------------------
+def test_a_report_has_the_statistics_and_each_answer_counts_once(phone):
+    first = ask_for(phone)
+    check_numbers(phone.opened(first), phone.given)
+    phone.answer(([0.5, -4.0], 0.0))
+    second = ask_for(phone, counted=first.header.number)
+    check_numbers(phone.opened(second), phone.given[3:])
+    third = ask_for(phone, counted=second.header.number)
+    assert not phone.opened(third).any()  # no new answers
+    assert phone.store.counts() == {"open": 0, "answered": 4, "counted": 4}
 
 
-def test_the_sum_is_exact_and_each_answer_counts_once(fleet):
-    _, state = fleet.exchange()
-    assert state.chosen == tuple(fleet.names)
-    assert exact_sum(state) == expected_sum(fleet, state, lambda phone: phone.given)
-    for phone in fleet.phones.values():
-        phone.answer(([0.5, -4.0], 0.0))
-    _, state = fleet.exchange()
-    assert exact_sum(state) == expected_sum(fleet, state, lambda phone: phone.given[3:])
+def test_answers_of_a_report_that_was_not_counted_are_sent_again(phone):
+    phone.opened(ask_for(phone))
+    assert phone.store.sent == 3
+    phone.answer(([0.5, -4.0], 0.0))
+    check_numbers(phone.opened(ask_for(phone)), phone.given)
 
 
-def test_answers_of_an_exchange_that_was_given_up_are_part_of_the_next(fleet):
-    fleet.collect(fleet.header())  # no opening
-    for phone in fleet.phones.values():
-        assert phone.store.sent == 3
-        phone.answer(([0.5, -4.0], 0.0))
-    _, state = fleet.exchange()
-    assert exact_sum(state) == expected_sum(fleet, state, lambda phone: phone.given)
+def test_what_is_counted_never_goes_back(phone):
+    """An older or unknown number, for example of a server that was restored, changes nothing."""
+    first = ask_for(phone)
+    phone.opened(first)
+    phone.answer(([0.5, -4.0], 0.0))
+    second = ask_for(phone, counted=first.header.number)
+    phone.opened(second)
+    phone.answer(([0.25, 2.0], 1.0))
+    phone.opened(ask_for(phone, counted=second.header.number))
+    for counted in (0, 1, first.header.number, first.header.number - 1):
+        check_numbers(phone.opened(ask_for(phone, counted=counted)), phone.given[4:])
+    assert phone.store.acknowledged == 4
+
+
+def test_differences_are_clipped(tmp_path, clock):
+    phone = Phone(tmp_path, clock)
+    phone.answer(([48.0, 0.0], 1.0))
+    check_numbers(phone.opened(ask_for(phone)), [([8.0, 0.0], 1.0)])
+
+
+def test_a_longer_vector_is_shortened_to_length_1(phone):
+    units = dict.fromkeys(("gradient", "information", "hessian", "num_duels"), 0.001)
+    integers = phone.opened(ask_for(phone, units=units))
+    right = np.array([float(each) for each in numbers_of(phone.given)])
+    right[[3, 6]] *= math.sqrt(2.0)
+    np.testing.assert_allclose(integers / SCALE, right / np.linalg.norm(right), atol=1e-9)
+    assert SCALE**2 * (1 - 1e-8) < sum(each * each for each in integers.tolist()) <= SCALE**2
+
+
+def share_by_hand(duels, precision, shift, variance, clip=8.0):
+    """Return M, and m relative to the prior's mean, by Newton's method without limits."""
+    scale = clip**2 / 10.0
+    a = np.array(precision) + 0.1 * scale * np.eye(D)  # personal_ridge: see the call
+    mean, v = np.linalg.solve(a, shift), variance / scale
+    q = np.linalg.inv(np.linalg.inv(a) + v * np.eye(D))
+    x, y = np.array([d for d, _ in duels]), np.array([won for _, won in duels])
+    theta = mean.copy()
+    for _ in range(100):
+        p = 1.0 / (1.0 + np.exp(-x @ theta))
+        hessian = (x * (p * (1 - p))[:, None]).T @ x
+        theta -= np.linalg.solve(hessian + q, x.T @ (p - y) + q @ (theta - mean))
+    p = 1.0 / (1.0 + np.exp(-x @ theta))
+    hessian = (x * (p * (1 - p))[:, None]).T @ x
+    linear = hessian @ theta - x.T @ (p - y)
+    mixed = np.eye(D) + v * hessian
+    m = np.linalg.solve(mixed, hessian)
+    return m, np.linalg.solve(mixed, linear) - m @ mean
+
+
+def test_a_share_is_whole_and_relative_to_the_mean(phone):
+    """Its losses are those of new answers; after all answers are deleted it is 0."""
+    settings = settings_of(algorithm="fldb_personal", personal_ridge=0.1)
+    prior = [[3.0, 1.0], [1.0, 4.0]], [0.5, -0.25]
+    broadcast = personal(*prior)
+    first = ask_for(phone, broadcast=broadcast, settings=settings)
+    m, shift = share_by_hand(phone.given, *prior, 0.5)
+    right = [*shift, m[0, 0], m[0, 1] * math.sqrt(2.0), m[1, 1]]
+    values = phone.opened(first) / SCALE * UNIT
+    np.testing.assert_allclose(values[:5], right, atol=1e-5)
+    assert values[5:16].max() > 0.01
+    assert values[16] == 3.0
+    phone.answer(([0.5, -4.0], 0.0))
+    phone.opened(ask_for(phone, broadcast=broadcast, settings=settings))
+    counted = phone.clock.ms
+    again = ask_for(phone, broadcast=broadcast, settings=settings, counted=counted)
+    values = phone.opened(again) / SCALE * UNIT
+    m, shift = share_by_hand(phone.given, *prior, 0.5)
+    np.testing.assert_allclose(values[:2], shift, atol=1e-5)
+    assert not values[5:16].any()  # all four are counted
+    assert values[16] == 4.0
+    phone.store.forget()
+    assert not phone.opened(ask_for(phone, broadcast=broadcast, settings=settings)).any()
+
+
+def test_forgotten_answers_are_not_sent_again(phone):
+    first = ask_for(phone)
+    reply = phone.ask(first)
+    phone.answer(([0.5, -4.0], 0.0))
+    phone.store.forget()
+    assert phone.ask(first) == reply  # it contains no answer in the clear
+    assert not phone.opened(ask_for(phone)).any()
+    phone.answer(([0.25, 2.0], 1.0))
+    check_numbers(phone.opened(ask_for(phone)), phone.given[4:])
+
+
+def test_pruned_answers_are_left_out(phone):
+    first = ask_for(phone)
+    phone.opened(first)
+    phone.opened(ask_for(phone, counted=first.header.number))
+    phone.answer(([0.5, -4.0], 0.0))
+    assert phone.store.prune(older_than=-1e12) == 3
+    check_numbers(phone.opened(ask_for(phone)), phone.given[3:])
+
+
+def test_an_answer_in_a_report_cannot_be_undone(phone):
+    proposal = phone.store.propose(np.array([1.0, 1.0]), np.nan, expire_after=1e9)
+    phone.store.record([(proposal.id, 1.0)])
+    phone.opened(ask_for(phone))
+    with pytest.raises(UndoError, match="part of an upload"):
+        phone.store.undo(proposal.id, expire_after=1.0)
+
+
+# --- order of writes -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """The order of writes and reads: ledger, answers, parts of the store, its commit."""
+    seen: list[str] = []
+
+    def observed(owner, name: str, event: Callable[..., str]) -> None:
+        original = getattr(owner, name)
+
+        def wrapper(self, *arguments, **keywords):
+            seen.append(event(*arguments))
+            return original(self, *arguments, **keywords)
+
+        monkeypatch.setattr(owner, name, wrapper)
+
+    observed(
+        LedgerFile, "write", lambda ledger: f"ledger {max(s.cut for s in ledger.stores.values())}"
+    )
+    observed(DuelStore, "answers", lambda *_: "answers")
+    observed(DuelStore, "evidence", lambda *_: "answers")
+    observed(DuelStore, "keep_secure_part", lambda part, _: part)
+    return seen
+
+
+def test_an_exchange_is_charged_before_an_answer_is_read(phone, events):
+    phone.opened(ask_for(phone))
+    first, last = events.index("ledger 0"), events.index("ledger 3")
+    assert first == 0
+    assert last == len(events) - 1
+    assert set(events[1:last]) == {"answers", "report", "journal"}
+    assert events.index("answers") < events.index("report")
+
+
+def test_the_report_is_stored_before_it_is_sent(phone, events):
+    request = ask_for(phone)
+    reply = phone.ask(request)
+    assert phone.store.secure_part("report") == reply.to_bytes()
+    (sent,) = phone.ledger.stores.values()
+    assert sent == (request.header.number, 3)
+    assert phone.ledger.days == {day_of(phone.clock.now): COST / 400}
+
+
+# --- refusals --------------------------------------------------------------------------------
+
+OTHER = Ed25519PrivateKey.from_private_bytes(bytes(32))
+
+
+def edited(request: Request, edit: Callable[[dict], None]) -> Request:
+    """Return a request with another broadcast, of which the header has the hash."""
+    names = ("duels", "header", "privacy", "settings", "units")
+    fields, body = unframed(request.broadcast, "it", names)
+    edit(fields)
+    content = framed(fields, body)
+    header = replace(request.header, broadcast=hashlib.sha256(content).digest())
+    return replace(request, header=header, broadcast=content)
+
+
+def refused_requests(phone) -> dict[str, tuple[Request, str]]:
+    """Return requests that are refused, each with words of the reason."""
+    phone.clock.now += 1.0
+    now = phone.clock.ms
+    good, three = request_for(now), settings_of(dimension=3)
+    estimate = Broadcast(common().play, None)
+    expired = replace(key_of(), expires=int(START) - 1).sign(SIGNER)
+    return {
+        "task": (request_for(now, task=bytes(32)), "another federation, helper or dimension"),
+        "key": (request_for(now, key=key_of(key=8)), "another key of the helper"),
+        "signer": (request_for(now, key=key_of(signer=OTHER)), "not signed by the pinned key"),
+        "expired": (request_for(now, key=expired), "expired"),
+        "past": (request_for(now - 86_400_001), "one of them is wrong"),
+        "future": (request_for(now + 600_001), "one of them is wrong"),
+        "before the ledger": (request_for(phone.ledger.created), "accepts exchanges after"),
+        "values": (request_for(now, numbers=10), "has 10 values, and its broadcast 9"),
+        "dimension": (request_for(now, common([0.0] * 3), settings=three), "dimension=3, and the"),
+        "noise": (request_for(now, multiplier=4.9), "more than a tenth of the device's limit"),
+        "no noise": (request_for(now, sigma=LEAST_SIGMA), "its noise multiplier is 0.25"),
+        "nothing": (request_for(now, estimate, numbers=1), "requests no statistics"),
+        "public": (
+            edited(good, lambda fields: fields["privacy"].update(epsilon="none")),
+            "no privacy.epsilon",
+        ),
+        "no prior": (
+            request_for(now, Broadcast(common().play, None, shares=True), numbers=17),
+            "shares without a prior",
+        ),
+        "units": (edited(good, lambda fields: fields.update(units={})), "the units must be of"),
+        "no unit": (
+            edited(good, lambda fields: fields["units"].update(gradient=0.0)),
+            "the unit of gradient must be a positive number",
+        ),
+        "hash": (replace(good, broadcast=good.broadcast + b"\0"), "another hash"),
+    }
+
+
+KINDS_OF_REFUSALS = (
+    "task", "key", "signer", "expired", "past", "future", "before the ledger", "values",
+    "dimension", "noise", "no noise", "nothing", "public", "no prior", "units", "no unit", "hash",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_REFUSALS)
+def test_a_refusal_costs_nothing_and_reads_no_answer(phone, events, kind):
+    requests = refused_requests(phone)
+    assert list(requests) == list(KINDS_OF_REFUSALS)
+    before, (request, words) = phone.ledger, requests[kind]
+    reply = phone.ask(request)
+    assert (reply.kind, reply.device, reply.report) == (REFUSED, phone.store.device_id, b"")
+    assert words in reply.reason
+    assert "\n" not in reply.reason
+    assert phone.ledger == before
+    assert not events
+    assert phone.store.sent == 0
+    check_numbers(phone.opened(ask_for(phone)), phone.given)
+
+
+def test_garbage_is_refused(phone):
+    content, chance = ask_for(phone).to_bytes(), random.Random(3)
+    fields, body = unframed(content, "the request", ("counted", "header", "key", "kind"))
+    damaged = [b"", b"x", content[:-1], content[:40], content + b"\0", b"\xff" * 64]
+    damaged += [chance.randbytes(chance.randrange(300)) for _ in range(50)]
+    for value in (None, True, -1, 2**70, "x", [], {}, [[]]):
+        damaged += [framed({**fields, name: value}, body) for name in fields]
+        for name in ("header", "key"):
+            inner = fields[name]
+            damaged += [framed({**fields, name: {**inner, each: value}}, body) for each in inner]
+    for reply in map(Reply.from_bytes, map(phone.vault.answer, damaged)):
+        assert reply.kind == REFUSED
+        assert reply.reason != WITHHELD
+    assert not phone.ledger.days
+    for place in chance.sample(range(len(content)), 300):  # a digit may be another valid one
+        changed = content[:place] + chance.randbytes(1) + content[place + 1 :]
+        assert Reply.from_bytes(phone.vault.answer(changed)).reason != WITHHELD
+
+
+@pytest.mark.parametrize("part", ["settings", "privacy", "units", "header", "duels"])
+def test_a_damaged_broadcast_is_refused(phone, part):
+    good = ask_for(phone)
+    values = (None, True, -1, 2**70, 1e300, 1e-300, "x", "", [], {}, [[]], [1] * 7, [2**60] * 7)
+    fields, _ = unframed(good.broadcast, "it", ("duels", "header", "privacy", "settings", "units"))
+    inner = list(fields[part]) if isinstance(fields[part], dict) else []
+    refused = 0
+    for value in values:
+        edits = [lambda fields, value=value: fields.update({part: value})]
+        edits += [lambda f, n=name, v=value: f[part].update({n: v}) for name in inner]
+        for edit in edits:
+            reply = phone.ask(
+                edited(replace(good, header=replace(good.header, task=bytes(32))), edit)
+            )
+            assert reply.kind == REFUSED
+            refused += "another federation" not in reply.reason
+    assert refused > 5
+    assert not phone.ledger.days
+
+
+def test_a_number_is_answered_once(phone):
+    """An identical request gets the stored bytes, also after a restart; no other request any."""
+    first = ask_for(phone)
+    reply = phone.ask(first)
+    phone.answer(([0.5, -4.0], 0.0))
+    phone.restart()
+    assert phone.ask(first) == reply
+    assert phone.ask(replace(first, counted=5)) == reply
+    before = phone.ledger
+    for changes in ({"multiplier": 21.0}, {"broadcast": common((0.5, 0.5))}, {"key": 8}):
+        key = key_of(key=8) if "key" in changes else None
+        broadcast = changes.pop("broadcast", None)
+        other = request_for(first.header.number, broadcast, **{**changes, "key": key})
+        if key:
+            other = replace(other, header=replace(other.header, key=8))
+        refusal = phone.ask(other)
+        assert refusal.kind == REFUSED
+        assert "with another header: it needs a new number" in refusal.reason
+    second = ask_for(phone)
+    phone.opened(second)
+    assert "accepts exchanges after" in phone.ask(first).reason
+    assert phone.ledger.spent() == pytest.approx(2 * before.spent())
+
+
+def test_hello_and_estimates_cost_nothing(phone):
+    before = phone.ledger
+    assert phone.ask(Request(HELLO)) == Reply(HELLO, phone.store.device_id)
+    shared = Shared(Broadcast(common((2.0, 3.0), round=4).play, None), settings_of(), 9, {})
+    reply = phone.ask(Request(ESTIMATE, broadcast=encode_shared(shared)))
+    assert reply == Reply(ESTIMATE, phone.store.device_id)
+    estimate = phone.store.synchronized()
+    assert (estimate.round, estimate.theta.tolist(), estimate.duels) == (4, [2.0, 3.0], 9)
+    assert (phone.ledger, phone.store.sent) == (before, 0)
+    request = ask_for(phone)
+    phone.opened(request)
+    assert phone.store.acknowledged == 0
+    phone.ask(Request(ESTIMATE, counted=request.header.number, broadcast=encode_shared(shared)))
+    assert phone.store.acknowledged == 3
+    assert not phone.opened(ask_for(phone)).any()
+
+
+def common_with(information) -> Broadcast:
+    return common()._replace(play=PlayRequest(1, 1, Estimate(np.zeros(D), information)))
+
+
+@pytest.mark.parametrize(
+    ("broadcast", "is_used"),
+    [
+        (common((1e300, -1e300)), False),
+        (common_with(-np.eye(D)), False),
+        (personal(np.eye(D) * 1e-300, [1e300, 1e300], variance=1e300), False),
+        (common((1e140, -1e140)), True),
+        (common_with(np.eye(D) * 1e-320), True),
+        (personal(np.eye(D) * 1e200, [0.0, 0.0], variance=1e300), False),
+        (personal(np.eye(D) * 1e100, [1e50, 0.0], variance=1e100), True),
+    ],
+    ids=["theta", "not definite", "shift", "long theta", "tiny W", "v", "large shares"],
+)
+def test_an_estimate_that_cannot_be_used_is_left_out(phone, broadcast, is_used, caplog):
+    """The report is sent as usual, and the person's next duel can be proposed."""
+    phone.opened(ask_for(phone, broadcast=common((0.5, -1.0), round=3)))
+    assert phone.opened(ask_for(phone, broadcast=broadcast)).shape
+    assert (phone.store.synchronized().theta.tolist() != [0.5, -1.0]) == is_used
+    assert ("an estimate from the server is not used" in caplog.text) != is_used
+    with PreferenceAgent(phone.path) as agent:
+        assert 0.0 <= agent.propose([[0.1, 0.9], [0.8, 0.2]]).predicted <= 1.0
+        assert np.isfinite(agent.explain().deviations).all()
+
+
+def test_a_failure_of_the_statistics_reports_zeros(phone, monkeypatch, caplog):
+    def fail(*_):
+        raise ZeroDivisionError("of answer 3")
+
+    monkeypatch.setattr(UploadMaker, "report", fail)
+    request = ask_for(phone)
+    assert not phone.opened(request).any()
+    assert "of answer 3" in caplog.text
+    assert phone.ledger.spent() == COST / 400
+    monkeypatch.undo()
+    check_numbers(phone.opened(ask_for(phone)), phone.given)
+
+
+def test_damage_of_the_files_is_named_only_in_the_log(phone, caplog):
+    phone.config.ledger.write_text("{}")
+    reply = phone.ask(ask_for(phone))
+    assert (reply.kind, reply.reason) == (REFUSED, WITHHELD)
+    assert f"{phone.config.ledger} lacks the field 'created'" in caplog.text
+    phone.config.ledger.unlink()
+    phone.store.keep_secure_part("journal", b"{}")
+    assert phone.ask(ask_for(phone)).reason == WITHHELD
+    assert "the journal of secure sums in" in caplog.text
+
+
+# --- the limit -------------------------------------------------------------------------------
+
+
+def delta_of(epsilon: float, mu: float) -> float:
+    """Return delta of a Gaussian mechanism (Balle and Wang 2018), with mpmath."""
+    with mpmath.workdps(40):
+        low, high = (
+            mu / 2 - mpmath.mpf(epsilon) / mu,
+            -mpmath.mpf(mu) / 2 - mpmath.mpf(epsilon) / mu,
+        )
+        return float(mpmath.ncdf(low) - mpmath.exp(epsilon) * mpmath.ncdf(high))
+
+
+def test_reports_end_at_the_limit(phone, caplog):
+    """With twelve exchanges, each of a tenth of the limit, ten are answered."""
+    multiplier = math.sqrt(10.0 * COST / phone.config.most) * (1.0 + 1e-9)
+    replies = [phone.ask(ask_for(phone, multiplier=multiplier)) for _ in range(12)]
+    assert [reply.kind for reply in replies] == [REPORT] * 10 + [REFUSED] * 2
+    assert replies[-1].reason == "the device's limit of privacy is spent"
+    spent = phone.vault.spent()
+    assert (spent.max_epsilon, spent.delta, spent.days, spent.refused) == (3.0, 1e-6, None, True)
+    mu = math.sqrt(10 * COST) / multiplier
+    assert delta_of(spent.epsilon, mu) == pytest.approx(1e-6, rel=1e-6)
+    assert spent.epsilon == pytest.approx(3.0, abs=1e-6)
+    assert "max_epsilon=3 in " in caplog.text
+    phone.restart()
+    assert phone.ask(ask_for(phone)).kind == REFUSED
+    configure(phone.folder, max_epsilon=3.5)
+    phone.restart()
+    assert phone.ask(ask_for(phone)).kind == REPORT
+    assert not phone.vault.spent().refused
+
+
+def test_the_limit_holds_for_any_period(tmp_path, clock):
+    """Reports are answered as soon as, and not before, the period allows them."""
+    phone = Phone(tmp_path, clock, privacy_days=30)
+    multiplier, replied = math.sqrt(10.0 * COST / phone.config.most) * (1 + 1e-9), []
+    for _ in range(200):
+        clock.now += 86_400 / 2
+        if phone.ask(ask_for(phone, multiplier=multiplier)).kind == REPORT:
+            replied.append(clock.now)
+    assert len(replied) > 20
+    for first, later in zip(replied, replied[10:], strict=False):
+        assert 30 * 86_400 < later - first < 33 * 86_400
+
+
+def test_two_federations_share_a_ledger_and_its_limit(tmp_path, clock):
+    ledger = f'"{tmp_path / "shared.ledger"}"'
+    one = Phone(tmp_path / "one", clock, ledger=ledger)
+    other = Phone(tmp_path / "other", clock, ledger=ledger, federation='"coffee"')
+    task = other.config.task
+    multiplier = math.sqrt(10.0 * COST / one.config.most) * (1.0 + 1e-9)
+    kinds = []
+    for _ in range(7):
+        clock.now += 1.0
+        kinds.append(one.ask(request_for(clock.ms, multiplier=multiplier)).kind)
+        kinds.append(other.ask(request_for(clock.ms, task=task, multiplier=multiplier)).kind)
+    assert kinds == [REPORT] * 10 + [REFUSED] * 4
+
+
+@pytest.mark.parametrize("now", [0.0, 1e6, START - 86_402, START + 86_410])
+def test_a_wrong_clock_refuses_and_changes_nothing(phone, now):
+    phone.opened(ask_for(phone))
+    request = ask_for(phone)
+    before, right = phone.ledger, phone.clock.now
+    phone.clock.now = now
+    assert "one of them is wrong" in phone.ask(request).reason
+    phone.restart()
+    assert phone.ledger == before
+    phone.clock.now = right
+    check_numbers(phone.opened(request), phone.given)
+
+
+@pytest.mark.parametrize("now", [0.0, START + 1e9])
+def test_a_ledger_of_a_wrong_clock_is_of_use_once_it_is_right(tmp_path, now):
+    clock = Clock(now)
+    phone = Phone(tmp_path, clock)
+    assert phone.ask(request_for(2000)).kind == REFUSED  # an exchange of 1970
+    clock.now = START
+    phone.ask(Request(HELLO))
+    phone.restart()
+    check_numbers(phone.opened(ask_for(phone)), [])
+
+
+# --- kills -----------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+WRITES = (
+    (LedgerFile, "write"), (DuelStore, "keep_secure_part"), (DuelStore, "mark_sent"),
+    (DuelStore, "synchronize"),
+)  # fmt: skip
+
+
+class Kills:
+    """Ends the process before or after a write, counted over all durable writes."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.seen, self.at = 0, -1
+        for owner, name in WRITES:
+            self._wrap(monkeypatch, owner, name)
+
+    def _wrap(self, monkeypatch, owner, name: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapper(this, *arguments):
+            self._step()
+            original(this, *arguments)
+            self._step()
+
+        monkeypatch.setattr(owner, name, wrapper)
+
+    def _step(self) -> None:
+        self.seen += 1
+        if self.seen - 1 == self.at:
+            raise Killed
+
+    def run(self, at: int, phone: Phone, request: Request) -> Reply | None:
+        """Ask, and return the reply, or restart the device and return None."""
+        self.seen, self.at = 0, at
+        try:
+            reply = phone.ask(request)
+        except Killed:
+            reply = None
+        self.at = -1
+        if reply is None:
+            phone.restart()
+        return reply
+
+
+@pytest.fixture
+def kills(monkeypatch):
+    return Kills(monkeypatch)
+
+
+STEPS = 14
+"""Before and after: ledger, journal, estimate, report, journal, cut, ledger."""
+
+
+@pytest.mark.parametrize("at", range(STEPS + 1))
+def test_a_kill_at_any_write(phone, kills, at):
+    """The number is charged once, and answered with the same bytes or not at all."""
+    request = ask_for(phone)
+    assert (kills.run(at, phone, request) is None) == (at < STEPS)
+    charges = phone.ledger.spent()
+    assert charges == (0.0 if at == 0 else COST / 400)
+    first, again = phone.ask(request), phone.ask(request)
+    assert first == again
+    assert phone.ledger.spent() == COST / 400
+    if first.kind == REPORT:
+        check_numbers(opened(request, first), phone.given)
+    else:
+        assert "after an interruption" in first.reason
+        assert 1 <= at < 12  # charged, and rolled back in the store
+    counted = request.header.number if first.kind == REPORT else 0
+    phone.answer(([0.5, -4.0], 0.0))
+    second = ask_for(phone, counted=counted)
+    check_numbers(phone.opened(second), phone.given[3:] if counted else phone.given)
 
 
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))]
 )
-def test_no_answer_is_lost_or_counted_twice(tmp_path, seed):
-    """Requests and replies are lost at random, devices restart, and openings fail.
+def test_no_answer_is_lost_or_counted_twice(tmp_path, kills, seed):
+    """Requests and replies are lost, and the device is killed at random.
 
-    The sums at theta = 0 add up: those of all exchanges that were counted are the statistics of all
-    answers up to each device's last counted cut.
+    The statistics of all reports that were counted add up to those of all answers.
     """
-    chance, fleet = random.Random(seed), Fleet(tmp_path, 7, min_devices=3, min_duels=2)
-    total, cut_of, cuts = [0] * 9, dict.fromkeys(fleet.names, 0), dict[tuple[str, bytes], int]()
-    for _ in range(10):
-        for phone in fleet.phones.values():
-            for _ in range(chance.choice([0, 2, 3, 4])):
-                duel = [chance.randrange(-8, 9) / 4, chance.randrange(-8, 9) / 4]
-                phone.answer((duel, chance.choice([0.0, 0.5, 1.0])))
-            if chance.random() < 0.3:
-                phone.restart()
-        header = fleet.header()
-        received = {}
-        for name in fleet.names:
-            if chance.random() < 0.2:
-                continue  # the request is lost
-            reply = fleet.phones[name].ask(fleet.request(header, name))
-            if isinstance(reply, Pieces):
-                cuts[name, header.exchange] = fleet.phones[name].store.sent
-                if chance.random() < 0.8:
-                    received[name] = reply
-        state = fleet.collect(header, *received) if len(received) >= header.least_devices else None
-        if state is None or chance.random() < 0.2:
-            continue
-        state = fleet.open(state)
-        total = [a + b for a, b in zip(total, exact_sum(state), strict=True)]
-        for name in state.chosen:
-            fleet.counted[name] = header.exchange
-            cut_of[name] = cuts[name, header.exchange]
-    shared = shared_of(common(), fleet.settings())
-    exponents = shared.encoding(7, 1000).exponents
-    rows = [integers(p.given[: cut_of[name]], exponents) for name, p in fleet.phones.items()]
-    assert sum(cut_of.values()) > 20
-    assert total == [sum(column) for column in zip(*rows, strict=True)]
+    chance, clock = random.Random(seed), Clock()
+    phone = Phone(tmp_path, clock, max_epsilon=100.0)
+    total, counted, charged, bodies = np.zeros(9), 0, 0, {}
+    for _ in range(40):
+        for _ in range(chance.choice([0, 1, 3])):
+            duel = [chance.randrange(-8, 9) / 4, chance.randrange(-8, 9) / 4]
+            phone.answer((duel, chance.choice([0.0, 0.5, 1.0])))
+        request = ask_for(phone, counted=counted)
+        number, reply, sent = request.header.number, None, False
+        for _ in range(chance.choice([1, 1, 2, 3])):
+            reply = kills.run(chance.choice([-1, chance.randrange(STEPS)]), phone, request)
+            if reply is not None and reply.kind == REPORT:
+                sent = True
+                assert bodies.setdefault(number, reply.report) == reply.report
+        charged += number in {last.number for last in phone.ledger.tasks.values()}
+        if sent and chance.random() < 0.6:
+            total += opened(request, Reply(REPORT, "", "", bodies[number], request.header.digest))
+            counted = number
+    request = ask_for(phone, counted=counted)
+    total += phone.opened(request)
+    assert phone.ledger.spent() == pytest.approx((charged + 1) * COST / 400)
+    right = np.array([float(each) for each in numbers_of(phone.given)]) / UNIT * SCALE
+    right[[3, 6]] *= math.sqrt(2.0)
+    assert len(phone.given) > 20
+    np.testing.assert_allclose(total, right, atol=50)  # each report is rounded
 
 
-def personal(precision, shift, lowest=0.25) -> Broadcast:
-    prior = CommonPrior(np.array(precision), np.array(shift), 0.5, 4.0)
-    play = PlayRequest(1, 1, prior)
-    return Broadcast(play, None, shares=True, lowest_variance=lowest)
-
-
-def test_shares_add_up_over_lost_exchanges(tmp_path):
-    """The sum of the changes that were counted is the sum of the devices' last shares."""
-    fleet, rng = Fleet(tmp_path, 6), np.random.default_rng(4)
-    settings = fleet.settings(algorithm="fldb_personal")
-    precision, shift, losses, members = np.zeros((D, D)), np.zeros(D), 0.0, 0.0
-    own = {name: (np.zeros((D, D)), np.zeros(D)) for name in fleet.names}
-    for exchange in range(4):
-        for phone in fleet.phones.values():
-            phone.answer(*((rng.normal(size=D), float(rng.integers(2))) for _ in range(3)))
-        broadcast = personal(precision, shift)
-        if exchange in {1, 2}:  # lost
-            fleet.collect(fleet.header(broadcast, settings))
-            continue
-        upload, _ = fleet.exchange(broadcast, settings)
-        right = {}
-        for name, phone in fleet.phones.items():
-            learner = PersonalLearner(settings, broadcast.play.estimate, own[name])
-            answers = phone.store.answers()
-            right[name] = learner.share(answers.after(answers.numbers[-1]), answers)
-        precision, shift = precision + upload.shares.precision, shift + upload.shares.shift
-        losses, members = losses + upload.shares.losses, members + upload.shares.members
-        own = {name: (each.precision, each.shift) for name, each in right.items()}
-        np.testing.assert_allclose(precision, sum(m for m, _ in own.values()), atol=1e-9)
-        np.testing.assert_allclose(shift, sum(m for _, m in own.values()), atol=1e-9)
-        assert members == 6
-    assert np.isfinite(losses).all()
-    assert upload.num_duels == 6 * 9  # with those of the two lost exchanges
-
-
-def test_the_estimate_is_stored_also_by_devices_that_decline(tmp_path):
-    fleet = Fleet(tmp_path, 6)
-    header = fleet.header(common((0.5, -1.0), round=3))
-    phone = fleet.phones["d00"]
-    assert phone.ask(fleet.request(header, "d00")) == Declined()
-    assert phone.store.needed == 1
-    estimate = phone.store.synchronized()
-    assert (estimate.round, estimate.theta.tolist()) == (3, [0.5, -1.0])
-    content = encode_shared(common((2.0, 3.0), round=4), fleet.settings(), duels=9)
-    assert phone.ask(Deliver(content, b"")) == messages.Delivered()
-    estimate = phone.store.synchronized()
-    assert (estimate.round, estimate.theta.tolist(), estimate.duels) == (4, [2.0, 3.0], 9)
-
-
-def test_the_last_estimate_says_what_is_counted(fleet):
-    _, state = fleet.exchange()
-    phone = fleet.phones["d00"]
-    assert phone.store.counts()["counted"] == 0
-    content = encode_shared(common(), fleet.settings(), duels=18)
-    phone.ask(Deliver(content, state.header.exchange))
-    assert phone.store.counts() == {"open": 0, "answered": 3, "counted": 3}
-
-
-def test_equal_duels_are_one_and_duels_of_equal_arms_none(tmp_path):
-    fleet = Fleet(tmp_path, 6, min_duels=2)
-    for phone in fleet.phones.values():
-        phone.answer(([1.0, 2.0], 1.0), ([-1.0, -2.0], 1.0), ([0.0, 0.0], 0.5), ([1.0, 2.0], 0.0))
-    header = fleet.header()
-    assert fleet.collect(header).sealed == {}
-    assert fleet.phones["d00"].store.needed == 1
-    assert fleet.phones["d00"].store.sent == 0
-    fleet.phones["d00"].answer(([1.0, 3.0], 1.0))
-    assert set(fleet.collect(fleet.header()).sealed) == {"d00"}
-
-
-def test_at_most_max_duels_of_the_oldest_answers_are_counted(fleet):
-    for phone in fleet.phones.values():
-        phone.answer(([7.0, 1.0], 0.0), ([7.0, 2.0], 0.0))
-    upload, _ = fleet.exchange(max_duels=4)
-    assert upload.num_duels == 6 * 4
-    upload, _ = fleet.exchange(max_duels=4)
-    assert upload.num_duels == 6
-
-
-def test_an_answer_in_a_contribution_cannot_be_undone(fleet):
-    store = fleet.phones["d00"].store
-    proposal = store.propose(np.array([1.0, 9.0]), np.nan, expire_after=1e9)
-    store.record([(proposal.id, 1.0)])
-    fleet.collect(fleet.header())
-    with pytest.raises(UndoError, match="part of an upload"):
-        store.undo(proposal.id, expire_after=1e9)
-
-
-def test_answers_that_were_pruned_before_the_first_exchange(tmp_path):
-    fleet = Fleet(tmp_path, 6)
-    for phone in fleet.phones.values():
-        phone.store.close()
-        phone.path.unlink()
-        (phone.folder / "device.key.epoch").unlink()
-        with DuelStore(phone.path) as store:
-            duels = [store.propose(np.array([1.0, n]), np.nan, expire_after=1e9) for n in range(5)]
-            store.record([(duel.id, 1.0) for duel in duels])
-            assert store.cut(0, 1, 3) == 3
-            plain = Synchronization(START, 1, 3, 18, np.zeros(D), np.eye(D)[np.triu_indices(D)], {})
-            store.synchronize(plain)
-            assert store.prune(-1.0) == 3
-        phone.start()
-    upload, _ = fleet.exchange()
-    assert upload.num_duels == 6 * 2
-
-
-@pytest.mark.parametrize(("failed", "covered"), [(2, slice(1, 5)), (3, slice(2, 6))])
-@pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_personal"])
-def test_after_many_failed_exchanges_the_oldest_answers_are_left_out(
-    tmp_path, algorithm, failed, covered
-):
-    """With n = 4, the cuts are 2, 4, 5 and 6: from the fifth answer on, one more each time."""
-    fleet, settings = Fleet(tmp_path, 6), None
-    broadcast = common()
-    if algorithm == "fldb_personal":
-        broadcast = personal(np.zeros((D, D)), np.zeros(D))
-        settings = fleet.settings(algorithm=algorithm)
-    for turn in range(failed + 1):
-        for phone in fleet.phones.values():
-            phone.answer(([2.0, turn], 1.0), ([turn, 3.0], 0.0))
-        if turn < failed:
-            fleet.collect(fleet.header(broadcast, settings, max_duels=4))
-    upload, state = fleet.exchange(broadcast, settings, max_duels=4)
-    assert upload.num_duels == 6 * 4
-    if algorithm == "fldb_ons":
-        right = expected_sum(fleet, state, lambda phone: phone.given[covered], max_duels=4)
-        assert exact_sum(state) == right
-        return
-    # The share is that of all answers. Losses and squares are sums over whole cuts: from the third
-    # answer on, of which the differences are (2, 1), (1, 3), (2, 2) and (2, 3).
-    squares = sum([5, 10, 8, 13][: covered.stop - 2])
-    assert upload.shares.squares == pytest.approx(6 * squares, rel=1e-9)
-    learner = PersonalLearner(settings, broadcast.play.estimate)
-    answers = fleet.phones["d00"].store.answers(0, covered.stop)
-    share = learner.share(answers.after(covered.stop), answers)
-    np.testing.assert_allclose(upload.shares.precision, 6 * share.precision, rtol=1e-9)
-    np.testing.assert_allclose(upload.shares.shift, 6 * share.shift, rtol=1e-9)
-
-
-# --- crashes and repetition ------------------------------------------------------------------
-
-
-def test_a_repetition_is_identical_after_a_restart_with_other_arithmetic(fleet, monkeypatch):
-    header, phone = fleet.header(), fleet.phones["d00"]
-    request = fleet.request(header, "d00")
-    first = phone.ask(request)
-    upload = UploadMaker.upload
-
-    def other(self, *arguments):
-        made, duels = upload(self, *arguments)
-        return made._replace(gradient=made.gradient + 1e-9), duels
-
-    monkeypatch.setattr(UploadMaker, "upload", other)
+@pytest.mark.parametrize("at", range(8))
+def test_a_kill_while_a_missing_ledger_is_replaced(phone, kills, at):
+    phone.opened(ask_for(phone))
+    phone.answer(([0.5, -4.0], 0.0))
+    phone.config.ledger.unlink()
+    kills.run(at, phone, ask_for(phone))
     phone.restart()
-    phone.answer(([5.0, 5.0], 1.0))
-    assert isinstance(first, Pieces)
-    assert phone.ask(request) == first
-    again = phone.ask(fleet.request(fleet.header(), "d00"))
-    assert isinstance(again, Pieces)  # with new answers
-    assert again != first
-
-
-class CrashError(Exception):
-    """The process ends here."""
-
-
-@pytest.mark.parametrize("place", ["before storing", "before the epoch", "before the reply"])
-@pytest.mark.parametrize("kind", ["collect", "open"])
-def test_a_crash_at_any_point_changes_nothing(fleet, monkeypatch, place, kind):
-    header, phone = fleet.header(), fleet.phones["d00"]
-    request = fleet.request(header, "d00")
-    if kind == "open":
-        state = fleet.collect(header).choose()
-        request = messages.Open(header.to_bytes(), state.pieces_for("d00"))
-
-    def crash(*_):
-        raise CrashError
-
-    with monkeypatch.context() as patch:
-        if place == "before storing":
-            patch.setattr(Journal, "contribute" if kind == "collect" else "open", crash)
-        elif place == "before the epoch":
-            patch.setattr(EpochFile, "write", crash)
-        else:
-            patch.setattr("clients.vault.vault.encode", crash)
-        with pytest.raises(CrashError):
-            phone.ask(request)
+    assert phone.vault.spent().epsilon == pytest.approx(3.0)
+    configure(phone.folder, max_epsilon=5.0)
     phone.restart()
-    reply = phone.ask(request)
-    assert isinstance(reply, Pieces | messages.Opened)
-    assert phone.ask(request) == reply
-    state = fleet.collect(header)
-    state = fleet.open(state)
-    assert exact_sum(state) == expected_sum(fleet, state, lambda each: each.given)
+    phone.clock.now += 700.0
+    assert not phone.opened(ask_for(phone)).any()
 
 
-def test_a_failure_to_write_gives_no_reply(fleet, monkeypatch, caplog):
-    def full(*_):
-        raise OutputError("no space left: 3 answers")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(EpochFile, "write", full)
-        request = fleet.request(fleet.header(), "d00")
-        assert fleet.phones["d00"].ask(request) == Refused(WITHHELD)
-    assert "no space left" in caplog.text
-    assert isinstance(fleet.phones["d00"].ask(request), Pieces)
+# --- backups, and several stores --------------------------------------------------------------
 
 
-def test_two_vaults_use_one_store(fleet):
-    phone = fleet.phones["d00"]
-    other = Phone(phone.folder, phone.name, phone.clock)
-    for _ in range(3):
-        request = messages.encode(fleet.request(fleet.header(), "d00"))
-        with ThreadPoolExecutor(2) as pool:
-            replies = [pool.submit(each.vault.answer, request) for each in (phone, other)]
-        one, two = (reply.result() for reply in replies)
-        assert one == two
-        assert isinstance(messages.decode_reply(one), Pieces)
-        phone.answer(([1.0, phone.store.last], 1.0))
-    assert phone.store.sent == 5
-    other.store.close()
+def copied(path: Path) -> Path:
+    copy = path.with_suffix(".backup")
+    with DuelStore(path) as store:
+        store.backup(copy)
+    return copy
 
 
-def test_forgotten_answers_are_sent_no_more(fleet):
-    header = fleet.header()
-    state, phone = fleet.collect(header), fleet.phones["d00"]
-    before = b"".join(file.read_bytes() for file in phone.folder.glob("duels.db*"))
-    journal = Journal.from_bytes(phone.store.secure_part("journal"))
-    numbers, seed = phone.store.secure_part("numbers"), journal.contribution.seed.hex().encode()
-    digest = journal.contribution.numbers.hex().encode()
-    assert all(each in before for each in (numbers, seed, digest))
-    phone.store.forget()
-    after = b"".join(file.read_bytes() for file in phone.folder.glob("duels.db*"))
-    assert not any(each in after for each in (numbers, seed, digest))
-    assert phone.ask(fleet.request(header, "d00")) == Declined()
-    phone.restart()
-    assert phone.ask(fleet.request(header, "d00")) == Declined()
-    state = fleet.open(state)  # as a member, it still opens
-    assert exact_sum(state) == expected_sum(fleet, state, lambda each: each.given)
-    phone.answer(([4.0, 4.0], 1.0))
-    for name in fleet.names[1:]:
-        fleet.phones[name].answer(([4.0, 4.0], 1.0))
-    _, state = fleet.exchange()  # of the first exchange, nothing was counted
-    assert "d00" in state.chosen
-    kept = {name: phone.given for name, phone in fleet.phones.items()}
-    kept["d00"] = [([0.0, 0.0], 0.5)] * 3 + phone.given[3:]
-    assert exact_sum(state) == expected_sum(fleet, state, lambda each: kept[each.name])
-
-
-def test_a_forgotten_share_is_subtracted_with_the_next_contribution(tmp_path):
-    fleet = Fleet(tmp_path, 6)
-    settings, phone = fleet.settings(algorithm="fldb_personal"), fleet.phones["d00"]
-    for each in fleet.phones.values():
-        each.answer(([2.0, 1.0], 1.0), ([1.0, -3.0], 0.0))
-    first, _ = fleet.exchange(personal(np.zeros((D, D)), np.zeros(D)), settings)
-    phone.store.forget()
-    assert phone.ask(fleet.request(fleet.header(), "d00")) == Declined()
-    for each in fleet.phones.values():
-        each.answer(([1.0, 1.0], 1.0))
-    sums = personal(first.shares.precision, first.shares.shift)
-    second, _ = fleet.exchange(sums, settings)
-    own = tuple(each / 6 for each in sums.play.estimate[:2])  # all have answered alike
-    right = []
-    for each in fleet.phones.values():
-        answers = each.store.answers()
-        learner = PersonalLearner(settings, sums.play.estimate, own)
-        right.append(learner.share(answers.after(answers.numbers[-1]), answers))
-    assert len(phone.store.answers().numbers) == 1
-    total = first.shares.precision + second.shares.precision
-    np.testing.assert_allclose(total, sum(share.precision for share in right), atol=1e-9)
-    total = first.shares.shift + second.shares.shift
-    np.testing.assert_allclose(total, sum(share.shift for share in right), atol=1e-9)
-
-
-def test_pruning_deletes_the_numbers_as_well(fleet):
-    _, state = fleet.exchange()
-    phone = fleet.phones["d00"]
-    phone.ask(Deliver(encode_shared(common(), fleet.settings(), 9), state.header.exchange))
-    assert phone.store.secure_part("numbers") is not None
-    assert phone.store.prune(-1.0) == 3
-    assert phone.store.secure_part("numbers") is None
-
-
-# --- stores that were restored from a backup --------------------------------------------------
-
-
-def copied(phone, tmp_path):
-    backup = tmp_path / "backup.db"
-    phone.store.backup(backup)
-    return backup
-
-
-def restore(phone, backup):
+def restore(phone, copy: Path) -> None:
     phone.store.close()
-    for file in phone.folder.glob("duels.db*"):
-        file.unlink()
-    shutil.copy(backup, phone.path)
+    for suffix in ("-wal", "-shm"):
+        path = Path(f"{phone.path}{suffix}")
+        path.unlink(missing_ok=True)
+    shutil.copy(copy, phone.path)
     phone.start()
 
 
-def test_a_restored_store_opens_no_second_set(fleet, tmp_path, caplog):
-    """The backup was made between the contribution and the opening of one exchange."""
-    header = fleet.header()
-    state, phone = fleet.collect(header).choose(), fleet.phones["d00"]
-    backup = copied(phone, tmp_path)
-    pieces = state.pieces_for("d00")
-    assert isinstance(phone.ask(messages.Open(header.to_bytes(), pieces)), messages.Opened)
-    restore(phone, backup)
-    assert "was restored from a backup" in caplog.text
-    fewer = dict(list(pieces.items())[:5])
-    reply = phone.ask(messages.Open(header.to_bytes(), fewer))
-    assert isinstance(reply, Refused)
-    assert "not later than" in reply.reason
+def test_a_restored_store_sends_no_answer_again(phone, caplog):
+    copy = copied(phone.path)
+    phone.answer(([0.5, -4.0], 0.0))
+    request = ask_for(phone)
+    phone.opened(request)
+    restore(phone, copy)
+    assert "was restored from a backup: its answers up to number 4" in caplog.text
+    assert "after an interruption" in phone.ask(request).reason
+    assert phone.ledger.spent() == COST / 400
+    assert (phone.store.last, phone.store.sent) == (4, 4)
+    phone.answer(([0.25, 2.0], 1.0))
+    for counted in (0, request.header.number):
+        check_numbers(phone.opened(ask_for(phone, counted=counted)), phone.given[4:])
 
 
-def test_a_restored_store_sends_no_answer_again(fleet, tmp_path):
-    phone = fleet.phones["d00"]
-    backup = copied(phone, tmp_path)
-    fleet.exchange()
-    for each in fleet.phones.values():
-        each.answer(([6.0, 6.0], 1.0), ([6.0, 7.0], 1.0))
-    fleet.exchange()  # up to 5
-    restore(phone, backup)  # 3 answers
-    assert phone.store.last == 5
-    header = fleet.header()
-    assert phone.ask(fleet.request(header, "d00")) == Declined()
-    for each in fleet.phones.values():
-        each.answer(([1.0, 1.0], 1.0))
-    assert phone.store.last == 6
-    upload, state = fleet.exchange()
-    assert len(state.chosen) == 6
-    assert upload.num_duels == 6
+def test_a_restored_store_knows_what_was_counted_in_a_report_that_it_lacks(phone):
+    """The lost report covers the same answers as the last one that it knows."""
+    phone.opened(ask_for(phone))
+    copy = copied(phone.path)
+    second = ask_for(phone)
+    phone.opened(second)
+    restore(phone, copy)
+    assert not phone.opened(ask_for(phone, counted=second.header.number)).any()
+
+
+def test_a_missing_ledger_counts_as_spent(phone, caplog):
+    request = ask_for(phone)
+    phone.opened(request)
+    phone.answer(([0.5, -4.0], 0.0))
+    phone.config.ledger.unlink()
+    assert phone.vault.spent().epsilon == pytest.approx(3.0)
     phone.restart()
-    assert phone.store.last == 6
+    assert "vault.ledger is missing, or older than" in caplog.text
+    assert "max_epsilon in " in caplog.text
+    assert phone.vault.spent().epsilon == pytest.approx(3.0)
+    assert "accepts exchanges after" in phone.ask(request).reason
+    phone.clock.now += 700.0
+    assert phone.ask(ask_for(phone)).reason == "the device's limit of privacy is spent"
+    configure(phone.folder, max_epsilon=5.0)
+    phone.restart()
+    assert not phone.opened(ask_for(phone)).any()  # the store may be a backup as well
+    phone.answer(([0.25, 2.0], 1.0))
+    check_numbers(phone.opened(ask_for(phone)), phone.given[4:])
 
 
-def test_a_lost_store_continues_after_the_last_cut(fleet):
-    phone = fleet.phones["d00"]
-    fleet.exchange()
-    phone.store.close()
-    for file in phone.folder.glob("duels.db*"):
-        file.unlink()
-    phone.start()
-    assert phone.store.last == 3
-    with pytest.raises(DataError, match="left"):
-        phone.store.evidence(0, 3)
+def test_an_older_ledger_counts_as_missing(phone):
+    phone.opened(ask_for(phone))
+    old = phone.config.ledger.read_bytes()
+    second = ask_for(phone)
+    phone.opened(second)
+    phone.config.ledger.write_bytes(old)
+    phone.restart()
+    assert phone.vault.spent().epsilon > 3.0
+    assert phone.ask(second).kind == REFUSED
 
 
-def test_another_store_does_not_evade_the_epoch_of_the_key(fleet):
-    phone = fleet.phones["d00"]
-    header = fleet.header()
-    state = fleet.open(fleet.collect(header))
-    phone.store.close()
-    phone.path = phone.folder / "other.db"
-    phone.start()
-    assert phone.store.last == 3
-    pieces = dict(list(state.pieces_for("d00").items())[:5])
-    reply = phone.ask(messages.Open(header.to_bytes(), pieces))
-    assert isinstance(reply, Refused)
-    assert "not later than" in reply.reason
+def test_a_new_store_does_not_evade_the_ledger(phone, clock):
+    first = ask_for(phone)
+    phone.opened(first)
+    other = Phone(phone.folder, clock, "other.db")
+    other.answer(*SOME)
+    assert "after an interruption" in other.ask(first).reason
+    check_numbers(other.opened(ask_for(other)), other.given)  # its answers were never sent
+    assert phone.ledger.spent() == pytest.approx(2 * COST / 400)
+    phone.answer(([0.5, -4.0], 0.0))
+    check_numbers(phone.opened(ask_for(phone, counted=first.header.number)), phone.given[3:])
 
 
-def test_a_missing_epoch_file_needs_a_new_key(fleet):
-    phone = fleet.phones["d00"]
-    fleet.exchange()
-    phone.answer(([6.0, 5.0], 1.0))
-    phone.store.close()
-    (phone.folder / "device.key.epoch").unlink()
-    with pytest.raises(DataError, match=r"device\.key\.epoch is missing.*create a new key"):
-        phone.start()
-    phone.store.close()
-    for suffix in ("", ".pub"):
-        (phone.folder / f"device.key{suffix}").unlink()
-    rosters.create_device_key(phone.folder / "device.key")
-    certified = [f"d00={phone.folder / 'device.key.pub'}"]
-    rosters.renew_roster(fleet.roster_file, fleet.folder / "signer", certified, ["d00"])
-    phone.start()
-    for name in fleet.names[1:]:
-        assert fleet.phones[name].ask(Hello(b"")) == Introduced(name, 2)
-    for each in fleet.phones.values():
-        each.answer(([6.0, 6.0], 1.0))
-    upload, _ = fleet.exchange()
-    assert upload.num_duels == 6  # the earlier ones may have been sent
+def test_two_stores_with_one_ledger_never_undercount(tmp_path, clock):
+    """Both are asked at the same time; of the same number, one is answered."""
+    multiplier = 50.0
+    phones = [Phone(tmp_path, clock, f"{name}.db") for name in ("one", "two")]
+    clock.now += 100.0
+    replies: dict[int, list[Reply]] = {number: [] for number in range(clock.ms - 99, clock.ms)}
+
+    def ask_all(phone):
+        for number, each in replies.items():
+            each.append(phone.ask(request_for(number, multiplier=multiplier)))
+
+    threads = [threading.Thread(target=ask_all, args=[phone]) for phone in phones]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    answered = [sum(reply.kind == REPORT for reply in each) for each in replies.values()]
+    assert set(answered) <= {0, 1}
+    assert sum(answered) > 50
+    assert phones[0].ledger.spent() == pytest.approx(sum(answered) * COST / multiplier**2)
 
 
-def test_a_damaged_epoch_file_is_one_line(fleet):
-    phone = fleet.phones["d00"]
-    phone.store.close()
-    (phone.folder / "device.key.epoch").write_bytes(b"{")
-    with pytest.raises(DataError, match=r"device\.key\.epoch is not valid JSON"):
-        phone.start()
+def test_a_vault_waits_for_the_lock(phone):
+    done = []
+    thread = threading.Thread(target=lambda: done.append(phone.ask(request)))
+    request = ask_for(phone)
+    with LedgerFile(phone.config.ledger).locked():
+        thread.start()
+        thread.join(0.3)
+        assert not done
+    thread.join(30)
+    assert done[0].kind == REPORT
 
 
-def test_the_epoch_of_two_vaults_never_goes_back(fleet):
-    phone = fleet.phones["d00"]
-    other = Phone(phone.folder, phone.name, phone.clock)
-    seen = []
-    for turn in range(4):
-        phone.answer(([2.0, turn], 1.0))
-        [phone, other][turn % 2].ask(fleet.request(fleet.header(), "d00"))
-        epoch = json.loads((phone.folder / "device.key.epoch").read_text())
-        seen.append((epoch["contributed"], epoch["cut"]))
-    assert seen == sorted(set(seen))
-    assert seen[-1] == (int(fleet.now * 1000), 7)
-    other.store.close()
-
-
-# --- what is refused -------------------------------------------------------------------------
-
-
-def refusal(fleet, header, name="d00") -> str:
-    reply = fleet.phones[name].ask(fleet.request(header, name))
-    assert isinstance(reply, Refused), reply
-    return reply.reason
-
-
-def test_another_encoding_than_that_of_the_broadcast_is_refused(fleet):
-    header = fleet.header()
-    wrong = replace(header, numbers=header.numbers + 1)
-    assert "another encoding" in refusal(fleet, wrong)
-    wrong = replace(header, encoding=header.encoding.replace(b"[2,", b"[1,"))
-    assert "another encoding" in refusal(fleet, wrong)
-    assert isinstance(fleet.phones["d00"].ask(fleet.request(header, "d00")), Pieces)
-
-
-def test_the_owners_limits_hold(fleet):
-    phone = fleet.phones["d00"]
-    for limit, words in (
-        ({"min_devices": 5}, "min_devices=4, and the device requires 5"),
-        ({"min_duels": 2}, "min_duels=1, and the device requires 2"),
-        ({"min_committee": 7}, "requires 7"),
-        ({"max_duels": 500}, "max_duels=1000"),
-        ({"max_difference": 5.0}, "max_difference=8, and the device accepts at most 5"),
-    ):
-        fleet.configure("d00", **limit)
+def test_the_ledger_is_readable_by_its_owner_only(phone):
+    phone.opened(ask_for(phone))
+    for path in (phone.config.ledger, phone.config.ledger.with_name("vault.ledger.lock")):
+        assert path.stat().st_mode & 0o777 == 0o600
+    phone.config.ledger.chmod(0o620)
+    with pytest.raises(DataError, match=r"other users can write .*vault\.ledger"):
         phone.restart()
-        assert words in refusal(fleet, fleet.header())
-    fleet.configure("d00", max_difference=8)
-    phone.restart()
-    assert isinstance(phone.ask(fleet.request(fleet.header(), "d00")), Pieces)
 
 
-def test_requests_that_no_server_makes_are_refused(fleet):
-    personal_settings = fleet.settings(algorithm="fldb_personal")
-    phone = fleet.phones["d00"]
-    nothing = common()._replace(theta_hat=None, hessian=False)
-    assert "requests no statistics" in refusal(fleet, fleet.header(nothing))
-    right = personal(np.eye(D), np.zeros(D))
-    header = fleet.header(right, personal_settings)
-    for wrong in (right._replace(lowest_variance=0.0), right._replace(play=None)):
-        content = encode_shared(wrong, personal_settings, 7)
-        assert "without a prior" in refusal(fleet, replace(header, broadcast=content))
-    other = replace(header, broadcast=b"\0\0\0\x02{}")
-    assert "the broadcast of the exchange" in refusal(fleet, other)
-    other = fleet.header(common((0.0, 0.0, 0.0)), fleet.settings(dimension=3))
-    assert "dimension=3, and the device has another" in refusal(fleet, other)
-    reply = messages.decode_reply(phone.vault.answer(b"none"))
-    assert isinstance(reply, Refused)
-    assert "another format" in reply.reason
-    unknown = messages.Collect(fleet.header().to_bytes(), bytes(16))
-    fleet.collect(fleet.header())
-    reply = phone.ask(replace(unknown, header=fleet.header().to_bytes()))
-    assert "has no contribution here" in reply.reason
+# --- what the server observes ----------------------------------------------------------------
 
 
-def test_a_value_beyond_its_bound_is_named_only_in_the_log(fleet, caplog):
-    fleet.phones["d00"].answer(([900.0, 0.25], 1.0))
-    header = fleet.header(settings=fleet.settings(max_difference=1.0), max_duels=4)
-    assert refusal(fleet, header) == WITHHELD
-    assert "the gradient[0] = -450.625: must be from -4 to 4" in caplog.text
-    assert fleet.phones["d00"].store.sent == 4  # the server observes the refusal: once for each cut
+def hostile(chance: random.Random, now: int, sent: list[bytes]) -> bytes:
+    """Return a request that a server makes which tries everything."""
+
+    def size() -> float:
+        return 10.0 ** chance.uniform(-300, 300)
+
+    if sent and chance.random() < 0.2:
+        return chance.choice(sent)  # again, or an old one
+    theta = [chance.choice([0.0, size(), -size()]) for _ in range(D)]
+    broadcast = common(theta, round=chance.randrange(1, 9))
+    units = {"gradient": size(), "information": size(), "hessian": size(), "num_duels": size()}
+    if chance.random() < 0.5:
+        shift = [chance.choice([0.0, size(), -size()]) for _ in range(D)]
+        matrix = np.diag([size(), size()]) if chance.random() < 0.7 else np.eye(D)
+        broadcast = personal(matrix, shift, variance=size())
+        units = {"shift": size(), "precision": size(), "losses": size(), "num_duels": size()}
+    if chance.random() < 0.3:
+        units = dict.fromkeys(units, 1e-300)
+    number = now + chance.choice([0, 0, 0, 0, 1, -5, 600_000, 10**7, -(10**9)])
+    changes = {
+        "multiplier": 10.0 ** chance.uniform(0, 6),
+        "counted": chance.choice([0, now, 2**53]),
+    }
+    request = request_for(number, broadcast, units=units, **changes)
+    content = request.to_bytes()
+    if chance.random() < 0.1:
+        content = bytearray(content)
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    elif chance.random() < 0.1:
+        shared = replace(request, kind=ESTIMATE, header=None, key=None)
+        content = shared.to_bytes()
+    return bytes(content)
 
 
-def test_damage_of_the_store_is_named_only_in_the_log(fleet, caplog):
-    phone = fleet.phones["d00"]
-    with closing(sqlite3.connect(phone.path)) as rows, rows:
-        rows.execute("UPDATE secure SET content = 'x' WHERE name = 'journal'")
-        rows.execute("INSERT OR REPLACE INTO secure VALUES ('journal', x'7b')")
-    assert refusal(fleet, fleet.header()) == WITHHELD
-    assert "the journal is not valid JSON" in caplog.text
+def live(phone, chance: random.Random) -> None:
+    """Let the person of a device do something."""
+    kind = chance.random()
+    if kind < 0.3:
+        exponent = chance.choice([0, 0, 0, 50, 99, -99])
+        duel = (np.array([chance.gauss(0, 1), chance.gauss(0, 1)]) * 10.0**exponent).tolist()
+        phone.answer((duel, chance.choice([0.0, 0.5, 1.0])))
+    elif kind < 0.32:
+        phone.store.forget()
+    elif kind < 0.34:
+        phone.store.prune(older_than=-1e12)
 
 
-def test_wrong_pieces_name_their_sender(fleet):
-    state = fleet.collect(fleet.header()).choose()
-    pieces = {**state.pieces_for("d00"), "d03": bytes(60)}
-    reply = fleet.phones["d00"].ask(messages.Open(state.header.to_bytes(), pieces))
-    assert reply == messages.Blamed(("d03",))
+@pytest.mark.parametrize("requests", [100, pytest.param(500, marks=pytest.mark.slow)])
+def test_replies_tell_nothing_about_answers(tmp_path, monkeypatch, requests):
+    """Two persons with different answers, and a device whose statistics fail, reply alike."""
+    clock, chance = Clock(), random.Random(11)
+    phones = [Phone(tmp_path / name, clock, max_epsilon=1000.0) for name in ("one", "two")]
+    phones[0].answer(*SOME * 10)
+    for _ in range(5):
+        phones[1].answer(([1e90, -1e95], 1.0))
+    report, fails = UploadMaker.report, random.Random(5)
+
+    def failing(self, broadcast, known, new):
+        if self is not None and known.numbers.size + new.numbers.size and fails.random() < 0.2:
+            raise fails.choice([KeyError("x"), ArithmeticError(), MemoryError(), OutputError("x")])
+        return report(self, broadcast, known, new)
+
+    monkeypatch.setattr(UploadMaker, "report", failing)
+    sent, kinds, nonzero = [], [], 0
+    persons = random.Random(1), random.Random(2)
+    for _ in range(requests):
+        clock.now += chance.choice([0.001, 1.0, 1000.0])
+        for phone, person in zip(phones, persons, strict=True):
+            live(phone, person)
+        content = hostile(chance, clock.ms, sent)
+        sent.append(content)
+        bodies = [phone.vault.answer(content) for phone in phones]
+        one, other = map(Reply.from_bytes, bodies)
+        assert (one.kind, one.reason, one.digest) == (other.kind, other.reason, other.digest)
+        assert len(bodies[0]) == len(bodies[1])
+        kinds.append(one.kind)
+        first, second = phones[0].ledger, phones[1].ledger
+        assert (first.created, first.days, first.tasks) == (
+            second.created, second.days, second.tasks
+        )  # fmt: skip
+        if one.kind == REPORT:
+            for reply in (one, other):
+                integers = opened(Request.from_bytes(content), reply).tolist()
+                assert sum(each * each for each in integers) <= SCALE**2
+                nonzero += any(integers)
+    assert min(map(kinds.count, (REPORT, REFUSED, ESTIMATE))) > requests // 40
+    assert nonzero > requests // 10
 
 
-def test_no_reply_contains_a_count_a_cut_or_a_feature(fleet):
-    """The numbers of the answers begin at 7654321, and a feature is pi."""
-    phone, far = fleet.phones["d00"], 7654321
-    phone.store.close()
-    epoch = {"contributed": 1, "cut": far, "opened": 1}
-    (phone.folder / "device.key.epoch").write_text(json.dumps(epoch, separators=(",", ":")))
-    phone.start()
-    phone.answer(([np.pi, 1.0], 1.0))
-    replies = []
-
-    def ask(request):
-        replies.append(phone.vault.answer(messages.encode(request)))
-        return messages.decode_reply(replies[-1])
-
-    header = fleet.header()
-    after = fleet.header()
-    kinds = [
-        ask(fleet.request(header, "d00")),
-        ask(fleet.request(header, "d00")),
-        ask(fleet.request(fleet.header(), "d00")),
-        ask(fleet.request(replace(header, broadcast=header.broadcast + b"x"), "d00")),
-        ask(Hello(b"")), ask(Hello(b"x")),
-        ask(Deliver(header.broadcast, bytes(16))),
-        ask(messages.Open(header.to_bytes(), {"d00": b"x"})),
-        ask(messages.Collect(after.to_bytes(), b"\1" * 16)),
-        ask(replace(fleet.request(header, "d00"), counted=header.exchange)),
-    ]  # fmt: skip
-    phone.answer(([np.pi, 2.0], 1.0))
-    low = fleet.header(settings=fleet.settings(max_difference=0.001), max_duels=4)
-    kinds += [ask(fleet.request(low, "d00"))]
-    assert kinds[-1] == Refused(WITHHELD)
-    with closing(sqlite3.connect(phone.path)) as rows, rows:
-        rows.execute("UPDATE secure SET content = x'7b' WHERE name = 'journal'")
-    kinds += [ask(fleet.request(fleet.header(), "d00"))]
-    found = " ".join(type(each).__name__ for each in kinds)
-    assert found == (
-        "Pieces Pieces Declined Refused Introduced Refused Delivered Refused Declined Pieces"
-        " Refused Refused"
-    )
-    pi = np.float64(np.pi).tobytes()
-    for reply in replies:
-        assert b"76543" not in reply
-        assert pi not in reply
-        assert pi[::-1] not in reply
-        assert b"3.14" not in reply
+# --- the configuration -----------------------------------------------------------------------
 
 
-# --- rosters ---------------------------------------------------------------------------------
-
-
-def test_a_newer_roster_from_the_server_is_kept(fleet):
-    phone, first = fleet.phones["d00"], fleet.roster_file.read_bytes()
-    rosters.renew_roster(fleet.roster_file, fleet.folder / "signer", remove=["d05"])
-    second = fleet.roster_file.read_bytes()
-    fleet.roster_file.write_bytes(first)
-    assert phone.ask(Hello(b"")) == Introduced("d00", 1)
-    assert phone.ask(Hello(second)) == Introduced("d00", 2)
-    reply = phone.ask(Hello(first))
-    assert isinstance(reply, Refused)
-    assert "version 1, older than 2" in reply.reason
-    phone.restart()  # the owner's file has version 1
-    assert phone.ask(Hello(b"")) == Introduced("d00", 2)
-    assert "version 1 of the roster, older than 2" in refusal(fleet, fleet.header())
-
-
-def renewed(fleet, **changes) -> bytes:
-    """Return the next version of the roster; the file of the owners keeps the present one."""
-    before = fleet.roster_file.read_bytes()
-    rosters.renew_roster(fleet.roster_file, fleet.folder / "signer", **changes)
-    content = fleet.roster_file.read_bytes()
-    fleet.roster_file.write_bytes(before)
-    return content
-
-
-@pytest.mark.parametrize("source", ["server", "file"])
-def test_a_restored_store_accepts_no_older_roster(fleet, tmp_path, source):
-    """Store and file of the owner are from before a device was removed."""
-    phone, first = fleet.phones["d00"], fleet.roster_file.read_bytes()
-    backup, second = copied(phone, tmp_path), renewed(fleet, remove=["d05"])
-    if source == "file":
-        fleet.roster_file.write_bytes(second)
-        phone.restart()
-    else:
-        phone.ask(Hello(second))
-    fleet.roster_file.write_bytes(first)
-    restore(phone, backup)
-    assert phone.ask(Hello(b"")) == Introduced("d00", 2)
-    reply = phone.ask(Hello(first))
-    assert isinstance(reply, Refused)
-    assert "version 1, older than 2" in reply.reason
-    assert "version 1 of the roster, older than 2" in refusal(fleet, fleet.header())
-    fleet.roster_file.write_bytes(second)  # the sums with it continue
-    fleet.names.remove("d05")
-    for name in fleet.names:
-        assert fleet.phones[name].ask(Hello(b"")) == Introduced(name, 2)
-    _, state = fleet.exchange()
-    assert state.chosen == tuple(fleet.names)
-
-
-def test_a_restored_store_accepts_no_second_roster_of_a_version(fleet, tmp_path):
-    phone = fleet.phones["d00"]
-    backup, seen, other = (
-        copied(phone, tmp_path),
-        *(renewed(fleet, remove=[name]) for name in ("d04", "d05")),
-    )
-    assert phone.ask(Hello(seen)) == Introduced("d00", 2)
-    restore(phone, backup)
-    reply = phone.ask(Hello(other))
-    assert isinstance(reply, Refused)
-    assert reply.reason == "there are two different rosters of version 2"
-
-
-def test_the_copy_of_the_roster_never_goes_back(fleet):
-    """Of two stores with one key, the second one gets versions later."""
-    phone, copy = fleet.phones["d00"], fleet.folder / "d00" / "device.key.roster"
-    other = Phone(phone.folder, phone.name, phone.clock, "other.db")
-    first = fleet.roster_file.read_bytes()
-    second = renewed(fleet, remove=["d05"])
-    fleet.roster_file.write_bytes(second)
-    third = renewed(fleet, remove=["d04"])
-    fleet.roster_file.write_bytes(first)
-    for each, content, kept in ((phone, third, third), (other, second, third)):
-        assert isinstance(each.ask(Hello(content)), Introduced)
-        assert copy.read_bytes() == kept
-    assert copy.stat().st_mode & 0o777 == 0o600
-    other.restart()
-    assert other.ask(Hello(b"")) == Introduced("d00", 3)
-    other.store.close()
-
-
-def test_a_copy_of_the_roster_that_cannot_be_used_is_one_line(fleet, monkeypatch, caplog):
-    phone, copy = fleet.phones["d00"], fleet.folder / "d00" / "device.key.roster"
-    second = renewed(fleet, remove=["d05"])
-    with monkeypatch.context() as patch:
-        patch.setattr("clients.vault.rosters.replace_file", full)
-        assert phone.ask(Hello(second)) == Refused(WITHHELD)
-    assert "cannot write" in caplog.text
-    assert phone.ask(Hello(b"")) == Introduced("d00", 1)  # not stored either
-    phone.store.close()
-    copy.write_bytes(b"{")
-    with pytest.raises(DataError, match=r"^[^ ]*device\.key\.roster: the roster file is not valid"):
-        phone.start()
-    copy.unlink()  # as of an earlier version
-    phone.start()
-    assert copy.read_bytes() == fleet.roster_file.read_bytes()
-
-
-def full(*_arguments):
-    raise OSError(28, "No space left on device")
-
-
-def test_a_newer_file_of_the_owner_is_used(fleet, caplog):
-    phone = fleet.phones["d00"]
-    rosters.renew_roster(fleet.roster_file, fleet.folder / "signer", remove=["d05"])
-    assert phone.ask(Hello(b"")) == Introduced("d00", 2)
-    fleet.roster_file.write_bytes(b"{}")
-    assert phone.ask(Hello(b"")) == Introduced("d00", 2)
-    assert "roster.json" in caplog.text
-
-
-def test_rosters_of_others_are_refused(fleet):
-    phone = fleet.phones["d00"]
-    rosters.create_signing_key(fleet.folder / "other")
-    certified = [f"d00={phone.folder / 'device.key.pub'}"]
-    rosters.create_roster(fleet.folder / "other.json", fleet.folder / "other", certified)
-    for content, words in (
-        ((fleet.folder / "other.json").read_bytes(), "not by the pinned key"),
-        (b"x", "not valid JSON"),
-    ):
-        reply = phone.ask(Hello(content))
-        assert isinstance(reply, Refused)
-        assert words in reply.reason
-    assert phone.ask(Hello(b"")) == Introduced("d00", 1)
-
-
-def test_a_roster_that_expires_stops_sums_but_not_the_service(fleet, caplog):
-    phone = fleet.phones["d00"]
-    day = datetime.datetime.fromtimestamp(START, datetime.UTC).date()
-    dates = {"not_before": None, "not_after": day}
-    rosters.renew_roster(fleet.roster_file, fleet.folder / "signer", dates=dates)
-    assert phone.ask(Hello(b"")) == Introduced("d00", 2)
-    fleet.now += 2 * 86400
-    assert f"valid from any day to {day}" in refusal(fleet, fleet.header())
-    phone.restart()
-    assert "no part in secure sums" in caplog.text
-    rosters.renew_roster(
-        fleet.roster_file, fleet.folder / "signer", dates={**dates, "not_after": None}
-    )
-    assert phone.ask(Hello(fleet.roster_file.read_bytes())) == Introduced("d00", 3)
-
-
-def test_a_device_that_was_removed_from_the_roster(fleet, caplog):
-    phone, first = fleet.phones["d05"], fleet.roster_file.read_bytes()
-    rosters.renew_roster(fleet.roster_file, fleet.folder / "signer", remove=["d05"])
-    second = fleet.roster_file.read_bytes()
-    fleet.roster_file.write_bytes(first)
-    assert phone.ask(Hello(second)) == Introduced("d05", 2)
-    fleet.roster_file.write_bytes(second)
-    header = fleet.header(present=fleet.names[:5])
-    assert "not certified" in refusal(fleet, header, "d05")
-    fleet.roster_file.write_bytes(first)
-    phone.restart()  # the owner's service starts
-    assert "no part in secure sums" in caplog.text
-    fleet.roster_file.write_bytes(second)
-    phone.store.close()
-    with pytest.raises(SecureError, match=r"roster\.json: the key of d05 is not certified"):
-        phone.start()
-
-
-# --- the configuration ------------------------------------------------------------------------
-
-
-def test_the_configuration(fleet):
-    config = read_config(fleet.configure("d01", min_duels=3, max_difference=4))
-    assert config.name == "d01"
-    assert config.key == fleet.folder / "d01" / "device.key"
-    limits = config.limits
-    assert (limits.min_duels, limits.min_devices, limits.min_committee) == (3, 4, 5)
-    assert (limits.max_duels, config.max_difference) == (10_000, 4.0)
-    file = fleet.folder / "d01" / "vault.toml"
-    file.write_text(
-        'name = "d01"\nkey = "device.key"\nsigner = "../signer.pub"\nroster = "../roster.json"\n'
-    )
+def test_the_configuration(tmp_path):
+    file = configure(tmp_path / "device")
     config = read_config(file)
-    assert (config.limits.min_duels, config.limits.min_devices) == (1, 10)
-    assert config.max_difference == np.inf
-    assert read_config(fleet.configure("d01", max_difference=10**400)).max_difference == np.inf
-    assert config.least_duels(dimension=64, min_devices=10) == 20
-    assert "private" not in repr(config)
+    assert (config.federation, config.dimension, config.privacy_days) == ("tea", 2, None)
+    assert (config.max_epsilon, config.max_delta) == (3.0, 1e-6)
+    assert config.ledger == file.with_name("vault.ledger")
+    assert config.helper.public_bytes_raw() == SIGNER.public_key().public_bytes_raw()
+    changes = {"max_epsilon": 4, "max_delta": 1e-5, "privacy_days": 365, "ledger": '"../l"'}
+    config = read_config(configure(tmp_path / "device", **changes))
+    assert (config.max_epsilon, config.max_delta, config.privacy_days) == (4, 1e-5, 365)
+    assert config.ledger == tmp_path / "device" / "../l"
+    assert "helper" not in repr(config)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"colour": '"red"'}, r"vault\.toml: 'colour' is unknown: must be one of name, key"),
-        ({"name": "3"}, r"vault\.toml: name is 3"),
-        ({"name": '"a b"'}, r"vault\.toml: name is 'a b'"),
-        ({"key": "3"}, r"vault\.toml: key=3: must be the name of a file"),
-        ({"key": '"none"'}, r"vault\.toml: cannot read .*none: No such file"),
-        ({"key": '"../signer"'}, r"vault\.toml: .*signer is not an unencrypted private X25519"),
-        ({"signer": '"device.key.pub"'}, r"is not a public Ed25519 key"),
-        ({"min_duels": "0"}, r"vault\.toml: min_duels is 0: must be"),
-        ({"min_devices": "true"}, r"vault\.toml: min_devices is True"),
-        ({"min_committee": "4"}, r"vault\.toml: min_committee is 4"),
-        ({"max_duels": "1.5"}, r"vault\.toml: max_duels is 1\.5"),
-        ({"max_difference": "0"}, r"vault\.toml: max_difference=0: must be a positive number"),
-        ({"max_difference": "nan"}, r"max_difference=nan: must be a positive number"),
-        ({"max_difference": "true"}, r"max_difference=True: must be a positive number"),
-        ({"min_duels": ""}, r"vault\.toml is not valid TOML"),
+        ({"roster": '"r"'}, "'roster' is unknown: must be one of federation, helper, dimension"),
+        ({"federation": '""'}, "federation is ''"),
+        ({"federation": "1"}, "federation is 1"),
+        ({"dimension": 0}, "dimension=0: must be a whole number, 1 to 4096"),
+        ({"dimension": "true"}, "dimension=True"),
+        ({"dimension": "2.0"}, "dimension=2.0"),
+        ({"max_epsilon": 0}, "max_epsilon=0: must be a number, 0.001 to 1000"),
+        ({"max_epsilon": "nan"}, "max_epsilon=nan"),
+        ({"max_epsilon": "inf"}, "max_epsilon=inf"),
+        ({"max_epsilon": '"3"'}, "max_epsilon='3'"),
+        ({"max_delta": 0.2}, "max_delta=0.2: must be a number, 1e-15 to 0.1"),
+        ({"privacy_days": 0}, "privacy_days=0: must be a whole number, 1 to 100000"),
+        ({"privacy_days": "1.5"}, "privacy_days=1.5"),
+        ({"ledger": '""'}, "ledger='': must be the name of a file"),
+        ({"helper": '"none.pub"'}, "cannot read .*none.pub: No such file"),
+        ({"helper": '"vault.toml"'}, "vault.toml is not a public Ed25519 key"),
+        ({"helper": "[]"}, r"helper=\[\]: must be the name of a file"),
     ],
 )
-def test_a_wrong_entry_is_one_line(fleet, changes, words):
+def test_a_wrong_entry_is_one_line(tmp_path, changes, words):
     with pytest.raises(DataError, match=words) as error:
-        read_config(fleet.configure("d01", **changes))
+        read_config(configure(tmp_path, **changes))
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_entry_or_file_is_one_line(tmp_path, fleet):
-    file = tmp_path / "vault.toml"
-    with pytest.raises(DataError, match=r"cannot read .*vault\.toml: No such file"):
+@pytest.mark.parametrize("name", ["federation", "helper", "dimension"])
+def test_a_missing_entry_is_one_line(tmp_path, name):
+    file = configure(tmp_path)
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if not line.startswith(name)))
+    with pytest.raises(DataError, match=rf"vault\.toml: {name} is missing"):
         read_config(file)
-    file.write_text('name = "d01"\n')
-    with pytest.raises(DataError, match=r"vault\.toml: key is missing"):
-        read_config(file)
-    (fleet.folder / "d01" / "device.key").chmod(0o640)
-    with pytest.raises(DataError, match=r"other users can read the private key .*chmod 600"):
-        read_config(fleet.configure("d01"))
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-@pytest.mark.parametrize("name", ["vault.toml", "signer.pub"])
-def test_files_that_others_can_write_are_refused(fleet, name, mode):
-    vault = fleet.folder / "d01" / "vault.toml"
-    file = vault if name == "vault.toml" else fleet.folder / name
-    file.chmod(0o644)  # others may read both
-    assert read_config(vault).name == "d01"
-    file.chmod(mode)
-    with pytest.raises(DataError, match=rf"other users can write .*{name}: chmod go-w /.*{name}$"):
-        read_config(vault)
+@pytest.mark.parametrize("name", ["vault.toml", "helper.pub"])
+def test_files_that_others_can_write_are_refused(tmp_path, name, mode):
+    file = configure(tmp_path)
+    (tmp_path / name).chmod(mode)
+    with pytest.raises(DataError, match=rf"other users can write .*{name}: chmod go-w"):
+        read_config(file)
 
 
-@pytest.mark.parametrize("name", ["vault.toml", "signer.pub"])
-def test_files_of_another_user_are_refused(fleet, monkeypatch, name):
-    vault, uid, stat = fleet.folder / "d01" / "vault.toml", os.geteuid(), Path.stat
+def test_a_store_of_another_dimension_is_refused(phone):
+    configure(phone.folder, dimension=3)
+    with pytest.raises(DataError, match=r"vault\.toml: dimension=3, but the duels in .* have 2"):
+        phone.restart()
 
-    def owned_by(owner):
-        def changed(path, **options):
-            found = list(stat(path, **options))
-            return os.stat_result([*found[:4], owner, *found[5:]] if path.name == name else found)
 
-        monkeypatch.setattr(Path, "stat", changed)
+def test_a_store_without_duels_gets_the_dimension(tmp_path, clock):
+    assert Phone(tmp_path, clock).store.dimension == D
 
-    owned_by(uid + 77)
-    words = f"{name} belongs to user {uid + 77}: must belong to user {uid}, .* or to root$"
-    with pytest.raises(DataError, match=words) as error:
-        read_config(vault)
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"[]", b'{"created":0}', b'{"created":0,"days":{},"stores":{},"tasks":[]}',
+        b'{"created":-1,"days":{},"stores":{},"tasks":{}}',
+        b'{"created":0,"days":{"1":-0.5},"stores":{},"tasks":{}}',
+        b'{"created":0,"days":{"x":0.5},"stores":{},"tasks":{}}',
+        b'{"created":0,"days":{},"stores":{"a":[1]},"tasks":{}}',
+        b'{"created":0,"days":{},"stores":{"a":[1,true]},"tasks":{}}',
+        b'{"created":0,"days":{},"stores":{},"tasks":{"a":[1,2]}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_ledger_is_one_line(tmp_path, clock, content):
+    file = configure(tmp_path)
+    (tmp_path / "vault.ledger").write_bytes(content)
+    words = r"vault\.ledger.*Delete the file: .* Do not restore it from a backup"
+    with DuelStore(tmp_path / "duels.db") as store, pytest.raises(DataError, match=words) as error:
+        Vault(store, read_config(file), clock=clock)
     assert "\n" not in str(error.value)
-    owned_by(0)
-    assert read_config(vault).name == "d01"
 
 
-def test_a_roster_that_cannot_be_used_is_one_line(fleet):
-    words_of = {
-        b"x": r"roster\.json: .* not valid JSON",
-        None: r"cannot read .*roster\.json: No such",
-    }
-    for content, words in words_of.items():
-        fleet.roster_file.unlink()
-        if content is not None:
-            fleet.roster_file.write_bytes(content)
-        config = read_config(fleet.configure("d01"))
-        with pytest.raises(FldbError, match=words):
-            Vault(DuelStore(fleet.folder / "other.db"), config)
-        fleet.roster_file.touch()
+def test_a_ledger_that_cannot_be_written_is_one_line(tmp_path, clock):
+    file = configure(tmp_path, ledger='"none/vault.ledger"')
+    words = r"cannot write .*none/vault\.ledger\.lock: No such file"
+    with DuelStore(tmp_path / "duels.db") as store, pytest.raises(OutputError, match=words):
+        Vault(store, read_config(file), clock=clock)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{}", b'{"counted":0,"number":0,"steps":[[1]]}', b'{"counted":0,"number":0,"steps":[1]}',
+        b'{"counted":-1,"number":0,"steps":[]}', b'{"counted":0,"number":0,"steps":[[1,true]]}',
+    ],
+)  # fmt: skip
+def test_a_damaged_journal_is_an_error(content):
+    with pytest.raises(DataError):
+        Journal.from_bytes(content, "it")
+
+
+def test_a_journal_is_read_as_it_was_written():
+    journal = Journal().replied(10, 3).replied(20, 3).replied(30, 5)
+    assert Journal.from_bytes(journal.to_bytes(), "it") == journal

@@ -1,56 +1,75 @@
-"""Devices with real vaults, and a server that runs exchanges with them directly."""
+"""A device with a real vault, and the server's and the helper's side of an exchange."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fldb_flower.secure.header import Header, Limits, new_header
-from fldb_flower.secure.roster import read
-from fldb_flower.secure.server import ServerExchange
-from fldb_flower.wire.secure_upload import upload_of
-from fldb_flower.wire.shared_broadcast import (
-    SharedNoise,
-    decode_shared,
-    describe_encoding,
-    encode_shared,
-)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from clients.store import DuelStore
-from clients.vault import Vault, read_config
+from clients.vault import Vault, VaultConfig, read_config
+from clients.vault.ledger import Ledger, LedgerFile
 from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.deployment import rosters
-from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload
+from fldb_flower.bandit.prior import CommonPrior
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.privacy.discrete import noise_of_sum
-from fldb_flower.privacy.plan import ReleasePlan
-from fldb_flower.settings import Settings
-from fldb_flower.wire import secure_messages as messages
+from fldb_flower.secure.keys import HelperKey
+from fldb_flower.secure.report import SCALE, Header, Report, mask, open_seed, signed, task_of
+from fldb_flower.settings import DevicesSettings, PrivacySettings, Settings
+from fldb_flower.wire.secure_request import REPORT, Reply, Request, Shared, encode_shared
+from fldb_flower.wire.secure_vector import parts_of, size_of
 
 D = 2
 START = 1.8e9
 """Time of the first exchange, in seconds since 1970."""
 
+SIGNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+KEY = X25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
+EXPIRES = int(START) + 10**8
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self, now: float = START) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    @property
+    def ms(self) -> int:
+        return round(self.now * 1000)
+
 
 class Phone:
     """One device: its folder, its store and its vault, which can be restarted."""
 
-    def __init__(self, folder: Path, name: str, clock, store: str = "duels.db") -> None:
-        self.folder, self.name, self.clock = folder, name, clock
-        self.path = folder / store
+    def __init__(self, folder: Path, clock: Clock, store: str = "duels.db", **entries: Any) -> None:
+        self.folder, self.clock, self.path = folder, clock, folder / store
         self.given: list[tuple[list[float], float]] = []
+        self.file = configure(folder, **entries)
         self.start()
 
     def start(self) -> None:
         self.store = DuelStore(self.path)
-        self.vault = Vault(self.store, read_config(self.folder / "vault.toml"), clock=self.clock)
+        self.config: VaultConfig = read_config(self.file)
+        self.vault = Vault(self.store, self.config, clock=self.clock)
 
     def restart(self) -> None:
         self.store.close()
         self.start()
+
+    @property
+    def ledger(self) -> Ledger | None:
+        return LedgerFile(self.config.ledger).read()
 
     def answer(self, *duels: tuple[Sequence[float], float]) -> None:
         """Record answers: difference and preference of each duel."""
@@ -60,134 +79,92 @@ class Phone:
             assert isinstance(number, int)
             self.given.append((list(difference), preference))
 
-    def ask(self, request: messages.Request) -> messages.Reply:
-        return messages.decode_reply(self.vault.answer(messages.encode(request)))
+    def ask(self, request: Request) -> Reply:
+        return Reply.from_bytes(self.vault.answer(request.to_bytes()))
+
+    def opened(self, request: Request) -> np.ndarray:
+        """Return the integers of the report to a request."""
+        return opened(request, self.ask(request))
 
 
-class Fleet:
-    """Devices with keys, configurations and a signed roster; and the server's side."""
-
-    def __init__(
-        self, folder: Path, count: int, budget: dict[str, Any] | None = None, **limits: Any
-    ) -> None:
-        self.folder, self.now, self.budget = folder, START, budget or {}
-        self.limits = {"min_devices": 4, "min_duels": 1, "min_committee": 5, **limits}
-        self.names = [f"d{number:02}" for number in range(count)]
-        rosters.create_signing_key(folder / "signer")
-        for name in self.names:
-            rosters.create_device_key(folder / name / "device.key")
-            self.configure(name)
-        certified = [f"{name}={folder / name / 'device.key.pub'}" for name in self.names]
-        rosters.create_roster(self.roster_file, folder / "signer", certified)
-        self.phones = {name: Phone(folder / name, name, lambda: self.now) for name in self.names}
-        self.counted: dict[str, bytes] = {}
-        self.numbers = itertools.count(1)
-
-    @property
-    def roster_file(self) -> Path:
-        return self.folder / "roster.json"
-
-    def configure(self, name: str, /, **changes: Any) -> Path:
-        entries = {
-            "name": f'"{name}"', "key": '"device.key"', "signer": '"../signer.pub"',
-            "roster": '"../roster.json"', **self.limits, **self.budget, **changes,
-        }  # fmt: skip
-        file = self.folder / name / "vault.toml"
-        file.write_text("".join(f"{key} = {value}\n" for key, value in entries.items()))
-        file.chmod(0o600)
-        return file
-
-    def settings(self, **changes: Any) -> Settings:
-        return Settings(
-            mode="devices",
-            **{"dimension": D, "max_difference": 8.0, "algorithm": "fldb_ons", **changes},
-        )
-
-    def header(
-        self,
-        broadcast: Broadcast | None = None,
-        settings: Settings | None = None,
-        present: Iterable[str] = (),
-        max_duels: int = 1000,
-        **changes: Any,
-    ) -> Header:
-        """Return the header of the next exchange, a minute after the last one."""
-        self.now += 60.0
-        broadcast = common() if broadcast is None else broadcast
-        settings = self.settings() if settings is None else settings
-        asked = list(present) or self.names
-        privacy = noise_for(broadcast, settings)
-        shared = shared_of(broadcast, settings)
-        encoding = shared.encoding(len(asked), max_duels)
-        roster, _ = read(self.roster_file.read_bytes())
-        fields = {
-            "numbers": encoding.size,
-            "encoding": describe_encoding(encoding),
-            "broadcast": encode_shared(broadcast, settings, 7, privacy),
-            "limits": Limits(**self.limits),
-            **changes,
-        }
-        return new_header(
-            roster, asked, exchange=next(self.numbers).to_bytes(16, "big"),
-            round=int(self.now * 1000), max_duels=max_duels, **fields,
-        )  # fmt: skip
-
-    def request(self, header: Header, name: str) -> messages.Collect:
-        return messages.Collect(header.to_bytes(), self.counted.get(name, b""))
-
-    def collect(self, header: Header, *names: str) -> ServerExchange:
-        """Ask devices for their pieces; those that decline are left out."""
-        state = ServerExchange(header)
-        for name in names or header.asked:
-            reply = self.phones[name].ask(self.request(header, name))
-            if isinstance(reply, messages.Declined):
-                continue
-            assert isinstance(reply, messages.Pieces), reply
-            state = state.receive(name, reply.sealed)
-        return state
-
-    def open(self, state: ServerExchange, *members: str) -> ServerExchange:
-        """Fix the set and ask the members."""
-        state = state.choose()
-        content = state.header.to_bytes()
-        for name in members or state.header.committee:
-            reply = self.phones[name].ask(messages.Open(content, state.pieces_for(name)))
-            assert isinstance(reply, messages.Opened), reply
-            state = state.answer(name, reply.opening)
-        return state
-
-    def exchange(self, *arguments: Any, **keywords: Any) -> tuple[Upload, ServerExchange]:
-        """Run a whole exchange, and count it; return the sum as an upload."""
-        state = self.open(self.collect(self.header(*arguments, **keywords)))
-        for name in state.chosen:
-            self.counted[name] = state.header.exchange
-        return decoded(state), state
+def configure(folder: Path, **changes: Any) -> Path:
+    """Write ``vault.toml`` and the helper's public key; return the former."""
+    folder.mkdir(exist_ok=True)
+    public = SIGNER.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (folder / "helper.pub").write_bytes(public)
+    (folder / "helper.pub").chmod(0o600)
+    entries = {"federation": '"tea"', "helper": '"helper.pub"', "dimension": D, **changes}
+    file = folder / "vault.toml"
+    file.write_text("".join(f"{name} = {value}\n" for name, value in entries.items()))
+    file.chmod(0o600)
+    return file
 
 
-def noise_for(broadcast: Broadcast, settings: Settings) -> SharedNoise | None:
-    """Return the noise that a server states for a broadcast; None without privacy."""
-    if not settings.is_private:
-        return None
-    multiplier = ReleasePlan(settings).multiplier
-    return SharedNoise(multiplier, noise_of_sum(broadcast, settings, multiplier))
-
-
-def shared_of(broadcast: Broadcast, settings: Settings):
-
-    return decode_shared(encode_shared(broadcast, settings, 7, noise_for(broadcast, settings)))
-
-
-def decoded(state: ServerExchange) -> Upload:
-    """Return the sum of an exchange as an upload."""
-
-    header = state.header
-    shared = decode_shared(header.broadcast)
-    encoding = shared.encoding(len(header.asked), header.max_duels)
-    numbers = encoding.decode(state.combine().numbers, len(state.chosen))
-    return upload_of(numbers, shared.broadcast, make_form(shared.settings))
+def settings_of(**changes: Any) -> Settings:
+    """Return the settings of a server's run."""
+    private = PrivacySettings(**{"epsilon": 3.0, "delta": 1e-6, **changes.pop("privacy", {})})
+    values = {"dimension": D, "max_difference": 8.0, "algorithm": "fldb_ons", **changes}
+    devices = DevicesSettings(rounds=10)
+    return Settings(mode="devices", privacy=private, devices=devices, **values)
 
 
 def common(theta: Sequence[float] = (0.0, 0.0), round: int = 1) -> Broadcast:
     """Return a broadcast of FLDB-ONS."""
     estimate = Estimate(np.array(theta), np.eye(len(theta)))
     return Broadcast(PlayRequest(round, round, estimate), np.array(theta), hessian=True)
+
+
+def personal(precision: Any = None, shift: Any = None, variance: float = 0.5) -> Broadcast:
+    """Return a broadcast of FLDB-Personal."""
+    precision = np.eye(D) if precision is None else np.array(precision, float)
+    shift = np.zeros(D) if shift is None else np.array(shift, float)
+    prior = CommonPrior(precision, shift, variance, 4.0)
+    return Broadcast(PlayRequest(1, 1, prior), None, shares=True)
+
+
+def key_of(
+    public: X25519PrivateKey = KEY, signer: Ed25519PrivateKey = SIGNER, key: int = 7
+) -> HelperKey:
+    """Return a signed HPKE key of the helper."""
+    return HelperKey(key, EXPIRES, public.public_key().public_bytes_raw()).sign(signer)
+
+
+def request_for(
+    number: int,
+    broadcast: Broadcast | None = None,
+    *,
+    counted: int = 0,
+    multiplier: float = 20.0,
+    settings: Settings | None = None,
+    units: dict[str, float] | None = None,
+    key: HelperKey | None = None,
+    **changes: Any,
+) -> Request:
+    """Return the request of an exchange; ``changes`` are of its header."""
+    broadcast = common() if broadcast is None else broadcast
+    is_personal = broadcast.shares
+    algorithm = "fldb_personal" if is_personal else "fldb_ons"
+    settings = settings or settings_of(algorithm=algorithm)
+    units = units or dict.fromkeys(parts_of(broadcast), 1000.0)
+    content = encode_shared(Shared(broadcast, settings, 7, units if broadcast.learns else {}))
+    public = SIGNER.public_key().public_bytes_raw()
+    header = Header(
+        task=task_of("tea", public, D),
+        number=number,
+        numbers=size_of(broadcast, make_form(settings)),
+        sigma=round(multiplier * SCALE),
+        key=7,
+        broadcast=hashlib.sha256(content).digest(),
+    )
+    return Request(REPORT, replace(header, **changes), key or key_of(), counted, content)
+
+
+def opened(request: Request, reply: Reply) -> np.ndarray:
+    """Return the integers of a report, as server and helper together can."""
+    assert reply.kind == REPORT, reply.reason
+    assert request.header is not None
+    assert reply.digest == request.header.digest
+    report = Report.from_bytes(reply.report, request.header.numbers)
+    seed = open_seed(request.header, report.sealed, KEY)
+    assert seed is not None
+    return signed(report.masked + mask(seed, request.header.numbers))

@@ -24,24 +24,21 @@ function inRounds({ answered, counted, sent, needed, received }) {
 
 const OPEN_SUMS = byId("privacy").textContent;
 
-/** Return in words what the noise in sums has cost, if there is noise or a limit. */
-function spentOf(privacy) {
-  if (!privacy || !(privacy.noise || privacy.max_epsilon)) return "";
-  const { epsilon, delta, exact, max_epsilon, days, refused } = privacy;
+/** Return in words what the reports have cost, and whether the limit has ended them. */
+function spentOf({ epsilon, delta, max_epsilon, days, refused }) {
   const period = days ? `of the last ${plural(days, "day")}` : "so far";
-  const limit = max_epsilon ? `, of your limit of ${max_epsilon}` : "";
-  const end = refused ? " The last sum would have exceeded your limit, so this device did not take part. It still learns from your answers." : "";
-  if (exact) return ` Some contributions ${period} had no noise, or may have had none, so differential privacy gives no bound for them.${end}`;
-  const spent = epsilon === null ? "an epsilon that this device cannot compute" : `epsilon ${epsilon.toFixed(2)}`;
-  return ` Noise hides your part in them: all contributions ${period} cost ${spent}${limit} (delta ${delta}), ` +
-    `which also covers answers that were counted before you delete them.${end}`;
+  const end = refused ? " The last exchange would have exceeded this limit, so this device did not take part. It still learns from your answers." : "";
+  return `For all reports ${period}, epsilon is ${epsilon.toFixed(2)}, and your limit is ${max_epsilon} (delta ${delta}). This includes answers that you delete later.${end}`;
 }
 
 /** Return in words what the server can learn. */
-function privacyOf({ secure, min_devices, privacy }) {
+function privacyOf({ secure, privacy }) {
   if (!secure) return OPEN_SUMS;
-  return `Your answers stay on this device: the server can read only sums over the answers of at least ${plural(min_devices, "device")}. ` +
-    `It also learns which devices took part, and when.${spentOf(privacy)}`;
+  return "Your answers stay on this device. Its reports are encrypted, and the server obtains only sums of them with noise, " +
+    "with the help of a second party, the helper. What the server learns from your reports is differentially private, " +
+    "whatever it asks and however many devices cooperate with it, as long as the helper follows the protocol and keeps its keys secret. " +
+    `The same holds for the helper, as long as the server does. ${spentOf(privacy)} ` +
+    "The server also learns which devices took part, and when.";
 }
 
 function drawStatus(status) {

@@ -71,7 +71,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     add(
         "--vault", metavar="FILE", type=Path,
-        help="take part in secure sums: TOML file with the device's name, keys and limits",
+        help="take part in secure sums: TOML file with the federation, its helper and limits",
     )  # fmt: skip
     add(
         "--node-token-file", metavar="FILE", type=Path,

@@ -120,10 +120,14 @@ def _vault(node: Node | None, catalogue: Catalogue, reader: Worker, writer: Work
     """Return the vault, whose requests the writer answers."""
     if node is None:
         return None
+    config, arms = node.config, catalogue.arms
     with _closing_on_error(reader, writer):
-        if catalogue.arms:
-            writer.agent.store.settle_dimension(len(catalogue.arms[0].features))
-        return Vault(writer.agent.store, node.config)
+        if arms and len(arms[0].features) != config.dimension:
+            raise DataError(
+                f"{config.path}: dimension={config.dimension}, but the arms have"
+                f" {len(arms[0].features)} features"
+            )
+        return Vault(writer.agent.store, config)
 
 
 @contextmanager

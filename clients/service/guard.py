@@ -23,7 +23,7 @@ from fldb_flower.errors import one_line
 MAX_BODY = 32 * 2**20
 """Largest body of a request, in bytes."""
 MAX_NODE_BODY = 64 * 2**20
-"""Largest body of a request of the SuperNode: a member of a committee gets a piece per device."""
+"""Largest body of a request of the SuperNode: a broadcast may contain a matrix, (d, d)."""
 BINARY = "application/octet-stream"
 _NODE = "/node"
 _ASSETS = "/static-offline-docs/"  # where fastapi-offline serves the files of /docs

@@ -186,29 +186,22 @@ class Weights(Model):
 
 
 class Privacy(Model):
-    """What the contributions to secure sums have cost, and the owner's limit."""
+    """What the reports to secure sums have cost, and the owner's limit."""
 
-    epsilon: float | None = Field(
-        description="Epsilon of all contributions, for a person; null if it is not bounded, or"
-        " dp-accounting is not installed.",
+    epsilon: float = Field(
+        description="Epsilon of all reports: what the server learns from them about the person is"
+        " (epsilon, delta)-differentially private.",
         examples=[1.8],
     )
     delta: float = Field(description="Delta of both epsilons.", examples=[1e-6])
-    noise: bool = Field(description="Whether contributions with noise were sent.", examples=[True])
-    exact: bool = Field(
-        description="Whether contributions without noise were sent, or may have been.",
-        examples=[False],
-    )
-    max_epsilon: float | None = Field(
-        description="The owner's limit of epsilon; null without one.", examples=[4.0]
-    )
+    max_epsilon: float = Field(description="The owner's limit of epsilon.", examples=[3.0])
     days: int | None = Field(
-        description="Both epsilons are for the last so many days; null: for all contributions.",
+        description="Both epsilons are for the last so many days; null: for all reports.",
         examples=[365],
     )
     refused: bool = Field(
-        description="Whether the device did not take part in the last sum, since it would have"
-        " exceeded the limit.",
+        description="Whether the device did not take part in the last exchange, because of the"
+        " limit.",
         examples=[False],
     )
 
@@ -244,18 +237,12 @@ class Status(BaseModel):
         description="Time of its receipt, in seconds since 1970.", examples=[1.7e9]
     )
     secure: bool = Field(
-        description="Whether the device uploads to secure sums only, of which the server learns the"
-        " sum over many devices.",
+        description="Whether the device takes part in secure sums only: the server learns sums with"
+        " noise, of reports that it cannot read.",
         examples=[True],
     )
-    min_devices: int | None = Field(
-        description="How many devices that do not cooperate with the server such a sum has at"
-        " least; null without secure sums.",
-        examples=[10],
-    )
-
     privacy: Privacy | None = Field(
-        description="What the contributions to secure sums have cost in differential privacy; null"
+        description="What the reports to secure sums have cost in differential privacy; null"
         " without secure sums.",
         examples=[None],
     )

@@ -118,7 +118,6 @@ async def status(device: OfDevice) -> Status:
     return Status(
         **await device.reader.run(PreferenceAgent.status),
         secure=vault is not None,
-        min_devices=None if vault is None else vault.min_devices,
         privacy=privacy,
     )
 

@@ -238,7 +238,6 @@ class AnswerLog:
                 (self.acknowledged, self._clock() - older_than),
             ).rowcount
             if pruned:
-                self._erase_numbers()
                 self._count_removal()
         if pruned:
             self._database.erase_deleted()
@@ -269,16 +268,12 @@ class AnswerLog:
             )
             database.execute("UPDATE cuts SET forgotten = 1")
             self._withdraw_share()
-            self._erase_numbers()
             self._count_removal()
         database.erase_deleted()
         return Forgotten(proposals, unsent + uncertain, uncertain, counted)
 
     def _withdraw_share(self) -> None:
         """Make 0 the share of FLDB-Personal; nothing without shares."""
-
-    def _erase_numbers(self) -> None:
-        """Delete the numbers of the last secure sum; nothing without secure sums."""
 
     def _count_removal(self) -> None:
         self._database.execute("UPDATE device SET removals = removals + 1")

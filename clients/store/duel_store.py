@@ -357,8 +357,8 @@ class DuelStore(SumLog):
         """Write a copy of the store; other processes may use the store meanwhile.
 
         Before a copy replaces the store, delete the old ``-wal`` and ``-shm`` files: SQLite would
-        apply them to the copy. The epoch file of secure sums (``clients.vault.epoch``) is not part
-        of a backup, and stays as it is.
+        apply them to the copy. The ledger of secure sums (``clients.vault.ledger``) is not part of
+        a backup, and stays as it is.
 
         Raises
         ------

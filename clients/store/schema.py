@@ -55,7 +55,7 @@ CREATE TABLE shares (            -- of FLDB-Personal (clients/store/shares.py)
     share BLOB                   -- NULL: 0, and later shares cover the later answers only
 );
 CREATE TABLE secure (            -- of secure sums (clients/store/sums.py)
-    name TEXT PRIMARY KEY,       -- journal, numbers, roster, key, ledger
+    name TEXT PRIMARY KEY,       -- journal, report
     content BLOB NOT NULL
 ) WITHOUT ROWID;
 """

@@ -70,15 +70,8 @@ class ShareLog(AnswerLog):
                 (np.concatenate(numbers).tobytes(), cut),
             )
 
-    def share_change(self, start: int, end: int, scored: int | None = None) -> ShareChange:
+    def share_change(self, start: int, end: int) -> ShareChange:
         """Return the change between the shares at two cuts, the same each time.
-
-        Parameters
-        ----------
-        start, end : int
-            The cuts.
-        scored : int, optional
-            Log losses and squares are sums over answers after this one only; by default, ``start``.
 
         Raises
         ------
@@ -93,12 +86,8 @@ class ShareLog(AnswerLog):
                 )
             before, after = self._share(start), self._share(end)
             query = "SELECT cut FROM shares WHERE cut > ? AND cut <= ? ORDER BY cut"
-            after_scored = start if scored is None else scored
-            rows = self._database.execute(query, (after_scored, end)).fetchall()
-            cuts = [row[0] for row in rows]
-            if after_scored > start and not self.has_share(after_scored):
-                del cuts[:1]  # it includes answers up to `scored`
-            shares = [self._share(cut) for cut in cuts]
+            rows = self._database.execute(query, (start, end)).fetchall()
+            shares = [self._share(row[0]) for row in rows]
         return ShareChange(
             precision=after.precision - before.precision,
             shift=after.shift - before.shift,

@@ -1,4 +1,4 @@
-"""Secure sums on a device: the vault has the key and the answers, and replies to the server.
+"""Secure sums on a device: the vault has the answers and the ledger, and replies to the server.
 
 A server sends each device the program that its SuperNode runs, so nothing in that program can
 protect the device from the server. The vault therefore runs in the process of the preference
@@ -7,6 +7,6 @@ service, which belongs to the device's owner: the SuperNode only passes opaque b
 """
 
 from clients.vault.config import VaultConfig, read_config
-from clients.vault.vault import WITHHELD, Vault
+from clients.vault.vault import WITHHELD, Spent, Vault
 
-__all__ = ["WITHHELD", "Vault", "VaultConfig", "read_config"]
+__all__ = ["WITHHELD", "Spent", "Vault", "VaultConfig", "read_config"]

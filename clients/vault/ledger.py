@@ -1,32 +1,31 @@
-r"""The ledger of a device: how much privacy its contributions to secure sums have cost.
+"""The ledger of a device: what its reports have cost, and which exchanges it has replied to.
 
-Contributions of one person with noise multipliers z are Gaussian mechanisms. Together they are as
-private as one with the multiplier ``1 / sqrt(s)``, s the sum of ``1 / z^2``, also if each z depends
-on earlier sums. So this sum is all that the ledger needs. It is kept by day, in UTC, for budgets
-per period.
+Reports of one person with noise multipliers z are together as private as one Gaussian mechanism
+with ``mu^2 = sum of 1 / z^2`` (:mod:`fldb_flower.privacy.accounting`), so this sum is all that the
+ledger needs. It is kept by day, in UTC, for limits per period. An exchange is charged before an
+answer is read.
 
-A contribution is charged when it is stored, before it is sent. A repetition sends the stored
-numbers and is not charged. A contribution to another exchange has new noise and is charged, also if
-it has the same answers.
-
-References
-----------
-J. Dong, A. Roth and W. Su, "Gaussian Differential Privacy", 2022.
-A. Koskela, M. Tobaben and A. Honkela, "Individual Privacy Accounting with Gaussian Differential
-Privacy", 2023: a limit on s holds also if each z depends on earlier sums.
+The ledger is a file outside the store. A store that is restored from a backup has forgotten what it
+sent; the ledger shows it. **No backup may contain the ledger**: an older one would allow the same
+exchange to be answered twice. Only its owner can read it, since a cut is a number of answers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
 
-from fldb_flower.errors import DataError
-from fldb_flower.secure.canonical import check_integer, from_json, to_json
+from fldb_flower.deployment.key_files import check_writers
+from fldb_flower.errors import DataError, OutputError
+from fldb_flower.secure.canonical import from_json, to_json
+from fldb_flower.system.files import replace_file
 
-_FIELDS = ("days", "exact")
-_MOST_DAYS = 4_000_000  # since 1970
+_MODE = 0o600
 _SECONDS = 86_400
 
 
@@ -35,78 +34,165 @@ def day_of(now: float) -> int:
     return int(now // _SECONDS)
 
 
+class Last(NamedTuple):
+    """The last exchange of a task: its number, and the hash of its header."""
+
+    number: int
+    digest: str
+
+
+class Sent(NamedTuple):
+    """The last exchange that a store was charged for, and the cut of the last report it sent."""
+
+    number: int
+    cut: int
+
+
 @dataclass(frozen=True)
 class Ledger:
-    """What the contributions of a device have cost.
+    """What the reports of a device have cost, and which exchanges it has replied to.
 
     Attributes
     ----------
-    days : tuple of (int, float)
-        Days since 1970, in ascending order, and the sum of ``1 / z^2`` over their contributions.
-    exact : int
-        The last day on which numbers without noise were sent, or may have been; 0 for none.
+    created : int
+        Exchanges up to this time, in ms since 1970, are refused: an earlier ledger may have them.
+    days : mapping of int to float
+        Sum of ``1 / z^2`` over the exchanges of each day since 1970.
+    tasks : mapping of str to Last
+        By task, in hexadecimal digits.
+    stores : mapping of str to Sent
+        By identifier of the store.
 
     Examples
     --------
-    Two contributions with noise multiplier 2 on one day cost as much as one with ``sqrt(2)``:
-
     >>> from clients.vault.ledger import Ledger
-    >>> ledger = Ledger().charged(20_000, 2.0).charged(20_000, 2.0).charged(20_005, 10.0)
+    >>> ledger = Ledger().charged(20_000, 0.25).charged(20_000, 0.25).charged(20_005, 0.01)
     >>> ledger.spent()
     0.51
     >>> ledger.spent(since=20_001)
     0.01
     """
 
-    days: tuple[tuple[int, float], ...] = ()
-    exact: int = 0
+    created: int = 0
+    days: Mapping[int, float] = field(default_factory=dict)
+    tasks: Mapping[str, Last] = field(default_factory=dict)
+    stores: Mapping[str, Sent] = field(default_factory=dict)
 
-    def charged(self, day: int, multiplier: float | None) -> Ledger:
-        """Return the ledger after a contribution with a noise multiplier; None is without noise."""
-        if multiplier is None:
-            return replace(self, exact=max(day, self.exact))
-        days = dict(self.days)
-        days[day] = days.get(day, 0.0) + multiplier**-2
-        return replace(self, days=tuple(sorted(days.items())))
-
-    def merged(self, other: Ledger) -> Ledger:
-        """Return the larger charge of each day: one of both ledgers may be that of a backup."""
-        mine, its = dict(self.days), dict(other.days)
-        days = {day: max(mine.get(day, 0.0), its.get(day, 0.0)) for day in mine.keys() | its.keys()}
-        return Ledger(tuple(sorted(days.items())), max(self.exact, other.exact))
+    def charged(self, day: int, cost: float) -> Ledger:
+        """Return the ledger after an exchange with this cost, ``1 / z^2``."""
+        return replace(self, days={**self.days, day: self.days.get(day, 0.0) + cost})
 
     def spent(self, since: int = 0) -> float:
-        """Return the sum of ``1 / z^2`` from a day on; infinite with numbers without noise."""
-        if self.exact and self.exact >= since:
-            return math.inf
-        return math.fsum(cost for day, cost in self.days if day >= since)
+        """Return the cost of all exchanges from a day on."""
+        return math.fsum(cost for day, cost in self.days.items() if day >= since)
 
-    def to_fields(self) -> dict[str, Any]:
-        """Return the ledger as JSON values."""
-        return {"days": [list(each) for each in self.days], "exact": self.exact}
+    def last(self, task: bytes) -> Last:
+        """Return the last exchange of a task."""
+        return self.tasks.get(task.hex(), Last(0, ""))
 
-    @classmethod
-    def from_fields(cls, fields: Any, what: str) -> Ledger:
-        """Invert :meth:`to_fields`; raise DataError if the values are damaged."""
-        try:
-            days = tuple((day, cost) for day, cost in fields["days"])
-            exact = fields["exact"]
-            is_valid = set(fields) == set(_FIELDS)
-        except (KeyError, TypeError, ValueError):
-            raise DataError(f"{what} is damaged") from None
-        for day in (exact, *(day for day, _ in days)):
-            check_integer(f"a day of {what}", day, 0, _MOST_DAYS)
-        costs = [cost for _, cost in days]
-        is_valid &= all(type(each) is float and 0.0 <= each < math.inf for each in costs)
-        if not is_valid or [day for day, _ in days] != sorted(dict(days)):
-            raise DataError(f"{what} is damaged")
-        return cls(days, exact)
+    def begun(self, task: bytes, last: Last) -> Ledger:
+        """Return the ledger after a request of a task."""
+        return replace(self, tasks={**self.tasks, task.hex(): last})
+
+    def sent(self, store: str) -> Sent:
+        """Return what a store has sent."""
+        return self.stores.get(store, Sent(0, 0))
+
+    def with_sent(self, store: str, sent: Sent) -> Ledger:
+        """Return the ledger with what a store has sent."""
+        return replace(self, stores={**self.stores, store: sent})
 
     def to_bytes(self) -> bytes:
         """Return the canonical bytes."""
-        return to_json(self.to_fields())
+        fields = {**vars(self), "days": {str(day): cost for day, cost in self.days.items()}}
+        return to_json(fields)
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Ledger:
+    def from_bytes(cls, content: bytes, what: str) -> Ledger:
         """Invert :meth:`to_bytes`; raise DataError if the bytes are damaged."""
-        return cls.from_fields(from_json(content, "the ledger", _FIELDS), "the ledger")
+        fields = from_json(content, what, list(cls.__dataclass_fields__))
+        try:
+            found = cls(
+                fields["created"],
+                {int(day): cost for day, cost in fields["days"].items()},
+                {task: Last(*last) for task, last in fields["tasks"].items()},
+                {store: Sent(*sent) for store, sent in fields["stores"].items()},
+            )
+            is_valid = found._is_valid()
+        except (AttributeError, TypeError, ValueError):
+            is_valid = False
+        if not is_valid:
+            raise DataError(f"{what} is damaged")
+        return found
+
+    def _is_valid(self) -> bool:
+        pairs = [(last.number, 0) for last in self.tasks.values()] + [*self.stores.values()]
+        counts = [self.created, *self.days, *(count for pair in pairs for count in pair)]
+        return (
+            all(type(count) is int and count >= 0 for count in counts)
+            and all(type(each) is float and 0.0 <= each < math.inf for each in self.days.values())
+            and all(type(last.digest) is str for last in self.tasks.values())
+        )
+
+
+class LedgerFile:
+    """The file of a ledger, with a lock beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let no other vault reply that uses this ledger, of this store or of another.
+
+        Raises
+        ------
+        OutputError
+            The lock cannot be created, or the file system has no locks.
+        """
+        import fcntl  # noqa: PLC0415 - Windows has no vault
+
+        lock = self.path.with_name(f"{self.path.name}.lock")
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, _MODE)  # others cannot hold it
+        except OSError as reason:
+            raise OutputError(f"cannot write {lock}: {reason.strerror}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as reason:
+            os.close(descriptor)
+            raise OutputError(f"cannot lock {lock}: {reason.strerror}") from None
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def read(self) -> Ledger | None:
+        """Return the ledger, or None if there is no file.
+
+        Raises
+        ------
+        DataError
+            The file cannot be read, is damaged, or other users can write it.
+        """
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as reason:
+            raise DataError(f"cannot read {self.path}: {reason.strerror}") from None
+        check_writers(self.path)
+        try:
+            return Ledger.from_bytes(content, str(self.path))
+        except DataError as reason:
+            raise DataError(
+                f"{reason}. Delete the file: what was spent then counts as max_epsilon. Do not"
+                " restore it from a backup"
+            ) from None
+
+    def write(self, ledger: Ledger) -> None:
+        """Replace the ledger durably; raise OutputError if the file cannot be written."""
+        try:
+            replace_file(self.path, ledger.to_bytes(), _MODE)
+        except OSError as reason:
+            raise OutputError(f"cannot write {self.path}: {reason.strerror}") from None

@@ -1,372 +1,374 @@
 """The vault: replies of a device to the requests of secure sums.
 
-Each reply is sent after all that it depends on is durable: the journal, the numbers, the cut and
-the ledger of privacy in one transaction of the store, and then the epoch file, which has the ledger
-already before that transaction ends. After a crash, the same request therefore gives the same
-reply.
-
-With differential privacy, the numbers contain this device's part of the noise: they are never
-stored or sent without it.
+A reply to an exchange depends on the request, the ledger, the clock and the owner's file, and on
+nothing else that the server can observe: whether there are answers, and whether their statistics
+can be computed, changes only the numbers, which are encrypted. The order of writes is fixed. The
+exchange is charged in the ledger before an answer is read. The report and the journal are one
+transaction of the store. What was sent is then written to the ledger, before the report leaves the
+device. A process that is killed in between sends no second report to the same exchange.
 """
 
 from __future__ import annotations
 
-import datetime
 import logging
-import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from fldb_flower.secure.device import Device
-from fldb_flower.secure.encoding import Encoding
-from fldb_flower.secure.entries import SEED_BYTES
-from fldb_flower.secure.field import from_bytes, to_bytes
-from fldb_flower.secure.header import Header, check_header
-from fldb_flower.secure.journal import Journal
-from fldb_flower.wire.secure_messages import (
-    Blamed,
-    Collect,
-    Declined,
-    Deliver,
-    Delivered,
-    Hello,
-    Introduced,
-    Opened,
-    Pieces,
-    Refused,
-    Reply,
-    decode_request,
-    encode,
-)
-from fldb_flower.wire.secure_upload import numbers_of
-from fldb_flower.wire.shared_broadcast import SharedBroadcast, decode_shared, describe_encoding
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
+from clients.learning import make_learner, settings_of
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
-from clients.vault.account import Account
-from clients.vault.budget import BudgetError, Spent, noise_for, require_noise
 from clients.vault.config import VaultConfig
-from clients.vault.epoch import Epoch, EpochFile
-from clients.vault.ledger import Ledger
-from clients.vault.rosters import RosterKeeper
+from clients.vault.journal import Journal
+from clients.vault.ledger import Last, Ledger, LedgerFile, Sent, day_of
 from fldb_flower.bandit.prior import CommonPrior
-from fldb_flower.errors import (
-    BlameError,
-    ConvergenceError,
-    DataError,
-    DeclinedError,
-    FldbError,
-    SecureError,
-    SettingsError,
-    one_line,
-)
+from fldb_flower.errors import DataError, FldbError, SecureError, one_line
+from fldb_flower.linalg.arrays import LARGEST, IntArray
+from fldb_flower.linalg.forms import make_form
+from fldb_flower.privacy.accounting import epsilon_of
+from fldb_flower.secure.report import Header, integers_of, make_report
 from fldb_flower.system.process import one_blas_thread
+from fldb_flower.wire.secure_request import (
+    ESTIMATE,
+    HELLO,
+    REFUSED,
+    REPORT,
+    Reply,
+    Request,
+    Shared,
+    decode_shared,
+)
+from fldb_flower.wire.secure_vector import size_of, vector_of
 
 WITHHELD = "the device cannot take part now: its owner finds the reason in the service's log"
-"""Reason of a refusal that depends on the answers or on the device's files."""
+"""Reason of a refusal that is about the device's files."""
 
+MOST_OF_LIMIT = 0.1
+"""Largest share of the owner's limit that one exchange may cost."""
+
+_BEHIND, _AHEAD = 86_400_000, 600_000  # ms: numbers of exchanges and the device's clock
+_EARLIEST = 1_760_000_000_000  # ms since 1970; a clock before this time is wrong
+_ROUNDING = 1e-12  # relative, of sums
+_KNOWN = (FldbError, ArithmeticError, np.linalg.LinAlgError)
 _LOG = logging.getLogger(__name__)
-_Q = TypeVar("_Q")
 _T = TypeVar("_T")
+
+
+class Spent(NamedTuple):
+    """What the reports of a device have cost, for a person.
+
+    Attributes
+    ----------
+    epsilon, delta : float
+        Of all reports.
+    max_epsilon : float
+        The owner's limit of epsilon.
+    days : int or None
+        Length of the period of both; None: for the ledger's life.
+    refused : bool
+        Whether the last exchange was refused, because of the limit.
+    """
+
+    epsilon: float
+    delta: float
+    max_epsilon: float
+    days: int | None
+    refused: bool
 
 
 class Vault:
     """The replies of a device to the requests of secure sums.
 
-    Several vaults, in different threads and processes, may use one store.
+    Several vaults, in different threads and processes, may use one store, or one ledger.
 
     Parameters
     ----------
     store : DuelStore
         The device's store.
     config : VaultConfig
-        Of :func:`read_config`.
+        Of :func:`~clients.vault.read_config`.
     clock : callable
         Returns the time in seconds since 1970.
 
     Raises
     ------
-    DataError, SecureError
-        The roster cannot be used, or does not have this device; or the epoch file is missing or
-        damaged.
+    DataError
+        The store has duels of another dimension, or the ledger or the store is damaged.
     OutputError
-        The store or the epoch file cannot be written.
+        The store or the ledger cannot be written.
     """
 
     def __init__(
-        self, store: DuelStore, config: VaultConfig, *, clock: Callable[[], float] = time.time
+        self, store: DuelStore, config: VaultConfig, clock: Callable[[], float] = time.time
     ) -> None:
-        self._store = store
-        self._config = config
-        self._clock = clock
-        self._epoch = EpochFile(config.key)
-        self._account = Account(store, self._epoch, config.budget, clock)
-        self._rosters = RosterKeeper(store, config)
-        with self._epoch.locked():
-            self._begin()
-        self._check_roster()
-
-    @property
-    def min_devices(self) -> int:
-        """The owner's smallest number of other devices in a sum."""
-        return self._config.limits.min_devices
+        self._store, self._config, self._clock = store, config, clock
+        self._file = LedgerFile(config.ledger)
+        self._is_refused = False  # the last exchange, because of the limit
+        found = store.settle_dimension(config.dimension)
+        if found != config.dimension:
+            raise DataError(
+                f"{config.path}: dimension={config.dimension}, but the duels in {store.path} have"
+                f" {found} features"
+            )
+        with self._file.locked():
+            self._known()
 
     def spent(self) -> Spent:
-        """Return what the contributions have cost, and the owner's cap."""
-        return self._account.spent()
+        """Return what the reports of the owner's period have cost, and the limit."""
+        config, ledger = self._config, self._file.read()
+        cost = config.most if ledger is None else ledger.spent(self._since())
+        epsilon = epsilon_of(cost**-0.5, config.max_delta, 1) if cost else 0.0
+        days = config.privacy_days
+        return Spent(epsilon, config.max_delta, config.max_epsilon, days, self._is_refused)
 
-    def answer(self, request: bytes) -> bytes:
-        """Return the reply to a request, both of :mod:`fldb_flower.wire.secure_messages`.
+    def answer(self, content: bytes) -> bytes:
+        """Return the reply to a request, both of :mod:`fldb_flower.wire.secure_request`.
 
-        Reasons of refusals tell nothing about answers: the others are only logged.
+        Reasons of refusals tell nothing about answers: those about files are only logged.
         """
-        reply: Reply
         try:
-            reply = self._reply(request)
-        except DeclinedError:
-            reply = Declined()
-        except BlameError as blame:
-            reply = Blamed(blame.devices)
+            return self._reply(_public(Request.from_bytes, content))
         except SecureError as reason:
-            reply = Refused(one_line(reason))
+            text = one_line(reason)
         except FldbError as reason:
-            _LOG.warning("%s", one_line(f"request of a secure sum refused: {reason}"))
-            reply = Refused(WITHHELD)
-        return encode(reply)
+            _LOG.warning("%s", one_line(f"request of secure sums refused: {reason}"))
+            text = WITHHELD
+        return Reply(REFUSED, self._store.device_id, text).to_bytes()
 
-    def _reply(self, content: bytes) -> Reply:
-        request = _from_server(decode_request, content)
-        if isinstance(request, Hello):
-            return self._introduce(request.roster)
-        with self._epoch.locked():
-            if isinstance(request, Deliver):
-                shared = _from_server(decode_shared, request.broadcast)
-                self._receive(shared, lambda journal: _counted(journal, request.counted))
-                return Delivered()
-            header = _from_server(Header.from_bytes, request.header)
-            if isinstance(request, Collect):
-                return self._collect(header, request.counted or None)
-            return self._open(header, request.sealed)
-
-    def _introduce(self, content: bytes) -> Introduced:
-        self._rosters.look_at_file()
-        if content:
-            self._rosters.accept(content, self._today())
-        # Also if it is not valid today: the server sends a newer one to a device that it knows.
-        return Introduced(self._config.name, self._rosters.latest().version)
-
-    def _collect(self, header: Header, counted: bytes | None) -> Pieces:
-        device = self._device()
-        check_header(header, device.roster, device.limits, device.name, self._clock())
-        shared = _from_server(decode_shared, header.broadcast)
-        least = self._config.least_duels(shared.settings.dimension, header.min_devices)
-        if header.min_duels < least:
+    def _reply(self, request: Request) -> bytes:
+        if request.kind == HELLO:
+            return Reply(HELLO, self._store.device_id).to_bytes()
+        shared = _public(decode_shared, request.broadcast)
+        if shared.settings.dimension != self._config.dimension:
             raise SecureError(
-                f"the exchange has min_duels={header.min_duels}, and the device requires {least}"
+                f"the exchange has dimension={shared.settings.dimension}, and the device"
+                f" {self._config.dimension}"
             )
-        encoding = self._encoding(header, shared)
-        require_noise(shared)
-        self._receive(shared, lambda journal: journal.acknowledge(header, counted))
-        self._store.expect(header.min_duels)
-        try:
-            sealed = self._contribute(device, header, shared, encoding)
-        except (DeclinedError, BudgetError):
-            raise
-        except SecureError as reason:  # it may name counts of answers
-            raise DataError(str(reason)) from None
-        self._advance_epoch()
-        return Pieces(sealed)
+        if request.kind == ESTIMATE:
+            with self._file.locked(), self._store.transaction():
+                _, journal = self._known()
+                self._receive(journal.acknowledged(request.counted), shared)
+            return Reply(ESTIMATE, self._store.device_id).to_bytes()
+        return self._report(request, shared)
 
-    def _receive(self, shared: SharedBroadcast, acknowledged: Callable[[Journal], Journal]) -> None:
-        """Store what the server has counted, and the estimate of a broadcast."""
-        dimension = shared.settings.dimension
-        if self._store.dimension not in {None, dimension}:
+    def _report(self, request: Request, shared: Shared) -> bytes:
+        store, header = self._store, request.header
+        assert header is not None
+        helper = self._helper(request)
+        _check_broadcast(header, shared)
+        with self._file.locked():
+            ledger, journal = self._known()
+            last = Last(header.number, header.digest.hex())
+            if ledger.last(header.task).number == header.number:
+                return self._repeated(ledger.last(header.task) == last, header)
+            ledger = self._charged(ledger, header).begun(header.task, last)
+            with store.transaction():
+                cut = store.last
+                sent = Sent(header.number, journal.sent)
+                self._file.write(ledger.with_sent(store.device_id, sent))
+                # From here on, answers are read.
+                journal = self._receive(journal.acknowledged(request.counted), shared)
+                integers = self._integers(shared, journal.counted, cut, header.numbers)
+                report = make_report(header, integers, helper).to_bytes()
+                reply = Reply(REPORT, store.device_id, report=report, digest=header.digest)
+                content = reply.to_bytes()
+                store.keep_secure_part("report", content)
+                self._keep(journal.replied(header.number, cut))
+                store.mark_sent(cut)
+            self._file.write(ledger.with_sent(store.device_id, Sent(header.number, cut)))
+            return content
+
+    def _helper(self, request: Request) -> X25519PublicKey:
+        """Return the helper's key, after a check of what the device pins."""
+        header, key, config = request.header, request.key, self._config
+        assert header is not None
+        assert key is not None
+        if header.task != config.task:
             raise SecureError(
-                f"the exchange has dimension={dimension}, and the device has another one"
+                "the exchange has another federation, helper or dimension than the device's file"
             )
-        play = shared.broadcast.play
-        with self._store.transaction(), one_blas_thread():
-            journal = acknowledged(self._journal())
-            self._keep(journal)
-            if play is not None and play.estimate is not None:
-                uploads = UploadMaker(self._store, shared.settings)
-                uploads.synchronize(play, journal.counted, shared.duels)
+        if header.key != key.key:
+            raise SecureError("the exchange has another key of the helper than its header")
+        return key.verified(config.helper, self._clock())
 
-    def _contribute(
-        self, device: Device, header: Header, shared: SharedBroadcast, encoding: Encoding
-    ) -> dict[str, bytes]:
-        store, now = self._store, self._clock()
-        with store.transaction(), one_blas_thread():
-            journal = self._journal()
-            start, cut = device.span(header, journal, store.last, now=now)
-            seed = os.urandom(SEED_BYTES)
-            if device.repeated(header, journal):
-                content = store.secure_part("numbers")
-                if content is None:
-                    raise DeclinedError("the answers were forgotten since the first request")
-            else:
-                store.add_cut(start, cut, header.min_duels)
-                self._account.charge(None if shared.privacy is None else shared.privacy.multiplier)
-                content = self._numbers(header, shared, encoding, (start, cut), journal.counted)
-                store.keep_secure_part("numbers", content)
-            if content:
-                numbers = from_bytes(content)
-                sealed, journal = device.collect(header, journal, numbers, cut, seed, now=now)
-            else:
-                sealed, journal = {}, journal.contribute(header, cut, seed, content)
-            self._keep(journal)
-            self._account.record()
-        if not sealed:
-            self._advance_epoch()
-            raise DataError("the answers have no numbers within the bounds of the exchange")
-        return sealed
+    def _repeated(self, is_same: bool, header: Header) -> bytes:
+        """Return the report that was stored for this header."""
+        content = self._store.secure_part("report") if is_same else None
+        if content is None or Reply.from_bytes(content).digest != header.digest:
+            kind = "after an interruption" if is_same else "with another header"
+            raise SecureError(f"the exchange was requested before, {kind}: it needs a new number")
+        return content
 
-    def _numbers(
-        self,
-        header: Header,
-        shared: SharedBroadcast,
-        encoding: Encoding,
-        span: tuple[int, int],
-        counted: int,
-    ) -> bytes:
-        """Return the numbers of answers, or no bytes if they cannot be encoded.
+    def _charged(self, ledger: Ledger, header: Header) -> Ledger:
+        """Return the ledger with the cost of a new exchange, or refuse it."""
+        now, number = round(self._clock() * 1000), header.number
+        if not now - _BEHIND <= number <= now + _AHEAD:
+            raise SecureError(
+                f"the exchange is of {_time(number)}, and the device's clock shows {_time(now)}:"
+                " one of them is wrong"
+            )
+        earliest = max(ledger.created, ledger.last(header.task).number)
+        if number <= earliest:
+            raise SecureError(
+                f"the exchange is of {_time(number)}, and the device accepts exchanges after"
+                f" {_time(earliest)}"
+            )
+        config, cost = self._config, header.cost
+        self._is_refused = True
+        if cost > MOST_OF_LIMIT * config.most:
+            raise self._over_limit(
+                f"the exchange costs more than a tenth of the device's limit: its noise multiplier"
+                f" is {header.multiplier:.4g}"
+            )
+        if ledger.spent(self._since()) + cost > config.most * (1.0 + _ROUNDING):
+            raise self._over_limit("the device's limit of privacy is spent")
+        self._is_refused = False
+        return ledger.charged(day_of(self._clock()), cost)
 
-        That they cannot depends on the answers, and the server observes it. The cut is therefore
-        used up as by a contribution: else the server could search for the bounds, and for the
-        largest number with them, by requests about the same answers.
+    def _over_limit(self, reason: str) -> SecureError:
+        limit = f"max_epsilon={self._config.max_epsilon:g} in {self._config.path}"
+        _LOG.warning("%s", one_line(f"no report to secure sums: {reason} ({limit})"))
+        return SecureError(reason)
+
+    def _since(self) -> int:
+        """Return the first day of the owner's period.
+
+        It has one day more than the owner's number, so that the reports of any period of this
+        length, from any time of a day, are within the limit.
         """
-        uploads = UploadMaker(self._store, shared.settings)
+        days = self._config.privacy_days
+        return 0 if days is None else day_of(self._clock()) - days
+
+    def _integers(self, shared: Shared, counted: int, cut: int, numbers: int) -> IntArray:
+        """Return the numbers of the report: 0 if the statistics cannot be computed.
+
+        That they cannot may depend on the answers, and a refusal would be observed without noise.
+        """
+        store, broadcast = self._store, shared.broadcast
         try:
-            upload, _ = uploads.upload(shared.broadcast, *span, counted)
-            integers = encoding.quantise(numbers_of(upload, shared.broadcast))
-            if shared.privacy is not None:
-                integers += noise_for(shared, header, encoding, self._config.budget)
-            return to_bytes(encoding.elements(integers))
-        except (ConvergenceError, DataError, ArithmeticError, np.linalg.LinAlgError) as reason:
-            _LOG.warning("%s", one_line(f"no contribution to a secure sum: {reason}"))
-            return b""
+            with np.errstate(all="ignore"), one_blas_thread():
+                uploads = UploadMaker(store, shared.settings)
+                known = store.answers(0, counted if broadcast.shares else 0)
+                upload = uploads.report(broadcast, known, store.answers(counted, cut))
+                return integers_of(vector_of(upload, broadcast, shared.units, uploads.form))
+        except Exception as reason:
+            _log("a report to secure sums has only zeros", reason)
+            return np.zeros(numbers, dtype=np.int64)
 
-    def _encoding(self, header: Header, shared: SharedBroadcast) -> Encoding:
-        """Return the encoding of the numbers, after a check of what the header states of it."""
-        broadcast, longest = shared.broadcast, shared.settings.max_difference
-        if not broadcast.learns:
-            raise SecureError("the exchange requests no statistics")
-        if broadcast.shares:
-            prior = None if broadcast.play is None else broadcast.play.estimate
-            if not isinstance(prior, CommonPrior) or not broadcast.lowest_variance > 0.0:
-                raise SecureError("the exchange requests shares without a prior, or a lowest v")
-        if isinstance(longest, float) and longest > self._config.max_difference:
-            raise SecureError(
-                f"the exchange has max_difference={longest:g}, and the device accepts at most"
-                f" {self._config.max_difference:g}"
-            )
-        encoding = _from_server(
-            lambda devices: shared.encoding(devices, header.max_duels), len(header.asked)
-        )
-        if (header.numbers, header.encoding) != (encoding.size, describe_encoding(encoding)):
-            raise SecureError("the exchange has another encoding than that of its broadcast")
-        return encoding
+    def _receive(self, journal: Journal, shared: Shared) -> Journal:
+        """Store what is counted, and the estimate of a broadcast; return the journal.
 
-    def _open(self, header: Header, sealed: Mapping[str, bytes]) -> Opened:
-        device = self._device()
-        with self._store.transaction():
-            opening, journal = device.open(header, self._journal(), sealed, now=self._clock())
-            self._keep(journal)
-        self._advance_epoch()
-        return Opened(opening)
-
-    def _device(self) -> Device:
-        config, roster = self._config, self._rosters.current(self._today())
-        return Device(config.name, config.private, roster, config.limits)
-
-    def _check_roster(self) -> None:
-        """Log why the device cannot take part; an owner's file without its key is an error."""
-        config = self._config
-        try:
-            Device(config.name, config.private, self._rosters.latest(), config.limits)
-        except SecureError as reason:
-            if self._rosters.is_from_file:
-                raise SecureError(f"{config.roster}: {reason}") from None
-            # A roster from the server must not stop the service of the owner.
-            _LOG.warning("%s", one_line(f"no part in secure sums: {reason}"))
-            return
-        try:
-            self._rosters.current(self._today())
-        except SecureError as reason:  # the person can still answer duels
-            _LOG.warning("%s", one_line(f"no part in secure sums: {config.roster}: {reason}"))
-
-    def _today(self) -> datetime.date:
-        return datetime.datetime.fromtimestamp(self._clock(), datetime.UTC).date()
-
-    def _begin(self) -> None:
-        """Create the epoch file of a key, or check that the one of this key exists."""
-        store, public = self._store, self._config.private.public_key().public_bytes_raw()
-        with store.transaction():
-            journal = self._stored()
-            if store.secure_part("journal") is None:
-                journal = self._start_after(store.pruned, 0)  # they cannot be sent
-            if self._epoch.read() is None:
-                if store.secure_part("key") == public:  # stored with the first epoch file
-                    raise DataError(
-                        f"{self._epoch.path} is missing, so sums may have been opened that the"
-                        f" store does not contain: create a new key instead of {self._config.key},"
-                        " and have it certified in the roster (fldb keys roster)"
-                    )
-                if journal.last_round:
-                    # Nothing of earlier exchanges opens with another key, but this store may be a
-                    # backup: answers could be sent for a second time.
-                    journal = self._start_after(store.last, journal.last_round)
-                self._epoch.write(Epoch.of(journal, self._account.first(journal)))
-            store.keep_secure_part("key", public)
-            self._journal()
-
-    def _start_after(self, position: int, round: int) -> Journal:
-        """Return the stored journal of a device that sends no answer up to a number again."""
-        journal = Journal.restored(round, position)
-        self._store.skip_to(position)
+        An estimate with which no duel can be proposed is left out.
+        """
+        store, play = self._store, shared.broadcast.play
         self._keep(journal)
+        if play is None or play.estimate is None:
+            return journal
+        try:
+            with np.errstate(all="raise", under="ignore"), one_blas_thread():
+                uploads = UploadMaker(store, shared.settings)
+                received = uploads.synchronization(play, journal.counted, shared.duels)
+                settings = settings_of(received, self._config.dimension)
+                learner = make_learner(store, received, settings, store.answers())
+                if not (np.abs([learner.theta, learner.deviations()]) <= LARGEST).all():
+                    raise FloatingPointError(f"a number is not finite, or above {LARGEST:g}")
+            store.synchronize(received)
+        except Exception as reason:
+            _log("an estimate from the server is not used", reason)
         return journal
 
-    def _journal(self) -> Journal:
-        """Return the journal, within a transaction; that of a restored store is replaced."""
-        journal, epoch = self._stored(), self._epoch.read()
-        if epoch is None:
-            raise DataError(f"{self._epoch.path} is missing: start the service again")
-        if epoch.is_ahead_of(Epoch.of(journal, Ledger())):
-            _LOG.warning(
-                "%s was restored from a backup: its answers up to number %d are not sent again",
-                one_line(self._store.path), max(epoch.cut, journal.sent),
-            )  # fmt: skip
-            cut, last = max(epoch.cut, journal.sent), max(epoch.contributed, epoch.opened)
-            journal = self._start_after(cut, max(last, journal.last_round))
-        return journal
+    # Ledger and journal.
 
-    def _stored(self) -> Journal:
-        content = self._store.secure_part("journal")
-        return Journal() if content is None else Journal.from_bytes(content)
+    def _known(self) -> tuple[Ledger, Journal]:
+        """Return ledger and journal, after a check that neither of them is a backup."""
+        store, now = self._store, max(round(self._clock() * 1000), _EARLIEST)
+        with store.transaction():
+            content, ledger = store.secure_part("journal"), self._file.read()
+            what = f"the journal of secure sums in {store.path}"
+            journal = Journal() if content is None else Journal.from_bytes(content, what)
+            sent = (ledger or Ledger()).sent(store.device_id)
+            if sent.number < journal.number:
+                return self._without_ledger(ledger or Ledger(), journal, now)
+            if ledger is None or (ledger == Ledger(ledger.created) and ledger.created > now):
+                ledger = Ledger(created=now)
+                self._file.write(ledger)
+            elif sent.cut > journal.sent:
+                _LOG.warning(
+                    "%s was restored from a backup: its answers up to number %d are not sent again",
+                    one_line(store.path), sent.cut,
+                )  # fmt: skip
+                journal = Journal(sent.number, sent.cut)
+                self._keep(journal)
+                store.mark_sent(sent.cut)
+            elif sent.cut < journal.sent:  # killed before it was written
+                ledger = ledger.with_sent(store.device_id, sent._replace(cut=journal.sent))
+                self._file.write(ledger)
+        return ledger, journal
+
+    def _without_ledger(self, ledger: Ledger, journal: Journal, now: int) -> tuple[Ledger, Journal]:
+        """Return a new ledger of a store that has replied before, and its journal.
+
+        What was spent is unknown, and counts as the whole limit. Numbers that may have been
+        answered are refused. The store may be a backup as well, so none of its answers is sent.
+        """
+        store, config = self._store, self._config
+        _LOG.warning(
+            "%s is missing, or older than %s: what was spent is unknown and counts as the whole"
+            " limit. Reports begin again with a larger max_epsilon in %s. Do not restore %s from a"
+            " backup",
+            *(one_line(path) for path in (self._file.path, store.path, config.path)),
+            self._file.path.name,
+        )  # fmt: skip
+        ledger = Ledger(
+            max(ledger.created, journal.number, now) + _AHEAD,
+            ledger.charged(day_of(self._clock()), config.most).days,
+            ledger.tasks,
+            {**ledger.stores, store.device_id: Sent(journal.number, store.last)},
+        )
+        journal = Journal(journal.number, store.last)
+        self._keep(journal)
+        store.mark_sent(store.last)
+        self._file.write(ledger)
+        return ledger, journal
 
     def _keep(self, journal: Journal) -> None:
         self._store.keep_secure_part("journal", journal.to_bytes())
 
-    def _advance_epoch(self) -> None:
-        with self._store.transaction():  # of two processes, none sets it back
-            known = self._epoch.read() or Epoch()
-            epoch = known.merged(Epoch.of(self._stored(), self._account.stored()))
-            if epoch != known:
-                self._epoch.write(epoch)
+
+def _check_broadcast(header: Header, shared: Shared) -> None:
+    """Raise SecureError unless a device can report on a broadcast."""
+    broadcast, play = shared.broadcast, shared.broadcast.play
+    if not broadcast.learns:
+        raise SecureError("the exchange requests no statistics")
+    if shared.settings.clip is None:
+        raise SecureError("the exchange has no privacy.epsilon")
+    if broadcast.shares and not (play and isinstance(play.estimate, CommonPrior)):
+        raise SecureError("the exchange requests shares without a prior")
+    size = size_of(broadcast, make_form(shared.settings))
+    if header.numbers != size:
+        raise SecureError(f"the exchange has {header.numbers} values, and its broadcast {size}")
 
 
-def _counted(journal: Journal, exchange: bytes) -> Journal:
-    """Return the journal after a request without an exchange named the last counted exchange."""
-    return replace(journal, counted=dict(journal.cuts).get(exchange, journal.counted))
-
-
-def _from_server(read: Callable[[_Q], _T], content: _Q) -> _T:
-    """Read something that the server has sent; the errors tell nothing about this device."""
+def _public(read: Callable[[bytes], _T], content: bytes) -> _T:
+    """Read bytes of the server; the errors tell nothing about this device."""
     try:
         return read(content)
-    except (DataError, SettingsError) as reason:
+    except FldbError as reason:
         raise SecureError(str(reason)) from None
+    except Exception:
+        _LOG.exception("a request of secure sums cannot be read")
+        raise SecureError("the request is damaged") from None
+
+
+def _log(what: str, reason: Exception) -> None:
+    """Log what the server must not learn; with the origin of an error that is unexpected."""
+    is_known = isinstance(reason, _KNOWN)
+    _LOG.warning("%s", one_line(f"{what}: {reason}"), exc_info=None if is_known else reason)
+
+
+def _time(milliseconds: int) -> str:
+    seconds = milliseconds // 1000
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
