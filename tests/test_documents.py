@@ -130,6 +130,17 @@ def test_the_results_of_personal_have_the_settings_of_their_names():
         assert {run["settings"]["environment"]["path"] for run in runs.values()} == {study}
 
 
+def test_the_bytes_of_an_exchange():
+    """d = 5: vectors have 5 numbers of 8 bytes, symmetric matrices 15.
+
+    FLDB-ONS uploads the gradient, W and the Hessian, and receives two vectors and W. Its first
+    round needs 8 exchanges; 7 of them play nothing, and their broadcast is one vector.
+    """
+    up, down = 8 * (5 + 15 + 15), 8 * (500 * (5 + 5 + 15) + 7 * 5) / 507
+    page = (ROOT / "docs" / "personal.md").read_text()
+    assert f"(FLDB-ONS: {up} and {down:.0f})" in page
+
+
 def test_pictures_are_drawn_from_the_results(tmp_path):
     paths = heterogeneity.draw(documents.load_results()["personal"], tmp_path)
     assert [path.name for path in paths] == ["heterogeneity.png", "studies.png"]
