@@ -747,7 +747,7 @@ def test_without_the_extra_the_device_refuses_with_one_line(fleet, monkeypatch, 
     monkeypatch.setitem(sys.modules, module, None)
     reply = phone.ask(fleet.request(header, "d00"))
     assert isinstance(reply, Refused)
-    assert "pip install 'fldb-flower[privacy]'" in reply.reason
+    assert "pip install -e '.[privacy]'" in reply.reason
     assert "\n" not in reply.reason
     assert phone.store.secure_part("ledger") is None
 
