@@ -67,9 +67,8 @@ def extra_missing(
     """
     alternative = f", or use {instead}" if instead else ""
     why = "" if reason is None else f" ({reason})"
-    return SettingsError(
-        f"{what} needs the {extra} extra: pip install 'fldb-flower[{extra}]'{alternative}{why}"
-    )
+    command = f"pip install -e '.[{extra}]' in the clone"
+    return SettingsError(f"{what} needs the {extra} extra: {command}{alternative}{why}")
 
 
 class DataError(FldbError):

@@ -104,7 +104,7 @@ def _run(command: Command, name: str) -> None:
 
 def _answer(words: list[str]) -> None:
     """Answer a command line without a known command."""
-    from fldb_flower.system.commands import Parser  # noqa: PLC0415
+    from fldb_flower.system.commands import Parser, installed_version  # noqa: PLC0415
 
     parser = Parser(prog="fldb", add_help=False)
     parser.add_argument("command", choices=COMMANDS, nargs="?")
@@ -117,16 +117,7 @@ def _answer(words: list[str]) -> None:
         hint = suggestion(words[0], tuple(COMMANDS)) or f"; there are {', '.join(COMMANDS)}"
         sys.exit(f"error: {one_line(words[0])}: there is no such command{hint}")
     asked = parser.parse_args(words)
-    print(f"fldb-flower {_version()}" if asked.version else help_text())
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
-
-    try:
-        return version("fldb-flower")
-    except PackageNotFoundError:
-        return "(not installed)"
+    print(f"fldb-flower {installed_version()}" if asked.version else help_text())
 
 
 def _words_to_complete() -> list[str]:

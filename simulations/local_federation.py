@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fldb_flower.secure.header import Limits
-
+from clients.service.files import load_page
 from fldb_flower.deployment import credentials
 from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
 from fldb_flower.errors import FederationError
@@ -189,6 +188,7 @@ class LocalFederation:
         options: Sequence[str] | None = None,
     ) -> None:
         project_folder("a federation on this machine")
+        load_page()  # of the services
         self.folder = folder.absolute()
         self.results = self.folder / "server"
         self.port = free_port()

@@ -512,7 +512,7 @@ def test_a_missing_library_is_named_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(SystemExit) as ended:
         main([str(tmp_path)])
-    assert "needs the report extra: pip install 'fldb-flower[report]'" in str(ended.value)
+    assert "needs the report extra: pip install -e '.[report]'" in str(ended.value)
     assert "\n" not in str(ended.value)
     assert not (tmp_path / "report.html").exists()
 

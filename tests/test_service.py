@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -523,6 +524,8 @@ def test_the_policy_of_the_page_allows_only_its_own_code(idle):
 
 def test_the_api_documentation_is_complete_and_uses_no_other_host(idle):
     description = idle.get("/openapi.json").json()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert description["info"]["version"] == project["version"]
     for methods in description["paths"].values():
         assert all(operation["description"] for operation in methods.values())
     for name, model in description["components"]["schemas"].items():

@@ -24,7 +24,7 @@ from clients.service import connections
 from clients.service.app import create_app
 from clients.service.catalogue import read_arms
 from clients.service.connections import LIMITS, Limits
-from clients.service.files import read_token
+from clients.service.files import load_page, read_token
 from clients.service.models import MAX_ARMS
 from clients.service.node import Node
 from clients.vault import read_config
@@ -89,6 +89,7 @@ def serve(arguments: argparse.Namespace) -> None:
         raise SettingsError(f"--host {host}: reachable from other machines: needs --allow-remote")
     if arguments.node_token_file and not arguments.vault:
         raise SettingsError("--node-token-file needs --vault: the token is for secure sums only")
+    load_page()  # before anything is created, if its files are missing
     config = read_config(arguments.vault.expanduser()) if arguments.vault else None
     catalogue = read_arms(arguments.arms) if arguments.arms else None
     with connections.listen(host, arguments.port) as listener:

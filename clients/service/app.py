@@ -19,6 +19,7 @@ from clients.service.node import Node, of_node
 from clients.service.routes import Device, Worker, guarded, public
 from clients.vault import Vault
 from fldb_flower.errors import DataError, FldbError
+from fldb_flower.system.commands import installed_version
 
 
 def create_app(
@@ -84,6 +85,7 @@ def _application(*workers: Worker) -> FastAPI:
 
     app: FastAPI = FastAPIOffline(
         title="Duels of this device",
+        version=installed_version(),
         summary="Propose a duel, record which arm won.",
         description="Send the token in `Authorization: Bearer`. Every error is"
         ' `{"detail": "one line"}`.',
