@@ -1084,7 +1084,15 @@ BAD_STARTS = {
     "--store {0}/d.db --token-file {0}/empty": "does not contain a token",
     "--store {0}/d.db --token-file {0}": "token file",
     "--store {0}/d.db --token-file {0}/none/t": "token file",
+    "--store {0}/d.db --token-file {0}/pipe": "token file {0}/pipe: it is not a file",
+    "--store {0}/d.db --token-file {0}/huge": "huge: it has more than 4,096 bytes",
+    "--store {0}/pipe": "cannot use the duel store",
+    "--store /dev/zero": "cannot use the duel store",
     "--store {0}/d.db --arms {0}/none.json": "No such file",
+    "--store {0}/d.db --arms {0}": "{0}: it is not a file; --arms must be a JSON or CSV file",
+    "--store {0}/d.db --arms {0}/pipe": "{0}/pipe: it is not a file; --arms",
+    "--store {0}/d.db --arms /dev/zero": "/dev/zero: it is not a file; --arms",
+    "--store {0}/d.db --arms {0}/huge": "huge: it has more than 268,435,456 bytes; --arms",
     "--store {0}/old.db --arms {0}/arms.json": "have 3",
     "--store {0}/d.db --choices 1": "--choices",
     "--store {0}/d.db --expire-after nan": "--expire-after",
@@ -1099,6 +1107,9 @@ BAD_STARTS = {
 def folder(tmp_path):
     (tmp_path / "text").write_text("no\ndatabase, no token\n" * 99)
     (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(2**28 + 1)
     write_arms(tmp_path / "arms.json")
     with PreferenceAgent(tmp_path / "old.db") as agent:
         agent.propose(np.eye(3))

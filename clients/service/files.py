@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fldb_flower.errors import DataError, OutputError, one_line
-from fldb_flower.system.files import create_file
+from fldb_flower.system.files import create_file, read_file
 from fldb_flower.system.pages import digest
 
 # Values of Content-Security-Policy: for replies that are not pages, and for /docs.
@@ -20,6 +20,8 @@ DOCS = (  # Swagger UI starts with an inline script; the page contains no data b
     f"{NOTHING}; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
     " img-src 'self' data:; connect-src 'self'"
 )
+
+_MOST_BYTES = 2**12  # of a token
 
 _PARTS = {"js": ("basics", "service", "learned", "page"), "css": ("page",)}
 
@@ -49,7 +51,7 @@ def read_token(path: Path, mode: int = 0o600) -> str:
         if not path.exists():
             with contextlib.suppress(FileExistsError):  # another process has just created it
                 create_file(path, f"{secrets.token_urlsafe()}\n".encode())
-        token = path.read_text("utf-8").strip()
+        token = read_file(path, _MOST_BYTES).decode().strip()
         if stat.S_IMODE(path.stat().st_mode) & 0o077 & ~mode:
             print(
                 one_line(f"warning: other users can read {path}: chmod {mode:o}"), file=sys.stderr
