@@ -54,7 +54,7 @@ def create_app(
     purpose : {"suggest", "rank"}
         What duels are for; see :class:`~clients.preference_agent.PreferenceAgent`.
     any_host, body_seconds, connections : bool, float, int
-        Accept other host names; time limit for a body; half of these requests can await the store.
+        Accept other host names; time limit for a body; connections, half of them waiting for locks.
 
     Raises
     ------

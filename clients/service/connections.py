@@ -20,15 +20,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fldb_flower.system.startup import leave
 
 _LOG = logging.getLogger("uvicorn.error")
+WITH_TOKEN = "with-token"
+"""Key in the state of a request that had the right token."""
+
 _HEAD, _BODY, _READER = "the head of a request", "the body", "the client to read"
 
 
 class Limits(NamedTuple):
     """Limits that keep one client from blocking the others.
 
-    If there are more connections, the one that has waited for its client for the longest time is
-    closed: for a request, for its body, or until replies are read. If the service works on a
-    request of every connection, the new one is refused with status 503.
+    If there are more connections, the one that has waited for the longest time is closed: for a
+    request, for its body, or until replies are read. A connection is kept while the service works
+    on a request with the token. If that is so for all, the new one is refused with status 503.
     """
 
     connections: int = 100
@@ -64,7 +67,9 @@ class _Connection(H11Protocol):
     """A connection that is closed if its client does not send or read in time."""
 
     limits: Limits
-    waiting_since = 0.0
+    since = 0.0
+    """Time of the last change of what the connection waits for."""
+
     _waiting: tuple[str, object] | None = None
     _deadline: asyncio.TimerHandle | None = None
 
@@ -95,22 +100,24 @@ class _Connection(H11Protocol):
         self._update()
 
     @property
-    def waits(self) -> bool:
-        """Whether the client has to send or to read something."""
-        return self._waiting is not None
+    def is_kept(self) -> bool:
+        """Whether the service works on a request with the token, and has not begun to reply."""
+        if self._waiting is not None or self.cycle.response_started:
+            return False
+        return bool(self.cycle.scope["state"].get(WITH_TOKEN))
 
     def _update(self) -> None:
-        """Begin a deadline if the connection begins to wait for something else."""
+        """Begin a deadline if the connection waits for something else than before."""
         waiting = self._awaited()
         if waiting == self._waiting:
             return
-        self._waiting, self.waiting_since = waiting, time.monotonic()
+        self._waiting, self.since = waiting, time.monotonic()
         self._stop_deadline()
         if waiting is not None and waiting[0] != _BODY:  # Guard replies to a late body
             self._deadline = self.loop.call_later(self.limits.seconds, self._abort)
 
     def _awaited(self) -> tuple[str, object] | None:
-        """Return what the connection waits for, and of which request."""
+        """Return what the connection waits for, and of which request; None while it is served."""
         if self.flow.write_paused or self.transport.is_closing():
             return _READER, None
         if self.cycle is None or self.cycle.response_complete:
@@ -132,16 +139,15 @@ class _Connection(H11Protocol):
 
     def _make_room(self) -> None:
         others = [each for each in self.connections if isinstance(each, _Connection)]
-        waiting = [each for each in others if each.waits and each is not self]
-        if not waiting:
+        closable = [each for each in others if each is not self and not each.is_kept]
+        if not closable:
             self.app = service_unavailable
             _LOG.warning("all %d connections are busy: a new one is refused", len(others) - 1)
             return
-        oldest = min(waiting, key=lambda each: each.waiting_since)
+        oldest = min(closable, key=lambda each: each.since)
         self.connections.discard(oldest)
         oldest.transport.abort()
         _LOG.warning(
-            "more than %d connections: those that wait for their clients are closed, the longest"
-            " waiting first",
+            "more than %d connections: those that wait are closed, the longest waiting first",
             self.limits.connections,
         )

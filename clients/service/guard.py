@@ -14,6 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from clients.service.connections import WITH_TOKEN
 from clients.service.errors import problem
 from clients.service.files import NOTHING
 from clients.service.worker import begin_request
@@ -58,7 +59,10 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        app = self._refusal(scope["path"], Headers(scope=scope)) or self._app
+        refusal = self._refusal(scope["path"], Headers(scope=scope))
+        if refusal is None and self._expected(scope["path"]) is not None:
+            scope.setdefault("state", {})[WITH_TOKEN] = True
+        app = refusal or self._app
         begin_request()
         request = f"{scope['method']} {scope['path'][:100]}"
         receive = _limited(receive, request, self._body_seconds, _most(scope["path"]))
