@@ -297,7 +297,8 @@ def test_a_skipped_duel_is_no_answer_and_another_follows(client, path):
 
 
 def test_arms_are_proposed_after_a_skip(path, tmp_path):
-    catalogue = read_arms(write_arms(tmp_path / "arms.json", 3))
+    # The three pairs have different differences of features: 0.05, 0.15 and 0.2.
+    catalogue = read_arms(write_arms(tmp_path / "arms.json", 3, features=[0.05, 1.0]))
     with running(path, catalogue=catalogue) as client:
         pairs = []
         for _ in range(2):
