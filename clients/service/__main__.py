@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import uvicorn
+from fastapi import FastAPI
 
 from clients.preference_agent import EXPIRE_AFTER, MOST_SECONDS, PreferenceAgent
 from clients.selection import PURPOSES
@@ -29,6 +29,7 @@ from clients.service.app import create_app
 from clients.service.catalogue import read_arms
 from clients.service.connections import LIMITS, Limits
 from clients.service.files import load_page, read_token
+from clients.service.logs import PERIOD, Limiter
 from clients.service.models import MAX_ARMS
 from clients.service.node import Node
 from clients.vault import read_config
@@ -38,7 +39,7 @@ from fldb_flower.system.signals import interruptible
 
 PORT = 8377
 _NODE_TOKEN_MODE = 0o640  # at most: the SuperNode's user reads it as a member of the group
-_STOP_SECONDS = 40  # for open requests, which may wait 30 seconds for a locked store
+_STOP_SECONDS = 40  # for open requests, which wait for a locked store for 30 seconds at most
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -67,11 +68,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     add(
         "--max-connections", metavar="N", type=bounded(int, 1, 10_000),
-        default=LIMITS.connections, help="idle ones are closed for new ones (%(default)s)",
+        default=LIMITS.connections, help="waiting ones are closed for new ones (%(default)s)",
     )  # fmt: skip
     add(
         "--request-seconds", metavar="SECONDS", type=bounded(float, 0.1, 3600),
-        default=LIMITS.seconds, help="time limit for a request's head, and body (%(default).0f)",
+        default=LIMITS.seconds, help="time limit for a request's head, for its body,"
+        " and to read a part of the reply (%(default).0f)",
     )  # fmt: skip
     add(
         "--vault", metavar="FILE", type=Path,
@@ -132,6 +134,7 @@ def serve(arguments: argparse.Namespace) -> None:
             purpose=arguments.purpose,
             any_host=arguments.allow_remote,
             body_seconds=arguments.request_seconds,
+            connections=arguments.max_connections,
         )
         if remote:
             print(
@@ -141,15 +144,23 @@ def serve(arguments: argparse.Namespace) -> None:
             )
         name = f"[{host}]" if ":" in host else host
         print(f"http://{name}:{listener.getsockname()[1]}/#token={token}", flush=True)
-        server = connections.config(
-            app,
-            Limits(arguments.max_connections, arguments.request_seconds),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_STOP_SECONDS,
-        )
-        uvicorn.Server(server).run(sockets=[listener])
+        limits = Limits(arguments.max_connections, arguments.request_seconds)
+        _run(app, listener, limits, Limiter(token, *([] if node is None else [node.token])))
+
+
+def _run(app: FastAPI, listener: socket.socket, limits: Limits, limiter: Limiter) -> None:
+    server = connections.config(
+        app,
+        limits,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_STOP_SECONDS,
+        callback_notify=limiter.notify,
+        timeout_notify=PERIOD,
+    )
+    with limiter.installed():
+        connections.Server(server).run(sockets=[listener])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

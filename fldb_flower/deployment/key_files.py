@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fldb_flower.errors import DataError, FldbError, OutputError
-from fldb_flower.system.files import create_file
+from fldb_flower.system import files
 
 _WRITE_OF_OTHERS = 0o022
+_MOST_BYTES = 2**26  # a roster of many devices
 
 
 @contextlib.contextmanager
@@ -25,7 +26,7 @@ def reported(error: type[FldbError], action: str) -> Iterator[None]:
 def read_file(path: Path) -> bytes:
     """Return the content of a file, or raise DataError."""
     with reported(DataError, f"read {path}"):
-        return path.read_bytes()
+        return files.read_file(path, _MOST_BYTES)
 
 
 def check_writers(path: Path) -> None:
@@ -50,4 +51,4 @@ def make_folder(folder: Path) -> None:
 def write_new(path: Path, content: bytes, mode: int) -> None:
     """Create a file with a mode; if it exists or cannot be written, raise OutputError."""
     with reported(OutputError, f"write {path}"):
-        create_file(path, content, mode)
+        files.create_file(path, content, mode)
