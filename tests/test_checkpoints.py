@@ -126,7 +126,7 @@ def test_a_failing_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch, fails, 
     if fails == "fsync":
         monkeypatch.setattr(os, "fsync", failing)
     else:
-        monkeypatch.setattr("pathlib.Path.open", failing)
+        monkeypatch.setattr(os, "open", failing)
     with pytest.raises(OutputError, match=os.strerror(number)):
         save_checkpoint(path, SAVED._replace(numbers={"iteration": 8}))
     monkeypatch.undo()
@@ -136,7 +136,7 @@ def test_a_failing_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch, fails, 
 
 def test_a_partial_file_of_a_crash_is_ignored_and_replaced(tmp_path):
     path = saved(tmp_path)
-    (tmp_path / "checkpoint.bin.part").write_bytes(b"FLDB")
+    (tmp_path / f"checkpoint.bin.{'0a' * 8}.part").write_bytes(b"FLDB")
     assert load_checkpoint(path, HERE).numbers == SAVED.numbers
     save_checkpoint(path, SAVED._replace(numbers={}))
     assert load_checkpoint(path, HERE).numbers == {}
