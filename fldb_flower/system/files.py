@@ -101,6 +101,21 @@ def lock_folder(path: Path, *, wait: bool = False) -> int:
     return folder
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a folder.
+
+    Raises
+    ------
+    OSError
+        The folder cannot be opened.
+    """
+    try:
+        os.close(lock_folder(path))
+    except BlockingIOError:
+        return True
+    return False
+
+
 def _write_durably(file: BinaryIO, content: bytes) -> None:
     file.write(content)
     file.flush()
