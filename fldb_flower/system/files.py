@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_LOCK = "lock"
 
 
 def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
@@ -30,16 +38,16 @@ def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
     OSError
         The file cannot be written; an existing one is unchanged.
     """
-    partial = partial_of(path)
+    part = partial_of(path)
     try:
-        with partial.open("wb") as file:
+        with part.open("wb") as file:
             if mode is not None:
-                os.fchmod(file.fileno(), mode)
+                part.chmod(mode)
             _write_durably(file, content)
-        partial.replace(path)
+        part.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
-            partial.unlink()  # frees space if the disk is full
+            part.unlink()  # frees space if the disk is full
         raise
     _sync_folder(path.parent)
 
@@ -60,28 +68,29 @@ def create_file(path: Path, content: bytes, mode: int = 0o600) -> None:
         The file cannot be written.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    partial = Path(name)
+    part = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
+            part.chmod(mode)
             _write_durably(file, content)
         try:
-            path.hardlink_to(partial)
+            path.hardlink_to(part)
         except FileExistsError:
             raise
         except OSError:  # the file system has no hard links (FAT, Android)
             if os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
-            partial.replace(path)
+            part.replace(path)
     finally:
-        partial.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 
-def lock_folder(path: Path, *, wait: bool = False) -> int:
-    """Lock a folder against other processes until the returned descriptor is closed.
+def lock_folder(path: Path, *, wait: bool = False) -> Callable[[], None]:
+    """Lock a folder against other processes; return the function that releases it.
 
-    On a file system without locks, the folder is opened without a lock.
+    The system releases it when the process ends. On a file system without locks, the folder is not
+    locked. Windows cannot lock a folder: there, a file ``lock`` in it is locked.
 
     Raises
     ------
@@ -90,6 +99,8 @@ def lock_folder(path: Path, *, wait: bool = False) -> int:
     OSError
         The folder cannot be opened.
     """
+    if fcntl is None:
+        return _lock_file(path / _LOCK, wait=wait)
     folder = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,7 +109,18 @@ def lock_folder(path: Path, *, wait: bool = False) -> int:
         raise
     except OSError:
         pass
-    return folder
+    return partial(os.close, folder)
+
+
+def _lock_file(path: Path, *, wait: bool) -> Callable[[], None]:
+    from filelock import FileLock, Timeout  # noqa: PLC0415 - needed on Windows only
+
+    lock = FileLock(path, timeout=-1 if wait else 0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), path) from None
+    return lock.release
 
 
 def is_locked(path: Path) -> bool:
@@ -110,7 +132,7 @@ def is_locked(path: Path) -> bool:
         The folder cannot be opened.
     """
     try:
-        os.close(lock_folder(path))
+        lock_folder(path)()
     except BlockingIOError:
         return True
     return False
@@ -123,7 +145,9 @@ def _write_durably(file: BinaryIO, content: bytes) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Make a new name in a folder durable."""
+    """Make a new name in a folder durable; Windows cannot open a folder."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
