@@ -85,6 +85,9 @@ _SUMMARY = "summary.json"
 _WAITS = re.compile(
     r"(?:round \d+(?:, [a-z0-9 ]+:| is not counted:|: \d+ of)|sending the last).*(?=\n)"
 )
+_EXCHANGE = re.compile(r"(round \d+), (?:exchange (\d+)|([a-z]+)): (.* have replied)")
+_SECURE_STAGES = ("contributions", "openings")
+_FIRST_EXCHANGES = 8  # about as many in the first round, until the minimisation has converged
 _NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leaves this machine
 _LIMITS = Limits(min_duels=1, min_devices=3, min_committee=LEAST_COMMITTEE)  # for the same reason
 _DEVICES, _SECURE_DEVICES, _PEOPLE = 3, 6, 2  # by default
@@ -132,17 +135,18 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
     """
     theta = np.random.default_rng(arguments.seed).standard_normal(len(FEATURES))
     theta *= _SCALE / np.linalg.norm(theta)
-    file = _write_arms(folder / "arms.csv")
     mode: dict[str, Any] = {"node_config": _NODE_CONFIG}
     if arguments.secure:
         mode = {"secure": _LIMITS}
+    file = folder / "arms.csv"
     with LocalFederation(folder, arguments.devices, arms=file, **mode) as federation:
+        _write_arms(file)
         _say(f"the logs are in {federation.folder / 'logs'}")
         if arguments.secure:
             _say_secure(federation)
         federation.start(_say)
         taken = federation.devices[: arguments.people]
-        with _people(taken, theta):
+        with _people(taken, theta), contextlib.closing(Screen()) as screen:
             if taken:
                 names = ", ".join(device.key.name for device in taken)
                 _say(f"simulated users are answering duels on {names}")
@@ -157,7 +161,7 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
                 devices_round_seconds=_ROUND_SECONDS,
                 devices_at_least=arguments.devices,
             )
-            _report(federation, run, theta, arguments)
+            report(federation, run, theta, arguments, screen)
 
 
 def _least(devices: int) -> int:
@@ -186,15 +190,13 @@ def _say_secure(federation: LocalFederation) -> None:
     )
 
 
-def _write_arms(path: Path) -> Path:
+def _write_arms(path: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8", newline="") as file:
             rows = [[arm["key"], arm["text"], *arm["features"]] for arm in arms()]
             csv.writer(file).writerows([("arm", "text", *FEATURES), *rows])
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
-    return path
 
 
 @contextlib.contextmanager
@@ -215,10 +217,14 @@ def _people(devices: Sequence[Device], theta: FloatArray) -> Iterator[None]:
             person.join()
 
 
-def _report(
-    federation: LocalFederation, run: LocalProcess, theta: FloatArray, arguments: argparse.Namespace
+def report(
+    federation: LocalFederation,
+    run: LocalProcess,
+    theta: FloatArray,
+    arguments: argparse.Namespace,
+    screen: Screen,
 ) -> None:
-    """Print exchanges and rounds until the run ends or the time is over."""
+    """Print exchanges and rounds until the run ends, a process has ended, or the time is over."""
     deadline = time.monotonic() + (60 * arguments.minutes if arguments.minutes else np.inf)
     before = seen = len(federation.rounds())
     of = f" of {before + arguments.rounds}" if arguments.rounds else ""
@@ -227,7 +233,10 @@ def _report(
         ended = not run.is_running
         waits = _WAITS.findall(run.output())
         for line in waits[printed:]:
-            _say(line)
+            if " is not counted" in line:
+                screen.say(line)
+            else:
+                screen.progress(*progress(line, of))
         printed = len(waits)
         model = federation.model()
         rows = federation.rounds()[: model["round"]] if model else []
@@ -236,13 +245,63 @@ def _report(
             if model and not any(map(_answers, federation.devices[arguments.people :])):
                 cosine = _cosine(model["theta_sync"], theta)
                 line += f", cosine to the hidden theta {cosine:.3f}"
-            _say(line)
+            screen.say(line)
         seen = len(rows)
         if ended and not (federation.results / _SUMMARY).exists():
-            raise FederationError(f"rounds ended early; end of {run.log}:\n{run.last_lines()}")
+            raise FederationError(f"the ServerApp ended before the last round; {run.reason()}")
         if ended:
             return
+        federation.check()
         time.sleep(_POLL_SECONDS)
+
+
+def progress(line: str, of: str) -> tuple[str, str]:
+    """Return a line of the server about a wait, without its countdown, and how many have replied.
+
+    ``of`` is the text after the number of a round.
+    """
+    found = _EXCHANGE.match(line)
+    if found is None:
+        return line.partition(", waiting up to")[0], ""
+    name, number, stage, replied = found.groups()
+    if stage is not None:
+        count, most = _SECURE_STAGES.index(stage) + 1, len(_SECURE_STAGES)
+    else:
+        count = int(number)
+        most = max(count, _FIRST_EXCHANGES if name == "round 1" else 1)
+    return f"{name}{of}: exchange {count} of about {most}", f", {replied}"
+
+
+class Screen:
+    """Prints lines, and the progress of a round in one line that is replaced.
+
+    If stdout is no terminal, each state of the progress is a line of its own, without details.
+    """
+
+    def __init__(self) -> None:
+        self._state = ""
+        self._is_open = False  # whether the cursor is in a line of progress
+
+    def progress(self, state: str, details: str) -> None:
+        """Show the progress."""
+        if sys.stdout.isatty():
+            print(f"\r\x1b[K{state}{details}", end="", flush=True)
+            self._is_open = True
+        elif state != self._state:
+            _say(state)
+        self._state = state
+
+    def say(self, line: str) -> None:
+        """Print a line, which replaces the progress."""
+        if self._is_open:
+            print("\r\x1b[K", end="")
+        _say(line)
+        self._state, self._is_open = "", False
+
+    def close(self) -> None:
+        """End the line of progress."""
+        if self._is_open:
+            _say("")
 
 
 def _line(row: dict[str, str]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from clients.service.files import load_page
 from fldb_flower.deployment import credentials
 from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
-from fldb_flower.errors import FederationError
+from fldb_flower.errors import FederationError, OutputError
 from fldb_flower.secure.header import Limits
 from simulations.local_process import PROJECT, START_SECONDS, LocalProcess, configure_flwr
 from simulations.local_vaults import NODE_TOKEN, VAULT, create_vaults
@@ -32,6 +32,7 @@ _HEARTBEAT_SECONDS = 60.0
 _RETRY_SECONDS = 3.0
 _STARTED = r"Successfully started run"
 _REQUEST_SECONDS = 60.0
+_PRIVATE = 0o077  # umask: nobody else can read keys, answers, messages and tokens
 
 
 class UnreachableError(FederationError):
@@ -68,7 +69,7 @@ class Device(LocalProcess):
         keys = folder / "keys"
         self.key = keys / credentials.DEVICES / name
         self.store = folder / name / "duels.db"
-        self.store.parent.mkdir(parents=True, exist_ok=True)
+        self.store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.port = free_port()
         self.node_token = self.store.with_name(NODE_TOKEN)
         config: dict[str, object] = {"store-path": str(self.store)}
@@ -89,6 +90,7 @@ class Device(LocalProcess):
                 *("--host", HOST, "--port", str(free_port())),
                 *("--node-config", toml({**config, **node_config})),
             ],
+            umask=_PRIVATE,
         )
         self.service = LocalProcess(
             f"{name}-service",
@@ -99,6 +101,7 @@ class Device(LocalProcess):
                 *options,
                 *(() if arms is None else ("--arms", str(arms))),
             ],
+            umask=_PRIVATE,
         )
 
     @property
@@ -164,7 +167,7 @@ class LocalFederation:
     ----------
     folder : Path
         Folder of keys, logs, stores, and of the results in ``server``. A folder that was used
-        before is resumed.
+        before is resumed. Other users cannot read a new one, nor the files in it.
     devices : int
         Number of devices.
     node_config : Mapping
@@ -195,6 +198,7 @@ class LocalFederation:
         self.port = free_port()
         self.address = f"{HOST}:{self.port}"
         keys = self.folder / "keys"
+        _make_private(self.folder, is_ours=keys.exists())
         if options is None:
             database = str(self.folder / "superlink.db")
             options = ["--enable-supernode-auth", "--database", database]
@@ -209,6 +213,7 @@ class LocalFederation:
                 *("--ssl-keyfile", str(keys / credentials.SERVER_KEY)),
                 *options,
             ],
+            umask=_PRIVATE,
         )
         self.devices = [
             Device(name, self.folder, self.address, node_config or {}, arms, vault=bool(secure))
@@ -274,7 +279,7 @@ class LocalFederation:
 
     def flwr(self, name: str, *arguments: str) -> LocalProcess:
         """Return a process that runs ``flwr``, configured for the SuperLink."""
-        part = LocalProcess(name, self.folder, [tool("flwr"), *arguments])
+        part = LocalProcess(name, self.folder, [tool("flwr"), *arguments], umask=_PRIVATE)
         trust = f'root-certificates = "{self.folder / "keys" / credentials.CA}"'
         configure_flwr(part.home, _LINK, self.address, trust)
         return part
@@ -298,6 +303,12 @@ class LocalFederation:
         part.start()
         part.wait_for(_STARTED, "submitted")
         return part
+
+    def check(self) -> None:
+        """Raise FederationError if the SuperLink, a SuperNode or a service has ended."""
+        for part in (self.superlink, *self.devices, *(each.service for each in self.devices)):
+            if not part.is_running:
+                raise FederationError(f"{part.name} is needed and does not run: {part.end()}")
 
     def model(self) -> dict[str, Any] | None:
         """Return the content of model.json; None before the first round."""
@@ -326,3 +337,16 @@ class LocalFederation:
 
     def __exit__(self, *_exception: object) -> None:
         self.stop()
+
+
+def _make_private(folder: Path, *, is_ours: bool) -> None:
+    """Create a folder that only this user can read; change the mode of one that is ours."""
+    try:
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, parents=True)
+        elif is_ours:
+            folder.chmod(0o700)
+            for database in folder.glob("superlink.db*"):  # of a version that did not set it
+                database.chmod(0o600)
+    except OSError as error:
+        raise OutputError(f"cannot use {folder}: {error.strerror}") from None

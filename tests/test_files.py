@@ -22,8 +22,8 @@ def test_a_lock_can_be_waited_for(tmp_path):
         second = pool.submit(lock_folder, tmp_path, wait=True)
         with pytest.raises(TimeoutError):
             second.result(timeout=0.2)
-        os.close(first)
-        os.close(second.result())
+        first()
+        second.result()()
 
 
 @pytest.mark.parametrize("links", [True, False])

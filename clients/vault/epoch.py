@@ -13,7 +13,6 @@ Only its owner can read it: a cut is a number of answers.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -97,6 +96,8 @@ class EpochFile:
         DataError
             The private key cannot be read.
         """
+        import fcntl  # noqa: PLC0415 - Windows has no vault
+
         try:
             file = self._key.open("rb")
         except OSError as reason:
