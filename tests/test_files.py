@@ -131,10 +131,10 @@ def test_temporary_files_of_killed_processes_do_not_accumulate(how, tmp_path):
         killed = subprocess.run([sys.executable, "-c", KILLED, how, path], check=False)
         assert killed.returncode == -signal.SIGKILL
         (leftover,) = set(tmp_path.iterdir()) - {others}
-    lock = lock_folder(leftover)  # as its writer does
+    unlock = lock_folder(leftover)  # as its writer does
     replace_file(path, b"first")
     assert set(tmp_path.iterdir()) == {others, path, leftover}
-    os.close(lock)
+    unlock()
     replace_file(path, b"second")
     assert set(tmp_path.iterdir()) == {others, path}
     assert path.read_bytes() == b"second"
