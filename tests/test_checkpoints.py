@@ -163,8 +163,8 @@ def test_a_folder_is_locked_by_one_user(tmp_path):
     first = lock_folder(tmp_path)
     with pytest.raises(BlockingIOError):
         lock_folder(tmp_path)
-    os.close(first)
-    os.close(lock_folder(tmp_path))
+    first()
+    lock_folder(tmp_path)()
 
 
 def test_a_file_system_without_locks_can_be_used(tmp_path, monkeypatch):
@@ -172,7 +172,7 @@ def test_a_file_system_without_locks_can_be_used(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", unsupported)
-    os.close(lock_folder(tmp_path))
+    lock_folder(tmp_path)()
 
 
 def test_a_checkpoint_without_settings_is_refused(tmp_path):

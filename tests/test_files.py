@@ -22,8 +22,8 @@ def test_a_lock_can_be_waited_for(tmp_path):
         second = pool.submit(lock_folder, tmp_path, wait=True)
         with pytest.raises(TimeoutError):
             second.result(timeout=0.2)
-        os.close(first)
-        os.close(second.result())
+        first()
+        second.result()()
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -131,10 +131,10 @@ def test_temporary_files_of_killed_processes_do_not_accumulate(how, tmp_path):
         killed = subprocess.run([sys.executable, "-c", KILLED, how, path], check=False)
         assert killed.returncode == -signal.SIGKILL
         (leftover,) = set(tmp_path.iterdir()) - {others}
-    lock = lock_folder(leftover)  # as its writer does
+    unlock = lock_folder(leftover)  # as its writer does
     replace_file(path, b"first")
     assert set(tmp_path.iterdir()) == {others, path, leftover}
-    os.close(lock)
+    unlock()
     replace_file(path, b"second")
     assert set(tmp_path.iterdir()) == {others, path}
     assert path.read_bytes() == b"second"

@@ -48,6 +48,8 @@ def read_file(path: Path) -> bytes:
 
 def check_writers(path: Path) -> None:
     """Raise DataError if another user than the one of this process, and root, can write a file."""
+    if not hasattr(os, "geteuid"):
+        raise DataError(f"cannot check who can write {path}: this needs Linux or macOS")
     with reported(DataError, f"read {path}"):
         status = path.stat()
     if status.st_uid not in {os.geteuid(), 0}:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_LOCK = "lock"
+
 _CHUNK = 2**20
+# Windows has none of the first three flags, and only it has the last one.
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_UNBLOCKED = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # pipes do not block
 _TEMPORARY = r"\.[0-9a-f]{16}\.part"  # after the name of the file
 
 
@@ -37,7 +47,7 @@ def read_file(path: Path, most: int) -> bytes:
         ...
     OSError: [Errno 27] it has more than 5 bytes: 'arms.csv'
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # pipes do not block
+    descriptor = os.open(path, os.O_RDONLY | _UNBLOCKED)
     try:
         status, content = os.fstat(descriptor), bytearray()
         _expect_regular(status, path)
@@ -89,8 +99,8 @@ def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
         if not stat.S_ISDIR(existing.st_mode):  # reported below, by the system
             _expect_regular(existing, path)
         mode = stat.S_IMODE(existing.st_mode) if mode is None else mode
-    with _temporary(target, content, mode) as partial:
-        partial.replace(target)
+    with _temporary(target, content, mode) as part:
+        part.replace(target)
     _sync_folder(target.parent)
 
 
@@ -104,15 +114,15 @@ def create_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     OSError
         The file cannot be written.
     """
-    with _temporary(path, content, mode) as partial:
+    with _temporary(path, content, mode) as part:
         try:
-            path.hardlink_to(partial)
+            path.hardlink_to(part)
         except FileExistsError:
             raise
         except OSError:  # the file system has no hard links (FAT, Android)
             if os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
-            partial.replace(path)
+            part.replace(path)
     _sync_folder(path.parent)
 
 
@@ -121,6 +131,8 @@ def remove_leftovers(path: Path) -> None:
 
     A process locks its temporary file, so that others do not remove it.
     """
+    if fcntl is None:
+        return
     leftover = re.compile(re.escape(path.name) + _TEMPORARY)
     with contextlib.suppress(OSError):
         for each in path.parent.iterdir():
@@ -130,7 +142,7 @@ def remove_leftovers(path: Path) -> None:
 
 def _remove_unlocked(path: Path) -> None:
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | _NOFOLLOW | _UNBLOCKED)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
@@ -142,28 +154,34 @@ def _remove_unlocked(path: Path) -> None:
 def _temporary(path: Path, content: bytes, mode: int | None) -> Iterator[Path]:
     """Write a new file with an unpredictable name beside another; remove it at the end.
 
-    ``mode`` is set whatever the umask; by default, the mode is that of a new file.
+    ``mode`` is set whatever the umask; by default, the mode is that of a new file. The file stays
+    open and locked meanwhile, so that no other process removes it. Windows, which renames no open
+    file, has neither lock nor removal.
     """
     remove_leftovers(path)
-    while True:
-        partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(partial, flags, 0o666 if mode is None else 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            with contextlib.suppress(OSError):  # the file system has no locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.fstat(descriptor).st_nlink == 0:  # removed before it was locked
-                continue
-            try:
-                if mode is not None:
-                    os.fchmod(descriptor, mode)
-                file.write(content)
-                file.flush()
-                os.fsync(descriptor)
-                yield partial
-            finally:  # also frees space if the disk is full
-                partial.unlink(missing_ok=True)
-            return
+    with contextlib.ExitStack() as stack:
+        while True:
+            part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW
+            descriptor = os.open(part, flags, 0o666 if mode is None else 0o600)
+            file = stack.enter_context(os.fdopen(descriptor, "wb"))
+            if fcntl is not None:
+                with contextlib.suppress(OSError):  # the file system has no locks
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if os.fstat(descriptor).st_nlink == 0:  # removed before it was locked
+                    continue
+            break
+        try:
+            if mode is not None:
+                part.chmod(mode)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+            if fcntl is None:
+                file.close()
+            yield part
+        finally:  # also frees space if the disk is full
+            part.unlink(missing_ok=True)
 
 
 def _expect_regular(status: os.stat_result, path: Path) -> None:
@@ -171,10 +189,11 @@ def _expect_regular(status: os.stat_result, path: Path) -> None:
         raise OSError(errno.EINVAL, "it is not a file", str(path))
 
 
-def lock_folder(path: Path, *, wait: bool = False) -> int:
-    """Lock a folder against other processes until the returned descriptor is closed.
+def lock_folder(path: Path, *, wait: bool = False) -> Callable[[], None]:
+    """Lock a folder against other processes; return the function that releases it.
 
-    On a file system without locks, the folder is opened without a lock.
+    The system releases it when the process ends. On a file system without locks, the folder is not
+    locked. Windows cannot lock a folder: there, a file ``lock`` in it is locked.
 
     Raises
     ------
@@ -183,6 +202,8 @@ def lock_folder(path: Path, *, wait: bool = False) -> int:
     OSError
         The folder cannot be opened.
     """
+    if fcntl is None:
+        return _lock_file(path / _LOCK, wait=wait)
     folder = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,11 +212,39 @@ def lock_folder(path: Path, *, wait: bool = False) -> int:
         raise
     except OSError:
         pass
-    return folder
+    return partial(os.close, folder)
+
+
+def _lock_file(path: Path, *, wait: bool) -> Callable[[], None]:
+    from filelock import FileLock, Timeout  # noqa: PLC0415 - needed on Windows only
+
+    lock = FileLock(path, timeout=-1 if wait else 0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), path) from None
+    return lock.release
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a folder.
+
+    Raises
+    ------
+    OSError
+        The folder cannot be opened.
+    """
+    try:
+        lock_folder(path)()
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _sync_folder(path: Path) -> None:
-    """Make a new name in a folder durable."""
+    """Make a new name in a folder durable; Windows cannot open a folder."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
