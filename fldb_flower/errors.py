@@ -1,5 +1,7 @@
 """Errors that the user can fix: one line each, shown without a traceback."""
 
+from __future__ import annotations
+
 import warnings
 
 REMOVAL = "0.3"
@@ -67,9 +69,8 @@ def extra_missing(
     """
     alternative = f", or use {instead}" if instead else ""
     why = "" if reason is None else f" ({reason})"
-    return SettingsError(
-        f"{what} needs the {extra} extra: pip install 'fldb-flower[{extra}]'{alternative}{why}"
-    )
+    command = f"pip install -e '.[{extra}]' in the clone"
+    return SettingsError(f"{what} needs the {extra} extra: {command}{alternative}{why}")
 
 
 class DataError(FldbError):

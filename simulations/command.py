@@ -33,9 +33,16 @@ GROUPS: dict[str, dict[str, Command]] = {
     "devices": {
         "demo": Command("simulations.demo", "run a federation of devices on this machine"),
         "keys": Command("fldb_flower.deployment.__main__", "create keys and certificates"),
+        "rounds": Command("fldb_flower.deployment.rounds", "check whether the rounds are running"),
+        "check": Command("clients.check", "measure how long this device takes to start a reply"),
         "serve": Command(
             "clients.service.__main__",
             "offer a device's duels over HTTP and on a page",
+            extra=("service", "fastapi", "uvicorn", "fastapi_offline"),
+        ),
+        "helper": Command(
+            "clients.helper.__main__",
+            "run the helper of secure sums, apart from the server",
             extra=("service", "fastapi", "uvicorn", "fastapi_offline"),
         ),
     },
@@ -99,7 +106,7 @@ def _run(command: Command, name: str) -> None:
 
 def _answer(words: list[str]) -> None:
     """Answer a command line without a known command."""
-    from fldb_flower.system.commands import Parser  # noqa: PLC0415
+    from fldb_flower.system.commands import Parser, installed_version  # noqa: PLC0415
 
     parser = Parser(prog="fldb", add_help=False)
     parser.add_argument("command", choices=COMMANDS, nargs="?")
@@ -112,16 +119,7 @@ def _answer(words: list[str]) -> None:
         hint = suggestion(words[0], tuple(COMMANDS)) or f"; there are {', '.join(COMMANDS)}"
         sys.exit(f"error: {one_line(words[0])}: there is no such command{hint}")
     asked = parser.parse_args(words)
-    print(f"fldb-flower {_version()}" if asked.version else help_text())
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
-
-    try:
-        return version("fldb-flower")
-    except PackageNotFoundError:
-        return "(not installed)"
+    print(f"fldb-flower {installed_version()}" if asked.version else help_text())
 
 
 def _words_to_complete() -> list[str]:

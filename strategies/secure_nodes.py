@@ -255,8 +255,6 @@ class SecureNodes(Nodes):
         claims = self._in_range(claims)
         (sum_,), included = self._ask("sum", [claims])
         self._included = tuple(each.device for each in included)
-        if not included:
-            raise RoundAbandonedError("the helper could open no report")
         return self._upload(sum_, len(included), broadcast)
 
     def _in_range(self, claims: list[Claimed]) -> list[Claimed]:
@@ -312,6 +310,8 @@ class SecureNodes(Nodes):
             names = sorted(short_name(claims[number].device) for number in refused)[:3]
             text = "not counted: %d reports that the helper cannot open, or has twice: %s"
             _LOG.log(WARNING, text, len(refused), ", ".join(names))
+        if not included:
+            raise RoundAbandonedError("the helper could open no report")
         return [_lengths(each) for each in sums], included
 
     def _deviation(self, kind: str = "sum") -> float:

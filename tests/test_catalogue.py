@@ -12,6 +12,7 @@ import fldb_flower as fldb
 from fldb_flower.algorithms.base import Algorithm
 from fldb_flower.algorithms.ogd import FLDBOGD
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS, Catalogue
+from fldb_flower.environments import synthetic
 from fldb_flower.environments.base import Contexts
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
@@ -234,6 +235,60 @@ def test_an_environment_without_contexts_is_refused(register_world):
     settings = from_nested({"environment": {"name": register_world(lambda *_: "Oslo")}}, "a test")
     with pytest.raises(DataError, match=r"^environment world: str has no method contexts$"):
         vectorized.run(settings, History(1))
+
+
+class Rare:
+    """The first arm is better than the second in a few iterations of a few agents."""
+
+    better = frozenset()  # agents and iterations
+
+    def __init__(self, settings, agents):
+        self.agents, self.drawn = agents, 0
+
+    def contexts(self, streams, iterations):
+        features = streams.standard_normal("arms", iterations, 2, 3)
+        rewards = np.full(features.shape[:3], 0.1)
+        for agent, iteration in self.better:
+            if agent in self.agents and self.drawn < iteration <= self.drawn + iterations:
+                place = self.agents.index(agent), iteration - 1 - self.drawn
+                rewards[place] = [1.0, 0.1]
+        self.drawn += iterations
+        return Contexts(features, rewards)
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ons", "ldb", "random"])
+def test_an_environment_in_which_no_arm_is_better_is_refused(algorithm, register_world):
+    name, run = register_world(Rare), {"num_agents": 50, "horizon": 40, "num_arms": 2}
+    values = {"algorithm": algorithm, "dimension": 3, "environment": {"name": name}}
+    chosen = from_nested({**run, **values}, "a test")
+    with pytest.raises(DataError, match=r"^environment=world: no arm is better than another, "):
+        vectorized.run(chosen, History(40))
+    with pytest.raises(DataError, match=r"^environment=world: no arm is better than another, "):
+        fldb.run(**run, algorithm=algorithm, dimension=3, environment=name)
+
+
+@pytest.mark.parametrize("better", [(49, 40), (0, 1), (32, 17)])
+def test_one_better_arm_suffices(better, register_world, monkeypatch):
+    """Whichever agent has it, and in whichever iteration."""
+    monkeypatch.setattr(Rare, "better", {better})
+    values = {"num_agents": 50, "horizon": 40, "num_arms": 2, "dimension": 3}
+    chosen = from_nested({**values, "environment": {"name": register_world(Rare)}}, "a test")
+    history = History(40)
+    vectorized.run(chosen, history)
+    assert history.regret in (0.0, pytest.approx(0.9 / 50), pytest.approx(1.8 / 50))
+
+
+def test_a_theta_of_zero_is_refused(monkeypatch):
+    class Zeros:
+        def standard_normal(self, dimension):
+            return np.zeros(dimension)
+
+    monkeypatch.setattr(synthetic, "shared_generator", lambda *_: Zeros())
+    values = {"num_agents": 3, "horizon": 20}
+    with pytest.raises(DataError, match=r"^environment=synthetic: no arm .* algorithm is 0$"):
+        vectorized.run(from_nested(values, "a test"), History(20))
+    values["environment"] = {"sigma": 0.5}  # agents then have a theta of their own
+    vectorized.run(from_nested(values, "a test"), History(20))
 
 
 @pytest.mark.parametrize(

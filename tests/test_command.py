@@ -295,5 +295,5 @@ def test_completion_without_argcomplete_names_the_extra(fldb, tmp_path):
     path = f"{tmp_path}{os.pathsep}{ROOT}"
     done = fldb("completion", "bash", PYTHONPATH=path)
     (line,) = done.stderr.splitlines()
-    assert line.endswith("pip install 'fldb-flower[completion]'")
+    assert line.endswith("pip install -e '.[completion]' in the clone")
     assert done.returncode == 1

@@ -130,6 +130,33 @@ def test_the_results_of_personal_have_the_settings_of_their_names():
         assert {run["settings"]["environment"]["path"] for run in runs.values()} == {study}
 
 
+def test_the_headline_compares_tuned_widths():
+    """The differences are computed again here, with NumPy."""
+    results = documents.load_results()
+    runs, tuned = results["readme"]["algorithms"], results["widths"]["gd"]["n100"]["one"]["0.3"]
+    panel = figures.curves_of(figures.OVERVIEW, ours=False)
+    curves = [panel["LDB, tuned"], panel["FLDB-GD, tuned"], tuned["settings"]]
+    assert [(each["lambda"], each["beta_scale"]) for each in curves] == [(1.0, 0.3)] * 3
+    pages = [" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/speed.md")]
+    for name in ("FLDB-ONS", "FLDB-ONS geometric 1.5"):
+        difference = np.subtract(runs[name]["regret"], tuned["regret"])
+        error = difference.std(ddof=1) / len(difference) ** 0.5
+        for page in pages:
+            assert f"{difference.mean():+.1f} ± {error:.1f}" in page
+            assert f"{np.mean(tuned['exchanges']):,.0f}" in page
+
+
+def test_the_bytes_of_an_exchange():
+    """d = 5: vectors have 5 numbers of 8 bytes, symmetric matrices 15.
+
+    FLDB-ONS uploads the gradient, W and the Hessian, and receives two vectors and W. Its first
+    round needs 8 exchanges; 7 of them play nothing, and their broadcast is one vector.
+    """
+    up, down = 8 * (5 + 15 + 15), 8 * (500 * (5 + 5 + 15) + 7 * 5) / 507
+    page = (ROOT / "docs" / "personal.md").read_text()
+    assert f"(FLDB-ONS: {up} and {down:.0f})" in page
+
+
 def test_pictures_are_drawn_from_the_results(tmp_path):
     paths = heterogeneity.draw(documents.load_results()["personal"], tmp_path)
     assert [path.name for path in paths] == ["heterogeneity.png", "studies.png"]

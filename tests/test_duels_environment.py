@@ -77,6 +77,29 @@ def play(chosen, iterations, agents=None):
     return group.answer(Broadcast(PlayRequest(1, iterations, None), zero), 0)
 
 
+TIES = "person,first,second,preference\nann,A,B,0.5\nbob,A,C,0.5\nbob,B,C,0.5\n"
+CYCLE = "person,first,second,preference\nann,A,B,1\nann,B,C,1\nann,C,A,1\n"
+
+
+@pytest.mark.parametrize(
+    ("duels", "playing", "found"),
+    [
+        (TIES, "replay", "3 answers, 3 of them ties"),
+        (TIES, "predict", "3 answers, 3 of them ties"),
+        (CYCLE, "replay", "3 answers, 0 of them ties"),  # all Borda scores are 1/2
+        (CYCLE, "predict", None),
+    ],
+)
+def test_a_study_in_which_no_arm_is_better_is_refused(tmp_path, duels, playing, found):
+    folder = write(tmp_path / "study", ARMS, duels)
+    chosen = settings(folder, environment__play=playing, horizon=1, algorithm="fldb_personal")
+    if found is None:
+        vectorized.run(chosen, History(1))
+        return
+    with pytest.raises(DataError, match=f"^environment=duels: no arm is .*; found {found}, in "):
+        vectorized.run(chosen, History(1))
+
+
 def regret_of(chosen):
     """Return the average regret of each iteration."""
     history = History(chosen.horizon)

@@ -234,7 +234,7 @@ def test_lbfgs_warm_started_away_from_the_minimum(away):
 def test_lbfgs_without_torch_names_the_missing_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     oracle = CountedLoss(*random_duels())
-    with pytest.raises(SettingsError, match=r"pip install 'fldb-flower\[torch\]'.*solver=newton"):
+    with pytest.raises(SettingsError, match=r"pip install -e '\.\[torch\]'.*solver=newton"):
         far_start(oracle, np.zeros(D), 0.1, lbfgs)
 
 

@@ -30,6 +30,7 @@ from fldb_flower.errors import DataError
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
+from simulations.run import main
 
 LAYOUTS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
 ARMS, DIMENSION, AGENTS = 7, 4, 3
@@ -341,6 +342,20 @@ def test_pandas_is_imported_only_for_ratings():
         "sys.exit('pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_ratings_none_of_which_is_above_three_are_refused(engine, tmp_path, in_process):
+    """On a scale from 0 to 1, all rewards would be 0, and so would the regret."""
+    file = tmp_path / "u.data"
+    file.write_text(text_of([(u, i, r % 2) for u, i, r in SMALL], "u.data"))
+    words = [f"engine={engine}", "engine.num_nodes=2", "environment=movielens", "horizon=12"]
+    words += [f"environment.path={file}", "num_agents=4", "hydra.run.dir=run"]
+    status, _, _ = in_process(main, "run", *words)
+    assert "environment=movielens: no arm is better than another" in status
+    assert status.endswith(f"; found 400 ratings from 0 to 1, none above 3, in {file}")
+    assert "\n" not in status
+    assert not (tmp_path / "run" / "summary.json").exists()
 
 
 # --- Draws -----------------------------------------------------------------------------
@@ -685,7 +700,7 @@ def test_damaged_data_are_read_or_give_a_one_line_error(tmp_path, content, damag
     try:
         with warnings.catch_warnings(), one_line_errors(path):
             warnings.simplefilter("error")  # a warning would be a second line of output
-            users, items, liked = read_ratings(path)
+            users, items, liked, (lowest, highest) = read_ratings(path)
     except DataError as error:
         message = str(error)
     if message is not None:
@@ -696,6 +711,7 @@ def test_damaged_data_are_read_or_give_a_one_line_error(tmp_path, content, damag
         for ids in (users, items):
             assert ids.dtype == np.int64
             assert 0 <= ids.min() <= ids.max() < 10**9
+        assert 0 <= lowest <= highest <= 5
 
 
 FIELDS = ["1", "200", "3.5", " 4 ", '"5"', "1e2", "0x1", "-1", "", "nan", "6", "1.5", "881250949"]
@@ -726,10 +742,12 @@ def test_lines_are_parsed_or_the_first_invalid_one_is_reported(mark, rows):
         path.write_text("".join(mark.join(row) + "\n" for row in rows))
         right = [is_right(row) for row in rows]
         if all(right):
-            users, items, liked = read_ratings(path)
+            users, items, liked, ends = read_ratings(path)
             table = [[float(field.strip().strip('"')) for field in row[:3]] for row in rows]
             expected = [(user, item, stars > 3) for user, item, stars in table]
             assert list(zip(users, items, liked, strict=True)) == expected
+            stars = [row[2] for row in table]
+            assert ends == (min(stars), max(stars))
         else:
             with pytest.raises(DataError, match=f"line {right.index(False) + 1} has "):
                 read_ratings(path)

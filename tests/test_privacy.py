@@ -142,7 +142,7 @@ def test_a_missing_library_is_named(monkeypatch):
     accounting.noise_multiplier.cache_clear()
     with pytest.raises(SettingsError) as error:
         noise_of(settings(**ONS, **PERSON))
-    expected = "privacy.epsilon needs the privacy extra: pip install 'fldb-flower[privacy]'"
+    expected = "privacy.epsilon needs the privacy extra: pip install -e '.[privacy]'"
     assert str(error.value).startswith(expected)
     assert "\n" not in str(error.value)
 

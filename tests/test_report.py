@@ -512,7 +512,7 @@ def test_a_missing_library_is_named_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(SystemExit) as ended:
         main([str(tmp_path)])
-    assert "needs the report extra: pip install 'fldb-flower[report]'" in str(ended.value)
+    assert "needs the report extra: pip install -e '.[report]'" in str(ended.value)
     assert "\n" not in str(ended.value)
     assert not (tmp_path / "report.html").exists()
 
@@ -548,6 +548,7 @@ BAD = {
     "{0}/empty": "there are no runs below",
     "{0}/half": "none of the 1 runs below",
     "{0}/good --output {0}/empty": "cannot write",
+    "{0}/good --output {0}/pipe": "pipe: it is not a file; name another file with --output",
     "{0}/good --output {0}/no/x.html": "cannot write",
     "{0}/good --output /proc/x.html": "cannot write",
     "": "required: DIR",
@@ -559,6 +560,7 @@ BAD = {
 def test_bad_input_ends_in_one_line(arguments, tmp_path):
     make_run(tmp_path / "good" / "run")
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (make_run(tmp_path / "half" / "run") / "summary.json").unlink()
     before = sorted(tmp_path.rglob("*"))
     done = call(*arguments.format(tmp_path).split())

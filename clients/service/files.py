@@ -7,12 +7,11 @@ import re
 import secrets
 import stat
 import sys
-from importlib.resources import files
 from pathlib import Path
 
 from fldb_flower.errors import DataError, OutputError, one_line
-from fldb_flower.system.files import create_file
-from fldb_flower.system.pages import digest
+from fldb_flower.system.files import create_file, read_file
+from fldb_flower.system.pages import digest, read_part
 
 # Values of Content-Security-Policy: for replies that are not pages, and for /docs.
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -21,16 +20,17 @@ DOCS = (  # Swagger UI starts with an inline script; the page contains no data b
     " img-src 'self' data:; connect-src 'self'"
 )
 
+_MOST_BYTES = 2**12  # of a token
+
 _PARTS = {"js": ("basics", "service", "learned", "page"), "css": ("page",)}
 
 
 def load_page() -> tuple[str, str]:
     """Return the page with its style and script inline, and the policy that allows only those."""
-    folder = files("clients") / "page"
-    text = (folder / "index.html").read_text("utf-8")
+    text = read_part("clients", "page/index.html")
     digests = []
     for name, parts in _PARTS.items():
-        part = "".join((folder / f"{each}.{name}").read_text("utf-8") for each in parts)
+        part = "".join(read_part("clients", f"page/{each}.{name}") for each in parts)
         text = text.replace(f"{{{{{name}}}}}", part)
         digests.append(digest(part))
     script, style = digests
@@ -49,7 +49,7 @@ def read_token(path: Path, mode: int = 0o600) -> str:
         if not path.exists():
             with contextlib.suppress(FileExistsError):  # another process has just created it
                 create_file(path, f"{secrets.token_urlsafe()}\n".encode())
-        token = path.read_text("utf-8").strip()
+        token = read_file(path, _MOST_BYTES).decode().strip()
         if stat.S_IMODE(path.stat().st_mode) & 0o077 & ~mode:
             print(
                 one_line(f"warning: other users can read {path}: chmod {mode:o}"), file=sys.stderr

@@ -12,6 +12,8 @@ from fldb_flower.algorithms.base import Algorithm, Online
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.federation.exchange import Federation
+from fldb_flower.federation.history import History
+from fldb_flower.federation.offers import require_better_arm
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
 
@@ -92,9 +94,17 @@ def run_rounds(
         else:
             while not attempt(round_):
                 pass
+        _check_regret(federation, algorithm, round_)
         if after_round is not None:
             after_round()
     return algorithm.theta_sync
+
+
+def _check_regret(federation: Federation, algorithm: Algorithm, round_: Round) -> None:
+    """Raise a DataError if no arm is better than another: the first round then has no regret."""
+    history = federation.history
+    if round_.first == 1 and isinstance(history, History) and history.regret == 0.0:
+        require_better_arm(algorithm.settings)
 
 
 __all__ = ["Algorithm", "Online", "make_algorithm", "run_algorithm", "run_rounds"]

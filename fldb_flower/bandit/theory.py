@@ -118,10 +118,12 @@ def periodic_ogd_regret_bound(iterations: Array, settings: Settings) -> Array:
     rounded up to the end of its round.
 
     The proof uses steps ``1 / (alpha' t_c)``, where alpha' is the strong convexity of a round's
-    loss. With ``step_index=round``, alpha' is ``alpha`` and this is the proposition as printed: the
-    term ``E_t`` grows with tau. With ``step_index=iteration`` the step is ``1 / (alpha tau t_c)``,
-    so alpha' is ``tau alpha``: ``E_t`` does not depend on tau, the first term still grows with it.
-    Parameters and result are as in :func:`gd_regret_bound`.
+    loss. With ``step_index=round``, alpha' is ``alpha`` and this is the proposition as printed:
+    ``E_t`` grows as ``tau^1.5``, and its term in the bound as tau. With ``step_index=iteration``
+    the step is ``1 / (alpha tau t_c)``, so alpha' is ``tau alpha``: ``E_t`` grows as
+    ``sqrt(tau)``, and its term is constant up to logarithms, because T' falls as ``1 / tau``. The
+    first term, ``2 N' L``, grows as tau in both cases. Parameters and result are as in
+    :func:`gd_regret_bound`.
     """
     t = _floats(iterations)
     rounds = namespace(t).ceil(t / settings.tau)

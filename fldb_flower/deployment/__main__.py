@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fldb_flower.deployment import credentials
 from fldb_flower.deployment.helper_keys import create_helper_key
@@ -57,6 +58,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     renew.set_defaults(run=lambda a: [credentials.renew(a.folder, a.host)])
     for command in (create, add, renew):
         command.add_argument("folder", type=Path, metavar="DIR", help="folder of the files")
+    return parser.parse_args(argv)
+
+
+def _add_helper(commands: Any) -> None:
     helper = commands.add_parser(
         "helper",
         help="create the signing key of the helper of secure sums",
@@ -65,7 +70,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     helper.add_argument("file", type=Path, metavar="FILE", help="the new private key")
     helper.set_defaults(run=lambda a: create_helper_key(a.file))
-    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

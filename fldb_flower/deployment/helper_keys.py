@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -9,20 +10,25 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from fldb_flower.deployment.key_files import create_pair, private_key, public_key
 from fldb_flower.errors import DataError
 
+_OTHERS = 0o077
+
 
 def create_helper_key(path: Path) -> list[Path | str]:
     """Create the helper's key pair; return both files and the public key in hexadecimal."""
     files = create_pair(path, key := Ed25519PrivateKey.generate())
-    return [*files, shown_key(key.public_key())]
+    return [*files, f"public key {public_hex(key.public_key())}"]
 
 
 def load_helper_key(path: Path) -> Ed25519PrivateKey:
     """Return the helper's private key, or raise DataError."""
-    if isinstance(key := private_key(path), Ed25519PrivateKey):
-        return key
-    raise DataError(
-        f"{path} is not an unencrypted private Ed25519 key: `fldb keys helper FILE` creates one"
-    )
+    key = private_key(path)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise DataError(
+            f"{path} is not an unencrypted private Ed25519 key: `fldb keys helper FILE` creates one"
+        )
+    if stat.S_IMODE(path.stat().st_mode) & _OTHERS:
+        raise DataError(f"other users can read the private key {path}: chmod 600 {path}")
+    return key
 
 
 def load_helper_public_key(path: Path) -> Ed25519PublicKey:
@@ -32,6 +38,6 @@ def load_helper_public_key(path: Path) -> Ed25519PublicKey:
     raise DataError(f"{path} is not a public Ed25519 key, such as `fldb keys helper` creates")
 
 
-def shown_key(key: Ed25519PublicKey) -> str:
-    """Return a public key as a line for people: ``public key`` and 64 hexadecimal digits."""
-    return f"public key {key.public_bytes_raw().hex()}"
+def public_hex(key: Ed25519PublicKey) -> str:
+    """Return a public key as 64 hexadecimal digits, to compare by eye."""
+    return key.public_bytes_raw().hex()

@@ -48,7 +48,10 @@ class Environment(Protocol):
 
     Static methods are optional. ``max_difference(settings)`` returns an upper bound of the length
     of a difference of two arms' features. ``implied(settings)`` returns values of settings that
-    are ``auto``, by name, if the catalogue's entry has ``implies=True``.
+    are ``auto``, by name, if the catalogue's entry has ``implies=True``. An attribute ``found``,
+    which is optional too, describes the data in an error message.
+
+    A run ends with an error if no arm is better than another, for every agent and iteration.
 
     If later arms or rewards depend on the number of iterations drawn, or on anything else that
     changes, it is a :class:`ChangingEnvironment`. Otherwise a run that is resumed continues with

@@ -57,6 +57,9 @@ class Duels:
         play = Predict if settings.environment.play == "predict" else Replay
         self._play: Replay | Predict = play(settings, study, people, agents)
         self.shows_pairs = isinstance(self._play, Predict)
+        given = study.preference[np.isin(study.person, people)]
+        counts = f"{len(given):,} answers, {np.count_nonzero(given == 0.5):,} of them ties"
+        self.found = f"{counts}, in {one_line(study.folder / DUELS)}"
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
         """Draw arms; see :class:`~fldb_flower.environments.base.Environment`."""

@@ -63,7 +63,7 @@ class MovieLens:
             file = ratings_file(path.expanduser().absolute())
             status = file.stat()
             version = (status.st_mtime_ns, status.st_size)
-            features, feedback = _processed(file, version, settings.dimension)
+            features, feedback, self.found = _processed(file, version, settings.dimension)
         arrays = stream_arrays(settings)
         self.features, self.feedback = arrays.make(features), arrays.make(feedback)  # phi(x), F
         self._num_arms = settings.num_arms
@@ -155,19 +155,23 @@ def item_features(likes: FloatArray, dimension: int) -> FloatArray:
 @lru_cache(maxsize=32)
 def _processed(
     file: Path, version: tuple[int, int], dimension: int
-) -> tuple[FloatArray, FloatArray]:
-    """Return features and ``F``; the version (time, size) detects a changed file."""
-    likes = _likes(file, version)
+) -> tuple[FloatArray, FloatArray, str]:
+    """Return features, ``F`` and what was found.
+
+    The version (time, size) detects a changed file.
+    """
+    likes, found = _likes(file, version)
     features = np.ascontiguousarray(item_features(likes[:MOVIELENS_DIMENSIONS], dimension))
     feedback = likes[MOVIELENS_DIMENSIONS:]
     for array in (features, feedback):
         array.flags.writeable = False
-    return features, feedback
+    return features, feedback, found
 
 
 @lru_cache(maxsize=8)
-def _likes(file: Path, version: tuple[int, int]) -> FloatArray:  # noqa: ARG001 - a cache key
-    users, items, liked = read_ratings(file)
+def _likes(file: Path, version: tuple[int, int]) -> tuple[FloatArray, str]:  # noqa: ARG001 - a key
+    """Return ``H``, and what the file contains, for an error message."""
+    users, items, liked, (lowest, highest) = read_ratings(file)
     for ids, name in ((users, "users"), (items, "items")):
         count = len(np.unique(ids))
         if count < MOVIELENS_ITEMS:
@@ -175,4 +179,6 @@ def _likes(file: Path, version: tuple[int, int]) -> FloatArray:  # noqa: ARG001 
                 f"{one_line(file)}: ratings of {count} {name}; the environment needs at least"
                 f" {MOVIELENS_ITEMS} users and {MOVIELENS_ITEMS} items, as in ml-100k"
             )
-    return like_matrix(users, items, liked, MOVIELENS_ITEMS)
+    above = f"{liked.sum():,} of them above 3" if liked.any() else "none above 3"
+    found = f"{len(liked):,} ratings from {lowest:g} to {highest:g}, {above}, in {one_line(file)}"
+    return like_matrix(users, items, liked, MOVIELENS_ITEMS), found

@@ -38,7 +38,14 @@ _VALID = (
 _CHUNK = 2_000_000  # lines; limits the memory for ml-32m
 _LONGEST = 1000  # characters of a line
 
-Columns = tuple[IntArray, IntArray, NDArray[np.bool_]]
+
+class Ratings(NamedTuple):
+    """For each rating, the user, the item and whether it is above 3; the lowest and highest."""
+
+    users: IntArray
+    items: IntArray
+    liked: NDArray[np.bool_]
+    ends: tuple[float, float]
 
 
 class _Layout(NamedTuple):
@@ -117,20 +124,20 @@ def _starts_with(handle: IO[bytes] | gzip.GzipFile, magic: bytes) -> bool:
     return start == magic
 
 
-def read_ratings(file: Path) -> Columns:
-    """Return users, items and whether the rating is above 3, in the order of the file."""
+def read_ratings(file: Path) -> Ratings:
+    """Return the ratings in a file."""
     with _opened(file) as text:
         layout = _layout(text.read(_LONGEST))
     try:
         with _opened(file) as text:
-            columns = _parse(text, layout)
-            fault = _truncation(text, layout) if len(columns[0]) else "contains no ratings"
+            ratings = _parse(text, layout)
+            fault = _truncation(text, layout) if len(ratings.users) else "contains no ratings"
     except (ValueError, OverflowError, TypeError) as error:  # raised by pandas
         with _opened(file) as text:
             fault = _fault(text, layout) or f"cannot be parsed ({_shown(str(error))})"
     if fault:
         raise DataError(f"{one_line(file)}: {fault}; {_VALID}")
-    return columns
+    return ratings
 
 
 def _layout(start: str) -> _Layout:
@@ -147,7 +154,7 @@ def _fields(line: str, separator: str) -> list[str]:
     return [field[1:-1] if field[:1] == field[-1:] == '"' else field for field in fields]
 
 
-def _parse(text: TextIO, layout: _Layout) -> Columns:
+def _parse(text: TextIO, layout: _Layout) -> Ratings:
     """Read the columns with pandas, which is fast but does not always report the line of an error.
 
     pandas is fast only with separators of one character. ``::`` is read as ``:``, with an empty
@@ -159,7 +166,7 @@ def _parse(text: TextIO, layout: _Layout) -> Columns:
     names = [name if n == 0 else f"{name} {n}" for name in columns for n in range(step)]
     names = names[: len(names) - step + 1]
     gaps = [name for name in names if name not in columns]
-    parts = []
+    parts, ends = [], []
     header = 0 if layout.has_header else None
     with pd.read_csv(
         text, sep=layout.separator[0], names=names, header=header, dtype="float64", chunksize=_CHUNK
@@ -172,8 +179,9 @@ def _parse(text: TextIO, layout: _Layout) -> Columns:
             if not (inside and exact and (ids % 1 == 0).all()):
                 raise ValueError("a value is out of range")
             parts.append((*ids.T.astype(np.int64), (chunk["rating"] > 3).to_numpy()))
+            ends += [chunk["rating"].min(), chunk["rating"].max()]
     users, items, liked = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return users, items, liked
+    return Ratings(users, items, liked, (min(ends), max(ends)))
 
 
 def _fault(text: TextIO, layout: _Layout) -> str | None:

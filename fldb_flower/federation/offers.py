@@ -15,12 +15,14 @@ from fldb_flower.catalogue import ENVIRONMENTS
 from fldb_flower.environments import (
     ChangingEnvironment,
     Contexts,
+    Environment,
     RecordedAnswers,
     make_environment,
 )
 from fldb_flower.environments.base import check_contexts, state_arrays
-from fldb_flower.federation.blocks import rows_in_block
-from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace
+from fldb_flower.errors import DataError
+from fldb_flower.federation.blocks import blocks_of, rows_in_block
+from fldb_flower.linalg.arrays import Array, Arrays, arrays_on, copy, namespace
 from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import Settings
 
@@ -140,6 +142,37 @@ class OfferStream:
             self._changing.restore(part_of(state, "environment"))
         if taken := int(state.get("taken", 0)):  # older states have none
             self._draw(taken)
+
+
+def require_better_arm(settings: Settings) -> None:
+    """Check that an arm is better than another, for some agent and iteration of a run.
+
+    Offers are drawn again, from the start, until one has such an arm: usually the first.
+
+    Raises
+    ------
+    DataError
+        All arms have the same reward, in each iteration of each agent. Where agents are shown
+        recorded duels, which have no rewards: all answers are ties.
+    """
+    for agents in blocks_of(settings, range(settings.num_agents)):
+        stream = OfferStream(settings, agents, arrays_on(settings.backend))
+        for done in range(settings.horizon):
+            if _has_better_arm(stream.take(1, settings.horizon - done), stream.environment):
+                return
+    found = getattr(stream.environment, "found", "")
+    raise DataError(
+        f"environment={settings.environment.name}: no arm is better than another, for any agent"
+        f" and iteration, so the regret of every algorithm is 0{found and '; found '}{found}"
+    )
+
+
+def _has_better_arm(offers: Offers, environment: Environment) -> bool:
+    if isinstance(environment, RecordedAnswers) and environment.shows_pairs:
+        first = np.zeros(offers.noise.size, dtype=np.int64)
+        answers = environment.answers(first, first + 1)
+        return bool((answers[~np.isnan(answers)] != 0.5).any())
+    return bool((offers.rewards != offers.best[..., None]).any())
 
 
 def _largest(rewards: Array) -> Array:

@@ -55,6 +55,16 @@ def program() -> str:
     return f"python -m {spec.name.removesuffix('.__main__')}"
 
 
+def installed_version() -> str:
+    """Return the version of the installed package."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow
+
+    try:
+        return version("fldb-flower")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
 def complete(parser: argparse.ArgumentParser) -> None:
     """Print completions and exit if the shell requests them, else do nothing."""
     if COMPLETING in os.environ:

@@ -22,14 +22,18 @@ COMMON: dict[str, Any] = {
 }
 CLIP, DELTA = 3.0, 1e-6
 EPSILONS = (1.0, 3.0, 8.0)
-UNITS = ("answer", "person")
-SEEDS: Mapping[int, int] = {30: 10, 100: 10, 300: 10, 1_000: 5, 10_000: 3}
+NOISES = (("answer", 1), ("person", 1), ("person", 2))
+"""Units, and parties that add noise: secure sums are per person."""
+SEEDS: Mapping[int, int] = {30: 10, 100: 10, 300: 10, 1_000: 5}
 """Number of seeds by number of agents."""
 PERSONAL_SEEDS: Mapping[int, int] = {30: 10, 100: 10, 300: 5, 1_000: 3}
 
 
 class Case(NamedTuple):
-    """One row of the table; ``unit`` and ``epsilon`` are "none" without noise."""
+    """One row of the table; ``unit`` and ``epsilon`` are "none" without noise.
+
+    ``parties`` is how many add noise: 1, a trusted server; 2, server and helper (secure sums).
+    """
 
     algorithm: str
     dimension: int
@@ -37,27 +41,28 @@ class Case(NamedTuple):
     num_agents: int
     unit: str = "none"
     epsilon: float | str = "none"
+    parties: int = 1
 
 
 def cases() -> Iterator[Case]:
     """Yield all cases: FLDB-ONS with d=5 and d=16, then FLDB-Personal."""
-    for d, sizes in ((5, SEEDS), (16, [size for size in SEEDS if size <= 1_000])):
-        for size in sizes:
-            yield Case("fldb_ons", d, 0.0, size)
-            for unit, epsilon in itertools.product(UNITS, EPSILONS):
-                yield Case("fldb_ons", d, 0.0, size, unit, epsilon)
+    for d, size in itertools.product((5, 16), SEEDS):
+        yield Case("fldb_ons", d, 0.0, size)
+        noises = NOISES if d == 5 else NOISES[-1:]
+        for (unit, parties), epsilon in itertools.product(noises, EPSILONS):
+            yield Case("fldb_ons", d, 0.0, size, unit, epsilon, parties)
     for sigma, size in itertools.product((0.0, 0.3), PERSONAL_SEEDS):
         yield Case("alone", 5, sigma, size)
         yield Case("fldb_personal", 5, sigma, size)
         for epsilon in EPSILONS:
-            yield Case("fldb_personal", 5, sigma, size, "person", epsilon)
+            yield Case("fldb_personal", 5, sigma, size, "person", epsilon, 2)
 
 
 def settings_of(case: Case, seed: int) -> Settings:
     """Return the settings of one run.
 
-    FLDB-ONS has ``beta_scale=1``: beta_t of theory. Noise is calibrated with differences of length
-    3, or the root mean squared length sqrt(2 d) for other d than 5.
+    The width is the default. Noise is calibrated with differences of length 3, or the root mean
+    squared length sqrt(2 d) for other d than 5.
     """
     values: dict[str, Any] = {
         **COMMON,
@@ -67,15 +72,12 @@ def settings_of(case: Case, seed: int) -> Settings:
         "environment": {"sigma": case.sigma},
         "seed": seed,
     }
-    if case.algorithm == "fldb_ons":
-        values["beta_scale"] = 1.0
     if case.epsilon != "none":
         clip = CLIP if case.dimension == 5 else "auto"
         values["privacy"] = {
             "epsilon": case.epsilon, "delta": DELTA, "unit": case.unit, "clip": clip,
+            "parties": case.parties,
         }  # fmt: skip
-        if case.algorithm == "fldb_ons":
-            values["first_round"] = "step"
     if case.algorithm == "alone":
         del values["schedule"]
     return from_nested(values, "the benchmark")

@@ -11,7 +11,7 @@ from typing import Any
 
 from fldb_flower.errors import OutputError, extra_missing
 from fldb_flower.system.files import replace_file
-from fldb_flower.system.pages import digest
+from fldb_flower.system.pages import digest, read_part
 from simulations.report.data import payload
 from simulations.saved_runs import Run, Unfinished
 
@@ -29,6 +29,8 @@ def build(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path) -
     ------
     SettingsError
         The ``report`` extra is not installed.
+    DataError
+        The files of the page are missing.
     """
     charts, tables, table_style = _libraries()
     scripts = {
@@ -88,7 +90,7 @@ def _as_script(module: str) -> str:
 
 
 def _read(name: str) -> str:
-    return (files("simulations.report") / name).read_text(encoding="utf-8")
+    return read_part("simulations.report", name)
 
 
 def _embeddable(value: Any) -> str:
