@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
-from fldb_flower.errors import PrivacyError, RoundAbandonedError
+from fldb_flower.errors import PrivacyError, RoundAbandonedError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload
 from fldb_flower.secure.keys import HelperKey
 from fldb_flower.secure.report import (
@@ -77,11 +77,13 @@ class FakeHelper:
 class Federation:
     """Secure nodes, and devices that send given statistics."""
 
-    def __init__(self, noise=lambda scales: np.zeros(scales.shape, np.int64), **values) -> None:
+    def __init__(
+        self, noise=lambda scales: np.zeros(scales.shape, np.int64), multiplier=Z, **values
+    ) -> None:
         self.settings = from_flat({**VALUES, **values}, "a test")
         self.helper, self.spent = FakeHelper(), 0
         task = task_of("fldb", bytes(32), D)
-        self.nodes = SecureNodes(self.settings, self.helper, task, Z, self.spend, noise)
+        self.nodes = SecureNodes(self.settings, self.helper, task, multiplier, self.spend, noise)
 
     def spend(self) -> None:
         self.spent += 1
@@ -278,6 +280,20 @@ def test_an_exchange_that_is_given_up_counts_nothing_and_its_number_is_not_used_
     assert request.counted == 0
     assert request.header.number > first
     assert federation.spent == 2  # the devices are charged for both
+
+
+@pytest.mark.parametrize(("planned", "used"), [(0.025, 0.25), (0.3, 0.3)])
+def test_noise_has_a_least_size(planned, used):
+    """For very large epsilon, it is larger than needed."""
+    federation, broadcast = Federation(multiplier=planned), statistics_request()
+    exchange(federation, broadcast, [some_upload(1)])
+    assert federation.helper.asked[0].header.multiplier == pytest.approx(used)
+
+
+def test_noise_that_does_not_fit_is_one_line():
+    words = r"privacy\.epsilon=0\.001 with devices\.rounds=100000000 .* at most 4194304"
+    with pytest.raises(SettingsError, match=words):
+        Federation(multiplier=5e6, **{"privacy-epsilon": 1e-3, "devices-rounds": 10**8})
 
 
 def test_an_exchange_is_spent_before_a_device_is_asked():
