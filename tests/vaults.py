@@ -259,7 +259,7 @@ def hostile(chance: random.Random, now: int, sent: list[bytes]) -> bytes:
     """Return a request that a server makes which tries everything."""
 
     def size() -> float:
-        return 10.0 ** chance.uniform(-300, 300)
+        return float(10.0 ** chance.uniform(-300, 300))
 
     if sent and chance.random() < 0.2:
         return chance.choice(sent)  # again, or an old one
