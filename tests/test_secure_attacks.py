@@ -534,6 +534,19 @@ def test_what_the_server_uses_has_the_noise_of_both_parties(tmp_path, is_hostile
     assert abs(noise.mean()) < 5.0 * math.sqrt(parties / len(noise))
 
 
+def test_each_value_has_the_noise_of_both_parties(tmp_path):
+    """The number of answers as well."""
+
+    def noise(drawn: float):
+        return lambda scales: np.full(scales.shape, round(drawn * SCALE))
+
+    link = Link(tmp_path / "helper", Clock(time.time()), noise(30.0))
+    server = Server(link, 100.0, noise(20.0))
+    vector, _ = server.exchange()
+    link.helper.close()
+    np.testing.assert_allclose(vector, 50.0, atol=0.05)  # the number is rounded
+
+
 def test_a_decision_about_a_sum_has_the_noise_of_the_server():
     """A helper that shifts the trial to the limit learns no exact number from what follows."""
     deviation = math.sqrt(2.0) * 10.0 * MULTIPLIER
