@@ -6,6 +6,11 @@ final regret of FLDB-ONS against epsilon, with a curve for each number of agents
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes long to import
+    from simulations import start
+
+    start.begin()
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
