@@ -114,6 +114,11 @@ class SecureNodes(Nodes):
     noise : callable
         Returns integers with the discrete Gaussian distribution for an array of scales.
 
+    Raises
+    ------
+    SettingsError
+        The multiplier is above 4 million.
+
     Attributes
     ----------
     counted : dict
@@ -135,12 +140,12 @@ class SecureNodes(Nodes):
     ) -> None:
         self._settings, self._form = settings, make_form(settings)
         self._helper, self._task = helper, task
-        self._sigma = math.ceil(multiplier * SCALE)
-        if not LEAST_SIGMA <= self._sigma <= LARGEST_SIGMA:
+        self._sigma = max(LEAST_SIGMA, math.ceil(multiplier * SCALE))
+        if self._sigma > LARGEST_SIGMA:
             raise SettingsError(
                 f"privacy.epsilon={settings.privacy.epsilon:g} with devices.rounds="
-                f"{settings.devices.rounds}: the noise multiplier is {multiplier:.3g}, and must be"
-                f" from {LEAST_SIGMA / SCALE:g} to {LARGEST_SIGMA / SCALE:g}"
+                f"{settings.devices.rounds} needs noise of {multiplier:.3g} times a report: must be"
+                f" at most {LARGEST_SIGMA // SCALE}; use a larger epsilon, or fewer rounds"
             )
         self._spend, self._noise = spend, noise
         self.counted: dict[str, int] = {}
