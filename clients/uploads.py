@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clients.learning import PersonalLearner
 from clients.store import DuelStore, Evidence, Synchronization
 from fldb_flower.bandit.duels import clipped
 from fldb_flower.bandit.limits import units_of
@@ -15,10 +15,13 @@ from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange, scale_
 from fldb_flower.errors import ConvergenceError, DataError, SettingsError, one_line
 from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics
-from fldb_flower.linalg.arrays import Array
+from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import SELECTION_SETTINGS, Settings
 from fldb_flower.wire.codec import encode_statistics
+
+if TYPE_CHECKING:
+    from clients.learning import PersonalLearner
 
 _LOG = logging.getLogger(__name__)
 
@@ -116,7 +119,7 @@ class UploadMaker:
             differences = clipped(self._rows(duels), settings.clip)
             parts = broadcast, differences, duels.preferences, 1, self.form
             return limited_statistics(*parts, units=units)
-        learner = PersonalLearner(settings, self._prior(broadcast))
+        learner = self._learner(broadcast)
         store = self._store
         change = learner.limited(store.answers(0, start), store.answers(start, end), units)
         change = change._replace(members=0.0 if start else 1.0)
@@ -151,10 +154,18 @@ class UploadMaker:
         store = self._store
         span = store.share_span(start, end)
         if start < end and not store.has_share(end):
-            learner = PersonalLearner(self._settings, self._prior(broadcast), store.share(start))
+            learner = self._learner(broadcast, store.share(start))
             known, new = store.answers(span.start, span.scored), store.answers(span.scored, end)
             store.keep_share(end, learner.share(known, new))
         return store.share_change(start, end)
+
+    def _learner(
+        self, broadcast: Broadcast, own: tuple[FloatArray, FloatArray] | None = None
+    ) -> PersonalLearner:
+        # Each message starts a process, and only FLDB-Personal needs these modules.
+        from clients.learning import PersonalLearner  # noqa: PLC0415
+
+        return PersonalLearner(self._settings, self._prior(broadcast), own)
 
     def _prior(self, broadcast: Broadcast) -> CommonPrior:
         prior = None if broadcast.play is None else broadcast.play.estimate

@@ -1,5 +1,7 @@
 """Errors that the user can fix: one line each, shown without a traceback."""
 
+from __future__ import annotations
+
 import warnings
 
 REMOVAL = "0.3"

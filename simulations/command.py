@@ -33,6 +33,8 @@ GROUPS: dict[str, dict[str, Command]] = {
     "devices": {
         "demo": Command("simulations.demo", "run a federation of devices on this machine"),
         "keys": Command("fldb_flower.deployment.__main__", "create keys and certificates"),
+        "rounds": Command("fldb_flower.deployment.rounds", "check whether the rounds are running"),
+        "check": Command("clients.check", "measure how long this device takes to start a reply"),
         "serve": Command(
             "clients.service.__main__",
             "offer a device's duels over HTTP and on a page",

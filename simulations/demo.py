@@ -4,8 +4,8 @@ Starts a SuperLink, SuperNodes and preference services as on real devices (TLS, 
 users answer duels between drinks. Each step of the start, each exchange and each round is
 printed. One device is yours: open its page and answer duels too. Ctrl-C stops everything.
 
-With ``--secure``, devices take part in secure sums: the server reads sums over several devices
-only. The limits of the devices' owners are low enough for a few devices on one machine.
+With ``--secure``, the server reads sums with noise only, with a helper that is one more process.
+Noise that hides anybody needs hundreds of devices, so a few devices have a large epsilon.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fldb_flower.secure.header import Limits
-from fldb_flower.secure.sharing import LARGEST_COMMITTEE, LEAST_COMMITTEE, Scheme
 
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.linalg.arrays import FloatArray
@@ -39,7 +37,7 @@ from fldb_flower.system.signals import interruptible
 from fldb_flower.system.startup import SERVICE_EXTRA, require
 from simulations.local_federation import Device, LocalFederation
 from simulations.local_process import LocalProcess
-from simulations.local_vaults import SIGNING_KEY
+from simulations.local_vaults import Secure
 
 FEATURES = ("hot", "sweet", "bitter", "sour", "creamy", "fizzy")
 DRINKS = {  # each feature from 0 to 9
@@ -85,13 +83,14 @@ _SUMMARY = "summary.json"
 _WAITS = re.compile(
     r"(?:round \d+(?:, [a-z0-9 ]+:| is not counted:|: \d+ of)|sending the last).*(?=\n)"
 )
+_EXCHANGE = re.compile(r"(round \d+), exchange (\d+): (.* have replied)")
+_FIRST_EXCHANGES = 8  # about as many in the first round, until the minimisation has converged
 _NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leaves this machine
-_LIMITS = Limits(min_duels=1, min_devices=3, min_committee=LEAST_COMMITTEE)  # for the same reason
+_EPSILON = 100.0  # with --secure: it protects nobody, see `_say_secure`
+_SECURE_ROUNDS = 20  # the noise depends on their number
 _DEVICES, _SECURE_DEVICES, _PEOPLE = 3, 6, 2  # by default
-_SECURE_RUN = {
-    "algorithm": "fldb-personal",  # one exchange a round
-    "max_difference": 2 * math.sqrt(len(FEATURES)),  # features are from -1 to 1
-}
+_RUN = {"algorithm": "fldb-ons"}
+_SECURE_RUN = {**_RUN, "privacy_clip": math.sqrt(len(FEATURES))}  # features are from -1 to 1
 
 
 def arms() -> list[dict[str, Any]]:
@@ -132,17 +131,18 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
     """
     theta = np.random.default_rng(arguments.seed).standard_normal(len(FEATURES))
     theta *= _SCALE / np.linalg.norm(theta)
-    file = _write_arms(folder / "arms.csv")
     mode: dict[str, Any] = {"node_config": _NODE_CONFIG}
     if arguments.secure:
-        mode = {"secure": _LIMITS}
+        mode = {"secure": Secure(len(FEATURES), _EPSILON)}
+    file = folder / "arms.csv"
     with LocalFederation(folder, arguments.devices, arms=file, **mode) as federation:
+        _write_arms(file)
         _say(f"the logs are in {federation.folder / 'logs'}")
         if arguments.secure:
-            _say_secure(federation)
+            _say_secure()
         federation.start(_say)
         taken = federation.devices[: arguments.people]
-        with _people(taken, theta):
+        with _people(taken, theta), contextlib.closing(Screen()) as screen:
             if taken:
                 names = ", ".join(device.key.name for device in taken)
                 _say(f"simulated users are answering duels on {names}")
@@ -151,50 +151,37 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
             (federation.results / _SUMMARY).unlink(missing_ok=True)  # of an earlier demo
             _say(_start(arguments))
             run = federation.run(
-                **(_SECURE_RUN if arguments.secure else {"algorithm": "fldb-ons"}),
+                **(_SECURE_RUN if arguments.secure else _RUN),
                 dimension=len(FEATURES),
                 devices_rounds=arguments.rounds or 0,
                 devices_round_seconds=_ROUND_SECONDS,
                 devices_at_least=arguments.devices,
             )
-            _report(federation, run, theta, arguments)
-
-
-def _least(devices: int) -> int:
-    """Return the smallest number of devices in a secure sum."""
-    return _LIMITS.min_devices + Scheme.of(min(devices, LARGEST_COMMITTEE)).tolerated
+            report(federation, run, theta, arguments, screen)
 
 
 def _start(arguments: argparse.Namespace) -> str:
     if not arguments.secure:
         return "starting the rounds; the first one takes several exchanges"
-    return (
-        f"starting the rounds; each is one sum over at least {_least(arguments.devices)} devices"
-        " with new answers"
-    )
+    return "starting the rounds; each is one report of every device"
 
 
-def _say_secure(federation: LocalFederation) -> None:
+def _say_secure() -> None:
     """Print what differs from a deployment."""
     _say(
-        f"secure sums: each device requires {_LIMITS.min_devices} devices in a sum and a committee"
-        f" of {_LIMITS.min_committee}; these limits, and one user for all processes, are for a demo"
+        f"secure sums with epsilon={_EPSILON:g}: it protects nobody, and shows how the parts work;"
+        " for epsilon=3, hundreds of devices are needed"
     )
-    _say(
-        f"the roster is signed with {federation.roster.with_name(SIGNING_KEY)}; in a deployment,"
-        " this key is offline, with somebody other than the operator of the server"
-    )
+    _say("the helper runs on this machine; in a deployment, somebody else runs it")
 
 
-def _write_arms(path: Path) -> Path:
+def _write_arms(path: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8", newline="") as file:
             rows = [[arm["key"], arm["text"], *arm["features"]] for arm in arms()]
             csv.writer(file).writerows([("arm", "text", *FEATURES), *rows])
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
-    return path
 
 
 @contextlib.contextmanager
@@ -215,19 +202,27 @@ def _people(devices: Sequence[Device], theta: FloatArray) -> Iterator[None]:
             person.join()
 
 
-def _report(
-    federation: LocalFederation, run: LocalProcess, theta: FloatArray, arguments: argparse.Namespace
+def report(
+    federation: LocalFederation,
+    run: LocalProcess,
+    theta: FloatArray,
+    arguments: argparse.Namespace,
+    screen: Screen,
 ) -> None:
-    """Print exchanges and rounds until the run ends or the time is over."""
+    """Print exchanges and rounds until the run ends, a process has ended, or the time is over."""
     deadline = time.monotonic() + (60 * arguments.minutes if arguments.minutes else np.inf)
     before = seen = len(federation.rounds())
     of = f" of {before + arguments.rounds}" if arguments.rounds else ""
+    first = 1 if arguments.secure else _FIRST_EXCHANGES
     printed = 0
     while time.monotonic() < deadline:
         ended = not run.is_running
         waits = _WAITS.findall(run.output())
         for line in waits[printed:]:
-            _say(line)
+            if " is not counted" in line:
+                screen.say(line)
+            else:
+                screen.progress(*progress(line, of, first))
         printed = len(waits)
         model = federation.model()
         rows = federation.rounds()[: model["round"]] if model else []
@@ -236,19 +231,67 @@ def _report(
             if model and not any(map(_answers, federation.devices[arguments.people :])):
                 cosine = _cosine(model["theta_sync"], theta)
                 line += f", cosine to the hidden theta {cosine:.3f}"
-            _say(line)
+            screen.say(line)
         seen = len(rows)
         if ended and not (federation.results / _SUMMARY).exists():
-            raise FederationError(f"rounds ended early; end of {run.log}:\n{run.last_lines()}")
+            raise FederationError(f"the ServerApp ended before the last round; {run.reason()}")
         if ended:
             return
+        federation.check()
         time.sleep(_POLL_SECONDS)
+
+
+def progress(line: str, of: str, first: int = _FIRST_EXCHANGES) -> tuple[str, str]:
+    """Return a line of the server about a wait, without its countdown, and how many have replied.
+
+    ``of`` is the text after the number of a round, and ``first`` the number of exchanges that the
+    first round takes.
+    """
+    found = _EXCHANGE.match(line)
+    if found is None:
+        return line.partition(", waiting up to")[0], ""
+    name, number, replied = found.groups()
+    count = int(number)
+    most = max(count, first if name == "round 1" else 1)
+    return f"{name}{of}: exchange {count} of about {most}", f", {replied}"
+
+
+class Screen:
+    """Prints lines, and the progress of a round in one line that is replaced.
+
+    If stdout is no terminal, each state of the progress is a line of its own, without details.
+    """
+
+    def __init__(self) -> None:
+        self._state = ""
+        self._is_open = False  # whether the cursor is in a line of progress
+
+    def progress(self, state: str, details: str) -> None:
+        """Show the progress."""
+        if sys.stdout.isatty():
+            print(f"\r\x1b[K{state}{details}", end="", flush=True)
+            self._is_open = True
+        elif state != self._state:
+            _say(state)
+        self._state = state
+
+    def say(self, line: str) -> None:
+        """Print a line, which replaces the progress."""
+        if self._is_open:
+            print("\r\x1b[K", end="")
+        _say(line)
+        self._state, self._is_open = "", False
+
+    def close(self) -> None:
+        """End the line of progress."""
+        if self._is_open:
+            _say("")
 
 
 def _line(row: dict[str, str]) -> str:
     if not row["predicted"]:
         devices, duels = row["contributed"], row["duels"]
-        return f"the server learns one sum, over {devices} devices and {duels} duels"
+        return f"the server learns a noisy sum over {devices} devices, with about {duels} duels"
     agreement = f"{float(row['agreement']):.0%} as predicted" if row["agreement"] else "no forecast"
     share = int(row["contributed"]) / int(row["asked"])
     return f"{row['duels']} duels, {share:.0%} of the devices took part, {agreement}"
@@ -275,7 +318,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     count = bounded(int, 0)
     add(
         "--secure", action="store_true",
-        help="secure sums: the server reads sums over several devices only",
+        help="secure sums: the server reads sums with noise only",
     )  # fmt: skip
     add(
         "--devices", type=bounded(int, 1), metavar="N",
@@ -305,11 +348,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.devices is None:
         arguments.devices = _SECURE_DEVICES if arguments.secure else _DEVICES
-    if arguments.secure and arguments.devices < LEAST_COMMITTEE:
-        parser.error(
-            f"--devices {arguments.devices}: must be at least {LEAST_COMMITTEE} with --secure, the"
-            " smallest committee that opens a sum"
-        )
+    if arguments.secure and arguments.rounds is None:
+        arguments.rounds = _SECURE_ROUNDS
     if arguments.people is None:
         arguments.people = arguments.devices - 1 if arguments.secure else _PEOPLE
     if arguments.people > arguments.devices:

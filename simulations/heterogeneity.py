@@ -8,6 +8,11 @@ runs and draws the pictures again.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes long to import
+    from simulations import start
+
+    start.begin()
+
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence

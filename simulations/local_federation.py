@@ -19,9 +19,9 @@ from typing import Any
 from clients.service.files import load_page
 from fldb_flower.deployment import credentials
 from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
-from fldb_flower.errors import FederationError
+from fldb_flower.errors import FederationError, OutputError
 from simulations.local_process import PROJECT, START_SECONDS, LocalProcess, configure_flwr
-from simulations.local_vaults import NODE_TOKEN, VAULT, create_vaults
+from simulations.local_vaults import FEDERATION, NODE_TOKEN, VAULT, Secure, create_vaults
 
 _LINK = "local"  # name of the SuperLink in Flower's configuration
 _REGISTERED = r"registered successfully|already in use"
@@ -31,6 +31,7 @@ _HEARTBEAT_SECONDS = 60.0
 _RETRY_SECONDS = 3.0
 _STARTED = r"Successfully started run"
 _REQUEST_SECONDS = 60.0
+_PRIVATE = 0o077  # umask: nobody else can read keys, answers, messages and tokens
 
 
 class UnreachableError(FederationError):
@@ -67,7 +68,7 @@ class Device(LocalProcess):
         keys = folder / "keys"
         self.key = keys / credentials.DEVICES / name
         self.store = folder / name / "duels.db"
-        self.store.parent.mkdir(parents=True, exist_ok=True)
+        self.store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.port = free_port()
         self.node_token = self.store.with_name(NODE_TOKEN)
         config: dict[str, object] = {"store-path": str(self.store)}
@@ -88,6 +89,7 @@ class Device(LocalProcess):
                 *("--host", HOST, "--port", str(free_port())),
                 *("--node-config", toml({**config, **node_config})),
             ],
+            umask=_PRIVATE,
         )
         self.service = LocalProcess(
             f"{name}-service",
@@ -98,6 +100,7 @@ class Device(LocalProcess):
                 *options,
                 *(() if arms is None else ("--arms", str(arms))),
             ],
+            umask=_PRIVATE,
         )
 
     @property
@@ -163,15 +166,15 @@ class LocalFederation:
     ----------
     folder : Path
         Folder of keys, logs, stores, and of the results in ``server``. A folder that was used
-        before is resumed.
+        before is resumed. Other users cannot read a new one, nor the files in it.
     devices : int
         Number of devices.
     node_config : Mapping
         Settings of the owners of the devices, such as ``min-duels-per-upload``.
     arms : Path, optional
         Arms for the pages of the devices.
-    secure : Limits, optional
-        For secure sums: limits of the owners of the devices.
+    secure : Secure, optional
+        For secure sums. The helper is one more process on this machine.
     options : sequence of str, optional
         Options of the SuperLink beside its address and certificates. By default, it accepts
         registered keys only, and its database is a file.
@@ -184,7 +187,7 @@ class LocalFederation:
         *,
         node_config: Mapping[str, object] | None = None,
         arms: Path | None = None,
-        secure: Limits | None = None,
+        secure: Secure | None = None,
         options: Sequence[str] | None = None,
     ) -> None:
         project_folder("a federation on this machine")
@@ -194,6 +197,7 @@ class LocalFederation:
         self.port = free_port()
         self.address = f"{HOST}:{self.port}"
         keys = self.folder / "keys"
+        _make_private(self.folder, is_ours=keys.exists())
         if options is None:
             database = str(self.folder / "superlink.db")
             options = ["--enable-supernode-auth", "--database", database]
@@ -208,6 +212,7 @@ class LocalFederation:
                 *("--ssl-keyfile", str(keys / credentials.SERVER_KEY)),
                 *options,
             ],
+            umask=_PRIVATE,
         )
         self.devices = [
             Device(name, self.folder, self.address, node_config or {}, arms, vault=bool(secure))
@@ -217,9 +222,21 @@ class LocalFederation:
         if not keys.exists():
             credentials.create(keys, [HOST, "localhost"], devices)
         self.secure = secure
+        self.helper_port = free_port()
+        self.helper_folder = self.folder / "helper"
+        self.helper = LocalProcess(
+            "helper",
+            self.folder,
+            [
+                sys.executable,
+                *("-m", "clients.helper", "--key", str(keys / "helper")),
+                *("--dir", str(self.helper_folder), "--port", str(self.helper_port)),
+            ],
+            umask=_PRIVATE,
+        )
         if secure:
-            folders = {each.key.name: each.store.parent for each in self.devices}
-            self.roster = create_vaults(keys / "roster", folders, secure)
+            folders = [each.store.parent for each in self.devices]
+            self.helper_key = create_vaults(keys / "helper", folders, secure)
 
     def start(self, say: Callable[[str], None] = lambda _line: None) -> None:
         """Start the services and the SuperLink, register the devices, start the SuperNodes.
@@ -235,6 +252,8 @@ class LocalFederation:
         say("starting the SuperLink")
         for device in self.devices:
             device.service.start()
+        if self.secure:
+            self.start_helper()
         self.start_superlink()
         count = len(self.devices)
         say(f"registering the keys of {count} devices")
@@ -245,6 +264,11 @@ class LocalFederation:
             say(f"waiting for devices: {connected} of {count} are connected")
             device.wait_for_service()
             device.wait_until_connected()
+
+    def start_helper(self) -> None:
+        """Start the helper of secure sums and wait until it listens."""
+        self.helper.start()
+        self.helper.wait_for("public key", f"listening on port {self.helper_port}")
 
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until it listens."""
@@ -273,7 +297,7 @@ class LocalFederation:
 
     def flwr(self, name: str, *arguments: str) -> LocalProcess:
         """Return a process that runs ``flwr``, configured for the SuperLink."""
-        part = LocalProcess(name, self.folder, [tool("flwr"), *arguments])
+        part = LocalProcess(name, self.folder, [tool("flwr"), *arguments], umask=_PRIVATE)
         trust = f'root-certificates = "{self.folder / "keys" / credentials.CA}"'
         configure_flwr(part.home, _LINK, self.address, trust)
         return part
@@ -286,8 +310,14 @@ class LocalFederation:
         """
         values: dict[str, object] = {"mode": "devices", "output-dir": str(self.results)}
         if self.secure:
-            values |= {"secure": True, "devices-roster": str(self.roster)}
-            values["devices-min-devices"] = self.secure.min_devices
+            values |= {
+                "secure": True,
+                "privacy-epsilon": self.secure.epsilon,
+                "devices-federation": FEDERATION,
+                "devices-helper": f"http://{HOST}:{self.helper_port}",
+                "devices-helper-key": str(self.helper_key),
+                "devices-helper-token": str(self.helper_folder / "token"),
+            }
         values |= {key.replace("_", "-"): value for key, value in settings.items()}
         part = self.flwr(
             f"run{len(self.runs) + 1}",
@@ -297,6 +327,12 @@ class LocalFederation:
         part.start()
         part.wait_for(_STARTED, "submitted")
         return part
+
+    def check(self) -> None:
+        """Raise FederationError if the SuperLink, a SuperNode or a service has ended."""
+        for part in (self.superlink, *self.devices, *(each.service for each in self.devices)):
+            if not part.is_running:
+                raise FederationError(f"{part.name} is needed and does not run: {part.end()}")
 
     def model(self) -> dict[str, Any] | None:
         """Return the content of model.json; None before the first round."""
@@ -325,3 +361,16 @@ class LocalFederation:
 
     def __exit__(self, *_exception: object) -> None:
         self.stop()
+
+
+def _make_private(folder: Path, *, is_ours: bool) -> None:
+    """Create a folder that only this user can read; change the mode of one that is ours."""
+    try:
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, parents=True)
+        elif is_ours:
+            folder.chmod(0o700)
+            for database in folder.glob("superlink.db*"):  # of a version that did not set it
+                database.chmod(0o600)
+    except OSError as error:
+        raise OutputError(f"cannot use {folder}: {error.strerror}") from None

@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fldb_flower.deployment.processes import flower_environment, start_process
-from fldb_flower.errors import FederationError
+from fldb_flower.deployment.processes import flower_environment, reason_in, start_process
+from fldb_flower.errors import FederationError, one_line
 
 PROJECT = Path(__file__).parents[1]
 START_SECONDS = 180.0
 """Time for a process to start."""
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.05
-_LAST_LINES = 12
 
 
 class LocalProcess:
@@ -36,12 +35,20 @@ class LocalProcess:
         The command to run.
     cwd : Path, optional
         Its working directory; by default its home.
+    umask : int
+        Of the files that it creates; by default that of this process.
     """
 
     def __init__(
-        self, name: str, folder: Path, command: Sequence[str], cwd: Path | None = None
+        self,
+        name: str,
+        folder: Path,
+        command: Sequence[str],
+        cwd: Path | None = None,
+        *,
+        umask: int = -1,
     ) -> None:
-        self.name, self.cwd = name, cwd
+        self.name, self.cwd, self.umask = name, cwd, umask
         self.command = list(command)
         self.home = folder / "homes" / name
         self.log = folder / "logs" / f"{name}.log"
@@ -55,7 +62,9 @@ class LocalProcess:
         with self.log.open("ab") as log:
             self._begin = log.tell()
             cwd = self.cwd or self.home
-            self._process = start_process(self.command, environment(self.home), log, cwd)
+            self._process = start_process(
+                self.command, environment(self.home), log, cwd, umask=self.umask
+            )
 
     @property
     def is_running(self) -> bool:
@@ -68,10 +77,17 @@ class LocalProcess:
             return ""
         return self.log.read_bytes()[self._begin :].decode(errors="replace")
 
-    def last_lines(self) -> str:
-        """Return the last lines of the output, for an error."""
-        lines = [line for line in self.output().splitlines() if line.strip()]
-        return "\n".join(lines[-_LAST_LINES:]) or "(nothing)"
+    def end(self) -> str:
+        """Return how the process ended, and why, in one line for an error."""
+        status = None if self._process is None else self._process.poll()
+        if status is not None and status < 0:
+            return f"it was ended by {signal.Signals(-status).name}; its log is {self.log}"
+        how = "it has not ended" if status is None else f"it ended with status {status}"
+        return f"{how}; {self.reason()}"
+
+    def reason(self) -> str:
+        """Return the log and the reason of a failure in it, in one line for an error."""
+        return f"{self.log}: {one_line(reason_in(self.output()))}"
 
     def processes(self) -> list[int]:
         """Return the ids of the processes with this home, this one and those that it started."""
@@ -91,7 +107,8 @@ class LocalProcess:
         Raises
         ------
         FederationError
-            The process ended before, or the time is over. The message quotes the end of the log.
+            The process ended before, or the time is over. The message is one line, with the
+            reason in the log.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -99,10 +116,8 @@ class LocalProcess:
             if condition():
                 return
             if ended or time.monotonic() > deadline:
-                how = "it ended" if ended else f"not within {seconds:g} s"
-                raise FederationError(
-                    f"{self.name} should be {what}: {how}; {self.log} says:\n{self.last_lines()}"
-                )
+                late = "" if ended else f"not within {seconds:g} s, "
+                raise FederationError(f"{self.name} should be {what}: {late}{self.end()}")
             time.sleep(_POLL_SECONDS)
 
     def wait_for(self, pattern: str, what: str) -> None:

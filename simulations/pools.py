@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.context import BaseContext
 from typing import TypeVar
 
 from fldb_flower.system.process import share_processors
+from fldb_flower.system.signals import sigint_blocked
 
 _A = TypeVar("_A")
 _R = TypeVar("_R")
@@ -33,11 +33,8 @@ def map_in_processes(
     with ProcessPoolExecutor(processes, context, share_processors, (processes,)) as pool:
         try:
             # Processes inherit the mask, so Ctrl-C in a terminal reaches this process only.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
+            with sigint_blocked():
                 futures = [pool.submit(function, each) for each in arguments]
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for future in as_completed(futures):
                 future.result()
                 if on_done is not None:

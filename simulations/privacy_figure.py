@@ -8,6 +8,11 @@ secure sums.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes long to import
+    from simulations import start
+
+    start.begin()
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

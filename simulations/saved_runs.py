@@ -25,6 +25,7 @@ from fldb_flower.errors import DataError, FldbError
 from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.results import CONFIG, PARTICIPATION, PREDICTION, REGRET, identity
 from fldb_flower.settings import ENVIRONMENT_OF, current_names, from_nested
+from fldb_flower.system.files import read_file
 
 CURVE_COLUMNS = ("iteration", "cumulative_regret", "exchanges")
 NUMBERS = ("final_regret", "exchanges", "uploaded_bytes", "downloaded_bytes", "runtime_seconds")
@@ -32,6 +33,7 @@ NUMBERS = ("final_regret", "exchanges", "uploaded_bytes", "downloaded_bytes", "r
 PREDICTIONS = ("log_loss", "accuracy")
 """The numbers in the summary of a run that predicted answers."""
 
+_MOST_BYTES = 2**30
 _MAX_DEPTH = 8  # of nested settings, which have two levels
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if it was built
 
@@ -212,9 +214,9 @@ def read_run(path: Path) -> Run | Unfinished:
 
 def _text(path: Path) -> str:
     try:
-        if path.exists() and not path.is_file():  # reading a pipe would block
+        if path.exists() and not path.is_file():
             raise DataError(f"{path.name} is not a file")
-        return path.read_text(encoding="utf-8")
+        return read_file(path, _MOST_BYTES).decode()
     except FileNotFoundError:
         raise DataError(f"no {path.name}") from None
     except OSError as error:

@@ -126,7 +126,7 @@ def test_a_failing_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch, fails, 
     if fails == "fsync":
         monkeypatch.setattr(os, "fsync", failing)
     else:
-        monkeypatch.setattr("pathlib.Path.open", failing)
+        monkeypatch.setattr(os, "open", failing)
     with pytest.raises(OutputError, match=os.strerror(number)):
         save_checkpoint(path, SAVED._replace(numbers={"iteration": 8}))
     monkeypatch.undo()
@@ -136,7 +136,7 @@ def test_a_failing_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch, fails, 
 
 def test_a_partial_file_of_a_crash_is_ignored_and_replaced(tmp_path):
     path = saved(tmp_path)
-    (tmp_path / "checkpoint.bin.part").write_bytes(b"FLDB")
+    (tmp_path / f"checkpoint.bin.{'0a' * 8}.part").write_bytes(b"FLDB")
     assert load_checkpoint(path, HERE).numbers == SAVED.numbers
     save_checkpoint(path, SAVED._replace(numbers={}))
     assert load_checkpoint(path, HERE).numbers == {}
@@ -163,8 +163,8 @@ def test_a_folder_is_locked_by_one_user(tmp_path):
     first = lock_folder(tmp_path)
     with pytest.raises(BlockingIOError):
         lock_folder(tmp_path)
-    os.close(first)
-    os.close(lock_folder(tmp_path))
+    first()
+    lock_folder(tmp_path)()
 
 
 def test_a_file_system_without_locks_can_be_used(tmp_path, monkeypatch):
@@ -172,7 +172,7 @@ def test_a_file_system_without_locks_can_be_used(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", unsupported)
-    os.close(lock_folder(tmp_path))
+    lock_folder(tmp_path)()
 
 
 def test_a_checkpoint_without_settings_is_refused(tmp_path):

@@ -548,6 +548,7 @@ BAD = {
     "{0}/empty": "there are no runs below",
     "{0}/half": "none of the 1 runs below",
     "{0}/good --output {0}/empty": "cannot write",
+    "{0}/good --output {0}/pipe": "pipe: it is not a file; name another file with --output",
     "{0}/good --output {0}/no/x.html": "cannot write",
     "{0}/good --output /proc/x.html": "cannot write",
     "": "required: DIR",
@@ -559,6 +560,7 @@ BAD = {
 def test_bad_input_ends_in_one_line(arguments, tmp_path):
     make_run(tmp_path / "good" / "run")
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (make_run(tmp_path / "half" / "run") / "summary.json").unlink()
     before = sorted(tmp_path.rglob("*"))
     done = call(*arguments.format(tmp_path).split())

@@ -452,7 +452,7 @@ def test_an_unreadable_file(model, tmp_path, monkeypatch):
     def denied(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", denied)  # chmod does not restrict root
+    monkeypatch.setattr(os, "open", denied)  # chmod does not restrict root
     refused(DataError, "Permission denied", environment__path=str(tmp_path / "corpus"))
 
 

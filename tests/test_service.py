@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import hashlib
+import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -25,6 +28,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +41,7 @@ from clients.service.__main__ import main
 from clients.service.app import create_app
 from clients.service.catalogue import read_arms
 from clients.service.files import read_token
+from clients.service.logs import Limiter
 from clients.service.models import Arms
 from clients.store import DuelStore, Synchronization
 from fldb_flower.errors import DataError, FldbError
@@ -293,7 +298,8 @@ def test_a_skipped_duel_is_no_answer_and_another_follows(client, path):
 
 
 def test_arms_are_proposed_after_a_skip(path, tmp_path):
-    catalogue = read_arms(write_arms(tmp_path / "arms.json", 3))
+    # The three pairs have different differences of features: 0.05, 0.15 and 0.2.
+    catalogue = read_arms(write_arms(tmp_path / "arms.json", 3, features=[0.05, 1.0]))
     with running(path, catalogue=catalogue) as client:
         pairs = []
         for _ in range(2):
@@ -778,6 +784,19 @@ def test_a_locked_store_is_reported_and_nothing_is_recorded(path, monkeypatch):
         assert answer(client, duel, "first").json() == {"number": 1}
 
 
+def test_requests_wait_for_a_lock_together(path, monkeypatch):
+    """One deadline per request, not one after the other."""
+    monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 1.0)
+    with running(path) as client, ThreadPoolExecutor(6) as pool:
+        duel = propose(client)["id"]
+        began = time.monotonic()
+        with locked(path):
+            for reply in [pool.submit(answer, client, duel, "first") for _ in range(6)]:
+                problem(reply.result(), 503, "locked")
+        assert 1.0 <= time.monotonic() - began < 3.0
+        assert answer(client, duel, "first").json() == {"number": 1}
+
+
 @pytest.mark.parametrize("harm", ["deleted", "overwritten"])
 def test_health_reports_a_store_without_its_path(harm, path):
     with running(path) as client:
@@ -957,6 +976,14 @@ def ended(opened: socket.socket) -> bytes:
     return received
 
 
+def received(opened: socket.socket, end: bytes) -> bool:
+    """Receive data until the given end."""
+    data = b""
+    while not data.endswith(end) and (part := opened.recv(2**16)):
+        data += part
+    return data.endswith(end)
+
+
 def head(service: Process, path: str = "/duels", length: int = 100, more: str = "") -> bytes:
     return (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {service.token}\r\n"
@@ -984,9 +1011,11 @@ def test_hundreds_of_idle_connections_do_not_block_others(start_service):
                 assert client.get("/health").status_code == 200
             assert client.get("/status").json()["answered"] == 0
     _, stderr = service.stop()
-    line, stopped = stderr.splitlines()
+    *lines, counted, stopped = stderr.splitlines()
     assert stopped == "stopped"
-    assert "more than 100 connections: idle ones are closed, the longest idle first" in line
+    assert len(lines) == 3
+    assert "more than 100 connections: those that wait are closed" in lines[0]
+    assert re.search(r" \(and \d+ more in the last minute\)$", counted)
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
@@ -1027,14 +1056,88 @@ def test_a_body_that_does_not_arrive_is_refused(start_service, trickle):
     assert "Traceback" not in stderr
 
 
-def test_a_new_connection_is_refused_if_all_are_busy(start_service):
-    service = start_service("--max-connections", "2", "--request-seconds", "3")
-    with service.client() as client:
-        busy = [begun(service) for _ in range(2)]
-        assert client.get("/health").status_code == 503
-    assert all(ended(opened).startswith(b"HTTP/1.1 408") for opened in busy)
+BUNDLE = b"GET /static-offline-docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+def holding(service: Process, kind: str) -> socket.socket:
+    """Open a connection that keeps the service waiting."""
+    if kind == "does not read":  # 42 MB, without a token
+        return connect(service, 30 * BUNDLE)
+    return connect(service, head(service) + b"{")
+
+
+@pytest.mark.parametrize("kind", ["does not read", "slow body"])
+def test_clients_that_hold_on_do_not_block_others(kind, start_service):
+    """The first 150 stay; 20 more come again and again, between the requests of an honest client.
+
+    Limits of time do not help here: all that follows takes less than 20 seconds.
+    """
+    service = start_service()
+    with contextlib.ExitStack() as held, service.client() as client:
+        for _ in range(150):
+            held.enter_context(holding(service, kind))
+        for number in range(5):
+            began = time.monotonic()
+            with service.client() as other:
+                statuses = [each.get("/status").status_code for each in (client, other)]
+            assert statuses == [200, 200]
+            assert time.monotonic() - began < 2
+            for _ in range(20 if number else 0):
+                held.enter_context(holding(service, kind))
+    assert service.stop()[0] == 128 + signal.SIGTERM
+
+
+def test_replies_that_are_not_read_are_dropped(start_service):
+    """Wherever they stop: in buffers of the operating system, or of the service."""
+    service = start_service("--request-seconds", "1")
+    process = psutil.Process(service.process.pid)
+    last = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    with contextlib.ExitStack() as held:
+        for number in range(1, 13):
+            for end in (b"", last):
+                held.enter_context(connect(service, number * BUNDLE + end))
+        deadline = time.monotonic() + 20
+        while len(process.net_connections()) < 12:
+            time.sleep(0.01)
+        while len(process.net_connections()) > 1:  # it listens on one
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert "replies were not read within 1 s: closed" in service.stop()[1]
+
+
+def test_a_new_connection_is_refused_if_all_are_busy(path, start_service):
+    (duel,) = proposed(path, 1)
+    service = start_service("--max-connections", "1")
+    body = b'{"preferred": "tie"}'
+    with begun(service, f"/duels/{duel}/answer", len(body)) as busy:
+        with locked(path):
+            busy.sendall(body)
+            time.sleep(0.5)
+            with service.client() as client:
+                assert client.get("/health").status_code == 503
+        assert received(busy, b'{"number":1}')
     with service.client() as client:
         assert client.get("/health").status_code == 200
+    assert "all 1 connections are busy: a new one is refused" in service.stop()[1]
+
+
+def test_requests_that_wait_for_a_lock_do_not_block_others(path, start_service):
+    duels = proposed(path, 120)
+    service = start_service()
+    body = b'{"preferred": "tie"}'
+    with contextlib.ExitStack() as held, service.client() as client:
+        with locked(path):
+            first = held.enter_context(begun(service, f"/duels/{duels[0]}/answer", len(body)))
+            first.sendall(body)
+            time.sleep(0.5)
+            for duel in duels[1:]:
+                sent = head(service, f"/duels/{duel}/answer", len(body)) + body
+                held.enter_context(connect(service, sent))
+            began = time.monotonic()
+            assert client.get("/status").json()["answered"] == 0
+            problem(client.delete(f"/duels/{duels[0]}"), 503, "50 requests already wait")
+            assert time.monotonic() - began < 2
+        assert received(first, b'{"number":1}')
 
 
 def test_a_refusal_does_not_wait_for_the_body(start_service):
@@ -1047,6 +1150,78 @@ def test_a_refusal_does_not_wait_for_the_body(start_service):
     with service.client() as client:
         assert client.get("/status").status_code == 200
     ended(opened)
+
+
+def test_the_log_has_few_records_of_each_kind(caplog):
+    """A kind is a text, or a place where an exception was raised; nothing is lost unseen."""
+    log, limiter = logging.getLogger("uvicorn.error"), Limiter("secret-token")
+
+    def fail(error: BaseException, line: int) -> None:
+        try:
+            exec(compile("\n" * line + "raise error", "code", "exec"), {"error": error})
+        except BaseException:
+            log.exception("failed")
+
+    with limiter.installed():
+        for number in range(9):
+            log.warning("%d: %s", number, "a secret-token")
+            fail(ValueError("x"), line=1)
+            fail(ValueError("x"), line=2)
+            fail(asyncio.CancelledError(), line=3)
+        log.error("another")
+        messages = [record.getMessage() for record in caplog.records]
+        logged = [[f"{number}: a TOKEN", "failed", "failed"] for number in range(3)]
+        assert messages == [*itertools.chain(*logged), "another"]
+        caplog.clear()
+        limiter.report()
+        failed = "failed (and 5 more in the last minute)"
+        messages = [record.getMessage() for record in caplog.records]
+        assert messages == ["8: a TOKEN (and 5 more in the last minute)", failed, failed]
+        caplog.clear()
+        log.error("another")
+        assert len(caplog.records) == 1
+    assert len(caplog.records) == 1
+
+
+BAD_REQUESTS = {
+    "Invalid HTTP request received.": "{token}\r\n\r\n",
+    "Unsupported upgrade request.": "GET /{token}?t={token} HTTP/1.1\r\nHost: x\r\n"
+    "Connection: upgrade, close\r\nUpgrade: websocket\r\n\r\n",
+    "POST /duels/TOKEN/answer: the body did not arrive within 1 s": "POST /duels/{token}/answer"
+    " HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nContent-Length: 9\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("line", BAD_REQUESTS)
+def test_bad_requests_do_not_fill_the_log(line, start_service):
+    """Three lines and the number of the others in a minute; the token is in no line."""
+    service = start_service("--request-seconds", "1")
+    sent = BAD_REQUESTS[line].format(token=service.token).encode()
+    connections = [connect(service, sent) for _ in range(90)]
+    assert all(map(ended, connections))
+    _, stderr = service.stop()
+    assert stderr.count(line) == 4
+    assert f"{line} (and 86 more in the last minute)\n" in stderr
+    assert len(stderr) < 2000
+    assert service.token not in stderr
+
+
+def test_a_second_signal_ends_the_service_at_once(path, start_service):
+    (duel,) = proposed(path, 1)
+    service = start_service()
+    body = b'{"preferred": "tie"}'
+    with locked(path), begun(service, f"/duels/{duel}/answer", len(body)) as busy:
+        busy.sendall(body)
+        time.sleep(0.5)
+        service.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert service.process.poll() is None  # it waits for the answer
+        began = time.monotonic()
+        assert service.stop(signal.SIGINT) == (
+            128 + signal.SIGINT, "stopped without waiting for open requests\n",
+        )  # fmt: skip
+        assert time.monotonic() - began < 5
+    assert recorded(path) == {}
 
 
 def test_a_remote_service_warns(start_service):
@@ -1087,7 +1262,15 @@ BAD_STARTS = {
     "--store {0}/d.db --token-file {0}/empty": "does not contain a token",
     "--store {0}/d.db --token-file {0}": "token file",
     "--store {0}/d.db --token-file {0}/none/t": "token file",
+    "--store {0}/d.db --token-file {0}/pipe": "token file {0}/pipe: it is not a file",
+    "--store {0}/d.db --token-file {0}/huge": "huge: it has more than 4,096 bytes",
+    "--store {0}/pipe": "cannot use the duel store",
+    "--store /dev/zero": "cannot use the duel store",
     "--store {0}/d.db --arms {0}/none.json": "No such file",
+    "--store {0}/d.db --arms {0}": "{0}: it is not a file; --arms must be a JSON or CSV file",
+    "--store {0}/d.db --arms {0}/pipe": "{0}/pipe: it is not a file; --arms",
+    "--store {0}/d.db --arms /dev/zero": "/dev/zero: it is not a file; --arms",
+    "--store {0}/d.db --arms {0}/huge": "huge: it has more than 268,435,456 bytes; --arms",
     "--store {0}/old.db --arms {0}/arms.json": "have 3",
     "--store {0}/d.db --choices 1": "--choices",
     "--store {0}/d.db --expire-after nan": "--expire-after",
@@ -1102,6 +1285,9 @@ BAD_STARTS = {
 def folder(tmp_path):
     (tmp_path / "text").write_text("no\ndatabase, no token\n" * 99)
     (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(2**28 + 1)
     write_arms(tmp_path / "arms.json")
     with PreferenceAgent(tmp_path / "old.db") as agent:
         agent.propose(np.eye(3))

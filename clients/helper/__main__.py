@@ -21,6 +21,7 @@ from clients.helper.sums import Helper
 from clients.service import connections
 from clients.service.connections import LIMITS
 from clients.service.files import read_token
+from clients.service.logs import Limiter
 from fldb_flower.deployment.helper_keys import load_helper_key
 from fldb_flower.errors import DataError, FldbError, SettingsError, one_line
 from fldb_flower.privacy.discrete import require_sampler
@@ -93,7 +94,8 @@ def serve(arguments: argparse.Namespace) -> None:
         address = connections.address(host, listener)
         print(f"{scheme}://{address} public key {helper.signer}", flush=True)
         app = create_app(helper, token)
-        connections.serve(app, listener, LIMITS, timeout_graceful_shutdown=_STOP_SECONDS, **tls)
+        options = {"timeout_graceful_shutdown": _STOP_SECONDS, **tls}
+        connections.serve(app, listener, LIMITS, Limiter(token), **options)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -17,7 +17,6 @@ in progress, except that their stored answers can be fetched again.
 from __future__ import annotations
 
 import hashlib
-import os
 import stat
 import threading
 import time
@@ -134,7 +133,7 @@ class Helper:
         self._min_reports = min_reports
         self._keys: dict[int, tuple[HelperKey, X25519PrivateKey]] = {}
         self._answering, self._changing_keys = threading.Lock(), threading.Lock()
-        self._folder = _locked(directory)
+        self._unlock = _locked(directory)
         try:
             self._last = _stored(directory)
         except DataError:
@@ -143,7 +142,7 @@ class Helper:
 
     def close(self) -> None:
         """Unlock the directory; the helper cannot be used any more."""
-        os.close(self._folder)
+        self._unlock()
 
     def keys(self) -> HelperKey:
         """Return the HPKE key to use now, signed; remove expired ones."""
@@ -259,18 +258,16 @@ class Helper:
         return found[1]
 
 
-def _locked(directory: Path) -> int:
-    """Create a directory that only this user can read, and lock it."""
+def _locked(directory: Path) -> Callable[[], None]:
+    """Create a directory that only this user can read, and lock it; return what unlocks it."""
     make_folder(directory)
     with reported(OutputError, f"use the folder {directory}"):
+        if stat.S_IMODE(directory.stat().st_mode) & _OTHERS:
+            raise DataError(f"other users can read {directory}: chmod 700 {directory}")
         try:
-            folder = lock_folder(directory)
+            return lock_folder(directory)
         except BlockingIOError:
             raise OutputError(f"another helper uses {directory}") from None
-    if stat.S_IMODE(os.fstat(folder).st_mode) & _OTHERS:
-        os.close(folder)
-        raise DataError(f"other users can read {directory}: chmod 700 {directory}")
-    return folder
 
 
 def _store(directory: Path, request: SumRequest, given: Answer) -> None:

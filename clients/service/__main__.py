@@ -25,6 +25,7 @@ from clients.service.app import create_app
 from clients.service.catalogue import read_arms
 from clients.service.connections import LIMITS, Limits
 from clients.service.files import load_page, read_token
+from clients.service.logs import Limiter
 from clients.service.models import MAX_ARMS
 from clients.service.node import Node
 from clients.vault import read_config
@@ -34,7 +35,7 @@ from fldb_flower.system.signals import interruptible
 
 PORT = 8377
 _NODE_TOKEN_MODE = 0o640  # at most: the SuperNode's user reads it as a member of the group
-_STOP_SECONDS = 40  # for open requests, which may wait 30 seconds for a locked store
+_STOP_SECONDS = 40  # for open requests, which wait for a locked store for 30 seconds at most
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -63,11 +64,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     add(
         "--max-connections", metavar="N", type=bounded(int, 1, 10_000),
-        default=LIMITS.connections, help="idle ones are closed for new ones (%(default)s)",
+        default=LIMITS.connections, help="waiting ones are closed for new ones (%(default)s)",
     )  # fmt: skip
     add(
         "--request-seconds", metavar="SECONDS", type=bounded(float, 0.1, 3600),
-        default=LIMITS.seconds, help="time limit for a request's head, and body (%(default).0f)",
+        default=LIMITS.seconds, help="time limit for a request's head, for its body,"
+        " and to read a part of the reply (%(default).0f)",
     )  # fmt: skip
     add(
         "--vault", metavar="FILE", type=Path,
@@ -109,6 +111,7 @@ def serve(arguments: argparse.Namespace) -> None:
             purpose=arguments.purpose,
             any_host=arguments.allow_remote,
             body_seconds=arguments.request_seconds,
+            connections=arguments.max_connections,
         )
         if remote:
             print(
@@ -118,7 +121,10 @@ def serve(arguments: argparse.Namespace) -> None:
             )
         print(f"http://{connections.address(host, listener)}/#token={token}", flush=True)
         limits = Limits(arguments.max_connections, arguments.request_seconds)
-        connections.serve(app, listener, limits, timeout_graceful_shutdown=_STOP_SECONDS)
+        tokens = [token, *([] if node is None else [node.token])]
+        connections.serve(
+            app, listener, limits, Limiter(*tokens), timeout_graceful_shutdown=_STOP_SECONDS
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -16,7 +16,8 @@ from clients.service.errors import add_handlers
 from clients.service.files import DOCS, load_page
 from clients.service.guard import Guard
 from clients.service.node import Node, of_node
-from clients.service.routes import Device, Worker, guarded, public
+from clients.service.routes import Device, guarded, public
+from clients.service.worker import Worker
 from clients.vault import Vault
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.system.commands import installed_version
@@ -33,6 +34,7 @@ def create_app(
     purpose: str = "suggest",
     any_host: bool = False,
     body_seconds: float = LIMITS.seconds,
+    connections: int = LIMITS.connections,
 ) -> FastAPI:
     """Return the service of one device.
 
@@ -52,8 +54,8 @@ def create_app(
         Seconds within which a duel can be answered.
     purpose : {"suggest", "rank"}
         What duels are for; see :class:`~clients.preference_agent.PreferenceAgent`.
-    any_host, body_seconds : bool, float
-        Accept host names of other machines; time limit for the body of a request.
+    any_host, body_seconds, connections : bool, float, int
+        Accept other host names; time limit for a body; connections, half of them waiting for locks.
 
     Raises
     ------
@@ -62,11 +64,10 @@ def create_app(
     """
     page, policy = load_page()
     catalogue = catalogue or Catalogue()
-    reader, writer = _open(Path(store).expanduser(), catalogue, expire_after, purpose)
+    reader, writer = _open(Path(store), catalogue, expire_after, purpose, connections)
     app = _application(reader, writer)
-    app.state.device = Device(
-        reader, writer, page, catalogue, choices, _vault(node, catalogue, reader, writer)
-    )
+    vault = _vault(node, catalogue, reader, writer)
+    app.state.device = Device(reader, writer, page, catalogue, choices, vault)
     app.add_middleware(
         Guard, token=token, node_token=None if node is None else node.token, any_host=any_host,
         body_seconds=body_seconds, policies={"/": policy, "/docs": DOCS},
@@ -101,10 +102,11 @@ def _application(*workers: Worker) -> FastAPI:
 
 
 def _open(
-    path: Path, catalogue: Catalogue, expire_after: float, purpose: str
+    path: Path, catalogue: Catalogue, expire_after: float, purpose: str, connections: int
 ) -> tuple[Worker, Worker]:
     """Open the store for reading and for writing; check that it can be written."""
-    reader, writer = (Worker(path, expire_after, purpose) for _ in range(2))
+    path, most = path.expanduser(), max(1, connections // 2)
+    reader, writer = (Worker(path, expire_after, purpose, most) for _ in range(2))
     with _closing_on_error(reader, writer):
         writer.agent.record_many([])
         known = reader.agent.store.dimension

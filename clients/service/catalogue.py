@@ -16,6 +16,10 @@ from clients.service.models import Features, ShownArm, ShownFeature
 from clients.validation import MAX_KEY, Image, Model, Text, check_names, first_error
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.system.files import read_file
+
+MOST_BYTES = 2**28
+"""Largest size of the file."""
 
 MOST_SHOWN = 12
 """Features that a page shows of an arm without text and image."""
@@ -97,9 +101,12 @@ def read_arms(path: Path) -> Catalogue:
         The file cannot be read or is not valid.
     """
     try:
-        content = path.read_bytes()
+        content = read_file(path, MOST_BYTES)
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+        raise DataError(
+            f"{path}: {error.strerror}; --arms must be a JSON or CSV file of at most"
+            f" {MOST_BYTES // 2**20} MiB"
+        ) from None
     try:
         catalogue = (_from_csv if path.suffix.lower() == ".csv" else _from_json)(content)
         _check(catalogue.arms)

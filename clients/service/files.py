@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from fldb_flower.errors import DataError, OutputError, one_line
-from fldb_flower.system.files import create_file
+from fldb_flower.system.files import create_file, read_file
 from fldb_flower.system.pages import digest, read_part
 
 # Values of Content-Security-Policy: for replies that are not pages, and for /docs.
@@ -19,6 +19,8 @@ DOCS = (  # Swagger UI starts with an inline script; the page contains no data b
     f"{NOTHING}; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
     " img-src 'self' data:; connect-src 'self'"
 )
+
+_MOST_BYTES = 2**12  # of a token
 
 _PARTS = {"js": ("basics", "service", "learned", "page"), "css": ("page",)}
 
@@ -47,7 +49,7 @@ def read_token(path: Path, mode: int = 0o600) -> str:
         if not path.exists():
             with contextlib.suppress(FileExistsError):  # another process has just created it
                 create_file(path, f"{secrets.token_urlsafe()}\n".encode())
-        token = path.read_text("utf-8").strip()
+        token = read_file(path, _MOST_BYTES).decode().strip()
         if stat.S_IMODE(path.stat().st_mode) & 0o077 & ~mode:
             print(
                 one_line(f"warning: other users can read {path}: chmod {mode:o}"), file=sys.stderr

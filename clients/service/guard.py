@@ -16,8 +16,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from clients.service.connections import WITH_TOKEN
 from clients.service.errors import problem
 from clients.service.files import NOTHING
+from clients.service.worker import begin_request
 from fldb_flower.errors import one_line
 
 MAX_BODY = 32 * 2**20
@@ -65,8 +67,12 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        app = self._refusal(scope["path"], Headers(scope=scope)) or self._app
-        request = f"{scope['method']} {scope['path']}"
+        refusal = self._refusal(scope["path"], Headers(scope=scope))
+        if refusal is None and self._expected(scope["path"]) is not None:
+            scope.setdefault("state", {})[WITH_TOKEN] = True
+        app = refusal or self._app
+        begin_request()
+        request = f"{scope['method']} {scope['path'][:100]}"
         receive = _limited(receive, request, self._body_seconds, self._most(scope["path"]))
         await app(scope, receive, self._with_headers(scope["path"], send))
 
@@ -135,8 +141,8 @@ def _limited(receive: Receive, request: str, seconds: float, most: int) -> Recei
         try:
             message = await asyncio.wait_for(receive(), deadline - time.monotonic())
         except TimeoutError:
+            _LOG.warning("%s: the body did not arrive within %g s", one_line(request), seconds)
             detail = f"the body did not arrive within {seconds:g} s"
-            _LOG.warning("%s", one_line(f"{request}: {detail}"))
             raise HTTPException(408, detail, {"Connection": "close"}) from None
         left -= len(message.get("body", b""))
         arriving = message["type"] == "http.request" and message.get("more_body", False)

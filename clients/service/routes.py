@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import random
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse
@@ -37,30 +33,11 @@ from clients.service.models import (
     TwoArms,
     Weights,
 )
+from clients.service.worker import Worker
 from clients.store import Proposal
 from clients.validation import Answer, Content, FeatureNames, NamedAnswer
 from clients.vault import Vault
 from fldb_flower.errors import FldbError, one_line
-
-_T = TypeVar("_T")
-
-
-class Worker:
-    """An agent with its own thread, so that the event loop never waits for SQLite."""
-
-    def __init__(self, path: Path, expire_after: float, purpose: str) -> None:
-        self.agent = PreferenceAgent(path, expire_after=expire_after, purpose=purpose)
-        self._thread = ThreadPoolExecutor(1)
-
-    async def run(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Call ``function(agent, *arguments)`` in the thread."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, function, self.agent, *arguments)
-
-    def close(self) -> None:
-        """Wait for the thread, and close the store."""
-        self._thread.shutdown()
-        self.agent.close()
 
 
 class Device(NamedTuple):

@@ -31,6 +31,7 @@ class Database:
         self.path = _expanded(path)
         self._lock = threading.RLock()
         self._timer: threading.Timer | None = None
+        self._busy_seconds = BUSY_SECONDS
         with self._errors():
             if not self.path.parent.is_dir():
                 raise OutputError(f"{self.path}: the folder {self.path.parent} does not exist")
@@ -55,6 +56,12 @@ class Database:
                 self._timer.cancel()
             self._timer = None
             self._connection.close()
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Set the seconds to wait for a transaction of another process."""
+        with self._lock:
+            self._busy_seconds = seconds
+            self.execute(f"PRAGMA busy_timeout = {seconds * 1e3:.0f}")
 
     def row(self, statement: str, *values: Any, default: Any = ()) -> Any:
         """Return the first row of a query."""
@@ -102,7 +109,7 @@ class Database:
                 busy = True  # for example a full disk; committed transactions are durable anyway
             except sqlite3.DatabaseError:
                 return  # closed, or damaged: the next statement reports it
-            self.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1e3:.0f}")
+            self.wait_at_most(self._busy_seconds)
             if busy and self._timer is None:
                 self._timer = threading.Timer(_RETRY_SECONDS, self._retry)
                 self._timer.daemon = True

@@ -77,6 +77,10 @@ class DuelStore(SumLog):
         """Close the file; a store is also a context manager."""
         self._database.close()
 
+    def wait_at_most(self, seconds: float) -> None:
+        """Set how many seconds each call waits for transactions of other processes: 30 at first."""
+        self._database.wait_at_most(seconds)
+
     def __enter__(self) -> DuelStore:
         return self
 

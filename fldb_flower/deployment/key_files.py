@@ -24,10 +24,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fldb_flower.errors import DataError, FldbError, OutputError
-from fldb_flower.system.files import create_file
+from fldb_flower.system import files
 
 PUBLIC_SUFFIX = ".pub"
 _WRITE_OF_OTHERS = 0o022
+_MOST_BYTES = 2**20
 
 
 @contextlib.contextmanager
@@ -42,11 +43,13 @@ def reported(error: type[FldbError], action: str) -> Iterator[None]:
 def read_file(path: Path) -> bytes:
     """Return the content of a file, or raise DataError."""
     with reported(DataError, f"read {path}"):
-        return path.read_bytes()
+        return files.read_file(path, _MOST_BYTES)
 
 
 def check_writers(path: Path) -> None:
     """Raise DataError if another user than the one of this process, and root, can write a file."""
+    if not hasattr(os, "geteuid"):
+        raise DataError(f"cannot check who can write {path}: this needs Linux or macOS")
     with reported(DataError, f"read {path}"):
         status = path.stat()
     if status.st_uid not in {os.geteuid(), 0}:
@@ -67,7 +70,7 @@ def make_folder(folder: Path) -> None:
 def write_new(path: Path, content: bytes, mode: int) -> None:
     """Create a file with a mode; if it exists or cannot be written, raise OutputError."""
     with reported(OutputError, f"write {path}"):
-        create_file(path, content, mode)
+        files.create_file(path, content, mode)
 
 
 def create_pair(path: Path, key: Ed25519PrivateKey | X25519PrivateKey) -> list[Path]:

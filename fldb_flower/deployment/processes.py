@@ -26,6 +26,9 @@ _BLOCK = 100  # ports of a process
 _BORDER = re.compile(r"[\u2500-\u259f]+")  # box-drawing and block characters
 _BOX = re.compile(r"^\s*[╭┌┏╔][^\n]*\n(.*?)^\s*[╰└┗╚]", re.MULTILINE | re.DOTALL)
 _WORD = re.compile(r"\w")
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_OURS = re.compile(r"the run failed: (.*)")
+_FIRST_ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
 
 def tool(name: str) -> str:
@@ -80,9 +83,17 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 
 def start_process(
-    command: Sequence[str], environment: Mapping[str, str], log: IO[bytes], folder: Path
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: IO[bytes],
+    folder: Path,
+    *,
+    umask: int = -1,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a folder and in its own session; its output goes to a log."""
+    """Start a process in a folder and in its own session; its output goes to a log.
+
+    The umask is by default that of this process.
+    """
     return subprocess.Popen(
         command,
         cwd=folder,
@@ -91,7 +102,17 @@ def start_process(
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C in a terminal reaches the parent only
+        umask=umask,
     )
+
+
+def reason_in(output: str) -> str:
+    """Return why a program failed, as one line of its output: an error, a box, or its end."""
+    output = _STYLE.sub("", output)
+    found = _OURS.findall(output) or _FIRST_ERROR.findall(output)
+    if found:
+        return str(found[0]).strip()
+    return boxed(output) or last_words(output) or "it printed nothing"
 
 
 def last_words(output: str) -> str:

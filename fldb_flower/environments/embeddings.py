@@ -115,5 +115,5 @@ def _one_process_at_a_time(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            stack.callback(os.close, lock_folder(folder, wait=True))
+            stack.callback(lock_folder(folder, wait=True))
         yield

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fldb_flower.errors import DataError, one_line
+from fldb_flower.system.files import read_file
 
 
-def read_text(path: Path, required: str, max_bytes: int | None = None) -> str:
+def read_text(path: Path, required: str, max_bytes: int = 2**30) -> str:
     """Return the text of a UTF-8 file, without a byte order mark.
 
     Parameters
@@ -16,7 +17,7 @@ def read_text(path: Path, required: str, max_bytes: int | None = None) -> str:
         The file; ``~`` is expanded.
     required : str
         End of the error message: what the file must be.
-    max_bytes : int, optional
+    max_bytes : int
         Largest size of the file.
 
     Raises
@@ -27,11 +28,7 @@ def read_text(path: Path, required: str, max_bytes: int | None = None) -> str:
     file = path
     try:
         file = path.expanduser().absolute()
-        if file.exists() and not file.is_file():
-            raise ValueError("it is not a file")  # reading a pipe could block
-        if max_bytes is not None and file.exists() and file.stat().st_size > max_bytes:
-            raise ValueError(f"it has more than {max_bytes:,} bytes")
-        content = file.read_bytes()
+        content = read_file(file, max_bytes)
         if b"\0" in content:
             raise ValueError("it contains null bytes: it is not text, or is in UTF-16")
         return content.decode("utf-8-sig")

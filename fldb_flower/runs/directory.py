@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -50,12 +49,12 @@ class ResultsDirectory:
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             try:
-                lock = lock_folder(self.path)
+                unlock = lock_folder(self.path)
             except BlockingIOError:
                 raise OutputError(
                     f"{self.path} is in use by another {user}: wait until it ends, or stop it"
                 ) from None
-            self._unlock = weakref.finalize(self, os.close, lock)
+            self._unlock = weakref.finalize(self, unlock)
 
     def close(self) -> None:
         """Release the lock."""

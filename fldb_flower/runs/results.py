@@ -38,10 +38,11 @@ from fldb_flower.settings import (
     is_in_identity,
     to_nested,
 )
-from fldb_flower.system.files import partial_of
+from fldb_flower.system.files import read_file, remove_leftovers
 
 CONFIG, REGRET, PLOT = "config.yaml", "regret.csv", "regret.png"
 PREDICTION, PARTICIPATION, STOP = "prediction.csv", "participation.csv", "stop"
+_MOST_BYTES = 2**24  # of a config.yaml
 _FORMAT = 2  # of the checkpoint of a run
 STORAGE_SETTINGS = ("resume", "checkpoint_seconds", "plot")
 """Settings of how a run is stored, which are not in its files."""
@@ -247,7 +248,7 @@ def _saved_identity(config: Path) -> str:
     import yaml  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - as OmegaConf below
 
     try:
-        values = yaml.safe_load(config.read_text(encoding="utf-8"))
+        values = yaml.safe_load(read_file(config, _MOST_BYTES))
         if not isinstance(values, dict):
             return ""
         return identity(from_nested(current_names(values), str(config)))
@@ -298,7 +299,8 @@ def discard_unfinished(path: Path) -> None:
 
 
 def _discard_checkpoint(path: Path) -> None:
-    _remove(path, CHECKPOINT, partial_of(path / CHECKPOINT).name, STOP)
+    _remove(path, CHECKPOINT, STOP)
+    remove_leftovers(path / CHECKPOINT)
 
 
 def _remove(path: Path, *names: str) -> None:

@@ -1,20 +1,70 @@
-"""Atomic writes of files, and locks on folders."""
+"""Bounded reads and atomic writes of files, and locks on folders."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import tempfile
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_LOCK = "lock"
+
+_CHUNK = 2**20
+# Windows has none of the first three flags, and only it has the last one.
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_UNBLOCKED = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # pipes do not block
+_TEMPORARY = r"\.[0-9a-f]{16}\.part"  # after the name of the file
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most ``most`` bytes.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, has more bytes, or is a folder, a pipe or a device, which may block or
+        have no end.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from fldb_flower.system.files import read_file
+    >>> _ = Path("arms.csv").write_text("arm,sweet")
+    >>> read_file(Path("arms.csv"), 100)
+    b'arm,sweet'
+    >>> read_file(Path("arms.csv"), 5)
+    Traceback (most recent call last):
+        ...
+    OSError: [Errno 27] it has more than 5 bytes: 'arms.csv'
+    """
+    descriptor = os.open(path, os.O_RDONLY | _UNBLOCKED)
+    try:
+        status, content = os.fstat(descriptor), bytearray()
+        _expect_regular(status, path)
+        while status.st_size <= most >= len(content) and (part := os.read(descriptor, _CHUNK)):
+            content += part
+    finally:
+        os.close(descriptor)
+    if max(status.st_size, len(content)) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return bytes(content)
 
 
 def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
     """Write a file atomically and durably, replacing an existing one.
 
-    After a crash, the file has either the old content or the new content.
+    After a crash, the file has either the old content or the new content. Links are followed. What
+    a killed process left behind is removed.
 
     Parameters
     ----------
@@ -23,30 +73,35 @@ def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
     content : bytes
         Its new content.
     mode : int, optional
-        Its permissions; by default those of a new file.
+        Its permissions; by default those of the existing file, or else of a new file.
 
     Raises
     ------
     OSError
-        The file cannot be written; an existing one is unchanged.
+        The file cannot be written, or there is something else of this name, such as a device; it is
+        unchanged.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from fldb_flower.system.files import replace_file
+    >>> replace_file(Path("page.html"), b"first")
+    >>> replace_file(Path("page.html"), b"second")
+    >>> Path("page.html").read_bytes()
+    b'second'
     """
-    partial = partial_of(path)
+    target = Path(os.path.realpath(path))
     try:
-        with partial.open("wb") as file:
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)
-            _write_durably(file, content)
-        partial.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()  # frees space if the disk is full
-        raise
-    _sync_folder(path.parent)
-
-
-def partial_of(path: Path) -> Path:
-    """Return the temporary file of :func:`replace_file`, which a crash can leave behind."""
-    return path.with_name(path.name + ".part")
+        existing = target.stat()
+    except FileNotFoundError:
+        pass
+    else:
+        if not stat.S_ISDIR(existing.st_mode):  # reported below, by the system
+            _expect_regular(existing, path)
+        mode = stat.S_IMODE(existing.st_mode) if mode is None else mode
+    with _temporary(target, content, mode) as part:
+        part.replace(target)
+    _sync_folder(target.parent)
 
 
 def create_file(path: Path, content: bytes, mode: int = 0o600) -> None:
@@ -59,29 +114,86 @@ def create_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     OSError
         The file cannot be written.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    partial = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
-            _write_durably(file, content)
+    with _temporary(path, content, mode) as part:
         try:
-            path.hardlink_to(partial)
+            path.hardlink_to(part)
         except FileExistsError:
             raise
         except OSError:  # the file system has no hard links (FAT, Android)
             if os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
-            partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+            part.replace(path)
     _sync_folder(path.parent)
 
 
-def lock_folder(path: Path, *, wait: bool = False) -> int:
-    """Lock a folder against other processes until the returned descriptor is closed.
+def remove_leftovers(path: Path) -> None:
+    """Remove the temporary files of a file that killed processes left behind.
 
-    On a file system without locks, the folder is opened without a lock.
+    A process locks its temporary file, so that others do not remove it.
+    """
+    if fcntl is None:
+        return
+    leftover = re.compile(re.escape(path.name) + _TEMPORARY)
+    with contextlib.suppress(OSError):
+        for each in path.parent.iterdir():
+            if leftover.fullmatch(each.name):
+                _remove_unlocked(each)
+
+
+def _remove_unlocked(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | _NOFOLLOW | _UNBLOCKED)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path, content: bytes, mode: int | None) -> Iterator[Path]:
+    """Write a new file with an unpredictable name beside another; remove it at the end.
+
+    ``mode`` is set whatever the umask; by default, the mode is that of a new file. The file stays
+    open and locked meanwhile, so that no other process removes it. Windows, which renames no open
+    file, has neither lock nor removal.
+    """
+    remove_leftovers(path)
+    with contextlib.ExitStack() as stack:
+        while True:
+            part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW
+            descriptor = os.open(part, flags, 0o666 if mode is None else 0o600)
+            file = stack.enter_context(os.fdopen(descriptor, "wb"))
+            if fcntl is not None:
+                with contextlib.suppress(OSError):  # the file system has no locks
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if os.fstat(descriptor).st_nlink == 0:  # removed before it was locked
+                    continue
+            break
+        try:
+            if mode is not None:
+                part.chmod(mode)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+            if fcntl is None:
+                file.close()
+            yield part
+        finally:  # also frees space if the disk is full
+            part.unlink(missing_ok=True)
+
+
+def _expect_regular(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+
+
+def lock_folder(path: Path, *, wait: bool = False) -> Callable[[], None]:
+    """Lock a folder against other processes; return the function that releases it.
+
+    The system releases it when the process ends. On a file system without locks, the folder is not
+    locked. Windows cannot lock a folder: there, a file ``lock`` in it is locked.
 
     Raises
     ------
@@ -90,6 +202,8 @@ def lock_folder(path: Path, *, wait: bool = False) -> int:
     OSError
         The folder cannot be opened.
     """
+    if fcntl is None:
+        return _lock_file(path / _LOCK, wait=wait)
     folder = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,17 +212,39 @@ def lock_folder(path: Path, *, wait: bool = False) -> int:
         raise
     except OSError:
         pass
-    return folder
+    return partial(os.close, folder)
 
 
-def _write_durably(file: BinaryIO, content: bytes) -> None:
-    file.write(content)
-    file.flush()
-    os.fsync(file.fileno())
+def _lock_file(path: Path, *, wait: bool) -> Callable[[], None]:
+    from filelock import FileLock, Timeout  # noqa: PLC0415 - needed on Windows only
+
+    lock = FileLock(path, timeout=-1 if wait else 0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), path) from None
+    return lock.release
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a folder.
+
+    Raises
+    ------
+    OSError
+        The folder cannot be opened.
+    """
+    try:
+        lock_folder(path)()
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _sync_folder(path: Path) -> None:
-    """Make a new name in a folder durable."""
+    """Make a new name in a folder durable; Windows cannot open a folder."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -25,7 +25,7 @@ def keep_freed_memory() -> None:
     Returned pages have to be cleared before they are used again. With the default threshold,
     that takes half of the time of selection. Other C libraries are not changed.
     """
-    with contextlib.suppress(AttributeError, OSError):
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # TypeError: Windows
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
@@ -47,8 +47,12 @@ def one_blas_thread() -> AbstractContextManager[object]:
 
 
 def processors() -> int:
-    """Return the number of processors for this process on Linux; see :func:`share_processors`."""
-    return max(1, len(os.sched_getaffinity(0)) // _sharing[0])
+    """Return the number of processors for this process; see :func:`share_processors`."""
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:  # macOS, Windows
+        count = os.cpu_count() or 1
+    return max(1, count // _sharing[0])
 
 
 def share_processors(processes: int) -> None:

@@ -47,6 +47,19 @@ def handling_signals(handler: Handler) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in this thread and its children, except on Windows, which has no masks."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def leaving_if_dropped(received: list[int], line: Callable[[], str]) -> Iterator[None]:
     """End the process if Python drops the exception of a handler, as in a destructor."""
 

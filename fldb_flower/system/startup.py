@@ -1,6 +1,7 @@
-"""The start of a command: signal handlers, and a check of this project's packages.
+"""The start of a command: signal handlers, and checks of Python and of this project's packages.
 
-Commands call :func:`begin` before all other imports, so this module imports almost nothing.
+Commands call :func:`begin` before all other imports, so this module imports almost nothing. It and
+what it imports run with older versions of Python, too.
 """
 
 from __future__ import annotations
@@ -21,19 +22,26 @@ INTERRUPTED = "interrupted"
 SERVICE_EXTRA = ("service", "fastapi", "uvicorn", "fastapi_offline")
 """The extra of the preference service, and its modules."""
 PACKAGES = ("clients", "conf", "fldb_flower", "simulations", "strategies")
+PYTHON = (3, 11)
+"""The oldest version of Python: ``requires-python`` in pyproject.toml."""
 _PROCESS = os.getpid()  # differs in forked processes
 
 
 def begin() -> None:
-    """End with one line on a signal, and check that no module shadows this project's packages.
+    """End with one line on a signal; check Python, and that no module shadows our packages.
 
     Warnings of names that will be removed are one line, too.
 
     Raises
     ------
     SystemExit
-        A module shadows a package; the message names its file.
+        Python is too old, or a module shadows a package; the message names its file.
     """
+    if sys.version_info < PYTHON:
+        needed, found = (".".join(map(str, each[:3])) for each in (PYTHON, sys.version_info))
+        sys.exit(
+            f"error: fldb-flower needs Python {needed} or later; {sys.executable} is Python {found}"
+        )
     for number in SIGNALS:
         signal.signal(number, lambda number, _frame: leave(number, INTERRUPTED))
     before = warnings.formatwarning

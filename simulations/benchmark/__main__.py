@@ -3,14 +3,15 @@
 Sections: ``algorithms`` (vectorized, relative to lower bounds), ``inprocess`` (one exchange of one
 node, and Flower's bare message), ``scale`` (time and memory against N, d, K and T), ``robust``
 (regret with dishonest nodes), ``flower`` (`flwr run` relative to an app that does nothing),
-``deployment`` (a SuperLink under load, by number of nodes), ``install`` (size and time of
-`pip install` by dependency); of FLDB-Personal, ``newcomers`` (agents that join late), ``variances``
-(rules for v) and ``pace`` (times relative to LDB); of agents that keep their own duels, ``refits``
-and ``refit_times`` (regret and times with fits at geometric times); of secure sums, ``secure``
-(times, bytes) and ``liars`` (regret with a dishonest device); ``privacy`` (regret
-with noise); ``limits`` (each goal of speed and memory, as a ratio). By default, ``algorithms``,
-``inprocess`` and ``scale`` run. Times depend on the load of the machine. The tables have medians
-over the repetitions, and ratios of times measured alternately.
+``deployment`` (a SuperLink under load, by number of nodes), ``message`` (a device's process for one
+message), ``install`` (size and time of `pip install` by dependency); of FLDB-Personal,
+``newcomers`` (agents that join late), ``variances`` (rules for v) and ``pace`` (times relative to
+LDB); of agents that keep their own duels, ``refits`` and ``refit_times`` (regret and times with
+fits at geometric times); of secure sums, ``secure`` (times and bytes of one sum) and ``liars``
+(regret with a dishonest device); ``privacy`` (regret with noise); ``limits`` (each goal of speed
+and memory, as a ratio). By default, ``algorithms``, ``inprocess`` and ``scale`` run. Times depend
+on the load of the machine. The tables have medians over the repetitions, and ratios of times
+measured alternately.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from simulations.benchmark.flower import flower
 from simulations.benchmark.install import install
 from simulations.benchmark.liars import liars
 from simulations.benchmark.limits import limits
+from simulations.benchmark.message import message
 from simulations.benchmark.personal import newcomers, pace, variances
 from simulations.benchmark.privacy import privacy
 from simulations.benchmark.refits import refit_times, refits
@@ -60,14 +62,15 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "robust": lambda _asked: robust(),
     "flower": lambda asked: flower(max(1, asked.repetitions // 3)),
     "deployment": lambda _asked: deployment(),
+    "message": lambda asked: message(asked.repetitions),
     "install": lambda _asked: install(),
     "newcomers": lambda _asked: newcomers(),
     "variances": lambda asked: variances({"duels": asked.duels}),
     "pace": lambda asked: pace(asked.repetitions),
     "refits": lambda _asked: refits(),
     "refit_times": lambda asked: refit_times(max(1, asked.repetitions // 3)),
-    "privacy": lambda _asked: privacy(),
     "liars": lambda _asked: liars(),
+    "privacy": lambda _asked: privacy(),
     "limits": lambda asked: limits(asked.repetitions),
 }
 _DEFAULT = ("algorithms", "inprocess", "scale")

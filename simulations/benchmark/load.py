@@ -33,7 +33,6 @@ _DIMENSION = 5
 _ROUNDS = 1_000_000  # more than there are; the SuperLink is stopped before
 _ROUND_SECONDS = 900.0  # a round that takes longer is an error
 _START_SECONDS = 300.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Person:
@@ -224,4 +223,4 @@ class Load:
 def _seconds(pid: int, file: str = "stat") -> float:
     """Return the seconds of processors that a process has used, or a thread of it."""
     fields = Path(f"/proc/{pid}/{file}").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

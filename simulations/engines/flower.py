@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -11,11 +10,10 @@ from pathlib import Path
 
 from fldb_flower.deployment.processes import (
     HOST,
-    boxed,
     free_port,
     is_open,
-    last_words,
     project_folder,
+    reason_in,
     toml,
     tool,
 )
@@ -29,8 +27,6 @@ from simulations.local_process import LocalProcess, configure_flwr, environment
 
 _LINK = "job"  # name of the SuperLink in Flower's configuration
 _SIGNAL_SECONDS = 1.0  # at most until a signal is handled
-_OURS = re.compile(r"the run failed: (.*)")
-_FIRST_ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
 
 def run(settings: Settings, output_dir: str) -> None:
@@ -134,10 +130,7 @@ def failure_reason(output: str, settings: Settings) -> str:
             f"no client fits this machine: each asks for engine.num_cpus={engine.num_cpus} and"
             f" engine.num_gpus={engine.num_gpus:g}"
         )
-    found = _OURS.findall(output) or _FIRST_ERROR.findall(output)
-    if found:
-        return str(found[0]).strip()
-    return boxed(output) or last_words(output) or "it printed nothing"
+    return reason_in(output)
 
 
 def _last_words(output: str) -> list[str]:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import itertools
 import re
-import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.runs.directory import CHECKPOINT, SUMMARY
 from fldb_flower.runs.results import REGRET, identity, request_stop, stop_requested
 from fldb_flower.settings import Settings, hydra_entries
-from fldb_flower.system.signals import handling_signals
+from fldb_flower.system.signals import handling_signals, sigint_blocked
 from fldb_flower.system.startup import SIGNALLED
 from simulations.saved_runs import Run, find_finished, identity_of, read_run
 from simulations.sweeps.jobs import ERROR, describe_exception, failure, settings_of
@@ -253,12 +252,10 @@ def _sigint_blocked() -> Iterator[None]:
 
     The thread that shows the progress receives it instead.
     """
-    resource_tracker.ensure_running()  # starting it would unblock SIGINT
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    if sys.platform != "win32":
+        resource_tracker.ensure_running()  # starting it would unblock SIGINT
+    with sigint_blocked():
         yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _folder(config: DictConfig, number: int, overrides: Sequence[str], key: str) -> Path:

@@ -1,0 +1,80 @@
+"""`python -m clients.check`: measure how long this device takes to start the reply to a message.
+
+Flower starts a process for each message, and gives it up unless it reports within 30 seconds.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before slow imports
+    from fldb_flower.system import startup
+
+    startup.begin()
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from fldb_flower.errors import FederationError, one_line
+from fldb_flower.system.commands import Parser
+from fldb_flower.system.signals import interruptible
+
+LIMIT_SECONDS = 30
+"""Flower's ``HEARTBEAT_DEFAULT_INTERVAL``."""
+SLOW_SECONDS = 10
+"""A message that takes longer to start is worth a warning: other processes make it slower."""
+FLOWERS_IMPORTS = (
+    "from importlib.metadata import entry_points\n"
+    "next(iter(entry_points(group='console_scripts', name='flwr-clientapp'))).load()\n"
+)
+"""Python code that imports what Flower's process for a message imports."""
+_OUR_IMPORTS = "import fldb_flower.client_app, clients.device, clients.relay"
+_MOST_SECONDS = 2 * LIMIT_SECONDS
+_ADVICE = "see 'A device never replies' in docs/deployment.md"
+
+
+def start_seconds(code: str = f"{FLOWERS_IMPORTS}{_OUR_IMPORTS}") -> float:
+    """Return how long a process takes that imports what the reply to a message needs.
+
+    Raises
+    ------
+    FederationError
+        The process failed, or did not end within a minute.
+    """
+    begin = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True, text=True, check=False, timeout=_MOST_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise FederationError(
+            f"a process for one message does not start within {_MOST_SECONDS} s, and Flower waits"
+            f" {LIMIT_SECONDS} s: {_ADVICE}"
+        ) from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise FederationError(f"a process for one message fails: {last}")
+    return time.perf_counter() - begin
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; exit status 1, with an error on stderr, if the device could not reply."""
+    Parser(description=__doc__).parse_args(argv)
+    with interruptible():
+        try:
+            seconds = start_seconds()
+        except FederationError as error:
+            sys.exit(f"error: {one_line(error)}")
+    measured = f"a process for one message starts in {seconds:.1f} s"
+    line = f"{measured}, and Flower waits {LIMIT_SECONDS} s"
+    if seconds > LIMIT_SECONDS:
+        sys.exit(f"error: {line}: {_ADVICE}")
+    if seconds > SLOW_SECONDS:
+        print(f"warning: {line}: {_ADVICE}", file=sys.stderr)
+    else:
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The federation on this machine, and what the demo prints of it, without Flower's processes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import stat
+import sys
+
+import numpy as np
+import pytest
+
+from fldb_flower.errors import FederationError
+from simulations import demo
+from simulations.local_federation import LocalFederation
+from simulations.local_process import LocalProcess
+
+WAIT = "print('ready', flush=True); import time; time.sleep(60)"
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def test_others_read_neither_the_folder_nor_the_database(tmp_path):
+    """Other processes write the files, so their umask is checked with one of them."""
+    folder = tmp_path / "above" / "demo"
+    federation = LocalFederation(folder, devices=1)
+    assert mode(folder) == 0o700
+    part = federation.superlink
+    part.command = [sys.executable, "-c", f"open({str(folder / 'superlink.db')!r}, 'w')"]
+    part.start()
+    part.wait_until((folder / "superlink.db").exists, "done", 60)
+    part.stop()
+    assert mode(folder / "superlink.db") == 0o600
+    for each in (*federation.devices, federation.flwr("run"), federation.devices[0].service):
+        assert each.umask == part.umask == 0o077
+
+
+def test_a_folder_of_an_earlier_demo_becomes_private_and_another_one_is_not_changed(tmp_path):
+    ours, other = tmp_path / "demo", tmp_path / "documents"
+    LocalFederation(ours, devices=1)
+    (ours / "superlink.db").touch()
+    (ours / "superlink.db").chmod(0o644)
+    other.mkdir()
+    for folder in (ours, other):
+        folder.chmod(0o755)
+        LocalFederation(folder, devices=1)
+    assert (mode(ours), mode(ours / "superlink.db"), mode(other)) == (0o700, 0o600, 0o755)
+
+
+# --- processes that end ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def federation(tmp_path):
+    """A federation whose processes do nothing."""
+    federation = LocalFederation(tmp_path / "demo", devices=2)
+    parts = [federation.superlink, *federation.devices]
+    parts += [each.service for each in federation.devices]
+    for part in parts:
+        part.command = [sys.executable, "-c", WAIT]
+        part.start()
+    for part in parts:
+        part.wait_for("ready", "ready")
+    yield federation
+    federation.stop()
+
+
+def follow(federation, code, screen=None):
+    """Report a run that is a process with this code."""
+    run = LocalProcess("run1", federation.folder, [sys.executable, "-c", code])
+    federation.runs.append(run)
+    run.start()
+    options = argparse.Namespace(minutes=1, rounds=2, people=2)
+    demo.report(federation, run, np.ones(6), options, screen or demo.Screen())
+
+
+def test_a_killed_supernode_is_reported_at_once(federation):
+    federation.check()
+    federation.devices[1].kill()
+    with pytest.raises(FederationError) as reported:
+        follow(federation, WAIT)
+    line = "device2-supernode is needed and does not run: it was ended by SIGKILL; its log is "
+    assert str(reported.value) == f"{line}{federation.devices[1].log}"
+
+
+def test_the_death_of_the_server_is_one_line(federation):
+    noise = "import sys\nfor i in range(30): print('line', i)\n"
+    for code, reason in (
+        (f"{noise}sys.exit(1)", "line 29"),
+        (f"{noise}print('ERROR: the run failed: disk full'); print('more')", "disk full"),
+    ):
+        with pytest.raises(FederationError) as reported:
+            follow(federation, code)
+        log = federation.runs[-1].log
+        assert str(reported.value) == (
+            f"the ServerApp ended before the last round; {log}: {reason}"
+        )
+
+
+# --- what is printed -------------------------------------------------------------------------
+
+LINES = """\
+round 1, exchange 1: 0 of 3 devices have replied, waiting up to 300 s
+round 1, exchange 1: 0 of 3 devices have replied, waiting up to 285 s
+round 1, exchange 2: 0 of 3 devices have replied, waiting up to 297 s
+round 1, exchange 9: 2 of 3 devices have replied, waiting up to 285 s
+round 1 is not counted: too few answers
+round 2: 1 of 3 devices are connected, waiting for more
+round 2: 1 of 3 devices are connected, waiting for more
+round 2, exchange 1: 1 of 3 devices have replied, waiting up to 300 s
+"""
+STATES = [
+    "round 1 of 2: exchange 1 of about 8",
+    "round 1 of 2: exchange 2 of about 8",
+    "round 1 of 2: exchange 9 of about 9",
+    "round 1 is not counted: too few answers",
+    "round 2: 1 of 3 devices are connected, waiting for more",
+    "round 2 of 2: exchange 1 of about 1",
+]
+
+
+def printed(federation, capsys):
+    with pytest.raises(FederationError, match="the ServerApp ended"):
+        follow(federation, f"print({LINES!r})")
+    return capsys.readouterr().out
+
+
+def test_no_line_counts_down(federation, capsys):
+    assert printed(federation, capsys).splitlines() == STATES
+
+
+def test_a_terminal_has_one_line_that_is_replaced(federation, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    text = printed(federation, capsys)
+    assert "waiting up to" not in text
+    assert text.count("\n") == 1  # the round that is not counted stays
+    shown = [each for each in re.split(r"\r\x1b\[K|\n", text) if each]
+    replied = [", 0 of 3", ", 0 of 3", ", 0 of 3", ", 2 of 3", "", "", "", ", 1 of 3"]
+    states = [STATES[at] for at in (0, 0, 1, 2, 3, 4, 4, 5)]
+    assert shown == [
+        f"{state}{count}{' devices have replied' if count else ''}"
+        for state, count in zip(states, replied, strict=True)
+    ]
+
+
+def test_stages_of_secure_sums_are_two_exchanges():
+    line = "round 3, {}: 4 of 5 devices have replied, waiting up to 9 s"
+    for number, stage in ((1, "contributions"), (2, "openings")):
+        state = f"round 3 of 9: exchange {number} of about 2"
+        found = demo.progress(line.format(stage), " of 9")
+        assert found == (state, ", 4 of 5 devices have replied")
+    last = "sending the last estimate: 0 of 1 devices have replied, waiting up to 300 s"
+    assert demo.progress(last, "") == (last.partition(", waiting")[0], "")
+
+
+def test_an_error_begins_a_line_of_its_own(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    screen = demo.Screen()
+    screen.progress("round 1: exchange 1 of about 8", "")
+    screen.close()
+    assert capsys.readouterr().out.endswith("8\n")
