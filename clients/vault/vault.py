@@ -100,6 +100,19 @@ class Vault:
         The store has duels of another dimension, or the ledger or the store is damaged.
     OutputError
         The store or the ledger cannot be written.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from clients.store import DuelStore
+    >>> from clients.vault import Vault, read_config
+    >>> from fldb_flower.deployment.helper_keys import create_helper_key
+    >>> files = create_helper_key(Path("helper"))
+    >>> text = 'federation = "tea"\\nhelper = "helper.pub"\\ndimension = 6'
+    >>> _ = Path("vault.toml").write_text(text)
+    >>> vault = Vault(DuelStore("duels.db"), read_config(Path("vault.toml")))
+    >>> vault.spent().epsilon, vault.spent().max_epsilon
+    (0.0, 3.0)
     """
 
     def __init__(
