@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fldb_flower.bandit.limits import units_of
-from fldb_flower.errors import DataError, RoundAbandonedError
+from fldb_flower.errors import DataError, RoundAbandonedError, SettingsError
 from fldb_flower.federation.contributions import sizes_and_weights
 from fldb_flower.federation.exchange import Broadcast, Upload, statistics
 from fldb_flower.linalg.arrays import FloatArray, IntArray
@@ -23,6 +23,8 @@ from fldb_flower.privacy.discrete import discrete_gaussian
 from fldb_flower.secure.keys import HelperKey
 from fldb_flower.secure.report import (
     KINDS,
+    LARGEST_SIGMA,
+    LEAST_SIGMA,
     SCALE,
     Header,
     Report,
@@ -112,6 +114,11 @@ class SecureNodes(Nodes):
     noise : callable
         Returns integers with the discrete Gaussian distribution for an array of scales.
 
+    Raises
+    ------
+    SettingsError
+        The multiplier is above 4 million.
+
     Attributes
     ----------
     counted : dict
@@ -140,7 +147,13 @@ class SecureNodes(Nodes):
     ) -> None:
         self._settings, self._form = settings, make_form(settings)
         self._helper, self._task = helper, task
-        self._sigma = math.ceil(multiplier * SCALE)
+        self._sigma = max(LEAST_SIGMA, math.ceil(multiplier * SCALE))
+        if self._sigma > LARGEST_SIGMA:
+            raise SettingsError(
+                f"privacy.epsilon={settings.privacy.epsilon:g} with devices.rounds="
+                f"{settings.devices.rounds} needs noise of {multiplier:.3g} times a report: must be"
+                f" at most {LARGEST_SIGMA // SCALE}; use a larger epsilon, or fewer rounds"
+            )
         self._spend, self._noise = spend, noise
         self.counted: dict[str, int] = {}
         self.duels = 0

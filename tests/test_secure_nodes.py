@@ -15,8 +15,9 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
-from fldb_flower.errors import PrivacyError, RoundAbandonedError
+from fldb_flower.errors import PrivacyError, RoundAbandonedError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload
+from fldb_flower.linalg.forms import make_form
 from fldb_flower.secure.keys import HelperKey
 from fldb_flower.secure.report import (
     KINDS,
@@ -31,8 +32,16 @@ from fldb_flower.secure.report import (
 )
 from fldb_flower.settings import from_flat
 from fldb_flower.wire.codec import UploadError
-from fldb_flower.wire.secure_request import HELLO, REFUSED, REPORT, Reply, Request, decode_shared
-from fldb_flower.wire.secure_vector import upload_of, vector_of
+from fldb_flower.wire.secure_request import (
+    ESTIMATE,
+    HELLO,
+    REFUSED,
+    REPORT,
+    Reply,
+    Request,
+    decode_shared,
+)
+from fldb_flower.wire.secure_vector import size_of, upload_of, vector_of
 from strategies.secure_nodes import KEY, SecureNodes
 
 D = 3
@@ -77,13 +86,18 @@ class FakeHelper:
 class Federation:
     """Secure nodes, and devices that send given statistics."""
 
-    def __init__(self, noise=lambda scales: np.zeros(scales.shape, np.int64), **values) -> None:
+    def __init__(
+        self, noise=lambda scales: np.zeros(scales.shape, np.int64), multiplier=Z, **values
+    ) -> None:
         self.settings = from_flat({**VALUES, **values}, "a test")
-        self.helper, self.spent = FakeHelper(), 0
+        self.helper, self.spent, self.most = FakeHelper(), 0, 10**6
+        self.form, self.broadcast = make_form(self.settings), b""
         task = task_of("fldb", bytes(32), D)
-        self.nodes = SecureNodes(self.settings, self.helper, task, Z, self.spend, noise)
+        self.nodes = SecureNodes(self.settings, self.helper, task, multiplier, self.spend, noise)
 
     def spend(self) -> None:
+        if self.spent == self.most:
+            raise PrivacyError("privacy.epsilon=3 is spent")
         self.spent += 1
 
     def ask(self, broadcast, nodes):
@@ -93,7 +107,9 @@ class Federation:
 
     def requests(self, nodes):
         contents = self.nodes.contents(nodes, 1, None, None)
-        return [Request.from_bytes(each["config"][KEY]) for each in contents]
+        requests = [Request.from_bytes(each["config"][KEY]) for each in contents]
+        self.broadcast = requests[-1].broadcast
+        return requests
 
     def reply(self, node, broadcast, reply):
         content = RecordDict({"config": ConfigRecord({KEY: reply.to_bytes()})})
@@ -142,7 +158,7 @@ def exchange(federation, broadcast, uploads, *, extra=()):
         units = decode_shared(request.broadcast).units
         values = uploads[node - 1]
         if isinstance(values, Upload):
-            values = integers_of(vector_of(values, broadcast, units, federation.nodes._form))
+            values = integers_of(vector_of(values, broadcast, units, federation.form))
         contributions.append(federation.report(node, request, broadcast, values))
     total = federation.nodes.total([*contributions, *extra], broadcast)
     return total, contributions
@@ -162,7 +178,7 @@ def test_without_noise_the_sum_is_that_of_the_devices():
 def test_the_noise_of_the_upload_is_that_of_both_parties_in_the_unit_of_each_part():
     federation, broadcast = Federation(), statistics_request()
     total, _ = exchange(federation, broadcast, [some_upload(1)])
-    shared = decode_shared(federation.nodes._broadcast)
+    shared = decode_shared(federation.broadcast)
     for part in ("gradient", "information", "hessian", "num_duels"):
         expected = math.sqrt(2.0) * Z * shared.units[part]
         assert getattr(total.noise, part) == pytest.approx(expected, rel=1e-9)
@@ -178,7 +194,7 @@ def test_the_server_adds_noise_of_the_same_size_to_each_answer():
     federation, broadcast = Federation(noise), statistics_request()
     total, _ = exchange(federation, broadcast, [some_upload(1)])
     assert [set(each.ravel()) for each in scales] == [{10 * Z * SCALE}, {Z * SCALE}]
-    units = decode_shared(federation.nodes._broadcast).units
+    units = decode_shared(federation.broadcast).units
     expected = some_upload(1).gradient + 3 * units["gradient"]
     np.testing.assert_allclose(total.gradient, expected, atol=1e-6)
 
@@ -210,8 +226,7 @@ def test_a_report_far_out_of_range_is_left_out_and_not_counted(caplog):
 
 
 def some_size(federation, broadcast):
-    federation.nodes.begin(broadcast)
-    return federation.nodes._header.numbers
+    return size_of(broadcast, federation.form)
 
 
 def test_a_sum_is_shortened_to_the_length_that_so_many_reports_can_have():
@@ -219,8 +234,8 @@ def test_a_sum_is_shortened_to_the_length_that_so_many_reports_can_have():
     size = some_size(federation, broadcast)
     within = int((1.0 + 8.0 * math.sqrt(2.0) * 10.0 * Z - 1.0) * SCALE)  # of the trial
     total, _ = exchange(federation, broadcast, [np.full(size, within)])
-    shared = decode_shared(federation.nodes._broadcast)
-    vector = vector_of(total, broadcast, shared.units, federation.nodes._form)
+    shared = decode_shared(federation.broadcast)
+    vector = vector_of(total, broadcast, shared.units, federation.form)
     longest = 1.0 + math.sqrt(2.0) * Z * (math.sqrt(size) + 8.0)
     assert np.linalg.norm(vector) == pytest.approx(longest, rel=1e-3)
 
@@ -280,16 +295,27 @@ def test_an_exchange_that_is_given_up_counts_nothing_and_its_number_is_not_used_
     assert federation.spent == 2  # the devices are charged for both
 
 
+@pytest.mark.parametrize(("planned", "used"), [(0.025, 0.25), (0.3, 0.3)])
+def test_noise_has_a_least_size(planned, used):
+    """For very large epsilon, it is larger than needed."""
+    federation, broadcast = Federation(multiplier=planned), statistics_request()
+    exchange(federation, broadcast, [some_upload(1)])
+    assert federation.helper.asked[0].header.multiplier == pytest.approx(used)
+
+
+def test_noise_that_does_not_fit_is_one_line():
+    words = r"privacy\.epsilon=0\.001 with devices\.rounds=100000000 .* at most 4194304"
+    with pytest.raises(SettingsError, match=words):
+        Federation(multiplier=5e6, **{"privacy-epsilon": 1e-3, "devices-rounds": 10**8})
+
+
 def test_an_exchange_is_spent_before_a_device_is_asked():
     federation, broadcast = Federation(), statistics_request()
-
-    def spend():
-        raise PrivacyError("privacy.epsilon=3 is spent")
-
-    federation.nodes._spend = spend
+    federation.most = 0
     with pytest.raises(PrivacyError):
         federation.nodes.begin(broadcast)
-    assert federation.nodes._header is None
+    (request,) = federation.requests([1])
+    assert (request.kind, request.header) == (ESTIMATE, None)
 
 
 @pytest.mark.parametrize("change", ["digest", "report", "device"])
@@ -342,12 +368,11 @@ def share_of(seed: int) -> Upload:
 
 
 def test_the_rate_of_answers_approaches_that_of_the_devices():
-    federation, broadcast = Federation(), statistics_request()
-    federation.nodes._sigma = SCALE // 4  # with the noise of Z, the prior remains
+    federation, broadcast = Federation(multiplier=0.25), statistics_request()  # of Z: too much
     for _ in range(40):
         many = [some_upload(seed)._replace(num_duels=40) for seed in range(3)]
         exchange(federation, broadcast, many)
-    assert federation.nodes._rate[0] == pytest.approx(40.0, abs=2.0)
+    assert federation.nodes.state()["rate"][0] == pytest.approx(40.0, abs=2.0)
 
 
 def test_the_state_is_restored():
@@ -363,7 +388,7 @@ def test_the_state_is_restored():
 
 def test_the_vector_of_an_upload_has_its_frobenius_length_and_returns_the_upload():
     federation, broadcast = Federation(), statistics_request()
-    upload, form = some_upload(3), federation.nodes._form
+    upload, form = some_upload(3), federation.form
     units = {"gradient": 2.0, "information": 3.0, "hessian": 5.0, "num_duels": 7.0}
     vector = vector_of(upload, broadcast, units, form)
     square = (

@@ -19,16 +19,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from vaults import (
     SIGNER,
     START,
+    STEPS,
     Clock,
     D,
+    Kills,
     Phone,
     common,
     configure,
+    hostile,
     key_of,
+    live,
     opened,
     personal,
     request_for,
     settings_of,
+    share_by_hand,
 )
 
 from clients.preference_agent import PreferenceAgent
@@ -149,26 +154,6 @@ def test_a_longer_vector_is_shortened_to_length_1(phone):
     right[[3, 6]] *= math.sqrt(2.0)
     np.testing.assert_allclose(integers / SCALE, right / np.linalg.norm(right), atol=1e-9)
     assert SCALE**2 * (1 - 1e-8) < sum(each * each for each in integers.tolist()) <= SCALE**2
-
-
-def share_by_hand(duels, precision, shift, variance, clip=8.0):
-    """Return M, and m relative to the prior's mean, by Newton's method without limits."""
-    scale = clip**2 / 10.0
-    a = np.array(precision) + 0.1 * scale * np.eye(D)  # personal_ridge: see the call
-    mean, v = np.linalg.solve(a, shift), variance / scale
-    q = np.linalg.inv(np.linalg.inv(a) + v * np.eye(D))
-    x, y = np.array([d for d, _ in duels]), np.array([won for _, won in duels])
-    theta = mean.copy()
-    for _ in range(100):
-        p = 1.0 / (1.0 + np.exp(-x @ theta))
-        hessian = (x * (p * (1 - p))[:, None]).T @ x
-        theta -= np.linalg.solve(hessian + q, x.T @ (p - y) + q @ (theta - mean))
-    p = 1.0 / (1.0 + np.exp(-x @ theta))
-    hessian = (x * (p * (1 - p))[:, None]).T @ x
-    linear = hessian @ theta - x.T @ (p - y)
-    mixed = np.eye(D) + v * hessian
-    m = np.linalg.solve(mixed, hessian)
-    return m, np.linalg.solve(mixed, linear) - m @ mean
 
 
 def test_a_share_is_whole_and_relative_to_the_mean(phone):
@@ -560,59 +545,9 @@ def test_a_ledger_of_a_wrong_clock_is_of_use_once_it_is_right(tmp_path, now):
 # --- kills -----------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
-WRITES = (
-    (LedgerFile, "write"), (DuelStore, "keep_secure_part"), (DuelStore, "mark_sent"),
-    (DuelStore, "synchronize"),
-)  # fmt: skip
-
-
-class Kills:
-    """Ends the process before or after a write, counted over all durable writes."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.seen, self.at = 0, -1
-        for owner, name in WRITES:
-            self._wrap(monkeypatch, owner, name)
-
-    def _wrap(self, monkeypatch, owner, name: str) -> None:
-        original = getattr(owner, name)
-
-        def wrapper(this, *arguments):
-            self._step()
-            original(this, *arguments)
-            self._step()
-
-        monkeypatch.setattr(owner, name, wrapper)
-
-    def _step(self) -> None:
-        self.seen += 1
-        if self.seen - 1 == self.at:
-            raise Killed
-
-    def run(self, at: int, phone: Phone, request: Request) -> Reply | None:
-        """Ask, and return the reply, or restart the device and return None."""
-        self.seen, self.at = 0, at
-        try:
-            reply = phone.ask(request)
-        except Killed:
-            reply = None
-        self.at = -1
-        if reply is None:
-            phone.restart()
-        return reply
-
-
 @pytest.fixture
 def kills(monkeypatch):
     return Kills(monkeypatch)
-
-
-STEPS = 14
-"""Before and after: ledger, journal, estimate, report, journal, cut, ledger."""
 
 
 @pytest.mark.parametrize("at", range(STEPS + 1))
@@ -710,13 +645,22 @@ def test_a_restored_store_sends_no_answer_again(phone, caplog):
     request = ask_for(phone)
     phone.opened(request)
     restore(phone, copy)
-    assert "was restored from a backup: its answers up to number 4" in caplog.text
+    assert "may be a backup: its answers up to number 4 are not sent again" in caplog.text
     assert "after an interruption" in phone.ask(request).reason
     assert phone.ledger.spent() == COST / 400
     assert (phone.store.last, phone.store.sent) == (4, 4)
     phone.answer(([0.25, 2.0], 1.0))
     for counted in (0, request.header.number):
         check_numbers(phone.opened(ask_for(phone, counted=counted)), phone.given[4:])
+
+
+def test_a_report_that_is_sent_after_a_kill_is_not_sent_again_by_a_backup(phone, kills):
+    """The process is killed when the report is stored, and the ledger has no cut of it."""
+    copy, request = copied(phone.path), ask_for(phone)
+    assert kills.run(12, phone, request) is None
+    check_numbers(phone.opened(request), phone.given)
+    restore(phone, copy)
+    assert not phone.opened(ask_for(phone, counted=request.header.number)).any()
 
 
 def test_a_restored_store_knows_what_was_counted_in_a_report_that_it_lacks(phone):
@@ -816,53 +760,6 @@ def test_the_ledger_is_readable_by_its_owner_only(phone):
 
 
 # --- what the server observes ----------------------------------------------------------------
-
-
-def hostile(chance: random.Random, now: int, sent: list[bytes]) -> bytes:
-    """Return a request that a server makes which tries everything."""
-
-    def size() -> float:
-        return 10.0 ** chance.uniform(-300, 300)
-
-    if sent and chance.random() < 0.2:
-        return chance.choice(sent)  # again, or an old one
-    theta = [chance.choice([0.0, size(), -size()]) for _ in range(D)]
-    broadcast = common(theta, round=chance.randrange(1, 9))
-    units = {"gradient": size(), "information": size(), "hessian": size(), "num_duels": size()}
-    if chance.random() < 0.5:
-        shift = [chance.choice([0.0, size(), -size()]) for _ in range(D)]
-        matrix = np.diag([size(), size()]) if chance.random() < 0.7 else np.eye(D)
-        broadcast = personal(matrix, shift, variance=size())
-        units = {"shift": size(), "precision": size(), "losses": size(), "num_duels": size()}
-    if chance.random() < 0.3:
-        units = dict.fromkeys(units, 1e-300)
-    number = now + chance.choice([0, 0, 0, 0, 1, -5, 600_000, 10**7, -(10**9)])
-    changes = {
-        "multiplier": 10.0 ** chance.uniform(0, 6),
-        "counted": chance.choice([0, now, 2**53]),
-    }
-    request = request_for(number, broadcast, units=units, **changes)
-    content = request.to_bytes()
-    if chance.random() < 0.1:
-        content = bytearray(content)
-        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-    elif chance.random() < 0.1:
-        shared = replace(request, kind=ESTIMATE, header=None, key=None)
-        content = shared.to_bytes()
-    return bytes(content)
-
-
-def live(phone, chance: random.Random) -> None:
-    """Let the person of a device do something."""
-    kind = chance.random()
-    if kind < 0.3:
-        exponent = chance.choice([0, 0, 0, 50, 99, -99])
-        duel = (np.array([chance.gauss(0, 1), chance.gauss(0, 1)]) * 10.0**exponent).tolist()
-        phone.answer((duel, chance.choice([0.0, 0.5, 1.0])))
-    elif kind < 0.32:
-        phone.store.forget()
-    elif kind < 0.34:
-        phone.store.prune(older_than=-1e12)
 
 
 @pytest.mark.parametrize("requests", [100, pytest.param(500, marks=pytest.mark.slow)])

@@ -1,14 +1,16 @@
-"""A device with a real vault, and the server's and the helper's side of an exchange."""
+"""A device with a real vault, its kills, and the server's and the helper's side of an exchange."""
 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -23,7 +25,14 @@ from fldb_flower.linalg.forms import make_form
 from fldb_flower.secure.keys import HelperKey
 from fldb_flower.secure.report import SCALE, Header, Report, mask, open_seed, signed, task_of
 from fldb_flower.settings import DevicesSettings, PrivacySettings, Settings
-from fldb_flower.wire.secure_request import REPORT, Reply, Request, Shared, encode_shared
+from fldb_flower.wire.secure_request import (
+    ESTIMATE,
+    REPORT,
+    Reply,
+    Request,
+    Shared,
+    encode_shared,
+)
 from fldb_flower.wire.secure_vector import parts_of, size_of
 
 D = 2
@@ -89,7 +98,7 @@ class Phone:
 
 def configure(folder: Path, **changes: Any) -> Path:
     """Write ``vault.toml`` and the helper's public key; return the former."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     public = SIGNER.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     (folder / "helper.pub").write_bytes(public)
     (folder / "helper.pub").chmod(0o600)
@@ -168,3 +177,127 @@ def opened(request: Request, reply: Reply) -> np.ndarray:
     seed = open_seed(request.header, report.sealed, KEY)
     assert seed is not None
     return signed(report.masked + mask(seed, request.header.numbers))
+
+
+def share_by_hand(
+    duels: Sequence[tuple[Sequence[float], float]],
+    precision: Any,
+    shift: Any,
+    variance: float,
+    clip: float = 8.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return M, and m relative to the prior's mean, by Newton's method without limits."""
+    scale = clip**2 / 10.0
+    a = np.array(precision) + 0.1 * scale * np.eye(D)  # personal_ridge: see the call
+    mean, v = np.linalg.solve(a, shift), variance / scale
+    q = np.linalg.inv(np.linalg.inv(a) + v * np.eye(D))
+    x, y = np.array([d for d, _ in duels]), np.array([won for _, won in duels])
+    theta = mean.copy()
+    for _ in range(100):
+        p = 1.0 / (1.0 + np.exp(-x @ theta))
+        hessian = (x * (p * (1 - p))[:, None]).T @ x
+        theta -= np.linalg.solve(hessian + q, x.T @ (p - y) + q @ (theta - mean))
+    p = 1.0 / (1.0 + np.exp(-x @ theta))
+    hessian = (x * (p * (1 - p))[:, None]).T @ x
+    linear = hessian @ theta - x.T @ (p - y)
+    mixed = np.eye(D) + v * hessian
+    m = np.linalg.solve(mixed, hessian)
+    return m, np.linalg.solve(mixed, linear) - m @ mean
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+WRITES = (
+    (LedgerFile, "write"), (DuelStore, "keep_secure_part"), (DuelStore, "mark_sent"),
+    (DuelStore, "synchronize"),
+)  # fmt: skip
+
+
+class Kills:
+    """Ends the process before or after a write, counted over all durable writes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen, self.at = 0, -1
+        for owner, name in WRITES:
+            self._wrap(monkeypatch, owner, name)
+
+    def _wrap(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapper(this: Any, *arguments: Any) -> None:
+            self._step()
+            original(this, *arguments)
+            self._step()
+
+        monkeypatch.setattr(owner, name, wrapper)
+
+    def _step(self) -> None:
+        self.seen += 1
+        if self.seen - 1 == self.at:
+            raise Killed
+
+    def run(self, at: int, phone: Phone, request: Request) -> Reply | None:
+        """Ask, and return the reply, or restart the device and return None."""
+        self.seen, self.at = 0, at
+        try:
+            reply = phone.ask(request)
+        except Killed:
+            reply = None
+        self.at = -1
+        if reply is None:
+            phone.restart()
+        return reply
+
+
+STEPS = 14
+"""Before and after: ledger, journal, estimate, report, journal, cut, ledger."""
+
+
+def hostile(chance: random.Random, now: int, sent: list[bytes]) -> bytes:
+    """Return a request that a server makes which tries everything."""
+
+    def size() -> float:
+        return float(10.0 ** chance.uniform(-300, 300))
+
+    if sent and chance.random() < 0.2:
+        return chance.choice(sent)  # again, or an old one
+    theta = [chance.choice([0.0, size(), -size()]) for _ in range(D)]
+    broadcast = common(theta, round=chance.randrange(1, 9))
+    units = {"gradient": size(), "information": size(), "hessian": size(), "num_duels": size()}
+    if chance.random() < 0.5:
+        shift = [chance.choice([0.0, size(), -size()]) for _ in range(D)]
+        matrix = np.diag([size(), size()]) if chance.random() < 0.7 else np.eye(D)
+        broadcast = personal(matrix, shift, variance=size())
+        units = {"shift": size(), "precision": size(), "losses": size(), "num_duels": size()}
+    if chance.random() < 0.3:
+        units = dict.fromkeys(units, 1e-300)
+    number = now + chance.choice([0, 0, 0, 0, 1, -5, 600_000, 10**7, -(10**9)])
+    changes = {
+        "multiplier": 10.0 ** chance.uniform(0, 6),
+        "counted": chance.choice([0, now, 2**53]),
+    }
+    request = request_for(number, broadcast, units=units, **changes)
+    content = request.to_bytes()
+    if chance.random() < 0.1:
+        damaged = bytearray(content)
+        damaged[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        content = bytes(damaged)
+    elif chance.random() < 0.1:
+        shared = replace(request, kind=ESTIMATE, header=None, key=None)
+        content = shared.to_bytes()
+    return content
+
+
+def live(phone: Phone, chance: random.Random) -> None:
+    """Let the person of a device do something."""
+    kind = chance.random()
+    if kind < 0.3:
+        exponent = chance.choice([0, 0, 0, 50, 99, -99])
+        duel = (np.array([chance.gauss(0, 1), chance.gauss(0, 1)]) * 10.0**exponent).tolist()
+        phone.answer((duel, chance.choice([0.0, 0.5, 1.0])))
+    elif kind < 0.32:
+        phone.store.forget()
+    elif kind < 0.34:
+        phone.store.prune(older_than=-1e12)

@@ -1,0 +1,387 @@
+"""A federation with secure sums in this process: real devices, a real helper, and a real server.
+
+Messages are Flower's, over a grid in this process. Requests, replies and answers can be lost, and
+devices, helper and server can be killed before and after each durable write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import ConfigRecord, Message, RecordDict
+from vaults import SIGNER, Clock, D, Killed, Kills, Phone
+
+from clients.helper import sums
+from clients.helper.sums import Helper
+from fldb_flower.errors import FederationError, SecureError
+from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.federation.history import Counts
+from fldb_flower.linalg.arrays import FloatArray, IntArray
+from fldb_flower.secure.keys import HelperKey
+from fldb_flower.secure.report import (
+    KINDS,
+    Report,
+    SumAnswer,
+    SumRequest,
+    task_of,
+)
+from fldb_flower.settings import from_flat, to_flat
+from fldb_flower.system.files import replace_file
+from fldb_flower.wire.secure_request import REPORT, Request, decode_shared
+from simulations.engines.grid import InProcessGrid, failure
+from strategies import make_strategy
+from strategies.device_directory import DeviceDirectory, RoundRow
+from strategies.device_rounds import DeviceServer
+from strategies.device_tally import Devices
+from strategies.grid_federation import GridFederation
+from strategies.secure_budget import PlannedExchanges
+from strategies.secure_nodes import KEY, SecureNodes
+
+CLIP = 8.0
+TRIES = 3
+"""How often a device without a usable reply is asked in one exchange."""
+
+
+def no_noise(scales: FloatArray) -> IntArray:
+    return np.zeros(scales.shape, dtype=np.int64)
+
+
+class TinyNoise:
+    """Noise below every tolerance that is never the same twice."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def __call__(self, scales: FloatArray) -> IntArray:
+        self.drawn += 1
+        return np.full(scales.shape, self.drawn, dtype=np.int64)
+
+
+class Release(NamedTuple):
+    """One answer of the helper that left it."""
+
+    number: int
+    kind: str
+    sealed: tuple[bytes, ...]
+    multiplier: float
+
+
+class Link:
+    """The server's connection to a real helper, in place of ``HelperClient``.
+
+    Attributes
+    ----------
+    is_down : bool
+        Whether the helper does not reply.
+    fault : callable
+        Returns for a question what happens to it: "none"; "restart" or "dies before", the helper
+        ends before it stores the answer; "dies after", it ends then; "lost", the answer is lost
+        and asked for again; "gone", it is lost; "server before" and "server after", the server's
+        process ends.
+    released : dict
+        What the helper has returned: release -> its bytes, of all times.
+    """
+
+    def __init__(self, folder: Path, clock: Clock, noise: Callable[[FloatArray], IntArray]) -> None:
+        self._folder, self._clock, self._noise = folder, clock, noise
+        self.is_down = False
+        self.fault: Callable[[str], str] = lambda _kind: "none"
+        self.released: dict[tuple[int, str], tuple[Release, set[bytes]]] = {}
+        self._dies = ""
+        self.start()
+
+    def start(self, signer: Ed25519PrivateKey = SIGNER) -> None:
+        self.helper = Helper(self._folder, signer, clock=self._clock, noise=self._noise)
+
+    def restart(self, signer: Ed25519PrivateKey = SIGNER) -> None:
+        self.helper.close()
+        self._clock.now += 0.001
+        self.start(signer)
+
+    def key(self) -> HelperKey:
+        self._require()
+        return self.helper.keys()
+
+    def sums(self, request: SumRequest) -> SumAnswer:
+        self._require()
+        fault = self.fault(request.kind)
+        if fault == "server before":
+            raise Killed
+        if fault == "restart":
+            self.restart()
+        if fault in {"dies before", "dies after"}:
+            self._dies = fault
+        content = self._answer(request)
+        self._dies = ""
+        if fault in {"lost", "dies before", "dies after"}:
+            content = self._answer(request)
+        if fault == "server after":
+            raise Killed
+        if fault == "gone" or content is None:
+            raise FederationError("the helper at http://127.0.0.1:1 does not reply: timed out")
+        return SumAnswer.from_bytes(content, request)
+
+    def store(self, *arguments: Any) -> None:
+        """Store an answer, as ``clients.helper.sums`` does, or die."""
+        dies, self._dies = self._dies, ""
+        if dies == "dies before":
+            raise Killed
+        replace_file(*arguments)
+        if dies == "dies after":
+            raise Killed
+
+    def _answer(self, request: SumRequest) -> bytes | None:
+        try:
+            content = self.helper.answer(request.to_bytes())
+        except Killed:
+            self.restart()
+            return None
+        except SecureError as reason:
+            raise FederationError(f"the helper replied 409: {reason}") from None
+        header = request.header
+        release = Release(header.number, request.kind, request.sealed, header.multiplier)
+        _, contents = self.released.setdefault((header.number, request.kind), (release, set()))
+        contents.add(content)
+        return content
+
+    def _require(self) -> None:
+        if self.is_down:
+            raise FederationError("the helper at http://127.0.0.1:1 does not reply: refused")
+
+
+class SecureGrid(InProcessGrid):
+    """A grid whose nodes are devices with real vaults.
+
+    Attributes
+    ----------
+    fault : callable
+        Returns for a device what happens to a request: "none", "request lost", "reply lost",
+        "late", "twice", "raises", "restart", or at which of its writes the device is killed.
+    absent : set of int
+        Nodes that are not connected.
+    asked : list of (int, Request)
+        The requests that reached a vault, by node.
+    sealed : dict of bytes to int
+        Sealed seed of each report that a device has sent -> its node.
+    """
+
+    def __init__(self, phones: list[Phone], config: dict[str, Any], kills: Kills) -> None:
+        super().__init__(len(phones), config)
+        self.phones = dict(zip(self.contexts, phones, strict=True))
+        self._kills = kills
+        self.fault: Callable[[int], str | int] = lambda _node: "none"
+        self.absent: set[int] = set()
+        self.asked: list[tuple[int, Request]] = []
+        self.sealed: dict[bytes, int] = {}
+        self._late: list[Message] = []
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node in self.contexts if node not in self.absent]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        before, self._late = self._late, []
+        return [*super().send_and_receive(messages), *before]
+
+    def replies(self, message: Message) -> list[Message]:
+        node, content = message.metadata.dst_node_id, message.content
+        fault = self.fault(node)
+        if fault == "request lost":
+            return []
+        if fault == "raises":
+            return [failure(message, "ConnectionRefusedError: the service is down")]
+        if fault == "restart":
+            self.phones[node].restart()
+        config: Any = content["config"]
+        request = Request.from_bytes(config[KEY])
+        reply = self._reply(message, node, request, fault if isinstance(fault, int) else -1)
+        if reply is not None and fault == "late":
+            self._late.append(reply)
+        if reply is None or fault in {"reply lost", "late"}:
+            return []
+        if fault == "twice":
+            again = self._reply(message, node, request, -1)
+            assert again is not None
+            return [reply, again]
+        return [reply]
+
+    def _reply(self, message: Message, node: int, request: Request, at: int) -> Message | None:
+        self.asked.append((node, request))
+        reply = self._kills.run(at, self.phones[node], request)
+        if reply is None:
+            return None
+        if reply.kind == REPORT:
+            assert request.header is not None
+            sealed = Report.from_bytes(reply.report, request.header.numbers).sealed
+            assert self.sealed.setdefault(sealed, node) == node
+        record = RecordDict({"config": ConfigRecord({KEY: reply.to_bytes()})})
+        return Message(record, reply_to=message)
+
+
+class SecureFederation:
+    """Devices, a helper and a server in a folder; use it as a context manager.
+
+    Attributes
+    ----------
+    sums : list of (Broadcast, Upload)
+        Each sum that the server obtained.
+    counted : dict of int to Upload
+        By round, the sum that the server stored last.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        devices: int = 3,
+        noise: Callable[[FloatArray], IntArray] = no_noise,
+        entries: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
+        self.folder, self.clock, self._noise = folder, Clock(), noise
+        self._patch = pytest.MonkeyPatch()
+        self.kills = Kills(self._patch)
+        self._entries = {"max_epsilon": 1000.0, **(entries or {})}
+        self.phones = [
+            Phone(folder / f"device{place}", self.clock, **self._entries)
+            for place in range(devices)
+        ]
+        self.helper = Link(folder / "helper", self.clock, noise)
+        self._patch.setattr(sums, "replace_file", self.helper.store)
+        now = SimpleNamespace(time=self.clock)
+        self._patch.setattr("strategies.secure_nodes.time", now)
+        self._patch.setattr("strategies.transport.MAX_TRIES", TRIES)
+        self._patch.setattr("strategies.device_rounds.RETRY_SECONDS", 0.0)
+        values = {
+            "mode": "devices", "secure": True, "dimension": D, "algorithm": "fldb_ons",
+            "privacy-epsilon": 3.0, "privacy-clip": CLIP, "devices-rounds": 20,
+            "devices-federation": "tea", "devices-helper": "http://127.0.0.1:1",
+            "devices-helper-key": "/k", "devices-helper-token": "/t",
+            "devices-round-seconds": 0.0, "node-wait": 60.0, "quorum": 0.01,
+            **changes,
+        }  # fmt: skip
+        self.config = to_flat(from_flat(values, "a test"))
+        self.grid = SecureGrid(self.phones, self.config, self.kills)
+        self.rng = np.random.default_rng(5)
+        self.lines: list[str] = []
+        self.sums: list[tuple[Broadcast, Upload]] = []
+        self.counted: dict[int, Upload] = {}
+
+    def __enter__(self) -> SecureFederation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+        self.helper.helper.close()
+        for phone in self.phones:
+            phone.store.close()
+
+    def answer(self, *places: int, count: int = 2) -> None:
+        """Record answers on some devices, or on all."""
+        for place in places or range(len(self.phones)):
+            differences = self.rng.uniform(-1.0, 1.0, (count, D)).tolist()
+            preferences = self.rng.integers(0, 2, count).tolist()
+            self.phones[place].answer(*zip(differences, preferences, strict=True))
+
+    def server(self, mortal: Callable[[Callable[..., None]], Any] | None = None) -> DeviceServer:
+        """Return a server that resumes from its directory; ``mortal`` wraps its durable writes."""
+        self.clock.now += 0.001
+        settings = from_flat(self.config, "a test")
+        directory, history = DeviceDirectory(self.folder / "server", settings), Counts()
+        if mortal is not None:
+            for name in ("write", "save", "commit"):
+                setattr(directory, name, mortal(getattr(directory, name)))
+        self._observe(directory)
+        try:
+            planned = PlannedExchanges(settings, history, directory)
+            task = task_of("tea", SIGNER.public_key().public_bytes_raw(), D)
+            nodes = SecureNodes(
+                settings, self.helper, task, planned.plan.multiplier, planned.spend, self._noise
+            )
+            strategy = make_strategy(settings, history, nodes)
+            server = DeviceServer(settings, strategy, nodes, directory, self.lines.append)
+        except BaseException:
+            directory.close()
+            raise
+        strategy.connect(self.grid)
+        collect = strategy.collect
+
+        def watched(broadcast: Broadcast) -> Upload:
+            upload = collect(broadcast)
+            if broadcast.learns:
+                self.sums.append((broadcast, upload))
+            return upload
+
+        strategy.collect = watched  # type: ignore[method-assign]
+        return server
+
+    def _observe(self, directory: DeviceDirectory) -> None:
+        commit = directory.commit
+
+        def watched(row: RoundRow, strategy: GridFederation, devices: Devices) -> None:
+            self.counted[row.round] = self.sums[-1][1]
+            commit(row, strategy, devices)
+
+        directory.commit = watched  # type: ignore[method-assign]
+
+    @contextlib.contextmanager
+    def serving(
+        self, mortal: Callable[[Callable[..., None]], Any] | None = None
+    ) -> Iterator[DeviceServer]:
+        """Provide a server, and let its process end without a word, as after a kill."""
+        server = self.server(mortal)
+        try:
+            yield server
+        finally:
+            server.directory.close()
+
+    def round(self, server: DeviceServer) -> bool:
+        """Run a round, a second after the last one."""
+        self.clock.now += 1.0
+        return server.try_round()
+
+    @property
+    def last(self) -> Request:
+        """The last request for a report."""
+        return next(request for _, request in reversed(self.grid.asked) if request.header)
+
+    @property
+    def units(self) -> dict[str, float]:
+        """The units of the last exchange."""
+        return decode_shared(self.last.broadcast).units
+
+    def total(self, server: DeviceServer) -> tuple[int, np.ndarray]:
+        """Return the number of duels and W in the sums that the server has counted."""
+        uploads = [self.counted[number] for number in range(1, server.round + 1)]
+        information = sum((upload.information for upload in uploads), np.zeros((D, D)))
+        return sum(upload.num_duels for upload in uploads), information
+
+    def check_once(self, server: DeviceServer) -> None:
+        """Check that each answer of each device is in exactly one sum that was counted."""
+        given = [duel for phone in self.phones for duel in phone.given]
+        x = np.array([difference for difference, _ in given])
+        duels, information = self.total(server)
+        assert duels == len(given) == server.devices.duels
+        np.testing.assert_allclose(information, x.T @ x, rtol=0.0, atol=0.005)
+
+    def check_releases(self) -> None:
+        """Check that no answer was given twice, and that devices have charged for all of them."""
+        cost = dict.fromkeys(self.grid.phones, 0.0)
+        for (_, kind), (release, contents) in self.helper.released.items():
+            assert len(contents) == 1
+            for node in {self.grid.sealed[sealed] for sealed in release.sealed}:
+                cost[node] += (release.multiplier * KINDS[kind]) ** -2
+        for node, phone in self.grid.phones.items():
+            ledger = phone.ledger
+            assert ledger is not None
+            assert ledger.spent() >= cost[node] * (1.0 - 1e-9)
+            headers = {request.header for each, request in self.grid.asked if each == node}
+            most = sum(header.cost for header in headers if header is not None)
+            assert ledger.spent() <= most * (1.0 + 1e-9)

@@ -1,0 +1,474 @@
+"""Secure sums from end to end: exact sums, exactly once under faults, the budget, coverage."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from secure_federation import CLIP, SecureFederation, TinyNoise
+from vaults import STEPS, D, Killed, share_by_hand
+
+from fldb_flower.algorithms.personal import FLDBPersonal
+from fldb_flower.algorithms.schedules import Round
+from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.prior import ShareChange
+from fldb_flower.errors import CheckpointError, PrivacyError
+from fldb_flower.federation.exchange import Noise, Upload
+from fldb_flower.secure.report import SCALE
+from fldb_flower.settings import from_flat
+from strategies.secure_budget import OPENINGS
+
+# --- sums ------------------------------------------------------------------------------------
+
+
+def vector_by_hand(duels, broadcast, units) -> np.ndarray:
+    """Return a person's statistics of FLDB-ONS in their units, shortened to length 1."""
+    x = np.array([difference for difference, _ in duels]).reshape(-1, D)
+    y = np.array([won for _, won in duels])
+    p = logistic(x @ broadcast.theta_hat)
+    w, h = x.T @ x, (x * (p * (1.0 - p))[:, None]).T @ x
+    root = np.sqrt(2.0)
+    parts = [((p - y) @ x) / units["gradient"]]
+    for name, matrix in (("information", w), ("hessian", h)):
+        if name in units:
+            parts.append(np.array([matrix[0, 0], root * matrix[0, 1], matrix[1, 1]]) / units[name])
+    vector = np.concatenate([*parts, [len(duels) / units["num_duels"]]])
+    return vector / max(1.0, np.linalg.norm(vector))
+
+
+def test_sums_are_those_of_the_answers(tmp_path):
+    """Of several devices: a late one, one without new answers, and one with very many."""
+    with SecureFederation(tmp_path, devices=4) as federation, federation.serving() as server:
+        grid, phones = federation.grid, federation.phones
+        nodes = list(grid.contexts)
+        grid.absent = {nodes[3]}
+        new = [0] * 4  # answers of each device that are counted
+        lengths = []
+        for number in range(5):
+            federation.answer(0, count=2 + number)
+            federation.answer(1, count=1)
+            if number == 1:
+                grid.absent = set()
+                federation.answer(3, count=300)
+            assert federation.round(server), federation.lines
+            broadcast, upload = federation.sums[-1]
+            units = federation.units
+            taking_part = [place for place in range(4) if nodes[place] not in grid.absent]
+            vectors = {
+                place: vector_by_hand(phones[place].given[new[place] :], broadcast, units)
+                for place in taking_part
+            }
+            right = sum(vectors.values())
+            lengths += [np.linalg.norm(each) for each in vectors.values()]
+            root = np.sqrt(2.0)
+            w, count = upload.information, right[-1] * units["num_duels"]
+            got = [upload.gradient / units["gradient"]]
+            got.append(np.array([w[0, 0], root * w[0, 1], w[1, 1]]) / units["information"])
+            assert (upload.hessian is not None) == (number > 0)
+            if upload.hessian is not None:
+                h = upload.hessian
+                got.append(np.array([h[0, 0], root * h[0, 1], h[1, 1]]) / units["hessian"])
+            # Each device rounds toward zero.
+            np.testing.assert_allclose(np.concatenate(got), right[:-1], atol=5.0 / SCALE)
+            assert upload.num_duels == round(count)
+            new = [len(phone.given) if p in taking_part else 0 for p, phone in enumerate(phones)]
+        assert max(lengths) == pytest.approx(1.0)  # the 300 answers are more than expected
+        assert min(lengths) == 0.0  # no new answers
+        federation.check_releases()
+
+
+def test_sums_of_shares_are_those_of_all_answers(tmp_path):
+    """A device without new answers sends its whole share again."""
+    changes = {"algorithm": "fldb_personal", "personal-ridge": 0.1, "privacy-epsilon": 100.0}
+    with SecureFederation(tmp_path, **changes) as federation, federation.serving() as server:
+        grid = federation.grid
+        nodes = list(grid.contexts)
+        grid.absent = {nodes[2]}
+        federation.answer(count=4)
+        for number in range(4):
+            if number == 2:
+                grid.absent = set()
+            federation.answer(0, count=2)  # not 1
+            assert federation.round(server), federation.lines
+            broadcast, upload = federation.sums[-1]
+            prior = broadcast.play.estimate
+            if number > 0:
+                assert np.linalg.eigvalsh(prior.precision).min() > 0.01
+            parts = [
+                share_by_hand(
+                    phone.given, prior.precision, prior.shift,
+                    max(prior.variance, 0.001), CLIP,
+                )
+                for node, phone in grid.phones.items() if node not in grid.absent
+            ]  # fmt: skip
+            units = federation.units
+            for place, name in enumerate(("precision", "shift")):
+                right = sum(part[place] for part in parts)
+                got = getattr(upload.shares, name)
+                assert abs(right).max() > 0.1
+                np.testing.assert_allclose(got, right, atol=1e-5 + 9.0 * units[name] / SCALE)
+            assert upload.shares.losses.max() > 0.0
+            assert upload.coverage == 1.0
+        federation.answer(0, count=1)
+        grid.absent = set(nodes[1:])
+        assert federation.round(server)
+        assert federation.sums[-1][1].coverage == pytest.approx(1.0 / 3.0)
+
+
+def test_without_new_answers_the_log_losses_are_zero(tmp_path):
+    """And shares are not: each answer is predicted once."""
+    changes = {"algorithm": "fldb_personal"}
+    with SecureFederation(tmp_path, **changes) as federation, federation.serving() as server:
+        federation.answer(count=4)
+        assert federation.round(server)
+        assert federation.round(server)
+        first, second = (upload.shares for _, upload in federation.sums)
+        assert first.losses.max() > 0.0
+        assert not second.losses.any()
+        assert np.linalg.eigvalsh(second.precision).min() > 0.1
+
+
+# --- exactly once ----------------------------------------------------------------------------
+
+DEVICE_FAULTS = (
+    *["none"] * 10, "request lost", "reply lost", "late", "twice", "raises", "restart", "killed",
+    "killed",
+)  # fmt: skip
+HELPER_FAULTS = (
+    *["none"] * 14, "restart", "dies before", "dies after", "lost", "gone", "server before",
+    "server after",
+)  # fmt: skip
+
+
+class Schedule:
+    """A federation to which anything may happen, from a seed."""
+
+    def __init__(self, federation: SecureFederation, seed: int) -> None:
+        self.luck, self.federation = random.Random(seed), federation
+        federation.grid.fault = self._device_fault
+        federation.helper.fault = lambda _kind: self.luck.choice(HELPER_FAULTS)
+
+    def _device_fault(self, _node: int) -> str | int:
+        fault = self.luck.choice(DEVICE_FAULTS)
+        return self.luck.randrange(STEPS) if fault == "killed" else fault
+
+    def _mortal(self, write):
+        def dying(*arguments) -> None:
+            fate = self.luck.random()
+            if fate < 0.04:
+                raise Killed
+            write(*arguments)
+            if fate > 0.96:
+                raise Killed
+
+        return dying
+
+    def session(self) -> None:
+        """Serve up to three rounds; the server may die, and devices and the helper be absent."""
+        luck, federation = self.luck, self.federation
+        with contextlib.suppress(Killed), federation.serving(self._mortal) as server:
+            for _ in range(luck.randint(1, 3)):
+                federation.helper.is_down = luck.random() < 0.1
+                nodes = list(federation.grid.contexts)
+                federation.grid.absent = set(luck.sample(nodes, luck.choice([0, 0, 0, 1])))
+                for place in range(len(nodes)):
+                    if luck.random() < 0.4:
+                        federation.answer(place, count=luck.randint(1, 2))
+                federation.round(server)
+
+    def recover(self) -> None:
+        """After a round without faults, each answer is counted once."""
+        federation = self.federation
+        federation.grid.fault = federation.helper.fault = lambda _: "none"
+        federation.helper.is_down, federation.grid.absent = False, set()
+        federation.answer(count=1)
+        with federation.serving() as server:
+            assert federation.round(server), federation.lines
+            federation.check_once(server)
+            assert federation.round(server), federation.lines
+            federation.check_once(server)
+            assert federation.sums[-1][1].num_duels == 0  # all have been counted
+        federation.check_releases()
+
+
+def run(seed: int) -> SecureFederation:
+    noise = TinyNoise()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SecureFederation(Path(folder), 2 + seed % 2, noise) as federation,
+    ):
+        schedule = Schedule(federation, seed)
+        for _ in range(3):
+            schedule.session()
+        schedule.recover()
+        return federation
+
+
+@pytest.mark.parametrize("first", range(0, 150, 10))
+def test_each_answer_counts_once_whatever_is_lost_or_killed(first):
+    lines = [line for seed in range(first, first + 10) for line in run(seed).lines]
+    for text in ("resumes after", "does not reply", "the helper has no key", "duels of"):
+        assert any(text in line for line in lines)
+
+
+# --- the helper is down ----------------------------------------------------------------------
+
+
+def test_a_helper_that_is_down_costs_nothing_and_rounds_go_on(tmp_path):
+    with SecureFederation(tmp_path) as federation, federation.serving() as server:
+        federation.answer(count=2)
+        federation.helper.is_down = True
+        assert not federation.round(server)
+        assert federation.lines == [
+            "round 1 is not counted: the helper at http://127.0.0.1:1 does not reply: refused"
+        ]
+        assert not federation.grid.asked
+        assert server.strategy.history.openings == 0
+        federation.helper.is_down = False
+        assert federation.round(server)
+        federation.check_once(server)
+        assert [phone.ledger.spent() for phone in federation.phones] == [cost_of(federation)] * 3
+        federation.helper.is_down = True
+        assert not federation.round(server)
+        federation.answer(count=1)
+        federation.helper.is_down = False
+        assert federation.round(server)
+        federation.check_once(server)
+        federation.check_releases()
+
+
+def cost_of(federation) -> float:
+    return federation.last.header.cost
+
+
+@pytest.mark.parametrize("kind", ["trial", "sum"])
+def test_a_helper_that_fails_after_devices_have_replied(tmp_path, kind):
+    """The exchange is charged; the answers are in the next sum."""
+    with SecureFederation(tmp_path) as federation, federation.serving() as server:
+        federation.answer(count=2)
+        federation.helper.fault = lambda asked: "gone" if asked == kind else "none"
+        assert not federation.round(server)
+        assert "round 1 is not counted: the helper at" in federation.lines[-1]
+        assert server.strategy.history.openings == 1
+        federation.helper.fault = lambda _kind: "none"
+        assert federation.round(server)
+        federation.check_once(server)
+        assert server.strategy.history.openings == 2
+        for phone in federation.phones:
+            assert phone.ledger.spent() == pytest.approx(2.0 * cost_of(federation))
+        federation.check_releases()
+
+
+def test_a_helper_with_another_signing_key_opens_nothing(tmp_path):
+    """Devices refuse its key, without a charge."""
+    other = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    with SecureFederation(tmp_path) as federation, federation.serving() as server:
+        federation.answer(count=2)
+        federation.helper.restart(other)
+        assert not federation.round(server)
+        assert "no device sent a report" in federation.lines[-1]
+        assert not any(phone.ledger.days for phone in federation.phones)
+        rejected = server.strategy.history.participation[-1].rejected
+        assert all("not signed by the pinned key" in line for line in rejected)
+
+
+# --- the budget ------------------------------------------------------------------------------
+
+
+def test_no_more_exchanges_than_planned_also_over_restarts(tmp_path):
+    """Of four exchanges, one fails and two are of servers that are killed; one round is counted."""
+    with SecureFederation(tmp_path, **{"devices-rounds": 4}) as federation:
+        federation.answer(count=1)
+        federation.helper.fault = lambda _kind: "gone"
+        with federation.serving() as server:
+            assert not federation.round(server)
+        for fault in ("server before", "server after"):
+            federation.helper.fault = lambda _kind, fault=fault: fault
+            with federation.serving() as server, pytest.raises(Killed):
+                federation.round(server)
+        federation.helper.fault = lambda _kind: "none"
+        with federation.serving() as server:
+            assert federation.round(server)
+            assert server.strategy.history.openings == 4
+            federation.answer(count=1)
+            for _ in range(2):
+                with pytest.raises(PrivacyError, match=r"privacy\.epsilon=3 is spent: .* 4 sums"):
+                    federation.round(server)
+        with federation.serving() as server, pytest.raises(PrivacyError):
+            federation.round(server)
+        with federation.serving() as server:
+            server.serve(federation.grid)  # it ends, and sends the last estimate
+        (line,) = [line for line in federation.lines if "the run ends" in line]
+        assert "the run ends after round 1: privacy.epsilon=3 is spent" in line
+        headers = {request.header.number for _, request in federation.grid.asked if request.header}
+        assert len(headers) == 4
+        for phone in federation.phones:
+            spent = phone.vault.spent()
+            assert spent.epsilon == pytest.approx(3.0, abs=1e-4)
+            assert phone.store.synchronized().round == 1
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_exchange_is_counted_before_a_device_is_asked(tmp_path, after):
+    """A server is killed before or after it writes that."""
+
+    def mortal(write):
+        def dying(name, *arguments):
+            if name == OPENINGS and not after:
+                raise Killed
+            write(name, *arguments)
+            if name == OPENINGS:
+                raise Killed
+
+        return dying
+
+    with SecureFederation(tmp_path) as federation:
+        with federation.serving(mortal) as server, pytest.raises(Killed):
+            federation.round(server)
+        assert not federation.grid.asked
+        with federation.serving() as server:
+            assert server.strategy.history.openings == after
+
+
+def test_other_noise_needs_another_directory(tmp_path):
+    with SecureFederation(tmp_path) as federation:
+        with federation.serving() as server:
+            federation.answer(count=1)
+            assert federation.round(server)
+        federation.config["privacy-epsilon"] = 4.0
+        with pytest.raises(CheckpointError), federation.serving():
+            pass
+
+
+# --- few of many devices: FLDB-Personal ------------------------------------------------------
+
+
+def posterior_by_hand(matrices, counts, coverages, deviation, observations):
+    """Return precision and linear term of theta*, by the joint Gaussian of all unknowns.
+
+    Unknowns are theta* and the estimates y_t that the new answers of each round alone give, with
+    precision ``M_t - M_{t-1}``. Round t observes ``M_t x_t + e`` with x_t the estimate of all
+    answers so far, and e of covariance ``(1 / q - 1) M_t + s^2 I``.
+    """
+    d, rounds = len(matrices[0]), len(matrices)
+    joint, linear = np.zeros((d * (rounds + 1),) * 2), np.zeros(d * (rounds + 1))
+    before = np.zeros((d, d))
+    for t, matrix in enumerate(matrices):
+        new = matrix - before
+        place = slice(d * (t + 1), d * (t + 2))
+        joint[:d, :d] += new
+        joint[place, place] += new
+        joint[:d, place] -= new
+        joint[place, :d] -= new
+        before = matrix
+    before, weights = np.zeros((d, d)), np.zeros((d, d * (rounds + 1)))
+    for t, (matrix, coverage) in enumerate(zip(matrices, coverages, strict=True)):
+        weights[:, d * (t + 1) : d * (t + 2)] = matrix - before  # M_t x_t as a sum of the y
+        before = matrix
+        noise = (1.0 / coverage - 1.0) * matrix + deviation**2 * np.eye(d)
+        joint += weights.T @ np.linalg.solve(noise, weights)
+        linear += weights.T @ np.linalg.solve(noise, observations[t])
+    cross = joint[:d, d:]
+    solved = np.linalg.solve(joint[d:, d:], np.column_stack([cross.T, linear[d:]]))
+    return joint[:d, :d] - cross @ solved[:, :d], linear[:d] - cross @ solved[:, d]
+
+
+@pytest.mark.parametrize("dimension", [1, 2])
+@pytest.mark.parametrize("deviation", [0.01, 1.0, 10.0])
+@pytest.mark.parametrize("coverage", [1.0, 0.1])
+def test_the_prior_is_the_posterior_of_all_uploads(dimension, deviation, coverage):
+    """Rounds with 4, 6, 7 and 20 answers; M grows like their number, and is known exactly."""
+    rng = np.random.default_rng(3)
+    root = rng.normal(size=(dimension, dimension)) + 2.0 * np.eye(dimension)
+    counts, coverages = [4, 6, 7, 20], [1.0, coverage, coverage, 0.5]
+    matrices = [count * root @ root.T / 4.0 for count in counts]
+    settings = from_flat(
+        {
+            "mode": "devices", "algorithm": "fldb_personal", "dimension": dimension,
+            "privacy-epsilon": 3.0, "privacy-clip": CLIP, "devices-rounds": 9,
+        },
+        "a test",
+    )  # fmt: skip
+    algorithm, sent, before = FLDBPersonal(settings), [], 0
+    for t, (matrix, share) in enumerate(zip(matrices, coverages, strict=True)):
+        theta = algorithm.theta_sync
+        x = rng.normal(size=dimension)
+        sent.append(matrix @ x)
+        # The sum of few devices, relative to theta_sync; noise is that of all when divided by q.
+        change = ShareChange(
+            share * matrix, share * (matrix @ (x - theta)), np.zeros(11),
+            squares=CLIP**2 * (counts[t] - before), members=0.0,
+        )  # fmt: skip
+        noise = Noise(precision=1e-9 * share, shift=deviation * share, losses=1.0)
+        none = np.zeros(dimension), np.zeros((dimension, dimension))
+        upload = Upload(counts[t] - before, *none, None, None, (), change, noise, share)
+        before = counts[t]
+        state = algorithm.learn(SimpleNamespace(exchange=lambda _, u=upload: u), Round(t + 1, 1, 1))
+        algorithm.arrays |= state
+        seen = slice(0, t + 1)
+        right = posterior_by_hand(matrices[seen], counts, coverages[seen], deviation, sent)
+        np.testing.assert_allclose(algorithm.prior.precision, right[0], rtol=1e-5)
+        np.testing.assert_allclose(algorithm.prior.shift, right[1], rtol=1e-5, atol=1e-9)
+
+
+def priors_of(folder, coverage):
+    """Return the priors after each of six rounds, and what the server learned from.
+
+    Of 20 devices, all take part in the first round, and then a share of them. Settings allow the
+    least noise, and the sums have none.
+    """
+    changes = {
+        "algorithm": "fldb_personal", "privacy-epsilon": 1000.0, "devices-rounds": 6,
+        "privacy-clip": 2.0, "personal-variance": 0.01, "privacy-min-variance": 0.01,
+    }  # fmt: skip
+    with SecureFederation(folder, 20, **changes) as federation, federation.serving() as server:
+        rng, nodes = np.random.default_rng(9), list(federation.grid.contexts)
+        theta = np.array([1.0, -0.5])
+        for phone in federation.phones:
+            x = rng.uniform(-1.4, 1.4, (20, D))
+            won = rng.random(20) < logistic(x @ theta)
+            phone.answer(*zip(x.tolist(), won.astype(float).tolist(), strict=True))
+        priors = []
+        for _ in range(6):
+            assert federation.round(server), federation.lines
+            priors.append((server.strategy.algorithm.prior, server.strategy.algorithm.theta_sync))
+            chosen = rng.choice(nodes, round(20 * coverage), replace=False)
+            federation.grid.absent = set(nodes) - set(chosen)
+        return priors, [upload for _, upload in federation.sums]
+
+
+def test_the_prior_does_not_shrink_when_a_tenth_takes_part(tmp_path):
+    """M, scaled to all devices, and the mean are those of all, up to the error of drawing two."""
+    every, full = priors_of(tmp_path / "every", 1.0)
+    few, uploads = priors_of(tmp_path / "few", 0.1)
+    assert [each.coverage for each in uploads] == [1.0] + [0.1] * 5
+    assert [each.coverage for each in full] == [1.0] * 6
+    matrices = [each.shares.precision / each.coverage for each in uploads[1:]]
+    ratio = np.trace(np.mean(matrices, axis=0)) / np.trace(full[-1].shares.precision)
+    assert ratio == pytest.approx(1.0, abs=0.2)
+    sizes = [np.trace(prior.precision) for prior, _ in few]
+    assert min(sizes[1:]) > 0.9 * sizes[0]
+    assert np.trace(every[-1][0].precision) < 3.0 * sizes[-1]
+    np.testing.assert_allclose(few[-1][1], every[-1][1], atol=0.25)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5])
+def test_a_share_of_the_devices_is_asked(tmp_path, fraction):
+    """With ``fraction_train``: devices that are not known yet are not asked either."""
+    changes = {"algorithm": "fldb_personal", "fraction-train": fraction}
+    with SecureFederation(tmp_path, 10, **changes) as federation, federation.serving() as server:
+        federation.answer(count=1)
+        known = set()
+        for _ in range(4):
+            federation.grid.asked.clear()
+            assert federation.round(server), federation.lines
+            asked = {node for node, _ in federation.grid.asked}
+            known |= asked
+            assert len(asked) == round(10 * fraction)
+            assert federation.sums[-1][1].coverage == pytest.approx(len(asked) / len(known))
