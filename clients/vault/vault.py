@@ -81,7 +81,7 @@ class Spent(NamedTuple):
 
 
 class Vault:
-    """The replies of a device to the requests of secure sums.
+    r"""The replies of a device to the requests of secure sums.
 
     Several vaults, in different threads and processes, may use one store, or one ledger.
 
@@ -108,7 +108,7 @@ class Vault:
     >>> from clients.vault import Vault, read_config
     >>> from fldb_flower.deployment.helper_keys import create_helper_key
     >>> files = create_helper_key(Path("helper"))
-    >>> text = 'federation = "tea"\\nhelper = "helper.pub"\\ndimension = 6'
+    >>> text = 'federation = "tea"\nhelper = "helper.pub"\ndimension = 6'
     >>> _ = Path("vault.toml").write_text(text)
     >>> vault = Vault(DuelStore("duels.db"), read_config(Path("vault.toml")))
     >>> vault.spent().epsilon, vault.spent().max_epsilon
