@@ -76,7 +76,7 @@ class UploadMaker:
         if not broadcast.shares:
             differences = clipped(self._rows(new), settings.clip)
             return statistics(broadcast, differences, new.preferences, differences, self.form)
-        change = PersonalLearner(settings, self._prior(broadcast)).relative(known, new)
+        change = self._learner(broadcast).relative(known, new)
         count = len(known.numbers) + len(new.numbers)
         return self._zeros(broadcast, count, 0)._replace(shares=change)
 

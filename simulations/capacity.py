@@ -1,7 +1,7 @@
 """What a federation of many devices costs, computed from measurements and stated assumptions.
 
 The tables of "Plan for many devices" in docs/scaling.md. Measured numbers are those of the result
-files ``deployment.json`` and ``secure.json``.
+file ``deployment.json``.
 """
 
 from __future__ import annotations

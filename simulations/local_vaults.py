@@ -21,11 +21,14 @@ class Secure(NamedTuple):
     dimension : int
         d, which the devices pin.
     epsilon : float
-        The limit of each owner, and that of the run.
+        That of the run.
+    max_epsilon : float
+        The limit of each owner.
     """
 
     dimension: int
     epsilon: float
+    max_epsilon: float = 1000.0
 
 
 def create_vaults(key: Path, folders: Iterable[Path], secure: Secure) -> Path:
@@ -50,7 +53,7 @@ def create_vaults(key: Path, folders: Iterable[Path], secure: Secure) -> Path:
         "federation": FEDERATION,
         "helper": PUBLIC,
         "dimension": secure.dimension,
-        "max_epsilon": secure.epsilon,
+        "max_epsilon": secure.max_epsilon,
     }
     content = "".join(f"{toml({name: value})}\n" for name, value in values.items())
     try:

@@ -1,7 +1,9 @@
 """`python -m simulations.privacy_figure [FOLDER]`: the picture of docs/privacy.md.
 
 ``privacy.png`` is drawn from ``docs/results/privacy.json``, by default into ``docs/figures``: the
-final regret of FLDB-ONS against epsilon, with a curve for each number of agents.
+final regret of FLDB-ONS against epsilon, with a curve for each number of agents. Noise for an
+answer is that of one party, a trusted server. Noise for a person is that of the two parties of
+secure sums.
 """
 
 from __future__ import annotations
@@ -24,21 +26,26 @@ from simulations.heterogeneity import run_command, summaries
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-UNITS = {"answer": "per answer", "person": "per person"}
+PANELS = {("answer", 1): "per answer", ("person", 2): "per person"}
+"""Titles by unit and number of parties that add noise."""
+
 _TICKS = [5, 10, 30, 100, 300, 1000]
 
 
 def draw_privacy(figure: Figure, rows: list[dict[str, Any]], width: str) -> None:
-    """Draw one panel for each unit; the last point of a curve is without noise."""
+    """Draw the panels; the last point of a curve is without noise."""
     shape = (2, 1) if width == "column" else (1, 2)
     panels = figure.subplots(*shape, sharex=True, sharey=True).tolist()
     shown = [row for row in rows if row["algorithm"] == "fldb_ons" and row["dimension"] == 5]
     epsilons = sorted({row["epsilon"] for row in shown if row["epsilon"] != "none"})
     places = {epsilon: place for place, epsilon in enumerate([*epsilons, "none"])}
-    for axes, (unit, title) in zip(panels, UNITS.items(), strict=True):
+    for axes, (noise, title) in zip(panels, PANELS.items(), strict=True):
         for number, size in enumerate(sorted({row["num_agents"] for row in shown})):
             own = [
-                row for row in shown if row["num_agents"] == size and row["unit"] in {unit, "none"}
+                row
+                for row in shown
+                if row["num_agents"] == size
+                and (row["unit"] == "none" or (row["unit"], row["parties"]) == noise)
             ]
             own.sort(key=lambda row: places[row["epsilon"]])
             style = Style(
@@ -50,7 +57,8 @@ def draw_privacy(figure: Figure, rows: list[dict[str, Any]], width: str) -> None
         axes.set_yscale("log")
         axes.set_xticks(list(places.values()), [str(each).removesuffix(".0") for each in places])
         axes.set_title(title)
-    panels[0].set_title(f"{UNITS['answer']}; {errors_text([len(row['regret']) for row in shown])}")
+    errors = errors_text([len(row["regret"]) for row in shown])
+    panels[0].set_title(f"{PANELS['answer', 1]}; {errors}")
     for axes in panels if width == "column" else panels[:1]:
         axes.set_ylabel(f"final {REGRET}")
         axes.yaxis.set_ticks(_TICKS, [str(tick) for tick in _TICKS])

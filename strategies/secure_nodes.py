@@ -125,6 +125,13 @@ class SecureNodes(Nodes):
         Device id -> number of the last exchange in which its report was counted.
     duels : int
         About the number of duels counted, of all devices: sums have noise.
+
+    Examples
+    --------
+    >>> from strategies.nodes import Nodes
+    >>> from strategies.secure_nodes import SecureNodes
+    >>> issubclass(SecureNodes, Nodes), SecureNodes.sees_uploads
+    (True, False)
     """
 
     sees_uploads: ClassVar[bool] = False

@@ -29,13 +29,6 @@ from simulations.engines.flower import superlink
 from simulations.engines.ray_cluster import SLOW_START, STARTS
 from simulations.local_process import environment
 
-try:  # dp-accounting imports it
-    from absl import logging as absl_logging
-except ImportError:
-    pass
-else:  # its handler would close the stream of pytest when logging is configured again
-    absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
-
 ROOT = Path(__file__).parent.parent
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 

@@ -9,9 +9,15 @@ import sys
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from test_run import ROOT
 
 from fldb_flower.errors import DataError, SettingsError
+from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.linalg.forms import make_form
+from fldb_flower.secure.report import SCALE, Header, make_report
+from fldb_flower.settings import Settings
+from fldb_flower.wire.secure_vector import size_of
 from simulations import documents, figures, heterogeneity, measured
 from simulations.benchmark.algorithms import ALGORITHMS
 
@@ -155,6 +161,23 @@ def test_the_bytes_of_an_exchange():
     up, down = 8 * (5 + 15 + 15), 8 * (500 * (5 + 5 + 15) + 7 * 5) / 507
     page = (ROOT / "docs" / "personal.md").read_text()
     assert f"(FLDB-ONS: {up} and {down:.0f})" in page
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_personal"])
+def test_the_bytes_of_a_report(algorithm):
+    """A sealed seed of 64 bytes, and 8 for each number."""
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    name = {"fldb_ons": "FLDB-ONS", "fldb_personal": "FLDB-Personal"}[algorithm]
+    (row,) = re.findall(rf"^\| {name}: .*? \| ([\d,]+) \| ([\d,]+) \|$", page, re.MULTILINE)
+    for d, cell in zip((5, 64), row, strict=True):
+        settings = Settings(algorithm=algorithm, dimension=d)
+        is_shares = algorithm == "fldb_personal"
+        broadcast = Broadcast(None, None if is_shares else np.zeros(d), hessian=not is_shares)
+        numbers = size_of(broadcast._replace(shares=is_shares), make_form(settings))
+        header = Header(bytes(32), 1, numbers, SCALE, 0, bytes(32))
+        key = X25519PrivateKey.generate().public_key()
+        report = make_report(header, np.zeros(numbers, dtype=np.int64), key).to_bytes()
+        assert f"{len(report):,}" == cell
 
 
 def test_pictures_are_drawn_from_the_results(tmp_path):

@@ -141,20 +141,6 @@ def test_each_parent_has_two_children_at_least():
     assert (plan.always.superlinks, plan.always.levels) == (9, 5)
 
 
-def test_secure_sums_of_a_day_by_hand():
-    rows = [
-        {"N": 100, "d": 5, "c": 100},
-        {"N": 1000, "d": 64, "c": 250, "collect, ms": 20.0, "open, ms": 60.0, "server, ms": 86.4,
-         "up, bytes": 80_000, "to a member, bytes": 300_000},
-    ]  # fmt: skip
-    plan = capacity.secure_plan(99_500, rows)
-    assert plan.sums == 100
-    assert (plan.scheme.needed, plan.scheme.random_rows, plan.scheme.tolerated) == (200, 150, 50)
-    assert (plan.messages, plan.up, plan.down) == (1.25, 80_000, 75_000)
-    assert plan.seconds == pytest.approx(0.035)
-    assert plan.server == pytest.approx(1e-4)  # 8.64 s of a day
-
-
 def test_limits_are_ratios_of_one_run(monkeypatch):
     rows = [row(), row(app="array", **{"SuperLink, ms": 90.0})]
     monkeypatch.setattr(deployment, "measurements", lambda *_arguments: iter(rows))

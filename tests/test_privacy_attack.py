@@ -28,10 +28,8 @@ from fldb_flower.federation.exchange import (
 )
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.forms import Full
-from fldb_flower.privacy.mechanism import GaussianMechanism, with_noise
+from fldb_flower.privacy.mechanism import GaussianMechanism, simulated, with_noise
 from fldb_flower.settings import from_nested
-
-pytest.importorskip("dp_accounting", reason="needs dp-accounting (the privacy extra)")
 
 EPSILON, DELTA, D, AGENTS = 1.0, 1e-6, 2, 5
 LARGEST_ADVANTAGE = (math.exp(EPSILON) - 1.0 + 2.0 * DELTA) / (math.exp(EPSILON) + 1.0)  # 0.46
@@ -144,7 +142,7 @@ def scores(unit, share=1.0, trials=TRIALS):
         noise = mechanism.deviations(request)
         noise = type(noise)(*(share * each for each in noise))
         for world, trial in np.ndindex(2, trials):
-            released = with_noise(worlds[world], noise, rng)
+            released = with_noise(worlds[world], noise, simulated(rng))
             found[world, trial] += likelihood_ratio(released, worlds[0], difference)
     return found
 
@@ -172,7 +170,7 @@ def advantage(found):
 def separation():
     """Return the distance of two normal distributions that are (epsilon, delta)-close, exactly.
 
-    By Balle and Wang (2018), Theorem 8; written without dp-accounting.
+    By Balle and Wang (2018), Theorem 8; written without the product's accounting.
     """
 
     def excess(m):

@@ -7,6 +7,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import fldb_flower as fldb
 from fldb_flower.bandit import policies
@@ -17,8 +18,6 @@ from fldb_flower.settings import from_nested
 from simulations import measured, privacy_figure
 from simulations.benchmark import privacy as benchmark
 from simulations.engines import vectorized
-
-pytest.importorskip("dp_accounting", reason="needs dp-accounting (the privacy extra)")
 
 SMALL = {
     "num_agents": 60, "horizon": 40, "num_arms": 5, "dimension": 3,
@@ -97,7 +96,7 @@ def test_the_factors_are_those_of_the_benchmark():
     mean = {
         (row["num_agents"], row["unit"], row["epsilon"]): fmean(row["regret"])
         for row in rows
-        if row["algorithm"] == "fldb_ons" and row["dimension"] == 5
+        if (row["algorithm"], row["dimension"], row["parties"]) == ("fldb_ons", 5, 1)
     }
     for unit, table in usefulness.FACTORS.items():
         for size, row in zip(usefulness.AGENTS, table, strict=True):
@@ -184,6 +183,21 @@ def test_the_cases_of_the_benchmark_have_valid_settings():
         settings = benchmark.settings_of(case, 0)
         assert settings.num_agents == case.num_agents
         assert settings.is_private == (case.epsilon != "none")
+
+
+def test_the_panels_of_the_figure_have_the_noise_of_their_parties():
+    """Means by hand, of rows that begin with the panel: answer, then person with two parties."""
+    rows = [
+        {**case._asdict(), "regret": [value, value + 2.0]}
+        for value, case in enumerate(benchmark.cases(), 10)
+        if (case.algorithm, case.dimension, case.num_agents) == ("fldb_ons", 5, 100)
+    ]
+    figure = Figure()
+    privacy_figure.draw_privacy(figure, rows, "page")
+    drawn = [list(axes.lines[0].get_ydata()) for axes in figure.axes]
+    plain, *noisy = [row["regret"][0] + 1.0 for row in rows]
+    assert [len(rows), len(noisy)] == [10, 9]  # answer, person and person with two parties
+    assert drawn == [[*noisy[:3], plain], [*noisy[6:], plain]]
 
 
 def test_the_figure_is_drawn_from_the_result_file(tmp_path):

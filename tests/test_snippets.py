@@ -29,11 +29,12 @@ from test_run import ROOT
 
 import fldb_flower as fldb
 from clients.store import DuelStore
-from clients.vault import Vault, read_config
+from clients.vault import Vault, VaultConfig, read_config
+from clients.vault.vault import MOST_OF_LIMIT
 from fldb_flower import settings as fldb_settings
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import DataError
-from fldb_flower.secure import roster
+from fldb_flower.privacy.plan import ReleasePlan
 
 sybil = pytest.importorskip("sybil", reason="needs sybil (the dev extra)")
 markdown = pytest.importorskip("sybil.parsers.markdown")
@@ -204,28 +205,30 @@ def test_the_setup_of_secure_sums_runs(shell):
     text = page.read_text()
     command = f"{sys.executable} -m simulations.command"
     short = shell.folder / page.name
-    short.write_text(re.sub(r"^( *)fldb ", rf"\1{command} ", text, flags=re.MULTILINE))
-    assert evaluate(short, markdown.CodeBlockParser("bash", shell)) == 5
-    vault, run, private = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    (work / "device1" / "vault.toml").write_text(vault)
-    config = read_config(work / "device1" / "vault.toml")
-    with DuelStore(work / "device1" / "duels.db") as store:
-        assert Vault(store, config).min_devices == 10
-    renewed = roster.read((work / "roster.json").read_bytes())[0]
-    names = {f"device{number}" for number in range(1, 16)} - {"device3"}
-    assert (renewed.version, set(renewed.keys)) == (2, names)
-    # The example of the text: 14 devices are in the roster.
-    first = roster.read((work / "device1" / "roster.json").read_bytes())[0]
-    assert config.limits.least_devices(first) == 12
+    short.write_text(re.sub(r"^fldb ", f"{command} ", text, flags=re.MULTILINE))
+    shown = []
+
+    def recorded(example):
+        shell(example)
+        shown.append((shell.folder / "output").read_text().split())
+
+    assert evaluate(short, markdown.CodeBlockParser("bash", recorded)) == 2
+    assert shown[0][-3:-1] == ["public", "key"]
+    assert shown[0][-1] == shown[1][-1]  # what owners compare
+    vault, run = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (work / "vault.toml").write_text(vault)
+    config = read_config(work / "vault.toml")
+    with DuelStore(work / "duels.db") as store:
+        spent = Vault(store, config).spent()
     settings = fldb_settings.from_flat(
         {**tomllib.loads(run), "mode": "devices", "dimension": 6}, "docs/deployment.md"
     )
-    assert (settings.secure, settings.min_duels) == (True, 2)  # 3 * 6 / 10, rounded up
-    settings = fldb_settings.from_flat(
-        {**tomllib.loads(run + private), "mode": "devices", "dimension": 6}, "docs/deployment.md"
-    )
-    assert (settings.is_private, settings.privacy.unit) == (True, "person")
-    assert settings.max_difference == pytest.approx(2 * 6**0.5, rel=0.001)
+    assert settings.secure
+    assert settings.devices.federation == config.federation
+    assert settings.dimension == config.dimension
+    plan = ReleasePlan(settings)
+    assert plan.spent(plan.planned) <= spent.max_epsilon  # of the limit by default
+    assert 1.02 / plan.multiplier**2 < MOST_OF_LIMIT * config.most
 
 
 def test_the_limits_of_a_vault_are_documented(tmp_path):
@@ -234,8 +237,15 @@ def test_the_limits_of_a_vault_are_documented(tmp_path):
         read_config(tmp_path / "vault.toml")
     known = str(refused.value).partition("must be one of ")[2].split(", ")
     part = (ROOT / "docs" / "deployment.md").read_text().partition("### Set up a device")[2]
-    table = re.findall(r"^\| `(\w+)` \|", part.partition("### Set up the run")[0], re.MULTILINE)
-    assert table == [name for name in known if name not in {"name", "key", "signer", "roster"}]
+    part = part.partition("### Set up the run")[0]
+    table = dict(re.findall(r"^\| `(\w+)` \| `?(.*?)`? \|", part, re.MULTILINE))
+    assert list(table) == [
+        name for name in known if name not in {"federation", "helper", "dimension"}
+    ]
+    fields = VaultConfig.__dataclass_fields__
+    for name in ("max_epsilon", "max_delta"):
+        assert float(table[name]) == fields[name].default
+    assert (table["privacy_days"], fields["privacy_days"].default) == ("for ever", None)
 
 
 def test_installed_extras_exist():

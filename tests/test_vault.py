@@ -645,13 +645,22 @@ def test_a_restored_store_sends_no_answer_again(phone, caplog):
     request = ask_for(phone)
     phone.opened(request)
     restore(phone, copy)
-    assert "was restored from a backup: its answers up to number 4" in caplog.text
+    assert "may be a backup: its answers up to number 4 are not sent again" in caplog.text
     assert "after an interruption" in phone.ask(request).reason
     assert phone.ledger.spent() == COST / 400
     assert (phone.store.last, phone.store.sent) == (4, 4)
     phone.answer(([0.25, 2.0], 1.0))
     for counted in (0, request.header.number):
         check_numbers(phone.opened(ask_for(phone, counted=counted)), phone.given[4:])
+
+
+def test_a_report_that_is_sent_after_a_kill_is_not_sent_again_by_a_backup(phone, kills):
+    """The process is killed when the report is stored, and the ledger has no cut of it."""
+    copy, request = copied(phone.path), ask_for(phone)
+    assert kills.run(12, phone, request) is None
+    check_numbers(phone.opened(request), phone.given)
+    restore(phone, copy)
+    assert not phone.opened(ask_for(phone, counted=request.header.number)).any()
 
 
 def test_a_restored_store_knows_what_was_counted_in_a_report_that_it_lacks(phone):

@@ -103,6 +103,17 @@ class Helper:
         Another helper uses the directory, or it cannot be created.
     DataError
         Other users can read it, or an answer in it is damaged.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    >>> from clients.helper.sums import Helper
+    >>> signer = Ed25519PrivateKey.generate()
+    >>> helper = Helper(Path("answers"), signer)
+    >>> key = helper.keys()
+    >>> len(key.verified(signer.public_key(), now=key.expires).public_bytes_raw())
+    32
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -99,6 +100,19 @@ class Vault:
         The store has duels of another dimension, or the ledger or the store is damaged.
     OutputError
         The store or the ledger cannot be written.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from clients.store import DuelStore
+    >>> from clients.vault import Vault, read_config
+    >>> from fldb_flower.deployment.helper_keys import create_helper_key
+    >>> files = create_helper_key(Path("helper"))
+    >>> text = 'federation = "tea"\\nhelper = "helper.pub"\\ndimension = 6'
+    >>> _ = Path("vault.toml").write_text(text)
+    >>> vault = Vault(DuelStore("duels.db"), read_config(Path("vault.toml")))
+    >>> vault.spent().epsilon, vault.spent().max_epsilon
+    (0.0, 3.0)
     """
 
     def __init__(
@@ -289,15 +303,16 @@ class Vault:
             content, ledger = store.secure_part("journal"), self._file.read()
             what = f"the journal of secure sums in {store.path}"
             journal = Journal() if content is None else Journal.from_bytes(content, what)
-            sent = (ledger or Ledger()).sent(store.device_id)
-            if sent.number < journal.number:
-                return self._without_ledger(ledger or Ledger(), journal, now)
-            if ledger is None or (ledger == Ledger(ledger.created) and ledger.created > now):
+            if (ledger or Ledger()).sent(store.device_id).number < journal.number:
+                ledger = self._renewed(ledger or Ledger(), journal.number, now)
+                self._file.write(ledger)
+            elif ledger is None or (ledger == Ledger(ledger.created) and ledger.created > now):
                 ledger = Ledger(created=now)
                 self._file.write(ledger)
-            elif sent.cut > journal.sent:
+            sent = ledger.sent(store.device_id)
+            if sent.cut > journal.sent:
                 _LOG.warning(
-                    "%s was restored from a backup: its answers up to number %d are not sent again",
+                    "%s may be a backup: its answers up to number %d are not sent again",
                     one_line(store.path), sent.cut,
                 )  # fmt: skip
                 journal = Journal(sent.number, sent.cut)
@@ -308,8 +323,8 @@ class Vault:
                 self._file.write(ledger)
         return ledger, journal
 
-    def _without_ledger(self, ledger: Ledger, journal: Journal, now: int) -> tuple[Ledger, Journal]:
-        """Return a new ledger of a store that has replied before, and its journal.
+    def _renewed(self, ledger: Ledger, number: int, now: int) -> Ledger:
+        """Return the ledger of a store that has replied to a later exchange than the ledger has.
 
         What was spent is unknown, and counts as the whole limit. Numbers that may have been
         answered are refused. The store may be a backup as well, so none of its answers is sent.
@@ -322,17 +337,9 @@ class Vault:
             *(one_line(path) for path in (self._file.path, store.path, config.path)),
             self._file.path.name,
         )  # fmt: skip
-        ledger = Ledger(
-            max(ledger.created, journal.number, now) + _AHEAD,
-            ledger.charged(day_of(self._clock()), config.most).days,
-            ledger.tasks,
-            {**ledger.stores, store.device_id: Sent(journal.number, store.last)},
-        )
-        journal = Journal(journal.number, store.last)
-        self._keep(journal)
-        store.mark_sent(store.last)
-        self._file.write(ledger)
-        return ledger, journal
+        charged = ledger.charged(day_of(self._clock()), config.most)
+        charged = replace(charged, created=max(ledger.created, number, now) + _AHEAD)
+        return charged.with_sent(store.device_id, Sent(number, store.last))
 
     def _keep(self, journal: Journal) -> None:
         self._store.keep_secure_part("journal", journal.to_bytes())

@@ -58,6 +58,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     renew.set_defaults(run=lambda a: [credentials.renew(a.folder, a.host)])
     for command in (create, add, renew):
         command.add_argument("folder", type=Path, metavar="DIR", help="folder of the files")
+    _add_helper(commands)
     return parser.parse_args(argv)
 
 

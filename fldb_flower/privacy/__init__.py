@@ -4,8 +4,9 @@ The sums that the server receives are the only numbers of the agents that leave 
 :mod:`~fldb_flower.privacy.sensitivities` bounds the influence of one answer or of one person on
 each of them, and :mod:`~fldb_flower.privacy.accounting` determines how much noise is needed for all
 rounds of a run, whose budget :mod:`~fldb_flower.privacy.plan` has. The noise is added to the sum
-by :mod:`~fldb_flower.privacy.mechanism`, or with secure sums in parts by the devices, as integers
-(:mod:`~fldb_flower.privacy.discrete`). :mod:`~fldb_flower.privacy.usefulness` has warnings.
+by :mod:`~fldb_flower.privacy.mechanism`, or with secure sums by the server and the helper, as
+integers. With devices, :mod:`~fldb_flower.privacy.discrete` draws it exactly.
+:mod:`~fldb_flower.privacy.usefulness` has warnings.
 
 Two federations are neighbors if they differ in the contributions of one unit, which are zero in
 one of them (zero-out adjacency). With ``privacy.unit=answer`` a unit is one duel, and with

@@ -68,7 +68,7 @@ def noise_multiplier(epsilon: float, delta: float, releases: float) -> float:
     --------
     >>> from fldb_flower.privacy.accounting import noise_multiplier
     >>> round(noise_multiplier(3.0, 1e-6, releases=17), 2)
-    6.36
+    6.37
     """
     return math.sqrt(releases) / largest_mu(epsilon, delta)
 

@@ -5,7 +5,7 @@ the set of the possible ones depends on the number (Mironov 2012). So a number i
 multiple of a quantum first, and an integer is added, which is drawn exactly from
 ``P(k) ~ exp(-k^2 / 2 s^2)`` (Canonne, Kamath and Steinke 2020) by OpenDP, with random bits of the
 operating system. The scale s is :data:`LEAST_SCALE` quanta at least. The probabilities are then
-those of a Gaussian that is rounded to integers, up to a relative error below ``8 / s^2 < 1e-17``
+those of a Gaussian that is rounded to integers, up to a relative error below ``8 / s^2 < 2e-16``
 per number within 12 s, so the accounting of Gaussians applies.
 
 References
@@ -23,7 +23,7 @@ import numpy as np
 from fldb_flower.errors import PrivacyError, extra_missing
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 
-LEAST_SCALE = 2.0**30
+LEAST_SCALE = 2.0**28
 """Smallest scale of noise, in quanta."""
 
 _QUANTA = 2.0**40

@@ -47,8 +47,8 @@ Words = NDArray[np.uint64]
 SCALE = 2**32
 """Integers per unit of length."""
 
-LEAST_SIGMA, LARGEST_SIGMA = 2**30, 2**54
-"""Standard deviations of noise, in integers: multipliers from 1/4 to 4 million."""
+LEAST_SIGMA, LARGEST_SIGMA = 2**28, 2**54
+"""Standard deviations of noise, in integers: multipliers from 1/16 to 4 million."""
 
 MOST_NUMBERS = 2**20
 """Largest number of values in a report."""

@@ -54,6 +54,7 @@ from simulations.benchmark.privacy import privacy
 from simulations.benchmark.refits import refit_times, refits
 from simulations.benchmark.robust import robust
 from simulations.benchmark.scale import scale
+from simulations.benchmark.secure import secure
 
 SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "algorithms": lambda asked: algorithms(asked.repetitions),
@@ -69,6 +70,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
     "pace": lambda asked: pace(asked.repetitions),
     "refits": lambda _asked: refits(),
     "refit_times": lambda asked: refit_times(max(1, asked.repetitions // 3)),
+    "secure": lambda asked: secure(asked.repetitions),
     "liars": lambda _asked: liars(),
     "privacy": lambda _asked: privacy(),
     "limits": lambda asked: limits(asked.repetitions),
