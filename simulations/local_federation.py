@@ -224,19 +224,15 @@ class LocalFederation:
         self.secure = secure
         self.helper_port = free_port()
         self.helper_folder = self.folder / "helper"
-        self.helper = LocalProcess(
-            "helper",
-            self.folder,
-            [
-                sys.executable,
-                *("-m", "clients.helper", "--key", str(keys / "helper")),
-                *("--dir", str(self.helper_folder), "--port", str(self.helper_port)),
-            ],
-            umask=_PRIVATE,
-        )
+        self.helper = self._helper(keys / "helper")
         if secure:
             folders = [each.store.parent for each in self.devices]
             self.helper_key = create_vaults(keys / "helper", folders, secure)
+
+    def _helper(self, key: Path) -> LocalProcess:
+        where = ["--dir", str(self.helper_folder), "--port", str(self.helper_port)]
+        command = [sys.executable, "-m", "clients.helper", "--key", str(key), *where]
+        return LocalProcess("helper", self.folder, command, umask=_PRIVATE)
 
     def start(self, say: Callable[[str], None] = lambda _line: None) -> None:
         """Start the services and the SuperLink, register the devices, start the SuperNodes.
@@ -329,8 +325,10 @@ class LocalFederation:
         return part
 
     def check(self) -> None:
-        """Raise FederationError if the SuperLink, a SuperNode or a service has ended."""
-        for part in (self.superlink, *self.devices, *(each.service for each in self.devices)):
+        """Raise FederationError if the SuperLink, a SuperNode, a service or the helper ended."""
+        services = [each.service for each in self.devices]
+        helper = [self.helper] if self.secure else []
+        for part in (self.superlink, *helper, *self.devices, *services):
             if not part.is_running:
                 raise FederationError(f"{part.name} is needed and does not run: {part.end()}")
 
@@ -350,7 +348,7 @@ class LocalFederation:
     def stop(self) -> None:
         """Stop all processes, the SuperLink last, since SuperNodes sign off from it."""
         services = [device.service for device in self.devices]
-        others = [*self.runs, *self.devices, *services]
+        others = [*self.runs, *self.devices, *services, self.helper]
         for part in others:
             part.terminate()
         for part in (*others, self.superlink):
