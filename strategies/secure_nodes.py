@@ -114,17 +114,17 @@ class SecureNodes(Nodes):
     noise : callable
         Returns integers with the discrete Gaussian distribution for an array of scales.
 
-    Raises
-    ------
-    SettingsError
-        The multiplier is above 4 million.
-
     Attributes
     ----------
     counted : dict
         Device id -> number of the last exchange in which its report was counted.
     duels : int
         About the number of duels counted, of all devices: sums have noise.
+
+    Raises
+    ------
+    SettingsError
+        The multiplier is above 4 million.
 
     Examples
     --------
