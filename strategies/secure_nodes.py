@@ -105,7 +105,7 @@ class SecureNodes(Nodes):
     helper : Helper
         The helper.
     task : bytes
-        Of :func:`~fldb_flower.secure.report.task_of`.
+        Of ``fldb_flower.secure.report.task_of``.
     multiplier : float
         The noise multiplier of one exchange.
     spend : callable
