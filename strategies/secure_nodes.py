@@ -74,7 +74,7 @@ class SecureNodes(Nodes):
     helper : Helper
         The helper.
     task : bytes
-        Of :func:`~fldb_flower.secure.report.task_of`.
+        Of ``fldb_flower.secure.report.task_of``.
     multiplier : float
         The noise multiplier of one exchange.
     spend : callable
@@ -83,17 +83,17 @@ class SecureNodes(Nodes):
     noise : callable
         Returns integers with the discrete Gaussian distribution for an array of scales.
 
-    Raises
-    ------
-    SettingsError
-        The multiplier is above 4 million.
-
     Attributes
     ----------
     counted : dict
         Device id -> number of the last exchange in which its report was counted.
     duels : int
         About the number of duels counted, of all devices: sums have noise.
+
+    Raises
+    ------
+    SettingsError
+        The multiplier is above 4 million.
 
     Examples
     --------

@@ -90,7 +90,7 @@ class Vault:
     store : DuelStore
         The device's store.
     config : VaultConfig
-        Of :func:`~clients.vault.read_config`.
+        Of ``clients.vault.read_config``.
     clock : callable
         Returns the time in seconds since 1970.
 
@@ -139,7 +139,7 @@ class Vault:
         return Spent(epsilon, config.max_delta, config.max_epsilon, days, self._is_refused)
 
     def answer(self, content: bytes) -> bytes:
-        """Return the reply to a request, both of :mod:`fldb_flower.wire.secure_request`.
+        """Return the reply to a request, both of ``fldb_flower.wire.secure_request``.
 
         Reasons of refusals tell nothing about answers: those about files are only logged.
         """
