@@ -160,17 +160,10 @@ def test_a_number_of_the_wrong_type_is_refused(name, value):
 @pytest.mark.parametrize("name", WHOLE)
 def test_integers_must_be_whole_numbers(name):
     entry = WHOLE[name]
-<<<<<<< HEAD
     message = refused(entry, 1.5)
     assert f"{name}=1.5" in message
     assert f"at least {entry.limits.minimum:g}" in message
     number = 2 if name == "privacy.parties" else 7
-=======
-    number = 2 if name == "privacy.parties" else 7
-    message = refused(entry, number - 0.5)
-    assert f"{name}={number - 0.5}" in message
-    assert f"at least {entry.limits.minimum:g}" in message
->>>>>>> wk
     checked = check(entry, float(number))  # users may write 1000 as 1e3
     assert (checked, type(checked)) == (number, int)
     assert refused(entry, -1)
@@ -399,20 +392,13 @@ def test_compatible_settings_at_the_limit_are_accepted(values):
     assert isinstance(from_nested(values, "x"), Settings)
 
 
-<<<<<<< HEAD
 DEVICES = {
     "mode": "devices", "algorithm": "fldb-ons", "secure": True, "privacy-epsilon": 3.0,
     "privacy-clip": 2.0, "devices-rounds": 20, "devices-helper": "https://helper.example",
-=======
-SECURE = {
-    "mode": "devices", "algorithm": "fldb-personal", "secure": True, "privacy-epsilon": 3.0,
-    "privacy-clip": 2.0, "devices-rounds": 30, "devices-helper": "https://helper.example",
->>>>>>> wk
     "devices-helper-key": "/helper.pub", "devices-helper-token": "/token",
 }  # fmt: skip
 
 
-<<<<<<< HEAD
 def test_a_simulation_has_no_secure_sums_and_the_refusal_names_what_to_use():
     with pytest.raises(SettingsError) as error:
         from_nested({"algorithm": "fldb_ons", "secure": True}, "x")
@@ -438,27 +424,9 @@ def test_a_simulation_has_no_secure_sums_and_the_refusal_names_what_to_use():
     ],
 )
 def test_devices_with_secure_sums_need_a_helper_and_noise(values, words):
-=======
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"mode": "simulation"}, "secure=true (from x): needs mode=devices, with a helper"),
-        ({"privacy-epsilon": "none"}, "secure=true (from x): needs privacy.epsilon, because a sum"),
-        ({"devices-helper": ""}, "devices.helper is empty (from x): secure=true needs the address"),
-        ({"devices-helper": "h"}, "devices.helper='h' (from x): secure=true needs the address"),
-        ({"devices-helper-key": ""}, "devices.helper_key is empty (from x): secure=true needs the"),
-        ({"devices-helper-token": "t"}, "devices.helper_token='t' (from x): secure=true needs the"),
-        ({"devices-rounds": 0}, "privacy.epsilon=3 (from x): devices.rounds=0: the noise depends"),
-        ({"privacy-unit": "answer"}, "privacy.unit='answer' (from x): algorithm=fldb_personal: an"),
-        ({"wire": "float32"}, "privacy.epsilon=3 (from x): wire=float32: rounded sums have other"),
-    ],
-)
-def test_what_secure_sums_need_is_one_line(changes, words):
->>>>>>> wk
     with pytest.raises(SettingsError) as error:
-        from_flat({**SECURE, **changes}, "x")
+        from_flat({**DEVICES, **values}, "x")
     assert str(error.value).startswith(words)
-<<<<<<< HEAD
     assert from_flat(DEVICES, "x").secure
 
 
@@ -472,20 +440,6 @@ def test_what_secure_sums_need_is_one_line(changes, words):
 def test_the_first_round_is_one_exchange_with_privacy(algorithm, epsilon, expected):
     values = {"algorithm": algorithm, "privacy": {"epsilon": epsilon}}
     assert from_nested(values, "x").first_round == expected
-=======
-    assert "\n" not in str(error.value)
-    assert from_flat(SECURE, "x").secure
-
-
-@pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_ogd"])
-def test_the_first_round_is_a_step_with_privacy(algorithm):
-    """Unless it is given: then privacy refuses another one."""
-    private = {"privacy": {"epsilon": 3}, "algorithm": algorithm}
-    assert from_nested({"algorithm": algorithm}, "x").first_round == "minimise"
-    assert from_nested(private, "x").first_round == "step"
-    with pytest.raises(SettingsError, match="use first_round=step"):
-        from_nested({**private, "first_round": "minimise"}, "x")
->>>>>>> wk
 
 
 def test_empty_settings_are_the_defaults():
@@ -620,8 +574,7 @@ def value_of(entry):
     """Return a strategy for the accepted values of an entry."""
     limits = entry.limits
     if entry.choices:
-        is_automatic = entry.dotted in RESOLVED
-        return st.sampled_from([each for each in entry.choices if each != AUTO or not is_automatic])
+        return st.sampled_from(entry.choices)
     if entry.kind is int:
         numbers = st.integers(limits.minimum, limits.maximum)
     elif entry.kind is float:
@@ -656,17 +609,6 @@ def fit_environment(values):
         values["environment.path"] = values["environment.path"] or "u.data"
 
 
-<<<<<<< HEAD
-=======
-def fit_secure(values):
-    """Use secure sums only with what they need."""
-    values["secure"] &= values.get("mode") == "devices" and values["privacy.epsilon"] != "none"
-    if values["secure"]:
-        values["devices.helper"] = "https://helper.example"
-        values |= {"devices.helper_key": "/helper.pub", "devices.helper_token": "/token"}
-
-
->>>>>>> wk
 def fit_privacy(values):
     """Use no privacy with settings that refuse it, and fit the length that clips."""
     able = values["algorithm"] == "fldb_personal" or values["first_round"] == "step"
@@ -678,8 +620,6 @@ def fit_privacy(values):
         return
     if values["algorithm"] == "fldb_personal" or values.get("mode") == "devices":
         values["privacy.unit"] = "person"
-    if values.get("mode") == "devices":
-        values["devices.rounds"] = max(1, values["devices.rounds"])
     if values["max_difference"] == AUTO:
         values["privacy.clip"] = 2.5
     else:
@@ -694,13 +634,10 @@ def together(values):
         values["algorithm"] = "fldb_ons"
     if values["algorithm"] not in ("fldb_ogd", "fldb_ons"):
         values |= {"robust": "none", "first_round": "minimise"}
-<<<<<<< HEAD
     if "secure" in values:
         values["secure"] = False  # it needs a helper
     if values["first_round"] == AUTO:  # its value depends on the others
         values["first_round"] = "minimise"
-=======
->>>>>>> wk
     if values["algorithm"] in {"ldb", "alone", "fldb_personal"} or values["dimension"] < 3:
         values["matrix_form"] = "full"
     if values["matrix_form"] != "full" and values["solver"] == "newton":
@@ -708,7 +645,6 @@ def together(values):
     if values["matrix_form"] == "sketch":
         values["sketch_rank"] = values["sketch_rank"] % (values["dimension"] - 2) + 1
     fit_privacy(values)
-    fit_secure(values)
     if "engine.name" in values and values["engine.name"] != "inprocess":
         values.update({name: 0 for name in values if name == "dropout"})
     if values.get("engine.name", "vectorized") != "vectorized":
