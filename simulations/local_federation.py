@@ -324,11 +324,14 @@ class LocalFederation:
         part.wait_for(_STARTED, "submitted")
         return part
 
-    def check(self) -> None:
-        """Raise FederationError if the SuperLink, a SuperNode, a service or the helper ended."""
-        services = [each.service for each in self.devices]
+    @property
+    def _services(self) -> list[LocalProcess]:
         helper = [self.helper] if self.secure else []
-        for part in (self.superlink, *helper, *self.devices, *services):
+        return [*(device.service for device in self.devices), *helper]
+
+    def check(self) -> None:
+        """Raise FederationError if the SuperLink, a SuperNode or a service has ended."""
+        for part in (self.superlink, *self.devices, *self._services):
             if not part.is_running:
                 raise FederationError(f"{part.name} is needed and does not run: {part.end()}")
 
@@ -347,8 +350,7 @@ class LocalFederation:
 
     def stop(self) -> None:
         """Stop all processes, the SuperLink last, since SuperNodes sign off from it."""
-        services = [device.service for device in self.devices]
-        others = [*self.runs, *self.devices, *services, self.helper]
+        others = [*self.runs, *self.devices, *self._services]
         for part in others:
             part.terminate()
         for part in (*others, self.superlink):

@@ -1,4 +1,4 @@
-"""Tests of the keys, the roster and the vaults of a federation on this machine."""
+"""Tests of the vaults and the helper of a federation on this machine."""
 
 from __future__ import annotations
 
@@ -6,68 +6,78 @@ import stat
 import tomllib
 
 import pytest
-from fldb_flower.secure.header import Limits
-from fldb_flower.secure.roster import read_signed
 
 from clients.vault import read_config
-from fldb_flower.deployment import rosters
-from fldb_flower.errors import OutputError
+from fldb_flower.deployment.helper_keys import load_helper_key
+from fldb_flower.errors import FederationError, OutputError
 from simulations.local_federation import LocalFederation
-from simulations.local_vaults import create_vaults
+from simulations.local_process import LocalProcess
+from simulations.local_vaults import FEDERATION, Secure, create_vaults
 
-LIMITS = Limits(min_duels=1, min_devices=3, min_committee=5)
-NAMES = ["device1", "device2"]
+SECURE = Secure(dimension=3, epsilon=8.0, max_epsilon=90.0)
 
 
 @pytest.fixture
 def folders(tmp_path):
-    folders = {name: tmp_path / name for name in NAMES}
-    for folder in folders.values():
+    folders = [tmp_path / "device1", tmp_path / "device2"]
+    for folder in folders:
         folder.mkdir()
     return folders
 
 
-def test_a_vault_has_the_key_of_the_roster_and_the_limits(tmp_path, folders):
-    roster = create_vaults(tmp_path / "signed", folders, LIMITS)
-    for name, folder in folders.items():
-        vault = tomllib.loads((folder / "vault.toml").read_text())
-        assert (vault["min_duels"], vault["min_devices"], vault["min_committee"]) == (1, 3, 5)
+def test_a_vault_pins_the_helper_and_has_the_limit(tmp_path, folders):
+    public = create_vaults(tmp_path / "helper", folders, SECURE)
+    signer = load_helper_key(tmp_path / "helper").public_key().public_bytes_raw()
+    for folder in folders:
         config = read_config(folder / "vault.toml")
-        assert (config.name, config.limits) == (name, LIMITS)
-        files = {key: folder / vault[key] for key in ("key", "signer", "roster")}
-        assert files["roster"].read_bytes() == roster.read_bytes()
-        signed = read_signed(files["roster"].read_bytes(), rosters.load_signer(files["signer"]))
-        assert list(signed.keys) == NAMES
-        public = rosters.load_device_key(files["key"]).public_key().public_bytes_raw()
-        assert signed.keys[name] == public
-        assert stat.S_IMODE(files["key"].stat().st_mode) == 0o600
+        assert (config.federation, config.dimension) == (FEDERATION, 3)
+        assert config.max_epsilon == 90.0
+        assert config.helper.public_bytes_raw() == signer
+        assert (folder / "helper.pub").read_bytes() == public.read_bytes()
+        for name in ("helper.pub", "vault.toml"):
+            assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
 
 
-def test_keys_are_kept_and_limits_are_changed(tmp_path, folders):
-    create_vaults(tmp_path / "signed", folders, LIMITS)
-    key = (folders["device1"] / "device.key").read_bytes()
-    roster = (tmp_path / "signed" / "roster.json").read_bytes()
-    create_vaults(tmp_path / "signed", folders, Limits(min_duels=7, min_devices=4))
-    assert (folders["device1"] / "device.key").read_bytes() == key
-    assert (tmp_path / "signed" / "roster.json").read_bytes() == roster
-    limits = read_config(folders["device1"] / "vault.toml").limits
-    assert limits == Limits(min_duels=7, min_devices=4)  # the committee is half of the roster
+def test_the_key_is_kept_and_the_vaults_are_written_again(tmp_path, folders):
+    create_vaults(tmp_path / "helper", folders, SECURE)
+    key = (tmp_path / "helper").read_bytes()
+    create_vaults(tmp_path / "helper", folders, Secure(3, 8.0, 70.0))
+    assert (tmp_path / "helper").read_bytes() == key
+    assert read_config(folders[1] / "vault.toml").max_epsilon == 70.0
 
 
 def test_a_vault_that_cannot_be_written_is_one_line(tmp_path, folders):
-    (folders["device2"] / "vault.toml").mkdir()
+    (folders[1] / "vault.toml").mkdir()
     with pytest.raises(OutputError, match=r"cannot write .*device2/vault\.toml: Is a directory$"):
-        create_vaults(tmp_path / "signed", folders, LIMITS)
+        create_vaults(tmp_path / "helper", folders, SECURE)
 
 
-def test_the_supernode_of_a_vault_is_given_neither_store_nor_key(tmp_path):
-    federation = LocalFederation(tmp_path, 2, secure=LIMITS)
+def test_the_supernode_of_a_vault_is_given_neither_store_nor_vault(tmp_path):
+    federation = LocalFederation(tmp_path, 2, secure=SECURE)
     for device in federation.devices:
         (config,) = (word for word in device.command if "service-url" in word)
         assert set(tomllib.loads(config.replace(" ", "\n"))) == {"service-url", "node-token-file"}
         words = " ".join(device.command)
-        assert not [name for name in ("duels.db", "vault.toml", "device.key") if name in words]
+        assert not [name for name in ("duels.db", "vault.toml", "helper") if name in words]
         assert device.service.command[-4:] == [
             "--vault", str(tmp_path / device.key.name / "vault.toml"),
             "--node-token-file", str(tmp_path / device.key.name / "node.token"),
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize("secure", [None, SECURE])
+def test_the_helper_is_checked_and_stopped(tmp_path, monkeypatch, secure):
+    federation, stopped, running = LocalFederation(tmp_path, 1, secure=secure), [], set()
+    monkeypatch.setattr(LocalProcess, "stop", lambda part: stopped.append(part.name))
+    monkeypatch.setattr(LocalProcess, "is_running", property(lambda part: part.name in running))
+    federation.stop()
+    names = ["device1-supernode", "device1-service", *(["helper"] if secure else []), "superlink"]
+    assert stopped == names
+    running |= {*names, "helper"}
+    federation.check()
+    running.discard("helper")
+    if secure:
+        with pytest.raises(FederationError, match="helper is needed and does not run"):
+            federation.check()
+    else:
+        federation.check()

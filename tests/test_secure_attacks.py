@@ -443,6 +443,22 @@ def test_a_number_is_released_once_whatever_is_asked(tmp_path, clock, link):
     assert charged == pytest.approx(phone.ledger.spent())
 
 
+def test_an_exchange_is_not_released_again_after_the_next_one(tmp_path, clock, link):
+    """The helper stores the answers of the last exchange only, and its key opens older reports."""
+    (phone, _), requests = pair(tmp_path, clock), []
+    for _ in range(2):
+        asked = asked_with(link, new_request(clock, common(), multiplier=5.0))
+        sealed = (sent_report(phone, asked).sealed,)
+        requests.append(SumRequest(asked.header, "sum", (1,), sealed))
+        link.sums(requests[-1])
+    first, second = requests
+    for kind in KINDS:
+        with pytest.raises(FederationError, match="is over"):
+            link.sums(replace(first, kind=kind))
+    link.sums(second)  # the same bytes
+    assert [len(contents) for _, contents in link.released.values()] == [1, 1]
+
+
 # --- a hostile helper ------------------------------------------------------------------------
 
 
@@ -564,7 +580,13 @@ def test_a_decision_about_a_sum_has_the_noise_of_the_server():
 # --- worlds that differ in everything --------------------------------------------------------
 
 
-@pytest.mark.parametrize("requests", [200, pytest.param(10_000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "requests",
+    [
+        200,
+        pytest.param(10_000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)]),
+    ],
+)
 def test_worlds_with_the_same_randomness_differ_by_what_noise_covers(
     tmp_path, clock, monkeypatch, caplog, requests
 ):
