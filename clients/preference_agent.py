@@ -46,7 +46,8 @@ class PreferenceAgent:
     path : str or Path
         The device's store; created if it does not exist.
     expire_after : float
-        Seconds within which a duel can be answered. Seven days by default.
+        Seconds within which a duel can be answered, counted while the device runs: setting its
+        clock does not make a duel expire. Seven days by default.
     purpose : {"suggest", "rank"}
         What duels are for. ``"suggest"``: the two arms shown are good ones, and the best arm is
         found. ``"rank"``: all arms are ranked well after few duels, which show bad arms as well.

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -34,6 +35,7 @@ from clients.store import (
     UndoError,
     UnknownDuelError,
 )
+from clients.store.answers import system_uptime
 from clients.store.database import Database
 from fldb_flower.errors import DataError, DeclinedError, FldbError, OutputError
 
@@ -495,6 +497,67 @@ def test_a_duel_can_be_answered_until_it_expires(path):
         (error,) = store.record([(third, 1.0)])
         assert isinstance(error, UnknownDuelError)
         assert store.last == 1
+
+
+@pytest.mark.parametrize("jump", [56 * 365.25 * 24 * HOUR, 2 * HOUR, -2 * HOUR, -1.7e9])
+def test_setting_the_clock_expires_no_duel(path, jump):
+    """Duels are proposed before the clock is set; other duels are proposed and answered later."""
+    wall, uptime = Clock(1.8e9 if jump < 0 else 30.0), Clock(30.0)
+    with DuelStore(path, clock=wall, uptime=uptime) as store:
+        shown = [propose(store, contents=["a", "b"]) for _ in range(3)]
+        uptime.now += 60.0
+        wall.now += 60.0 + jump
+        shown.append(propose(store, contents=["a", "b"]))
+        assert [each.id for each in store.open_proposals(9)] == shown  # in the order of proposals
+        assert store.record([(shown[0], 1.0)]) == [1]
+    with DuelStore(path, clock=wall, uptime=uptime) as store:  # as another process does
+        uptime.now += HOUR - 60.0
+        wall.now -= jump
+        assert store.record([(shown[1], 1.0)]) == [2]
+        uptime.now += 1.0  # an hour and a second after the proposal
+        (error,) = store.record([(shown[2], 1.0)])
+        assert isinstance(error, DuelExpiredError)
+        assert "expired 1 s ago" in str(error)
+        assert store.counts()["open"] == 1
+        propose(store)  # deletes the expired one
+        assert len(rows(path, "SELECT id FROM proposals")) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0.0, 2 * HOUR),  # seconds that pass
+            st.floats(-2e9, 2e9),  # the time of the day afterwards
+            st.booleans(),  # whether the device starts again before
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_no_duel_expires_before_its_time(steps):
+    """And without a new start of the device, it expires exactly then."""
+    wall, uptime, passed, was_restarted = Clock(), Clock(5.0), 0.0, False
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        store = DuelStore(Path(folder) / "duels.db", clock=wall, uptime=uptime)
+        propose(store)
+        for seconds, time_of_day, restarts in steps:
+            uptime.now = seconds if restarts else uptime.now + seconds
+            passed, wall.now = passed + seconds, time_of_day
+            was_restarted |= restarts
+            is_open = store.counts()["open"] == 1
+            assert is_open or passed > HOUR - 1e-6
+            assert was_restarted or is_open == (passed <= HOUR) or abs(passed - HOUR) < 1e-6
+        store.close()
+
+
+def test_the_uptime_of_the_system_increases_and_is_that_of_all_processes():
+    command = "from clients.store.answers import system_uptime; print(repr(system_uptime()))"
+    before = system_uptime()
+    other = float(
+        subprocess.run([sys.executable, "-c", command], check=True, capture_output=True).stdout
+    )
+    assert before < other < system_uptime()
 
 
 def test_the_oldest_open_duels_are_listed_first(path):

@@ -18,6 +18,8 @@ from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray
 
 MAX_ANSWERS = 2**53
+LONGEST_STEP = 366 * 24 * 3600.0
+"""Seconds; an uptime that is further ahead is that of another device, and counts as no time."""
 EXTRA = 2
 """Numbers after a difference in ``evidence``: preference, predicted preference."""
 
@@ -42,11 +44,25 @@ def distinct_duels(differences: FloatArray) -> int:
     return len({duel_key(each) for each in differences[differences.any(axis=1)]})
 
 
+def system_uptime() -> float:
+    """Return the seconds since the device started, the same in all processes; nobody sets them."""
+    if hasattr(time, "CLOCK_BOOTTIME"):  # includes the time in which it was suspended
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
 class AnswerLog:
     """The answers in a store: which an upload covers, and what is left of deleted ones."""
 
-    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] | None = None,
+    ) -> None:
         self._clock = clock
+        self._uptime = uptime or (system_uptime if clock is time.time else clock)
         self._database = Database(path)
         self._dimension: int | None = None
         with self._database.reading():
@@ -294,6 +310,23 @@ class AnswerLog:
         insert = "INSERT INTO answers (answered, evidence) VALUES (?, ?)"
         row = (self._clock(), self._placeholder())
         return int(self._database.execute(insert, row).lastrowid or 0)
+
+    def _running(self) -> float:
+        """Return for how many seconds the device was seen to run: at most the time that has passed.
+
+        Unlike the time of the day, which can be set, it never jumps. When the device starts again,
+        its uptime begins at 0, and what is unknown is not counted.
+        """
+        running, last = self._database.row("SELECT running, uptime FROM device")
+        passed = 0.0 if last is None else self._uptime() - last
+        return float(running + (passed if 0.0 < passed <= LONGEST_STEP else 0.0))
+
+    def _count_running(self) -> float:
+        """Store what :meth:`_running` returns, within a transaction, and return it."""
+        running = self._running()
+        update = "UPDATE device SET running = ?, uptime = ?"
+        self._database.execute(update, (running, self._uptime()))
+        return running
 
     def _fix_dimension(self, dimension: int) -> None:
         if self.dimension is None:

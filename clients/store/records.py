@@ -81,7 +81,7 @@ class Proposal(NamedTuple):
     id : str
         Identifies the duel.
     created, expires : float
-        In seconds since 1970.
+        In seconds since 1970, by the device's clock when it was proposed.
     first_key, second_key : str or None
         The application's names for the two arms.
     contents : Any
