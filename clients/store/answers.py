@@ -12,16 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
+from clients.store.check import check
 from clients.store.database import Database
 from clients.store.records import Evidence, Forgotten
+from clients.store.schema import EXTRA, MAX_ANSWERS
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray
 
-MAX_ANSWERS = 2**53
 LONGEST_STEP = 366 * 24 * 3600.0
 """Seconds; an uptime that is further ahead is that of another device, and counts as no time."""
-EXTRA = 2
-"""Numbers after a difference in ``evidence``: preference, predicted preference."""
 
 
 def duel_key(difference: FloatArray) -> bytes:
@@ -65,6 +64,11 @@ class AnswerLog:
         self._uptime = uptime or (system_uptime if clock is time.time else clock)
         self._database = Database(path)
         self._dimension: int | None = None
+        try:
+            check(self._database)
+        except BaseException:
+            self._database.close()
+            raise
         with self._database.reading():
             self.device_id = str(self._database.row("SELECT id FROM device")[0])
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from clients.store.answers import EXTRA
 from clients.store.records import (
     ConflictingAnswerError,
     DuelExpiredError,
@@ -28,6 +27,7 @@ from clients.store.records import (
     UndoError,
     UnknownDuelError,
 )
+from clients.store.schema import EXTRA
 from clients.store.sums import SumLog
 from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.errors import DataError, FldbError

@@ -9,6 +9,10 @@ SCHEMA_VERSION = 6
 APPLICATION_ID = 0x666C6462
 """SQLite's identifier of the application that owns a file: "fldb"."""
 
+EXTRA = 2
+"""Numbers after a difference in ``evidence``: preference, predicted preference."""
+MAX_ANSWERS = 2**53
+
 _TABLES = """
 CREATE TABLE device (
     id TEXT NOT NULL,            -- random; identifies this store to the server
