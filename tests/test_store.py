@@ -258,13 +258,18 @@ def full_store(path):
         answer(store, 2)
 
 
+def answered(agent):
+    duel = agent.propose(ARMS).id
+    agent.record(duel, "tie")
+    return duel
+
+
 ARMS = [[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]]
 USES = [
     lambda agent: agent.status(),
     lambda agent: agent.store.open_proposals(9),
     lambda agent: agent.propose(ARMS),
-    lambda agent: agent.record(agent.propose(ARMS).id, "tie"),
-    lambda agent: agent.undo(agent.store._database.row("SELECT max(id) FROM answers")[0]),
+    lambda agent: agent.undo(answered(agent)),
     lambda agent: agent.skip(agent.propose(ARMS).id),
     lambda agent: (agent.rank(ARMS), agent.predict(*ARMS[:2]), agent.explain()),
     lambda agent: agent.store.cut(3, 1),
