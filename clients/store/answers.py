@@ -19,6 +19,8 @@ from clients.store.schema import EXTRA, MAX_ANSWERS
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray
 
+OPEN = "begun + (expires - created) >= ?"
+"""Condition of an open duel, with the seconds for which the device has run."""
 LONGEST_STEP = 366 * 24 * 3600.0
 """Seconds; an uptime that is further ahead is that of another device, and counts as no time."""
 
@@ -100,14 +102,39 @@ class AnswerLog:
             return max(self._last_cut(MAX_ANSWERS), self.acknowledged)
 
     @property
+    def minimum(self) -> int | None:
+        """Distinct duels of an upload, at least; None before one was requested."""
+        with self._database.reading():
+            minimum: int | None = self._database.row("SELECT minimum FROM device")[0]
+        return minimum
+
+    @property
     def needed(self) -> int | None:
         """Distinct duels that the next upload lacks; None before one was requested."""
+        minimum = self.minimum
+        if minimum is None:
+            return None
         with self._database.reading():
-            (minimum,) = self._database.row("SELECT minimum FROM device")
-            if minimum is None:
-                return None
             waiting = self._evidence(self._last_cut(MAX_ANSWERS), MAX_ANSWERS)
-        return max(0, int(minimum) - distinct_duels(waiting.differences))
+        return max(0, minimum - distinct_duels(waiting.differences))
+
+    def asked(self) -> set[bytes]:
+        """Return the keys of all duels proposed since the last upload, open or answered.
+
+        It is empty as long as no upload was requested and the person's own estimate is used: no
+        upload needs distinct duels then, and each answer changes the estimate.
+        """
+        database = self._database
+        with database.reading():
+            query = "SELECT count(*) FROM synchronized WHERE prior IS NULL"
+            if self.minimum is None and not database.row(query)[0]:
+                return set()
+            rows = database.execute(
+                "SELECT evidence FROM answers WHERE sequence > ? UNION ALL"
+                f" SELECT evidence FROM proposals WHERE {OPEN}",
+                (self._last_cut(MAX_ANSWERS), self._running()),
+            ).fetchall()
+        return {duel_key(np.frombuffer(row[0])[:-EXTRA]) for row in rows}
 
     def cut(self, start: int, at_least: int, at_most: int = MAX_ANSWERS) -> int:
         """Return where an upload that begins after answer ``start`` ends.

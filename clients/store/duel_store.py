@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from clients.store.answers import OPEN
 from clients.store.records import (
     ConflictingAnswerError,
     DuelExpiredError,
@@ -34,8 +35,6 @@ from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import unpack_symmetric
 from fldb_flower.settings import current_names
-
-_OPEN = "begun + (expires - created) >= ?"  # with the seconds for which the device has run
 
 
 class DuelStore(SumLog):
@@ -126,7 +125,7 @@ class DuelStore(SumLog):
         with database.writing():
             self._fix_dimension(difference.size)
             running = self._count_running()
-            expired = database.execute(f"DELETE FROM proposals WHERE NOT {_OPEN}", (running,))
+            expired = database.execute(f"DELETE FROM proposals WHERE NOT {OPEN}", (running,))
             database.execute(
                 "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (duel, now, proposal.expires, evidence, *keys, shown, running),
@@ -155,7 +154,7 @@ class DuelStore(SumLog):
         with self._database.reading():
             rows = self._database.execute(
                 "SELECT id, created, expires, first_key, second_key, contents FROM proposals"
-                f" WHERE contents IS NOT NULL AND {_OPEN} ORDER BY rowid LIMIT ?",
+                f" WHERE contents IS NOT NULL AND {OPEN} ORDER BY rowid LIMIT ?",
                 (self._running(), limit),
             ).fetchall()
         return [Proposal._make((*row[:-1], json.loads(row[-1]))) for row in rows]
@@ -354,7 +353,7 @@ class DuelStore(SumLog):
     def counts(self) -> dict[str, int]:
         """Return the numbers of open duels, of answers, and of acknowledged answers."""
         with self._database.reading():
-            query = f"SELECT count(*) FROM proposals WHERE {_OPEN}"
+            query = f"SELECT count(*) FROM proposals WHERE {OPEN}"
             return {
                 "open": self._database.row(query, self._running())[0],
                 "answered": self.last,
