@@ -92,17 +92,18 @@ class DeviceAgent(NumPyClient):
     ) -> tuple[DeviceUploadHeader, Upload]:
         if not broadcast.learns:
             return DeviceUploadHeader(0, start, start, 0, 0), self._uploads.nothing(broadcast)
-        end = upto
+        end, held = upto, (0, 0)
         if upto < 0:
             most = self._settings.devices.max_duels
             end = self.store.cut(start, self._limits.min_duels, most)
+            held = self.store.held_back()
         if broadcast.theta_hat is not None:
             self.store.admit(start, end, broadcast.theta_hat, self._limits.max_questions)
         upload, duels = self._uploads.upload(broadcast, start, end)
         decided = np.isfinite(duels.predicted) & (duels.preferences != 0.5)
         agreed = (duels.predicted > 0.5) == (duels.preferences > 0.5)
         counts = int(decided.sum()), int((decided & agreed).sum())
-        return DeviceUploadHeader(upload.num_duels, start, end, *counts), upload
+        return DeviceUploadHeader(upload.num_duels, start, end, *counts, *held), upload
 
 
 def train(message: Message, context: Context) -> Message:

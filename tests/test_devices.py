@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 
 from clients.device import DeviceAgent, Limits
 from clients.preference_agent import PreferenceAgent
-from clients.store import DuelStore, UndoError, UnknownDuelError
+from clients.store import DuelStore, Synchronization, UndoError, UnknownDuelError
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.selection import ucb
+from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.errors import CheckpointError, DataError, FldbError, OutputError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
@@ -463,6 +464,106 @@ def test_fewer_answers_than_an_upload_must_cover_are_held_back(tmp_path):
         (2, 0, 5)
     ]
     federation.check_central(server)
+
+
+CATALOGUE = np.random.default_rng(1).normal(size=(5, D))  # 10 pairs
+
+
+def estimate_of(theta):
+    """Return a broadcast of FLDB-ONS with W = 100 I."""
+    information = 100 * np.eye(D)[np.triu_indices(D)]
+    return Synchronization(9.0, 2, 0, 50, np.array(theta), information, {"algorithm": "fldb_ons"})
+
+
+def answer_catalogue(agent, count, arms=CATALOGUE):
+    """Answer duels as a person of theta = (1, -2, 0.5); return the pairs."""
+    pairs = []
+    for _ in range(count):
+        duel = agent.propose(arms)
+        gap = np.array([1.0, -2.0, 0.5]) @ (arms[duel.first] - arms[duel.second])
+        agent.record(duel.id, "first" if gap > 0 else "second")
+        pairs.append(frozenset((duel.first, duel.second)))
+    return pairs
+
+
+@pytest.mark.parametrize(
+    ("purpose", "algorithm", "selection"),
+    [
+        *(("suggest", "fldb_ons", selection) for selection in SELECTIONS),
+        ("rank", "fldb_ons", "ucb"),
+        ("suggest", "fldb_ogd", "ucb"),
+        ("suggest", "fldb_personal", "ucb"),
+        ("rank", "fldb_personal", "ucb"),
+    ],
+)
+def test_a_person_who_continues_to_answer_takes_part_again(tmp_path, purpose, algorithm, selection):
+    """Each upload needs 6 distinct pairs of a catalogue of 10: 6 answers are enough each time."""
+    federation = Federation(
+        tmp_path, devices=1, min_duels=6, algorithm=algorithm, selection=selection
+    )
+    with PreferenceAgent(federation.stores[0], purpose=purpose) as agent:
+        answer_catalogue(federation.agents[0], 60)  # before the first request, any pairs
+        answer_catalogue(agent, 6, np.random.default_rng(2).normal(size=(40, D)))
+        federation.serve()
+        for number in (2, 3):
+            pairs = answer_catalogue(agent, 6)
+            assert len(set(pairs)) == 6
+            assert agent.status()["needed"] == 0
+            server = federation.serve()
+            assert server.round == number
+        assert len(set(answer_catalogue(agent, 10))) == 10
+        answer_catalogue(agent, 5)  # all pairs were asked
+    assert federation.uploads()[1:] == [
+        (2, server.devices.tally().uploads[0][0], 66, 72),
+        (3, server.devices.tally().uploads[0][0], 72, 78),
+    ]
+
+
+def test_pairs_that_are_open_or_skipped_count_as_asked(tmp_path):
+    with PreferenceAgent(tmp_path / "duels.db") as agent:
+        agent.store.synchronize(estimate_of([1.0, -2.0, 0.5]))
+        agent.store.cut(0, 6)
+        duels = [agent.propose(CATALOGUE) for _ in range(4)]
+        agent.skip(duels[0].id)
+        duels += [agent.propose(CATALOGUE) for _ in range(6)]
+        assert len({frozenset((duel.first, duel.second)) for duel in duels}) == 10
+
+
+def test_equal_arms_are_no_pair(tmp_path):
+    """Four arms, of which two are equal: three pairs, which are asked before one is repeated."""
+    arms = np.array([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.5, 1.0, 0.0]])
+    with PreferenceAgent(tmp_path / "duels.db") as agent:
+        agent.store.synchronize(estimate_of([1.0, 0.0, 0.0]))
+        agent.store.cut(0, 9)
+        answer_catalogue(agent, 3, arms)
+        assert agent.status()["needed"] == 9 - 3
+        begin = time.process_time()
+        duel = agent.propose(np.ones((3000, D)))
+        assert duel.first != duel.second
+        assert time.process_time() - begin < 2.0
+
+
+def test_the_log_states_which_answers_are_held_back(tmp_path):
+    federation = Federation(tmp_path, devices=3, min_duels=5)
+    federation.answer(0, 9)
+    federation.serve()
+    arms = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    answer_catalogue(federation.agents[0], 41, arms)  # three pairs
+    server = federation.server()
+    server.strategy.connect(federation.grid)
+    assert not server.try_round()
+    assert federation.lines[-1] == (
+        "round 2 is not counted: 41 answers held back, 2 distinct pairs missing"
+    )
+    answer_catalogue(federation.agents[2], 7, arms[:2])
+    assert not server.try_round()
+    assert (
+        "48 answers held back by 2 devices, 2 to 4 distinct pairs missing" in federation.lines[-1]
+    )
+    federation.answer(1, 5)
+    assert server.try_round()
+    assert "held back by 2 devices" in federation.lines[-1]
+    server.directory.close()
 
 
 def test_a_device_is_recognised_when_its_node_changes(tmp_path):

@@ -230,6 +230,12 @@ class Status(BaseModel):
         " server has requested one.",
         examples=[3],
     )
+    minimum: int | None = Field(
+        default=None,
+        description="How many distinct duels an upload has at least; absent before the server has"
+        " requested one.",
+        examples=[15],
+    )
     dimension: int | None = Field(
         description="d; null before the first duel or broadcast.", examples=[2]
     )

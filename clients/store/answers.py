@@ -118,16 +118,19 @@ class AnswerLog:
             waiting = self._evidence(self._last_cut(MAX_ANSWERS), MAX_ANSWERS)
         return max(0, minimum - distinct_duels(waiting.differences))
 
+    def held_back(self) -> tuple[int, int]:
+        """Return how many answers no upload covers yet, and how many distinct duels these lack."""
+        with self._database.snapshot():
+            return self.last - self._last_cut(MAX_ANSWERS), self.needed or 0
+
     def asked(self) -> set[bytes]:
         """Return the keys of all duels proposed since the last upload, open or answered.
 
-        It is empty as long as no upload was requested and the person's own estimate is used: no
-        upload needs distinct duels then, and each answer changes the estimate.
+        It is empty before an upload was requested: then none needs distinct duels.
         """
         database = self._database
         with database.reading():
-            query = "SELECT count(*) FROM synchronized WHERE prior IS NULL"
-            if self.minimum is None and not database.row(query)[0]:
+            if self.minimum is None:
                 return set()
             rows = database.execute(
                 "SELECT evidence FROM answers WHERE sequence > ? UNION ALL"

@@ -31,6 +31,9 @@ class DeviceUploadHeader(NamedTuple):
     predicted, agreed : int
         Answers (ties excluded) for which a prediction existed when the duel was proposed, and
         those of them that agree with the prediction.
+    held, missing : int
+        Answers that the device holds back for a later upload, and how many distinct duels that one
+        lacks.
     """
 
     num_duels: int
@@ -38,6 +41,8 @@ class DeviceUploadHeader(NamedTuple):
     end: int
     predicted: int
     agreed: int
+    held: int = 0
+    missing: int = 0
 
     @classmethod
     def from_counts(cls, numbers: Any) -> DeviceUploadHeader:
