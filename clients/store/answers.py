@@ -167,7 +167,7 @@ class AnswerLog:
         with database.writing():
             database.execute("UPDATE device SET minimum = ?", (at_least,))
             last = self.last
-            if start > MAX_ANSWERS:
+            if start > MAX_ANSWERS or last < start > MAX_ANSWERS // 2:  # numbers have to be left
                 raise DataError(f"{database.path}: no device has {start} answers")
             if start > last:
                 self._skip_to(start)
@@ -178,7 +178,7 @@ class AnswerLog:
             if end > newest and found >= at_least:
                 database.execute("INSERT INTO cuts (position) VALUES (?)", (end,))
                 newest = end
-            self._expect_cut(start)
+            self.expect_cut(start)
             newest = self._last_cut(end)
             if newest <= start and end < last:
                 raise DataError(
@@ -240,8 +240,8 @@ class AnswerLog:
         """
         database = self._database
         with database.reading():
-            self._expect_cut(start)
-            self._expect_cut(end)
+            self.expect_cut(start)
+            self.expect_cut(end)
             query = "SELECT forgotten FROM cuts WHERE position = ?"
             if start < end and database.row(query, end)[0]:
                 raise DataError(
@@ -384,9 +384,12 @@ class AnswerLog:
         query = "SELECT coalesce(max(position), 0) FROM cuts WHERE position <= ?"
         return int(self._database.row(query, up_to)[0])
 
-    def _expect_cut(self, position: int) -> None:
+    def expect_cut(self, position: int) -> None:
+        """Raise DataError if a number is neither 0 nor that of the last answer of an upload."""
         query = "SELECT count(*) FROM cuts WHERE position = ?"
-        if position != 0 and not self._database.row(query, position)[0]:
+        with self._database.reading():
+            is_cut = position == 0 or self._database.row(query, position)[0]
+        if not is_cut:
             raise DataError(
                 f"{self._database.path}: no upload ever ended at answer {position}: the server"
                 " refers to another store, or this store is an old backup"
