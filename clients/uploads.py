@@ -11,6 +11,7 @@ import numpy as np
 from clients.learning import PersonalLearner
 from clients.store import DuelStore, Evidence, Synchronization
 from fldb_flower.bandit.duels import clipped
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange, scale_of
 from fldb_flower.errors import ConvergenceError, DataError, SettingsError, one_line
@@ -232,24 +233,20 @@ class UploadMaker:
             raise DataError(f"the broadcast's sum of M_i: {reason}") from None
         _expect("the mean of the prior", _largest(mean) * math.sqrt(scale), _MOST_LOGIT)
 
-    def _can_use(self, prior: CommonPrior, counted: int) -> bool:
-        """Return whether the prior is within the limits without this device's share."""
-        name = "prior, without the device's own share,"
-        try:
-            with np.errstate(over="raise", invalid="raise", divide="raise"):
-                learner = PersonalLearner(self._settings, prior, self._store.share(counted))
-                _expect(name, _largest(learner.theta) * math.sqrt(prior.scale or 1.0), _MOST_LOGIT)
-                _expect(name, largest_norm(learner.whitener) ** 2, _LARGEST_VARIANCE)
-        except (ArithmeticError, DataError, np.linalg.LinAlgError) as reason:
-            _LOG.warning("%s", one_line(f"keeps its former estimate: {reason}"))
-            return False
-        return True
+    def _check_own_prior(self, prior: CommonPrior, counted: int) -> None:
+        """Check a prior without this device's share, which its sums may not contain."""
+        if not self._store.has_share(counted):
+            return
+        name = "prior without the device's own share"
+        with np.errstate(over="raise", invalid="raise", divide="raise"):
+            learner = PersonalLearner(self._settings, prior, self._store.share(counted))
+            _expect(name, _largest(learner.theta) * math.sqrt(prior.scale or 1.0), _MOST_LOGIT)
+            _expect(name, largest_norm(learner.whitener) ** 2, _LARGEST_VARIANCE)
 
     def synchronize(self, play: PlayRequest, counted: int, duels: int) -> None:
-        """Store the estimate of a broadcast.
+        """Store the estimate of a broadcast; a device that cannot use it keeps its former one.
 
-        The device keeps its former estimate if it cannot use a prior without its own share: then
-        the server's sums do not contain that share. The server does not observe it.
+        The server does not observe which, since this may depend on the device's own share.
 
         Parameters
         ----------
@@ -259,24 +256,24 @@ class UploadMaker:
             Number of the last answer of this device that the server has counted.
         duels : int
             Number of duels, of all devices, that the estimate is based on.
-
-        Raises
-        ------
-        DataError
-            See :meth:`check`.
         """
         estimate = play.estimate
         assert estimate is not None
-        self.check(Broadcast(play, None))
         prior = None
-        if isinstance(estimate, CommonPrior):
-            prior = private_prior(estimate, self._settings)
+        try:
+            self.check(Broadcast(play, None))
+            if isinstance(estimate, CommonPrior):
+                prior = private_prior(estimate, self._settings)
+                self._check_own_prior(prior, counted)
+        except (ArithmeticError, DataError, np.linalg.LinAlgError) as reason:
+            _LOG.warning("%s", one_line(f"keeps its former estimate: {reason}"))
+            return
+        if prior is not None:
             information = prior.precision
             ridge = self._settings.personal_ridge * (prior.scale or 1.0)
             theta = self.form.solve(information, prior.shift, ridge)  # the common mean
-            if not self._can_use(prior, counted):
-                return
         else:
+            assert isinstance(estimate, Estimate)
             theta, information = estimate.theta_sync, estimate.information
         chosen = {name: getattr(self._settings, name) for name in SELECTION_SETTINGS}
         self._store.synchronize(
