@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from clients.store.answers import MAX_ANSWERS, distinct_duels
+from clients.store.answers import distinct_duels
+from clients.store.schema import MAX_ANSWERS
 from clients.store.shares import ShareLog
 from fldb_flower.errors import DeclinedError
 
