@@ -434,13 +434,13 @@ def test_many_features_with_distant_warm_starts(monkeypatch):
     Estimates of separable duels are so far from 0 that the curvature vanishes there.
     """
     evaluations = []
-    logistic = local.logistic
+    residuals = local.residuals
 
-    def counted(logits):
+    def counted(logits, answers):
         evaluations.append(1)
-        return logistic(logits)
+        return residuals(logits, answers)
 
-    monkeypatch.setattr(local, "logistic", counted)
+    monkeypatch.setattr(local, "residuals", counted)
     d, count, ridge = 60, 40, 1 / 200
     rng = np.random.default_rng(3)
     theta = rng.standard_normal(d)

@@ -6,12 +6,13 @@ import math
 from typing import NamedTuple, Protocol
 
 from fldb_flower.bandit.newton import LARGEST_SLOPE, RESTART, is_too_long, shortened
-from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.preference import residuals
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace
 from fldb_flower.linalg.linear import pseudo_solve, solve
 
-_VERIFIED = 1e-13  # Newton decrement per duel below which the next step is not verified
+_VERIFIED = 1e-13  # Newton decrement per duel below which the next step may be the last
+_CHANGED = 1e-6  # change of a logit, relative if that is above 1, with which it is not
 _FLAT = 0.1  # of the slope at the start: a step that ends with a steeper descent is doubled
 MAX_STEPS = 200
 _CAREFUL = 100, 0.1  # after so many steps, which may be a cycle, steps end with a smaller slope
@@ -154,6 +155,8 @@ def minimise(
     for number in range(MAX_STEPS):
         step, slope = _newton_step(batch, gradient, curvatures)
         going = slope < -_VERIFIED * count
+        if not going.all():  # the decrement is also small where mu' is
+            going |= _changes_logits(step, batch)
         found[active] = batch.point + step
         if not going.any():
             return found
@@ -219,12 +222,22 @@ def _descend(batch: _Batch, step: Array, slope: Array, number: int) -> tuple[_Ba
 
 def _derivatives(point: Array, batch: _Batch) -> tuple[Array, Array]:
     """Gradients (agents, m), and second derivatives in the logits (agents, duels)."""
-    wins = logistic((point[:, None, :] @ batch.duels)[:, 0])
-    errors, curvatures = wins - batch.answers, wins * (1.0 - wins)
+    errors, curvatures = residuals(_logits(point, batch), batch.answers)
     if batch.weights is not None:
         errors, curvatures = batch.weights * errors, batch.weights * curvatures
     gradient = (batch.duels @ errors[..., None])[..., 0]
     return gradient + batch.prior.gradient(point), curvatures
+
+
+def _changes_logits(steps: Array, batch: _Batch) -> Array:
+    """Return whether steps change a logit, and with it the Hessian, by more than a little."""
+    logits, xp = _logits(batch.point, batch), namespace(steps)
+    return xp.any(abs(_logits(steps, batch)) > _CHANGED * (1.0 + abs(logits)), axis=1)
+
+
+def _logits(points: Array, batch: _Batch) -> Array:
+    """Logits of the duels at points, (agents, duels)."""
+    return (points[:, None, :] @ batch.duels)[:, 0]
 
 
 def _hessian(batch: _Batch, curvatures: Array) -> Array:
