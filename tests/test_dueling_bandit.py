@@ -1,15 +1,19 @@
 """DuelingBandit: the estimate, scikit-learn's conventions, proposals and invalid input."""
 
+import itertools
+import math
 import pickle
 import subprocess
 import sys
 
+import mpmath
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 from test_run import ROOT
 
 import fldb_flower as fldb
+from fldb_flower.errors import ConvergenceError
 
 
 def duels(n=200, d=3, seed=0):
@@ -60,6 +64,97 @@ def test_covariance_is_the_inverse_hessian():
     columns = [(gradient(theta + step) - gradient(theta - step)) / 2e-5 for step in steps]
     assert learner.covariance_ == pytest.approx(np.linalg.inv(columns), rel=1e-6)
     assert learner.standard_errors_ == pytest.approx(np.sqrt(np.diag(learner.covariance_)))
+
+
+SCALED = {  # differences, preferences, weights
+    "one": ([[1.0]], [1], [1]),
+    "a contradiction": ([[1.0], [2.0], [-1.0]], [1, 0, 1], [1, 2, 0.5]),
+    "a tie and a win": ([[1.0], [3.0]], [0.5, 1], [1, 1]),
+    "a tie and a tiny win": ([[1.0], [1e-9]], [0.5, 1], [1, 1e-3]),
+    "one of two features": ([[1.0, 3.0]], [1], [1]),
+    "separable": ([[1.0, 2.0], [2.0, -1.0], [3.0, 0.5]], [1, 0, 1], [1, 1, 4]),
+    "not separable": ([[1.0, 2.0], [2.0, -1.0]] * 2, [1, 0, 0, 1], [1, 1, 0.5, 0.2]),
+    "ties and a win": ([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]], [0.5, 1, 0.7], [1, 1, 3]),
+    "weights": ([[1.0, 2.0], [2.0, -1.0], [1.0, 0.5], [1.0, 2.0]], [1, 0, 1, 0], [1, 1e-6, 1, 1]),
+    "a long duel": ([[1.0, 0.0], [1e8, 1e3]], [1, 1], [1, 1]),
+}
+UNITS = [1e-150, 1e-100, 1e-20, 1e-8, 1.0, 1e8, 1e20, 1e100, 1e150]
+
+
+def exact_fit(duels, ridge, theta):
+    """Newton's step from theta, (d,), and the inverse Hessian after it, by mpmath."""
+    rows, answers, weights = ([mpmath.mpf(float(x)) for x in np.ravel(each)] for each in duels)
+    d = len(theta)
+    rows = [mpmath.matrix(rows[start : start + d]) for start in range(0, len(rows), d)]
+    steps, theta = [], mpmath.matrix(theta.tolist())
+    for _ in range(2):
+        gradient, hessian = ridge * theta, ridge * mpmath.eye(d)
+        for x, y, weight in zip(rows, answers, weights, strict=True):
+            z = (x.T * theta)[0]
+            wins, loses = 1 / (1 + mpmath.exp(-z)), 1 / (1 + mpmath.exp(z))
+            gradient += weight * ((1 - y) * wins - y * loses) * x
+            hessian += weight * wins * loses * x * x.T
+        steps.append(-mpmath.lu_solve(hessian, gradient))
+        theta += steps[-1]
+    assert mpmath.norm(steps[1]) <= 1e-6 * mpmath.norm(steps[0]) + 1e-20 * mpmath.norm(theta)
+    return theta, hessian**-1
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_duels_of_any_scale(case):
+    """Within 1e-8 of the minimiser, or refused; by exact Newton steps from the estimate."""
+    units, refused = list(itertools.product(UNITS, repeat=3)), []
+    for pick in np.random.default_rng(len(case)).choice(len(units), 24, replace=False).tolist():
+        unit, ridge, weight = units[pick]
+        rows, answers, weights = (np.array(each, float) for each in SCALED[case])
+        duels = unit * rows, answers, weight * weights
+        if max(np.abs(duels[0]).max(), duels[2].max()) > 1e100:  # refused by test_invalid_input
+            continue
+        try:
+            learner = fldb.DuelingBandit(ridge=ridge).fit(*duels)
+        except ConvergenceError:
+            refused.append(math.log10(ridge) - 2 * math.log10(unit) - math.log10(weight))
+            continue
+        with mpmath.workdps(700):
+            theta, covariance = exact_fit(duels, ridge, learner.coef_[0])
+            error = mpmath.norm(mpmath.matrix(learner.coef_[0].tolist()) - theta)
+            assert error <= 1e-8 * mpmath.norm(theta)
+            for (i, j), found in np.ndenumerate(learner.covariance_):
+                unit = mpmath.sqrt(covariance[i, i] * covariance[j, j])
+                assert abs(found - covariance[i, j]) <= 1e-8 * unit
+    assert not [ratio for ratio in refused if -11 < ratio < 100]
+
+
+@pytest.mark.parametrize(
+    ("ridge", "unit", "weight", "better"),
+    [(1e-150, 1e100, 1.0, "1e+200"), (1e200, 1e-60, 1e-150, "1e-270")],
+)
+def test_extreme_ridges_are_refused(ridge, unit, weight, better):
+    """Otherwise the probabilities, or the estimate, are too small for float64."""
+    with pytest.raises(ConvergenceError) as error:
+        fldb.DuelingBandit(ridge=ridge).fit([[unit]], [1], [weight])
+    assert str(error.value) == (
+        f"ridge={ridge:g} gives no accurate estimate with differences of features up to {unit:.1e}"
+        f" and weights up to {weight:.1e}: scale the features to about 1, or use a ridge nearer to"
+        f" {better}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ridge", "unit", "weight", "count"),
+    [(1e-14, 1, 1, 1), (1e-20, 1, 1, 1), (1, 1e8, 1, 10), (1e-12, 1, 1e-12, 3), (1e-100, 1, 1, 1)],
+)
+def test_one_feature_without_contradictions(ridge, unit, weight, count):
+    """``ridge theta = n w x mu(-x theta)``, by bisection of its logarithm."""
+    learner = fldb.DuelingBandit(ridge=ridge).fit([[unit]] * count, [1] * count, [weight] * count)
+    low, high = 1e-300, 1e3
+    for _ in range(200):
+        z = (low + high) / 2
+        gain = math.log(count * weight) + 2 * math.log(unit) - np.logaddexp(0.0, z)
+        low, high = (z, high) if gain > math.log(ridge) + math.log(z) else (low, z)
+    assert learner.coef_[0, 0] * unit == pytest.approx(z, rel=1e-11)
+    information = ridge * (1 + z / (1 + math.exp(-z)))  # n w x^2 mu(-z) = ridge z
+    assert learner.standard_errors_[0] == pytest.approx(information**-0.5, rel=1e-9)
 
 
 def test_minimises_the_objective_on_separable_and_repeated_duels():

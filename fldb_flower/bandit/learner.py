@@ -18,12 +18,11 @@ from fldb_flower.bandit.learner_checks import (
     checked_seed,
     checked_selection,
 )
-from fldb_flower.bandit.local_newton import Ridge, minimise
+from fldb_flower.bandit.one_fit import fit_one
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.selection import find_rule, norms, rewards
 from fldb_flower.bandit.streams import AgentStreams
-from fldb_flower.linalg.arrays import Arrays, FloatArray, IntArray
-from fldb_flower.linalg.whiteners import whiten
+from fldb_flower.linalg.arrays import FloatArray, IntArray
 
 _Self = TypeVar("_Self", bound="DuelingBandit")
 
@@ -149,7 +148,7 @@ class DuelingBandit(Estimator):
         ValueError
             An argument or a parameter is invalid.
         ConvergenceError
-            The minimiser was not found: the features are too large or ``ridge`` too small.
+            The estimate would not be accurate: ``ridge`` is too far from the squared features.
 
         Examples
         --------
@@ -358,13 +357,8 @@ class DuelingBandit(Estimator):
         """Set the estimate to the minimiser for these duels."""
         checked_selection(self.selection)
         ridge = checked_number("ridge", self.ridge, above=0.0)
-        arrays, prior = Arrays(), Ridge(ridge, Arrays())
-        columns, answers, weights = duels.differences.T[None], duels[1][None], duels[2][None]
-        theta = minimise(start[None], columns, answers, prior, arrays, weights=weights)[0]
-        wins = logistic(duels.differences @ theta)
-        curvatures = duels.weights * wins * (1.0 - wins)
-        hessian = (duels.differences.T * curvatures) @ duels.differences
-        self._duels, self._whitener = duels, whiten(hessian + ridge * np.eye(len(theta)))
+        theta, self._whitener = fit_one(duels, ridge, start)
+        self._duels = duels
         self.coef_, self.intercept_ = theta[None], np.zeros(1)
         self.covariance_ = self._whitener @ self._whitener.T
         self.standard_errors_ = np.sqrt(np.diag(self.covariance_))

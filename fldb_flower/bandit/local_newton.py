@@ -14,6 +14,7 @@ from fldb_flower.linalg.linear import pseudo_solve, solve
 _VERIFIED = 1e-13  # Newton decrement per duel below which the next step may be the last
 _CHANGED = 1e-6  # change of a logit, relative if that is above 1, with which it is not
 _FLAT = 0.1  # of the slope at the start: a step that ends with a steeper descent is doubled
+_STEEP = 10  # after so many steps, such as in the tail of mu, only the square of it is flat, etc.
 MAX_STEPS = 200
 _CAREFUL = 100, 0.1  # after so many steps, which may be a cycle, steps end with a smaller slope
 _MAX_TRIALS = 60
@@ -124,9 +125,8 @@ def minimise(
 ) -> Array:
     """Return the minimisers of loss and prior, (agents, m), from a warm start.
 
-    Damped Newton steps (:mod:`fldb_flower.bandit.newton`). A step that still descends steeply at
-    its end is doubled, because another trial costs less than another Hessian. Agents leave the
-    batch when their minimiser is found.
+    Damped Newton steps (:mod:`fldb_flower.bandit.newton`), doubled if they still descend steeply at
+    their ends: a trial costs less than a Hessian. Agents leave the batch when they are done.
 
     Parameters
     ----------
@@ -148,13 +148,12 @@ def minimise(
     ConvergenceError
         A minimiser was not found within 200 Newton steps, or is not finite.
     """
-    xp, count = arrays.xp, max(duels.shape[2], 1)
     found, active = copy(start), arrays.arange(len(start))
-    batch = _Batch(start, xp.any(start != 0, axis=1), duels, answers, prior, weights)
+    batch = _Batch(start, arrays.xp.any(start != 0, axis=1), duels, answers, prior, weights)
     gradient, curvatures = _derivatives(start, batch)
     for number in range(MAX_STEPS):
         step, slope = _newton_step(batch, gradient, curvatures)
-        going = slope < -_VERIFIED * count
+        going = slope < -_VERIFIED * max(duels.shape[2], 1)
         if not going.all():  # the decrement is also small where mu' is
             going |= _changes_logits(step, batch)
         found[active] = batch.point + step
@@ -198,7 +197,7 @@ def _descend(batch: _Batch, step: Array, slope: Array, number: int) -> tuple[_Ba
     agent whose warm start lies where the Hessian vanishes restarts at the prior's minimum, once.
     """
     xp, largest = namespace(step), LARGEST_SLOPE if number < _CAREFUL[0] else _CAREFUL[1]
-    length = xp.ones_like(slope)
+    length, flat = xp.ones_like(slope), _FLAT ** (1 + number // _STEEP)
     lengthen = length > 0  # False after a step was too long
     warm = copy(batch.warm)
     for _ in range(_MAX_TRIALS):
@@ -207,7 +206,7 @@ def _descend(batch: _Batch, step: Array, slope: Array, number: int) -> tuple[_Ba
         end_slope = _dots(gradient, step)
         long = is_too_long(slope, end_slope, largest)
         lengthen &= ~long
-        short = lengthen & (end_slope < _FLAT * slope)
+        short = lengthen & (end_slope < flat * slope)
         if not (long | short).any():
             return batch._replace(point=trial, warm=warm), gradient, curvatures
         length[short] *= 2.0
