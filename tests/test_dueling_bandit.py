@@ -5,6 +5,7 @@ import math
 import pickle
 import subprocess
 import sys
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -108,7 +109,8 @@ def test_duels_of_any_scale(case):
         unit, ridge, weight = units[pick]
         rows, answers, weights = (np.array(each, float) for each in SCALED[case])
         duels = unit * rows, answers, weight * weights
-        if max(np.abs(duels[0]).max(), duels[2].max()) > 1e100:  # refused by test_invalid_input
+        # See test_invalid_input.
+        if max(ridge, np.abs(duels[0]).max(), duels[2].max()) > 1e100:
             continue
         try:
             learner = fldb.DuelingBandit(ridge=ridge).fit(*duels)
@@ -127,7 +129,7 @@ def test_duels_of_any_scale(case):
 
 @pytest.mark.parametrize(
     ("ridge", "unit", "weight", "better"),
-    [(1e-150, 1e100, 1.0, "1e+200"), (1e200, 1e-60, 1e-150, "1e-270")],
+    [(1e-150, 1e100, 1.0, "1e+200"), (1e100, 1e-100, 1e-120, "1e-320")],
 )
 def test_extreme_ridges_are_refused(ridge, unit, weight, better):
     """Otherwise the probabilities, or the estimate, are too small for float64."""
@@ -343,12 +345,49 @@ def test_a_learner_can_be_pickled():
 
 
 GOOD = np.eye(3)
+MASKED = np.ma.array(GOOD[:2], mask=[[True, False, False], [False, False, False]])
 INVALID = {
     "X contains NaN or infinity": lambda it: it.fit([[np.nan, 1, 1]], [1]),
     "X has shape": lambda it: it.fit([1.0, 2.0], [1, 0]),
     "X must contain numbers": lambda it: it.fit([["a", "b", "c"]], [1]),
     "X has 2 features, but DuelingBandit is expecting 3": lambda it: it.fit([[1.0, 2.0]], [1]),
-    "X contains numbers above": lambda it: it.fit([[1e200, 0, 0]], [1]),
+    r"X contains numbers above 1e\+100 in absolute value, such as 1e\+200": lambda it: it.fit(
+        [[1e200, 0, 0]], [1]
+    ),
+    r"X contains numbers above .* such as 10{96}\.\.\.$": lambda it: it.fit([[10**400, 0, 0]], [1]),
+    r"X contains numbers above .* such as <int>": lambda it: it.fit([[0, 0, -(10**5000)]], [1]),
+    r"y contains numbers above .* such as 10{96}\.\.\.$": lambda it: it.fit(GOOD[:1], [10**400]),
+    r"first contains numbers above .* such as Fraction\(10": lambda it: it.record(
+        [Fraction(10**400), 0, 0], GOOD[1], 1
+    ),
+    r"preferred=10{96}\.\.\.: must be 1": lambda it: it.record(GOOD[0], GOOD[1], 10**400),
+    r"width=1e\+308: must be a number, at least 0 and at most 1e\+100": lambda it: it.set_params(
+        width=1e308
+    ).propose(GOOD),
+    r"width=10{96}\.\.\.: must be a number, at least 0": lambda it: it.set_params(
+        width=10**400
+    ).propose(GOOD),
+    r"ridge=<int>: must be a number, above 0 and at most 1e\+100": lambda it: it.set_params(
+        ridge=10**5000
+    ).fit(GOOD, [1, 1, 1]),
+    r"arms up to 1e\+100, width=0.75, ridge=1e-150: .* too large; use numbers of about 1": (
+        lambda it: it.set_params(ridge=1e-150).propose(1e100 * GOOD)
+    ),
+    "X has masked entries: leave these out": lambda it: it.fit(MASKED, [1, 1]),
+    "X has masked entries": lambda it: it.fit([GOOD[0], MASKED[0]], [1, 1]),
+    "X has masked": lambda it: it.fit([[1.0, np.ma.masked, 1.0]], [1]),
+    "y has masked entries": lambda it: it.fit(GOOD[:2], MASKED[:, 0]),
+    "sample_weight has masked entries": lambda it: it.fit(GOOD[:2], [1, 1], MASKED[:, 0]),
+    "arms has masked entries": lambda it: it.propose(MASKED),
+    "first has masked entries": lambda it: it.record(MASKED[0], GOOD[1], 1),
+    "second has masked entries": lambda it: it.record(GOOD[0], MASKED[0], 1),
+    "preferred=masked: must be 1": lambda it: it.record(GOOD[0], GOOD[1], np.ma.masked),
+    "X must contain numbers: '1' is a text": lambda it: it.fit([["1", "2", "3"]], [1]),
+    "X must contain numbers: b'1' is a text": lambda it: it.fit([[b"1", b"2", b"3"]], [1]),
+    "y must contain numbers: '1' is a text": lambda it: it.fit(GOOD, [1, 0, "1"]),
+    "arms must contain numbers: '2' is a text": lambda it: it.propose(
+        np.array([[1.0, "2", 3.0]] * 2, dtype=object)
+    ),
     "X has 0 sample": lambda it: it.fit(np.empty((0, 3)), []),
     "y contains 2: must be": lambda it: it.fit(GOOD, [0, 1, 2]),
     "y contains -1: must be": lambda it: it.fit(GOOD, [-1, 1, 1]),
@@ -364,8 +403,10 @@ INVALID = {
     "preferred='first': must be": lambda it: it.record(GOOD[0], GOOD[1], "first"),
     "preferred=nan: must be": lambda it: it.record(GOOD[0], GOOD[1], np.nan),
     "has no estimate yet: call fit or record": lambda it: it.rank(GOOD),
-    "ridge=0: must be a number, above 0": lambda it: it.set_params(ridge=0).fit(GOOD, [1, 1, 1]),
-    "width=-1: must be a number, at least 0": lambda it: it.set_params(width=-1).propose(GOOD),
+    "ridge=0: must be a number, above 0 and": lambda it: it.set_params(ridge=0).fit(
+        GOOD, [1, 1, 1]
+    ),
+    "width=-1: must be a number, at least 0 and": lambda it: it.set_params(width=-1).propose(GOOD),
     "dimension=2.5: must be a whole": lambda it: it.set_params(dimension=2.5).propose(GOOD),
     "selection='ubc': must be one of": lambda it: it.set_params(selection="ubc").propose(GOOD),
     r"selection=\['ucb'\]: must be one of": lambda it: it.set_params(selection=["ucb"]).propose(
@@ -394,7 +435,14 @@ def test_features_of_any_kind_of_array():
     x, y = duels(40)
     expected = fldb.DuelingBandit().fit(x, y).coef_
     frame, series = pandas.DataFrame(x), pandas.Series(y)
-    for each in ((frame, series), (x.tolist(), y.tolist()), (x, y.astype(bool)), (x, y[:, None])):
+    nothing_masked = np.ma.array(x, mask=np.zeros_like(x, dtype=bool)), np.ma.array(y)
+    for each in (
+        nothing_masked,
+        (frame, series),
+        (x.tolist(), y.tolist()),
+        (x, y.astype(bool)),
+        (x, y[:, None]),
+    ):
         assert fldb.DuelingBandit().fit(*each).coef_ == pytest.approx(expected)
     before = x.copy(), y.copy()
     fldb.DuelingBandit().fit(x, y).record(x[0], x[1], True)

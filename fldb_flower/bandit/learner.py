@@ -250,11 +250,17 @@ class DuelingBandit(Estimator):
         features = checked_arms(arms, self._known_dimension(), "arms")
         if len(features) < 2:
             raise ValueError(f"arms has {len(features)} rows: a duel needs two arms")
-        width = checked_number("width", self.width, minimum=0.0)
+        width = checked_number("width", self.width)
         theta, whitener = self._estimate(features.shape[1])
         rule = find_rule(checked_selection(self.selection))
         noise = None if rule.noise is None else rule.noise(self._streams(), 1, features.shape)[:, 0]
-        firsts, seconds = rule.select(features[None], theta, whitener, width, noise)
+        try:
+            firsts, seconds = rule.select(features[None], theta, whitener, width, noise)
+        except FloatingPointError as error:
+            raise ValueError(
+                f"arms up to {np.abs(features).max():g}, width={width:g}, ridge={self.ridge:g}:"
+                f" {error}; use numbers of about 1"
+            ) from None
         first, second = int(firsts[0]), int(seconds[0])
         if first == second:
             bonus = norms((features - features[first])[None], whitener)
@@ -356,7 +362,7 @@ class DuelingBandit(Estimator):
     def _learn(self: _Self, duels: Duels, start: FloatArray) -> _Self:
         """Set the estimate to the minimiser for these duels."""
         checked_selection(self.selection)
-        ridge = checked_number("ridge", self.ridge, above=0.0)
+        ridge = checked_number("ridge", self.ridge, positive=True)
         theta, self._whitener = fit_one(duels, ridge, start)
         self._duels = duels
         self.coef_, self.intercept_ = theta[None], np.zeros(1)
@@ -376,7 +382,7 @@ class DuelingBandit(Estimator):
         """Return theta and the whitener, which are those of the prior before the first duel."""
         if self.__sklearn_is_fitted__():
             return self._fitted(), self._whitener
-        ridge = checked_number("ridge", self.ridge, above=0.0)
+        ridge = checked_number("ridge", self.ridge, positive=True)
         return np.zeros(dimension), np.eye(dimension) / np.sqrt(ridge)
 
     def _streams(self) -> AgentStreams:
