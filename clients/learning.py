@@ -12,7 +12,7 @@ from clients.store.records import selection_settings
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.limits import factors
 from fldb_flower.bandit.personal import PersonalEstimates, Shares
-from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.preference import link
 from fldb_flower.bandit.prior import (
     LONGEST,
     PRIVATE_LONGEST,
@@ -110,8 +110,7 @@ class CommonLearner:
         if len(duels.numbers):
             weights = None
             if self._by_curvature:  # A is a sum of Hessians
-                wins = logistic(duels.differences @ self.theta)
-                weights = wins * (1.0 - wins)
+                weights = link(duels.differences @ self.theta)[1]
             added = self._form.gram(duels.differences, weights)
             self._information = self._form.total([self._information, added])
             self._duels += len(duels.numbers)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from clients.learning import Learner
 from clients.store import Evidence, duel_key
-from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.preference import link
 from fldb_flower.bandit.selection import find_rule, norms, rewards
 from fldb_flower.bandit.selection.scores import tie_breaks, tie_step
 from fldb_flower.bandit.streams import AgentStreams
@@ -158,8 +158,8 @@ class PairSelector:
         logits = (arms @ theta)[firsts] - (arms @ theta)[seconds]
         spread = whitened(arms, whitener)
         squares = ((spread[firsts] - spread[seconds]) ** 2).sum(axis=1)
-        wins = logistic(logits / np.sqrt(1.0 + np.pi / 8.0 * squares))
-        information = np.log1p(wins * (1.0 - wins) * squares)
+        curvatures = link(logits / np.sqrt(1.0 + np.pi / 8.0 * squares))[1]
+        information = np.log1p(curvatures * squares)
         best, most = 0, (False, -np.inf)  # pairs that were not asked come first
         for pair in np.argsort(-information, kind="stable").tolist():
             if (True, information[pair]) <= most:
