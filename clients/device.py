@@ -14,13 +14,13 @@ from flwr.client import NumPyClient
 
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
-from fldb_flower.errors import SettingsError
+from fldb_flower.errors import DataError, SettingsError, one_line
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import one_blas_thread
-from fldb_flower.wire.codec import BroadcastHeader, decode_broadcast, encode_statistics
-from fldb_flower.wire.devices import DeviceUploadHeader
+from fldb_flower.wire.codec import decode_broadcast, encode_statistics
+from fldb_flower.wire.devices import DeviceRequest, DeviceUploadHeader
 from fldb_flower.wire.records import pack_vector, unpack_vector
 
 MIN_DUELS_PER_FEATURE = 3
@@ -73,16 +73,27 @@ class DeviceAgent(NumPyClient):
 
         The vectors are those of :mod:`fldb_flower.wire.codec`; the ConfigRecords, as dictionaries,
         are those of :mod:`fldb_flower.wire.devices`.
+
+        Raises
+        ------
+        DataError
+            The broadcast is not valid, or the device could not use it. Its estimate is not stored.
         """
-        header, counted = BroadcastHeader.from_config(config), config["counted"]
-        broadcast = decode_broadcast(parameters[0], header, self._uploads.form)
-        if config["device"] != self.store.device_id:
+        request = DeviceRequest.from_config(config)
+        counted = request.counted
+        try:
+            broadcast = decode_broadcast(parameters[0], request.header, self._uploads.form)
+        except ValueError as reason:
+            raise DataError(f"the server sent {reason}; nothing was sent") from None
+        self._uploads.check(broadcast)
+        if request.device != self.store.device_id:
             # The server does not yet know this device, nor how many of its answers it has counted.
             broadcast = broadcast._replace(theta_hat=None, shares=False)
             counted = 0
-        answer, upload = self._statistics(broadcast, counted, config["upto"])
-        if broadcast.play is not None and header.estimate:
-            self._uploads.synchronize(broadcast.play, counted, config["duels"])
+        answer, upload = self._statistics(broadcast, counted, request.upto)
+        self.store.expect_cut(counted)
+        if broadcast.play is not None and request.header.estimate:
+            self._uploads.synchronize(broadcast.play, counted, request.duels)
         vector = encode_statistics(upload, broadcast, parameters[0].dtype.name)
         reply = {"header": list(answer), "device": self.store.device_id}
         return [vector], upload.num_duels, reply
@@ -92,17 +103,18 @@ class DeviceAgent(NumPyClient):
     ) -> tuple[DeviceUploadHeader, Upload]:
         if not broadcast.learns:
             return DeviceUploadHeader(0, start, start, 0, 0), self._uploads.nothing(broadcast)
-        end = upto
+        end, held = upto, (0, 0)
         if upto < 0:
             most = self._settings.devices.max_duels
             end = self.store.cut(start, self._limits.min_duels, most)
+            held = self.store.held_back()
         if broadcast.theta_hat is not None:
             self.store.admit(start, end, broadcast.theta_hat, self._limits.max_questions)
         upload, duels = self._uploads.upload(broadcast, start, end)
         decided = np.isfinite(duels.predicted) & (duels.preferences != 0.5)
         agreed = (duels.predicted > 0.5) == (duels.preferences > 0.5)
         counts = int(decided.sum()), int((decided & agreed).sum())
-        return DeviceUploadHeader(upload.num_duels, start, end, *counts), upload
+        return DeviceUploadHeader(upload.num_duels, start, end, *counts, *held), upload
 
 
 def train(message: Message, context: Context) -> Message:
@@ -115,9 +127,13 @@ def train(message: Message, context: Context) -> Message:
     )
     with DuelStore(_store_path(context)) as store:
         agent = DeviceAgent(store, settings, limits)
-        parameters = [unpack_vector(content["arrays"], settings.max_message_mb)]
+        try:
+            vector = unpack_vector(content["arrays"], settings.max_message_mb)
+            config = dict(content["config"])
+        except (KeyError, ValueError) as reason:
+            raise DataError(f"the server's broadcast: {one_line(reason)}") from None
         with one_blas_thread():
-            arrays, _, config = agent.fit(parameters, dict(content["config"]))
+            arrays, _, config = agent.fit([vector], config)
         reply = RecordDict({"arrays": pack_vector(arrays[0]), "config": ConfigRecord(config)})
     return Message(reply, reply_to=message)
 

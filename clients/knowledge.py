@@ -7,6 +7,7 @@ from collections import Counter
 from clients.learning import make_learner, settings_of
 from clients.selection import PairSelector
 from clients.store import DuelStore
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.system.process import one_blas_thread
 
 
@@ -49,3 +50,7 @@ class Knowledge:
             self.selector.count(new)
             self._known = int(new.numbers.max(initial=self._known))
             self.is_informed |= self._known > 0
+
+    def select(self, arms: FloatArray) -> tuple[int, int]:
+        """Return the indices of the two arms to show."""
+        return self.selector.select(arms, self._store.asked())

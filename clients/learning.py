@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from clients.store import DuelStore, Evidence, Synchronization
+from clients.store.records import selection_settings
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.limits import factors
 from fldb_flower.bandit.personal import PersonalEstimates, Shares
-from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.preference import link
 from fldb_flower.bandit.prior import (
     LONGEST,
     PRIVATE_LONGEST,
@@ -23,11 +23,10 @@ from fldb_flower.bandit.prior import (
     scale_of,
 )
 from fldb_flower.bandit.selection import norms
-from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.linalg.whiteners import Whitener
-from fldb_flower.settings import SELECTION_SETTINGS, Settings
+from fldb_flower.settings import Settings
 
 _BLOCK = 100  # at least this many answers are known for each one that is predicted together
 
@@ -62,13 +61,8 @@ class Learner(Protocol):
 
 def settings_of(last: Synchronization | None, dimension: int) -> Settings:
     """Return the settings with which a device selects."""
-    parameters: dict[str, Any] = {"algorithm": "fldb_personal"}
-    if last is not None:
-        parameters = last.parameters  # of a newer server: may have others
-    chosen = {name: parameters[name] for name in SELECTION_SETTINGS if name in parameters}
-    if chosen.get("algorithm") not in ALGORITHMS:  # only registered in the ClientApp's process
-        chosen.pop("algorithm", None)
-    return dataclasses.replace(Settings(), dimension=dimension, **chosen)
+    parameters = {"algorithm": "fldb_personal"} if last is None else last.parameters
+    return selection_settings(parameters, dimension)
 
 
 def make_learner(
@@ -116,8 +110,7 @@ class CommonLearner:
         if len(duels.numbers):
             weights = None
             if self._by_curvature:  # A is a sum of Hessians
-                wins = logistic(duels.differences @ self.theta)
-                weights = wins * (1.0 - wins)
+                weights = link(duels.differences @ self.theta)[1]
             added = self._form.gram(duels.differences, weights)
             self._information = self._form.total([self._information, added])
             self._duels += len(duels.numbers)

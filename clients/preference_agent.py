@@ -46,7 +46,8 @@ class PreferenceAgent:
     path : str or Path
         The device's store; created if it does not exist.
     expire_after : float
-        Seconds within which a duel can be answered. Seven days by default.
+        Seconds within which a duel can be answered, counted while the device runs: setting its
+        clock does not make a duel expire. Seven days by default.
     purpose : {"suggest", "rank"}
         What duels are for. ``"suggest"``: the two arms shown are good ones, and the best arm is
         found. ``"rank"``: all arms are ranked well after few duels, which show bad arms as well.
@@ -142,7 +143,7 @@ class PreferenceAgent:
         """
         arms, names, shown = check_arms(features, keys, contents)
         known = self._current(arms.shape[1])
-        first, second = known.selector.select(arms)
+        first, second = known.select(arms)
         difference = arms[first] - arms[second]
         predicted = None
         if known.is_informed:
@@ -332,16 +333,19 @@ class PreferenceAgent:
         dict
             ``open``, ``answered`` and ``counted`` duels of this device; ``sent``, the number of
             the last answer that is part of an upload; ``needed``, how many distinct duels the next
-            upload lacks, or None before the first request; ``dimension``; ``theta`` (list of d
+            upload lacks, or None before the first request; ``minimum``, how many it has at least,
+            which is absent before the first request; ``dimension``; ``theta`` (list of d
             numbers), ``round``, ``duels`` (of all devices) and ``received`` (seconds since 1970)
             of the last broadcast, or None.
         """
         last = self.store.synchronized()
         names = ("round", "duels", "received")
+        needed, minimum = self.store.needed, self.store.minimum
         return {
             **self.store.counts(),
             "sent": self.store.sent,
-            "needed": self.store.needed,
+            "needed": needed,
+            **({} if minimum is None else {"minimum": minimum}),
             "dimension": self.store.dimension,
             "theta": None if last is None else last.theta.tolist(),
             **{name: None if last is None else getattr(last, name) for name in names},

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Set
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clients.learning import Learner
 from clients.store import Evidence, duel_key
-from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.preference import link
 from fldb_flower.bandit.selection import find_rule, norms, rewards
 from fldb_flower.bandit.selection.scores import tie_breaks, tie_step
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.whiteners import Whitener, whitened
 from fldb_flower.settings import Settings
+
+BoolArray = NDArray[np.bool_]
 
 PURPOSES = ("suggest", "rank")
 """What duels are for: few bad arms shown, or all arms ranked well."""
@@ -46,8 +50,13 @@ class PairSelector:
       ``log(1 + p (1 - p) ||x - x'||^2) / (1 + n)``: the information gained about theta, where p is
       the predicted probability and n how often the pair was answered or skipped. Regret is ignored.
 
-    If a rule selects the same arm twice, or a pair that the person has skipped, the second arm is
-    the best challenger among the others: those that were skipped least often with the first arm.
+    An upload needs enough distinct duels, and an estimate that does not change until the next round
+    would select one pair again and again. Therefore pairs that were not asked since the last upload
+    come first, with every rule. If a rule selects another pair, or the same arm twice, the second
+    arm is the best challenger among those that were not yet asked with the first arm; if there is
+    none, the first arm is the next best one that has such a challenger. A pair that the person has
+    skipped was asked as well, and two arms with the same features are no pair. Once all pairs were
+    asked, the rule selects among all; of skipped pairs, those that were skipped least often.
 
     Parameters
     ----------
@@ -76,11 +85,14 @@ class PairSelector:
         """Count answers."""
         self._answered.update(duel_key(difference) for difference in duels.differences)
 
-    def select(self, arms: FloatArray) -> tuple[int, int]:
-        """Return the indices of two different arms, (K, d); the first is the favourite of both."""
+    def select(self, arms: FloatArray, asked: Set[bytes] = frozenset()) -> tuple[int, int]:
+        """Return the indices of two different arms, (K, d); the first is the favourite of both.
+
+        ``asked`` has the :func:`~clients.store.duel_key` of each duel since the last upload.
+        """
         theta, whitener, width = self._learner.theta, self._learner.whitener, self._learner.width
         if self._purpose == "rank":
-            first, second = self._most_informative(arms, theta, whitener)
+            first, second = self._most_informative(arms, theta, whitener, asked)
         elif self._avoids_repeats:
             first, second = self._least_compared(arms, theta, whitener, width)
         else:
@@ -88,14 +100,32 @@ class PairSelector:
             noise = None if rule.noise is None else rule.noise(self._streams, 1, arms.shape)[:, 0]
             firsts, seconds = rule.select(arms[None], theta, whitener, width, noise)
             first, second = int(firsts[0]), int(seconds[0])
+        if self._is_new(arms[first] - arms[second], asked):
+            return first, second
+        tried = set[bytes]()
+        for arm in (first, *np.argsort(-(arms @ theta), kind="stable").tolist()):
+            if arms[arm].tobytes() in tried:
+                continue
+            tried.add(arms[arm].tobytes())
+            is_new = np.array([self._is_new(arms[arm] - other, asked) for other in arms])
+            if is_new.any():
+                return arm, self._challenger(arms, arm, is_new)
         if first != second and not self._skipped[duel_key(arms[first] - arms[second])]:
             return first, second
-        others = np.delete(arms, first, axis=0)
-        skips = np.array([self._skipped[duel_key(arms[first] - other)] for other in others])
-        bonus = norms((others - arms[first])[None], whitener)
-        bounds = (rewards(others[None], theta) + width * bonus)[0]
-        best = int(np.argmax(np.where(skips == skips.min(), bounds, -np.inf)))
-        return first, best + int(best >= first)
+        skips = np.array([self._skipped[duel_key(arms[first] - other)] for other in arms], float)
+        skips[first] = np.inf
+        return first, self._challenger(arms, first, skips == skips.min())
+
+    def _is_new(self, difference: FloatArray, asked: Set[bytes]) -> bool:
+        key = duel_key(difference)
+        return bool(difference.any()) and key not in asked and not self._skipped[key]
+
+    def _challenger(self, arms: FloatArray, first: int, is_allowed: BoolArray) -> int:
+        """Return the allowed arm with the largest upper bound of its reward."""
+        learner = self._learner
+        bonus = norms((arms - arms[first])[None], learner.whitener)
+        bounds = (rewards(arms[None], learner.theta) + learner.width * bonus)[0]
+        return int(np.argmax(np.where(is_allowed, bounds, -np.inf)))
 
     def _repeats(self, difference: FloatArray) -> int:
         key = duel_key(difference)
@@ -117,7 +147,7 @@ class PairSelector:
         return first, min(candidates, key=lambda arm: (repeats[arm], -scores[arm]))
 
     def _most_informative(
-        self, arms: FloatArray, theta: FloatArray, whitener: Whitener
+        self, arms: FloatArray, theta: FloatArray, whitener: Whitener, asked: Set[bytes]
     ) -> tuple[int, int]:
         step = tie_step(arms[None], theta, whitener, 1.0)  # raises if scores overflow
         drawn = np.arange(len(arms))
@@ -128,14 +158,15 @@ class PairSelector:
         logits = (arms @ theta)[firsts] - (arms @ theta)[seconds]
         spread = whitened(arms, whitener)
         squares = ((spread[firsts] - spread[seconds]) ** 2).sum(axis=1)
-        wins = logistic(logits / np.sqrt(1.0 + np.pi / 8.0 * squares))
-        information = np.log1p(wins * (1.0 - wins) * squares)
-        best, most = 0, -np.inf
+        curvatures = link(logits / np.sqrt(1.0 + np.pi / 8.0 * squares))[1]
+        information = np.log1p(curvatures * squares)
+        best, most = 0, (False, -np.inf)  # pairs that were not asked come first
         for pair in np.argsort(-information, kind="stable").tolist():
-            if information[pair] <= most:
+            if (True, information[pair]) <= most:
                 break
-            repeats = self._repeats(arms[firsts[pair]] - arms[seconds[pair]])
-            if information[pair] / (1 + repeats) > most:
-                best, most = pair, information[pair] / (1 + repeats)
+            difference = arms[firsts[pair]] - arms[seconds[pair]]
+            gain = information[pair] / (1 + self._repeats(difference))
+            if (value := (duel_key(difference) not in asked, gain)) > most:
+                best, most = pair, value
         first, second = int(firsts[best]), int(seconds[best])
         return (first, second) if logits[best] >= -step else (second, first)

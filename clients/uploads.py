@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,21 @@ from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange, scale_
 from fldb_flower.errors import ConvergenceError, DataError, SettingsError, one_line
 from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics
-from fldb_flower.linalg.arrays import Array, FloatArray
+from fldb_flower.linalg.arrays import LARGEST, Array, FloatArray
 from fldb_flower.linalg.forms import make_form
+from fldb_flower.linalg.whiteners import largest_norm
 from fldb_flower.settings import SELECTION_SETTINGS, Settings
 from fldb_flower.wire.codec import encode_statistics
 
 if TYPE_CHECKING:
     from clients.learning import PersonalLearner
+
+# Public limits of what a device uses, with features of at most 1e100: squares are then finite.
+_LARGEST_SUM = 1e250  # of sums of products of features
+_LARGEST_VARIANCE = 1e90  # of an entry of theta
+_LEAST_V, _LARGEST_V = 1e-12, 1e6  # in units of 1 / scale; estimates are from 1e-3 to 10
+_MOST_AGENTS = 1e15  # each M_i is at most I / v
+_MOST_LOGIT = 1e3  # of a typical duel
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,6 +41,18 @@ def private_prior(prior: CommonPrior, settings: Settings) -> CommonPrior:
         return prior
     variance = max(prior.variance, settings.privacy.min_variance)
     return prior._replace(variance=variance, scale=float(scale_of(settings.clip**2)))
+
+
+def _largest(numbers: Array) -> float:
+    return float(np.abs(numbers).max())
+
+
+def _expect(name: str, value: float, most: float, least: float = 0.0) -> None:
+    if not least <= value <= most:  # NaN too
+        raise DataError(
+            f"the broadcast's {name} has the size {value:g}: must be from {least:g} to {most:g};"
+            " not stored"
+        )
 
 
 class UploadMaker:
@@ -173,9 +194,78 @@ class UploadMaker:
             raise DataError("the broadcast requests a share without a prior")
         return private_prior(prior, self._settings)
 
+    def check(self, broadcast: Broadcast) -> None:
+        """Check that the device can use a broadcast, with any arms and any answers.
+
+        The limits are public: whether a broadcast is refused does not depend on the device's data.
+
+        Raises
+        ------
+        DataError
+            A number is too large or too small, or W_sync is not positive definite.
+        """
+        with np.errstate(all="ignore"):  # what overflows is beyond the limits
+            self._check(broadcast)
+
+    def _check(self, broadcast: Broadcast) -> None:
+        estimate = None if broadcast.play is None else broadcast.play.estimate
+        if broadcast.theta_hat is not None:
+            _expect("theta_hat", _largest(broadcast.theta_hat), LARGEST)
+        if isinstance(estimate, CommonPrior):
+            self._check_prior(private_prior(estimate, self._settings))
+        elif estimate is not None:
+            _expect("theta_sync", _largest(estimate.theta_sync), LARGEST)
+            _expect("W_sync", _largest(estimate.information), _LARGEST_SUM)
+            try:
+                whitener = self.form.whiten(estimate.information)
+            except np.linalg.LinAlgError:
+                raise DataError(
+                    "the broadcast's W_sync is not positive definite: not stored"
+                ) from None
+            _expect("the inverse of W_sync", largest_norm(whitener) ** 2, _LARGEST_VARIANCE)
+
+    def _check_prior(self, prior: CommonPrior) -> None:
+        settings, scale = self._settings, prior.scale or 1.0
+        if settings.matrix_form != "full":
+            raise DataError(f"the broadcast has a prior, and matrix_form={settings.matrix_form}")
+        ridge, variance = settings.personal_ridge * scale, prior.variance / scale
+        _expect("scale", scale, _LARGEST_SUM, 1e-200)
+        _expect("v", prior.variance, _LARGEST_V, _LEAST_V)
+        _expect("the variance of the prior", 1.0 / ridge + variance, _LARGEST_VARIANCE)
+        _expect("the sum of M_i, times v", _largest(prior.precision) * variance, _MOST_AGENTS)
+        _expect("the sum of M_i", _largest(prior.precision), _LARGEST_SUM)
+        try:
+            mean = self.form.solve(prior.precision, prior.shift, ridge)
+        except np.linalg.LinAlgError as reason:
+            raise DataError(f"the broadcast's sum of M_i: {reason}") from None
+        _expect("the mean of the prior", _largest(mean) * math.sqrt(scale), _MOST_LOGIT)
+
+    def _check_own_prior(self, prior: CommonPrior, counted: int) -> None:
+        """Check a prior without this device's share, which its sums may not contain."""
+        if not self._store.has_share(counted):
+            return
+        from clients.learning import PersonalLearner  # noqa: PLC0415 - a message imports little
+
+        name = "prior without the device's own share"
+        with np.errstate(over="raise", invalid="raise", divide="raise"):
+            learner = PersonalLearner(self._settings, prior, self._store.share(counted))
+            _expect(name, _largest(learner.theta) * math.sqrt(prior.scale or 1.0), _MOST_LOGIT)
+            _expect(name, largest_norm(learner.whitener) ** 2, _LARGEST_VARIANCE)
+
     def synchronize(self, play: PlayRequest, counted: int, duels: int) -> None:
-        """Store the estimate of a broadcast; see :meth:`synchronization`."""
-        self._store.synchronize(self.synchronization(play, counted, duels))
+        """Store the estimate of a broadcast; a device that cannot use it keeps its former one.
+
+        The server does not observe which, since this may depend on the device's own share. The
+        parameters are those of :meth:`synchronization`.
+        """
+        try:
+            received = self.synchronization(play, counted, duels)
+            if received.prior is not None:
+                self._check_own_prior(received.prior, counted)
+        except (ArithmeticError, DataError, np.linalg.LinAlgError) as reason:
+            _LOG.warning("%s", one_line(f"keeps its former estimate: {reason}"))
+            return
+        self._store.synchronize(received)
 
     def synchronization(self, play: PlayRequest, counted: int, duels: int) -> Synchronization:
         """Return the estimate of a broadcast as the store keeps it.
@@ -192,10 +282,11 @@ class UploadMaker:
         Raises
         ------
         DataError
-            W_sync is not positive definite.
+            :meth:`check` does.
         """
         estimate = play.estimate
         assert estimate is not None
+        self.check(Broadcast(play, None))
         prior = None
         if isinstance(estimate, CommonPrior):
             prior = private_prior(estimate, self._settings)
@@ -204,12 +295,6 @@ class UploadMaker:
             theta = self.form.solve(information, prior.shift, ridge)  # the common mean
         else:
             theta, information = estimate.theta_sync, estimate.information
-            try:
-                self.form.whiten(information)
-            except np.linalg.LinAlgError:
-                raise DataError(
-                    "the broadcast's W_sync is not positive definite: not stored"
-                ) from None
         chosen = {name: getattr(self._settings, name) for name in SELECTION_SETTINGS}
         return Synchronization(
             received=time.time(),

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from fldb_flower.errors import DataError, one_line
-from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.linalg.arrays import FloatArray, has_masked
 from fldb_flower.settings import MAX_DIMENSION
 
 _T = TypeVar("_T")
@@ -205,6 +205,8 @@ def check_arms(
     features: ArrayLike, keys: object, contents: object
 ) -> tuple[FloatArray, list[str] | None, list[dict[str, Any]] | None]:
     """Return features (K, d), keys and contents as the store keeps them; :class:`Arms`."""
+    if has_masked(features):
+        raise DataError("features: entries are masked; each must be a number")
     array = _valid_array(features)
     if array is None:
         rows = _plain(features)

@@ -6,21 +6,13 @@ package adds its own with :meth:`Catalogue.register`, before it builds its setti
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-from fldb_flower.errors import SettingsError, shown
-
-
-def resolve(reference: Any) -> Any:
-    """Import the object of a reference ``"module:name"``; return anything else unchanged."""
-    if not isinstance(reference, str):
-        return reference
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
+from fldb_flower.errors import SettingsError, one_line, shown
 
 
 @dataclass(frozen=True)
@@ -49,8 +41,7 @@ class AlgorithmEntry(Entry):
     online : bool
         Whether a round needs its fresh duels only. ``mode=devices`` and ``robust`` require it.
     scheduled : bool
-        Whether ``tau`` and ``schedule`` determine the rounds. If not, results do not depend on
-        them.
+        Whether ``tau`` and ``schedule`` determine the rounds, and results depend on them.
     exchanges : {"none", "one", "several_first", "several"}
         Exchanges of statistics in a round: none; one; several in the first round and one in each
         later round, or one in all with ``first_round=step``; several.
@@ -115,8 +106,6 @@ class Catalogue(Mapping[str, E]):
     Examples
     --------
     >>> from fldb_flower.catalogue import ALGORITHMS
-    >>> list(ALGORITHMS)
-    ['fldb_ogd', 'fldb_gd', 'fldb_ons', 'fldb_personal', 'alone', 'ldb', 'random']
     >>> ALGORITHMS.register("my_ons", "fldb_flower.algorithms.ons:FLDBONS", online=True)
     'fldb_flower.algorithms.ons:FLDBONS'
     >>> ALGORITHMS.load("my_ons").__name__
@@ -140,9 +129,19 @@ class Catalogue(Mapping[str, E]):
         """The names that :meth:`register` added."""
         return frozenset(self._entries) - self._fixed
 
-    def load(self, name: str) -> Any:
-        """Return the class or function of an entry."""
-        return resolve(self._entries[name].target)
+    def load(self, name: str, part: str = "target") -> Any:
+        """Return the class or function of an entry; a SettingsError if it cannot be imported."""
+        found = getattr(self._entries[name], part)
+        if not isinstance(found, str):
+            return found
+        try:
+            return pkgutil.resolve_name(found)
+        except (ImportError, AttributeError) as error:
+            setting = self._kind.__name__.removesuffix("Entry").lower()
+            raise SettingsError(
+                f"{setting}={name}: its {part} is registered as {found!r}, which cannot be imported"
+                f" ({one_line(error)}); register a class or function, or where it can be imported"
+            ) from error
 
     def register(self, name: str, target: Any = None, **facts: Any) -> Any:
         """Add an entry, or replace one that was added before.
@@ -213,7 +212,7 @@ def _check_fact(name: str, fact: str, value: Any) -> None:
 
 
 def _is_reference(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[\w.]+:\w+", value) is not None
+    return isinstance(value, str) and re.fullmatch(r"\w+(\.\w+)*:\w+", value) is not None
 
 
 _ALGORITHMS, _RULES = "fldb_flower.algorithms", "fldb_flower.bandit.selection.rules"

@@ -15,7 +15,11 @@ def one_line(text: object) -> str:
 
 def shown(value: object) -> str:
     """Return a value's representation as one line of at most 100 characters."""
-    return one_line(" ".join(repr(value).split()))[:100]
+    try:
+        text = one_line(" ".join(repr(value).split()))
+    except Exception:  # repr fails, for example of an integer of 5,000 digits
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def warn_renamed(former: str, current: str) -> None:

@@ -245,7 +245,7 @@ def redraw(name: str, folder: Path, *, bounds: bool, movielens: str, output: Out
     """
     path, known = folder / f"{name}.csv", curves_of(name, ours=True)
     try:
-        rows = pd.read_csv(path)
+        rows = pd.read_csv(path, dtype={"iteration": "int64", "cumulative_regret": "float64"})
         labels = rows.curve.unique().tolist()
         curves = {each: [settings_of(name, known[each], 0, movielens)] for each in labels}
     except OSError as error:

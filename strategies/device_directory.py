@@ -53,6 +53,7 @@ class RoundRow:
         return (
             f"round {self.round}: {counted.duels} duels of {len(counted.uploads)} devices{share};"
             f" {self.replied} of {self.asked} devices replied, {self.total_duels} duels so far"
+            f"{counted.held_back and f'; {counted.held_back}'}"
         )
 
     def csv(self) -> tuple[str, str]:

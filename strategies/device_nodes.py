@@ -70,6 +70,7 @@ class DeviceNodes(Nodes):
         self._identities = Identities("a store must not be copied to a second device", short_name)
         self._asked: dict[int, DeviceUploadHeader] = {}  # node -> the answers of this round
         self._last: list[CountedSpan] = []  # acknowledged last
+        self._held_back = ""  # by the devices that were acknowledged last
 
     def contents(
         self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
@@ -108,7 +109,7 @@ class DeviceNodes(Nodes):
             return None
         upload = decode_statistics(vector, header.num_duels, broadcast, self._form, self._wire)
         self._check_span(node, device, header, broadcast)
-        self._asked[node] = header
+        self._asked[node] = header._replace(held=0, missing=0)
         return Contribution(device, upload, CountedSpan(device, header))
 
     def disputes(self, connected: Collection[int]) -> dict[int, str]:
@@ -125,7 +126,7 @@ class DeviceNodes(Nodes):
             raise UploadError(f"{header.num_duels} duels in answers {span}")
         if header.num_duels > self._max_duels:
             raise UploadError(f"{header.num_duels} duels, more than {self._max_duels} in a round")
-        if broadcast.play is None and header != self._asked[node]:
+        if broadcast.play is None and header._replace(held=0, missing=0) != self._asked[node]:
             raise UploadError(f"other answers than before: {span}")
         if not header.agreed <= header.predicted <= header.num_duels:
             raise UploadError(f"inconsistent counts: {tuple(header)}")
@@ -136,7 +137,8 @@ class DeviceNodes(Nodes):
             return
         new = sum(each.upload.num_duels for each in contributions.values())
         if new == 0:
-            raise RoundAbandonedError(f"no new answers from {len(contributions)} devices")
+            nothing = f"no new answers from {len(contributions)} devices"
+            raise RoundAbandonedError(_held_back(contributions) or nothing)
         if self.duels == 0 and new < self._first_duels:
             raise RoundAbandonedError(
                 f"{new} answers; the first round needs {self._first_duels} (devices-first-duels)"
@@ -154,6 +156,7 @@ class DeviceNodes(Nodes):
             self.counted[span.device] = span.header.end
             self.duels += span.header.num_duels
         self._last = sorted(span for span in spans if span.header.num_duels)
+        self._held_back = _held_back(contributions)
 
     def tally(self) -> Tally:
         """Return what was acknowledged last."""
@@ -162,6 +165,7 @@ class DeviceNodes(Nodes):
             duels=sum(each.num_duels for each in headers),
             predicted=sum(each.predicted for each in headers),
             agreed=sum(each.agreed for each in headers),
+            held_back=self._held_back,
             uploads=tuple(
                 (short_name(span.device), span.header.start, span.header.end) for span in self._last
             ),
@@ -176,6 +180,18 @@ class DeviceNodes(Nodes):
         """Restore what :meth:`state` returned."""
         self.counted, self.duels = dict(state["counted"]), state["duels"]
         self._identities.restore(state["nodes"])
+
+
+def _held_back(contributions: Mapping[int, Contribution]) -> str:
+    """Return in words which answers devices hold back and why; empty if there are none."""
+    headers = [header for each in contributions.values() if (header := each.claim.header).held]
+    if not headers:
+        return ""
+    missing = sorted({header.missing for header in headers})
+    devices = "" if len(headers) == 1 else f" by {len(headers)} devices"
+    pairs = str(missing[0]) if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
+    each = f"{pairs} distinct pairs missing" + (" on each" if len(headers) > 1 else "")
+    return f"{sum(header.held for header in headers)} answers held back{devices}, {each}"
 
 
 def short_name(device: str) -> str:

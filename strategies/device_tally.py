@@ -22,12 +22,15 @@ class Tally:
         Number of duels whose preference was predicted, if it is known.
     agreed : int, optional
         Number of predicted preferences that people confirmed.
+    held_back : str
+        Which answers devices hold back for a later upload, in words; empty if there are none.
     """
 
     duels: int
     uploads: tuple[tuple[str, int | None, int | None], ...]
     predicted: int | None = None
     agreed: int | None = None
+    held_back: str = ""
 
     @property
     def agreement(self) -> float | None:

@@ -1,5 +1,6 @@
 """Registration of an external algorithm, selection rule and environment."""
 
+import re
 import subprocess
 import sys
 
@@ -158,6 +159,7 @@ def test_names_of_the_package_are_fixed_and_others_can_be_replaced():
     [
         (lambda: fldb.register_environment("x")(3), "'x' cannot .*: 3 must be a class or function"),
         (lambda: fldb.register_selection("x")("ucb"), "'ucb' must be a class or function"),
+        (lambda: fldb.register_selection("x")(".rules:ucb"), "'.rules:ucb' must be a class"),
         (lambda: fldb.register_selection("x", noise=1), "noise=1 must be a function"),
         (lambda: fldb.register_algorithm("x", online="yes"), "online='yes' must be True or False"),
         (lambda: fldb.register_algorithm("x", agents="all"), "agents='all' must be one of common"),
@@ -172,8 +174,32 @@ def test_an_invalid_registration_is_refused(register, message):
 
 
 @pytest.mark.parametrize(
+    ("reference", "reason"),
+    [("nomod.a:X", "No module named 'nomod'"), ("os:X", "module 'os' has no attribute 'X'")],
+)
+@pytest.mark.parametrize("setting", ["algorithm", "environment", "selection", "noise"])
+def test_a_reference_to_nothing_is_refused_on_first_use(setting, reference, reason):
+    part, used = "target", setting
+    if setting == "noise":
+        part, used = "noise", "selection"
+        fldb.register_selection("mine", noise=reference)(lambda *_: None)
+    else:
+        getattr(fldb, f"register_{setting}")("mine")(reference)
+    message = (
+        f"{used}=mine: its {part} is registered as '{reference}', which cannot be imported"
+        f" ({reason}); register a class or function, or where it can be imported"
+    )
+    with pytest.raises(SettingsError, match=f"^{re.escape(message)}$"):
+        fldb.run(num_agents=2, horizon=2, **{used: "mine"})
+    if used == "selection":
+        with pytest.raises(SettingsError, match=f"^{re.escape(message)}$"):
+            fldb.DuelingBandit(selection="mine").propose([[1.0], [2.0]])
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda zeros: (np.ma.array(zeros, mask=zeros == 0), zeros + 1), "must be 4 whole numbers"),
         (lambda zeros: (zeros - 1, zeros + 1), "returned arm -1: must be 4 whole .* from 0 to 2,"),
         (lambda zeros: (zeros, zeros + 3), "returned arm 3: must be"),
         (lambda zeros: (zeros[1:], zeros), r"of shape \(3,\): must be 4 whole numbers"),
@@ -208,6 +234,14 @@ def test_a_rule_may_return_lists_and_other_integers():
     [
         (None, "returned None: must return Contexts"),
         ((1, 2), r"returned \(1, 2\): must return"),
+        (
+            Contexts(np.ma.masked_equal(np.ones((4, 1, 3, 2)), 1), np.ones((4, 1, 3))),
+            "returned features with masked entries",
+        ),
+        (
+            Contexts(np.ones((4, 1, 3, 2)), np.ma.masked_equal(np.ones((4, 1, 3)), 1)),
+            "returned rewards with masked entries",
+        ),
         (Contexts([1.0], [2.0]), "features of type list and rewards of type list: must"),
         (
             Contexts(np.ones((4, 1, 2, 2)), np.ones((4, 1, 2))),
@@ -228,6 +262,35 @@ def test_invalid_contexts_are_refused(returned, message):
     values = {"num_agents": 4, "horizon": 1, "num_arms": 3, "dimension": 2}
     settings = from_nested({**values, "environment": {"name": "wrong"}}, "a test")
     with pytest.raises(DataError, match=rf"^Wrong\.contexts .*{message}"):
+        vectorized.run(settings, History(1))
+
+
+def test_masked_arrays_without_masked_entries_are_arrays(register_world):
+    class World:
+        shows_pairs = False
+
+        def __init__(self, settings, agents):
+            self.features = np.ones((len(agents), 1, settings.num_arms, settings.dimension))
+
+        def contexts(self, streams, iterations):
+            return Contexts(np.ma.array(self.features), np.ma.array(self.features[..., 0]))
+
+        def answers(self, first, second):
+            return np.ma.array(np.ones(len(first)), mask=self.masked)
+
+        def state(self):
+            return {}
+
+        def restore(self, state):
+            pass
+
+    settings = from_nested(
+        {"num_agents": 4, "horizon": 1, "environment": {"name": register_world(World)}}, "a test"
+    )
+    World.masked = False
+    vectorized.run(settings, History(1))
+    World.masked = True
+    with pytest.raises(DataError, match=r"^World\.answers returned masked entries: must"):
         vectorized.run(settings, History(1))
 
 

@@ -8,9 +8,11 @@ import math
 import random
 import re
 import shutil
+import sqlite3
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,16 +20,19 @@ import numpy as np
 import pytest
 from conftest import examples
 from flwr.app import Error, Message
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients.device import DeviceAgent, Limits
 from clients.preference_agent import PreferenceAgent
-from clients.store import DuelStore, UndoError, UnknownDuelError
+from clients.store import DuelStore, Synchronization, UndoError, UnknownDuelError
 from fldb_flower.bandit import theory
+from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior
 from fldb_flower.bandit.selection import ucb
+from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.errors import CheckpointError, DataError, FldbError, OutputError, SettingsError
-from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.forms import form_of, make_form
 from fldb_flower.settings import from_flat, to_flat
@@ -463,6 +468,252 @@ def test_fewer_answers_than_an_upload_must_cover_are_held_back(tmp_path):
         (2, 0, 5)
     ]
     federation.check_central(server)
+
+
+CATALOGUE = np.random.default_rng(1).normal(size=(5, D))  # 10 pairs
+
+
+def estimate_of(theta):
+    """Return a broadcast of FLDB-ONS with W = 100 I."""
+    information = 100 * np.eye(D)[np.triu_indices(D)]
+    return Synchronization(9.0, 2, 0, 50, np.array(theta), information, {"algorithm": "fldb_ons"})
+
+
+def answer_catalogue(agent, count, arms=CATALOGUE):
+    """Answer duels as a person of theta = (1, -2, 0.5); return the pairs."""
+    pairs = []
+    for _ in range(count):
+        duel = agent.propose(arms)
+        gap = np.array([1.0, -2.0, 0.5]) @ (arms[duel.first] - arms[duel.second])
+        agent.record(duel.id, "first" if gap > 0 else "second")
+        pairs.append(frozenset((duel.first, duel.second)))
+    return pairs
+
+
+@pytest.mark.parametrize(
+    ("purpose", "algorithm", "selection"),
+    [
+        *(("suggest", "fldb_ons", selection) for selection in SELECTIONS),
+        ("rank", "fldb_ons", "ucb"),
+        ("suggest", "fldb_ogd", "ucb"),
+        ("suggest", "fldb_personal", "ucb"),
+        ("rank", "fldb_personal", "ucb"),
+    ],
+)
+def test_a_person_who_continues_to_answer_takes_part_again(tmp_path, purpose, algorithm, selection):
+    """Each upload needs 6 distinct pairs of a catalogue of 10: 6 answers are enough each time."""
+    federation = Federation(
+        tmp_path, devices=1, min_duels=6, algorithm=algorithm, selection=selection
+    )
+    with PreferenceAgent(federation.stores[0], purpose=purpose) as agent:
+        answer_catalogue(federation.agents[0], 60)  # before the first request, any pairs
+        answer_catalogue(agent, 6, np.random.default_rng(2).normal(size=(40, D)))
+        federation.serve()
+        for number in (2, 3):
+            pairs = answer_catalogue(agent, 6)
+            assert len(set(pairs)) == 6
+            assert agent.status()["needed"] == 0
+            server = federation.serve()
+            assert server.round == number
+        assert len(set(answer_catalogue(agent, 10))) == 10
+        answer_catalogue(agent, 5)  # all pairs were asked
+    assert federation.uploads()[1:] == [
+        (2, server.devices.tally().uploads[0][0], 66, 72),
+        (3, server.devices.tally().uploads[0][0], 72, 78),
+    ]
+
+
+def test_pairs_that_are_open_or_skipped_count_as_asked(tmp_path):
+    with PreferenceAgent(tmp_path / "duels.db") as agent:
+        agent.store.synchronize(estimate_of([1.0, -2.0, 0.5]))
+        agent.store.cut(0, 6)
+        duels = [agent.propose(CATALOGUE) for _ in range(4)]
+        agent.skip(duels[0].id)
+        duels += [agent.propose(CATALOGUE) for _ in range(6)]
+        assert len({frozenset((duel.first, duel.second)) for duel in duels}) == 10
+
+
+def test_equal_arms_are_no_pair(tmp_path):
+    """Four arms, of which two are equal: three pairs, which are asked before one is repeated."""
+    arms = np.array([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.5, 1.0, 0.0]])
+    with PreferenceAgent(tmp_path / "duels.db") as agent:
+        agent.store.synchronize(estimate_of([1.0, 0.0, 0.0]))
+        agent.store.cut(0, 9)
+        answer_catalogue(agent, 3, arms)
+        assert agent.status()["needed"] == 9 - 3
+        begin = time.process_time()
+        duel = agent.propose(np.ones((3000, D)))
+        assert duel.first != duel.second
+        assert time.process_time() - begin < 2.0
+
+
+def test_the_log_states_which_answers_are_held_back(tmp_path):
+    federation = Federation(tmp_path, devices=3, min_duels=5)
+    federation.answer(0, 9)
+    federation.serve()
+    arms = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    answer_catalogue(federation.agents[0], 41, arms)  # three pairs
+    server = federation.server()
+    server.strategy.connect(federation.grid)
+    assert not server.try_round()
+    assert federation.lines[-1] == (
+        "round 2 is not counted: 41 answers held back, 2 distinct pairs missing"
+    )
+    answer_catalogue(federation.agents[2], 7, arms[:2])
+    assert not server.try_round()
+    assert (
+        "48 answers held back by 2 devices, 2 to 4 distinct pairs missing" in federation.lines[-1]
+    )
+    federation.answer(1, 5)
+    assert server.try_round()
+    assert "held back by 2 devices" in federation.lines[-1]
+    server.directory.close()
+
+
+def a_device(path, algorithm, arms, **changes):
+    """Return an agent with three answers, and the Flower client of its store."""
+    agent = PreferenceAgent(path)
+    for _ in range(3):
+        agent.record(agent.propose(arms).id, "first")
+    settings = from_flat({**BASE, "algorithm": algorithm, **changes}, "a test")
+    return agent, DeviceAgent(agent.store, settings, Limits(1, 100))
+
+
+def message_of(store, estimate, theta_hat=None, **changes):
+    """Return the vector and the config of a broadcast that a device can use."""
+    is_personal = isinstance(estimate, CommonPrior)
+    broadcast = Broadcast(PlayRequest(4, 4, estimate), theta_hat, shares=is_personal)
+    vector, header = encode_broadcast(broadcast)
+    config = {"header": list(header), "counted": 0, "upto": -1, "duels": 50, **changes}
+    config.setdefault("device", store.device_id)
+    return vector, {name: value for name, value in config.items() if value is not MISSING}
+
+
+MISSING = object()
+COMMON = Estimate(np.array([1.0, -2.0, 0.5]), 20.0 * np.eye(D))
+PRIOR = CommonPrior(20.0 * np.eye(D), np.array([20.0, -40.0, 10.0]), 0.1, 1.0)
+UNUSABLE = {
+    "theta": (replace(COMMON, theta_sync=np.array([1e200, 0, 0])), {}),
+    "negative theta": (replace(COMMON, theta_sync=np.array([0, -1e200, 0])), {}),
+    "singular W": (replace(COMMON, information=np.zeros((D, D))), {}),
+    "indefinite W": (replace(COMMON, information=np.diag([1.0, 1.0, -1.0])), {}),
+    "small W": (replace(COMMON, information=1e-310 * np.eye(D)), {}),
+    "large W": (replace(COMMON, information=1e300 * np.eye(D)), {}),
+    "small v": (PRIOR._replace(variance=1e-320), {}),
+    "large v": (PRIOR._replace(variance=1e300), {}),
+    "small scale": (PRIOR._replace(scale=1e-320), {}),
+    "large scale": (PRIOR._replace(scale=1e300), {}),
+    "large c": (PRIOR._replace(shift=np.full(D, 1e200)), {}),
+    "large sum": (PRIOR._replace(precision=1e200 * np.eye(D)), {}),
+    "text duels": (COMMON, {"duels": "x"}),
+    "no duels": (COMMON, {"duels": MISSING}),
+    "negative duels": (COMMON, {"duels": -1}),
+    "many duels": (PRIOR, {"duels": 2**60}),
+    "real counted": (COMMON, {"counted": 1.0}),
+    "boolean counted": (COMMON, {"counted": True}),
+    "no counted": (PRIOR, {"counted": MISSING}),
+    "unsent counted": (COMMON, {"counted": 2}),
+    "distant counted": (COMMON, {"counted": 9}),
+    "huge counted": (COMMON, {"counted": 2**60}),
+    "list upto": (PRIOR, {"upto": [3]}),
+    "no upto": (COMMON, {"upto": MISSING}),
+    "number as device": (COMMON, {"device": 5}),
+    "no device": (COMMON, {"device": MISSING}),
+    "no header": (COMMON, {"header": MISSING}),
+    "short header": (COMMON, {"header": [4, 4, 1]}),
+    "text in the header": (COMMON, {"header": [4, "x", 1, 0, 0, 0, 0]}),
+    "unknown kind": (COMMON, {"header": [4, 4, 7, 0, 0, 0, 0]}),
+    "header of another kind": (COMMON, {"header": [4, 4, 2, 0, 0, 0, 0]}),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_an_unusable_broadcast_changes_nothing_on_a_device(tmp_path, name):
+    """The refusal is the same whatever the person's arms and answers are."""
+    (estimate, changes), messages = UNUSABLE[name], []
+    former = PRIOR if isinstance(estimate, CommonPrior) else COMMON
+    algorithm = "fldb_personal" if former is PRIOR else "fldb_ons"
+    for number, arms in enumerate((CATALOGUE, 1e3 * CATALOGUE[:3])):
+        agent, device = a_device(tmp_path / f"{number}.db", algorithm, arms)
+        vector, config = message_of(agent.store, former)
+        device.fit([vector], config)
+        uploads, before = agent.store.sent, agent.status()
+        ranking, weights = agent.rank(CATALOGUE), agent.explain()
+        known = {"counted": uploads, **changes}
+        vector, config = message_of(agent.store, estimate, **known)
+        with pytest.raises(DataError) as error:
+            device.fit([vector], config)
+        messages.append(str(error.value).replace(str(agent.store.path), "the store"))
+        assert agent.status() == before
+        assert (agent.rank(CATALOGUE), agent.explain()) == (ranking, weights)
+        assert agent.record(agent.propose(arms).id, "tie") == 4
+        agent.close()
+    assert messages[0] == messages[1]
+    assert len(messages[0].splitlines()) == 1
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    powers=st.tuples(*[st.floats(-330, 300)] * 4),
+    seed=st.integers(0, 99),
+    unit=st.sampled_from([1e-4, 1.0, 1e4]),
+    algorithm=st.sampled_from(["fldb_ons", "fldb_ogd", "fldb_personal"]),
+)
+def test_a_device_refuses_an_estimate_or_can_use_it(powers, seed, unit, algorithm):
+    rng = np.random.default_rng(seed)
+    theta, information, v, scale = (float(10.0**power) for power in powers)
+    differences = rng.normal(size=(6, D))
+    gram, direction = differences.T @ differences, rng.normal(size=D)
+    estimate = Estimate(theta * direction, information * gram)
+    if algorithm == "fldb_personal":
+        estimate = CommonPrior(information * gram, theta * direction, v, unit**2 * (scale % 7.0))
+    with tempfile.TemporaryDirectory() as path:
+        agent, device = a_device(Path(path) / "duels.db", algorithm, unit * CATALOGUE)
+        vector, config = message_of(agent.store, estimate, None)
+        if np.isfinite(vector).all():
+            with contextlib.suppress(DataError):
+                device.fit([vector], config)
+        for preferred in ("first", "second", "tie"):
+            arms = unit * rng.normal(size=(4, D))
+            agent.record(agent.propose(arms).id, preferred)
+            assert sorted(agent.rank(arms)) == [0, 1, 2, 3]
+            assert 0.0 <= agent.predict(*arms[:2]) <= 1.0
+            weights = agent.explain()
+            assert np.isfinite([*weights.weights, *weights.deviations]).all()
+        agent.close()
+
+
+def test_a_device_keeps_its_estimate_if_the_sums_do_not_contain_its_share(tmp_path, caplog):
+    """A lying server: c without this device's share is far larger than c. No reply shows it."""
+    agent, device = a_device(tmp_path / "duels.db", "fldb_personal", CATALOGUE)
+    vector, config = message_of(agent.store, PRIOR)
+    device.fit([vector], config)
+    cut = agent.store.sent
+    with sqlite3.connect(agent.store.path) as connection:  # as computed in other units
+        width = D + D * (D + 1) // 2 + len(VARIANCES) + 1
+        share = np.full(width, 1e300).tobytes()
+        connection.execute("UPDATE shares SET share = ? WHERE cut = ?", (share, cut))
+    connection.close()
+    vector, config = message_of(agent.store, PRIOR._replace(shift=PRIOR.shift / 2), counted=cut)
+    before = agent.status()
+    device.fit([vector], config)
+    assert agent.status() == before
+    assert "keeps its former estimate" in caplog.text
+    agent.propose(CATALOGUE)
+    agent.close()
+
+
+def test_numbers_of_answers_are_left_after_any_count_of_the_server(tmp_path):
+    """A server that claims to have counted very many answers cannot exhaust their numbers."""
+    with DuelStore(tmp_path / "duels.db") as store:
+        for start in (2**52 + 1, 2**53):
+            with pytest.raises(DataError, match=f"no device has {start} answers"):
+                store.cut(start, 1)
+        assert store.cut(2**52, 1) == 2**52
+        for number in (1, 2):
+            duel = store.propose(np.ones(2), np.nan, expire_after=60.0)
+            assert store.record([(duel.id, 1.0)]) == [2**52 + number]
+            assert store.cut(2**52 + number - 1, 1) == 2**52 + number
 
 
 def test_a_device_is_recognised_when_its_node_changes(tmp_path):

@@ -1,15 +1,20 @@
 """DuelingBandit: the estimate, scikit-learn's conventions, proposals and invalid input."""
 
+import itertools
+import math
 import pickle
 import subprocess
 import sys
+from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 from test_run import ROOT
 
 import fldb_flower as fldb
+from fldb_flower.errors import ConvergenceError
 
 
 def duels(n=200, d=3, seed=0):
@@ -60,6 +65,98 @@ def test_covariance_is_the_inverse_hessian():
     columns = [(gradient(theta + step) - gradient(theta - step)) / 2e-5 for step in steps]
     assert learner.covariance_ == pytest.approx(np.linalg.inv(columns), rel=1e-6)
     assert learner.standard_errors_ == pytest.approx(np.sqrt(np.diag(learner.covariance_)))
+
+
+SCALED = {  # differences, preferences, weights
+    "one": ([[1.0]], [1], [1]),
+    "a contradiction": ([[1.0], [2.0], [-1.0]], [1, 0, 1], [1, 2, 0.5]),
+    "a tie and a win": ([[1.0], [3.0]], [0.5, 1], [1, 1]),
+    "a tie and a tiny win": ([[1.0], [1e-9]], [0.5, 1], [1, 1e-3]),
+    "one of two features": ([[1.0, 3.0]], [1], [1]),
+    "separable": ([[1.0, 2.0], [2.0, -1.0], [3.0, 0.5]], [1, 0, 1], [1, 1, 4]),
+    "not separable": ([[1.0, 2.0], [2.0, -1.0]] * 2, [1, 0, 0, 1], [1, 1, 0.5, 0.2]),
+    "ties and a win": ([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]], [0.5, 1, 0.7], [1, 1, 3]),
+    "weights": ([[1.0, 2.0], [2.0, -1.0], [1.0, 0.5], [1.0, 2.0]], [1, 0, 1, 0], [1, 1e-6, 1, 1]),
+    "a long duel": ([[1.0, 0.0], [1e8, 1e3]], [1, 1], [1, 1]),
+}
+UNITS = [1e-150, 1e-100, 1e-20, 1e-8, 1.0, 1e8, 1e20, 1e100, 1e150]
+
+
+def exact_fit(duels, ridge, theta):
+    """Newton's step from theta, (d,), and the inverse Hessian after it, by mpmath."""
+    rows, answers, weights = ([mpmath.mpf(float(x)) for x in np.ravel(each)] for each in duels)
+    d = len(theta)
+    rows = [mpmath.matrix(rows[start : start + d]) for start in range(0, len(rows), d)]
+    steps, theta = [], mpmath.matrix(theta.tolist())
+    for _ in range(2):
+        gradient, hessian = ridge * theta, ridge * mpmath.eye(d)
+        for x, y, weight in zip(rows, answers, weights, strict=True):
+            z = (x.T * theta)[0]
+            wins, loses = 1 / (1 + mpmath.exp(-z)), 1 / (1 + mpmath.exp(z))
+            gradient += weight * ((1 - y) * wins - y * loses) * x
+            hessian += weight * wins * loses * x * x.T
+        steps.append(-mpmath.lu_solve(hessian, gradient))
+        theta += steps[-1]
+    assert mpmath.norm(steps[1]) <= 1e-6 * mpmath.norm(steps[0]) + 1e-20 * mpmath.norm(theta)
+    return theta, hessian**-1
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_duels_of_any_scale(case):
+    """Within 1e-8 of the minimiser, or refused; by exact Newton steps from the estimate."""
+    units, refused = list(itertools.product(UNITS, repeat=3)), []
+    for pick in np.random.default_rng(len(case)).choice(len(units), 24, replace=False).tolist():
+        unit, ridge, weight = units[pick]
+        rows, answers, weights = (np.array(each, float) for each in SCALED[case])
+        duels = unit * rows, answers, weight * weights
+        # See test_invalid_input.
+        if max(ridge, np.abs(duels[0]).max(), duels[2].max()) > 1e100:
+            continue
+        try:
+            learner = fldb.DuelingBandit(ridge=ridge).fit(*duels)
+        except ConvergenceError:
+            refused.append(math.log10(ridge) - 2 * math.log10(unit) - math.log10(weight))
+            continue
+        with mpmath.workdps(700):
+            theta, covariance = exact_fit(duels, ridge, learner.coef_[0])
+            error = mpmath.norm(mpmath.matrix(learner.coef_[0].tolist()) - theta)
+            assert error <= 1e-8 * mpmath.norm(theta)
+            for (i, j), found in np.ndenumerate(learner.covariance_):
+                unit = mpmath.sqrt(covariance[i, i] * covariance[j, j])
+                assert abs(found - covariance[i, j]) <= 1e-8 * unit
+    assert not [ratio for ratio in refused if -11 < ratio < 100]
+
+
+@pytest.mark.parametrize(
+    ("ridge", "unit", "weight", "better"),
+    [(1e-150, 1e100, 1.0, "1e+200"), (1e100, 1e-100, 1e-120, "1e-320")],
+)
+def test_extreme_ridges_are_refused(ridge, unit, weight, better):
+    """Otherwise the probabilities, or the estimate, are too small for float64."""
+    with pytest.raises(ConvergenceError) as error:
+        fldb.DuelingBandit(ridge=ridge).fit([[unit]], [1], [weight])
+    assert str(error.value) == (
+        f"ridge={ridge:g} gives no accurate estimate with differences of features up to {unit:.1e}"
+        f" and weights up to {weight:.1e}: scale the features to about 1, or use a ridge nearer to"
+        f" {better}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ridge", "unit", "weight", "count"),
+    [(1e-14, 1, 1, 1), (1e-20, 1, 1, 1), (1, 1e8, 1, 10), (1e-12, 1, 1e-12, 3), (1e-100, 1, 1, 1)],
+)
+def test_one_feature_without_contradictions(ridge, unit, weight, count):
+    """``ridge theta = n w x mu(-x theta)``, by bisection of its logarithm."""
+    learner = fldb.DuelingBandit(ridge=ridge).fit([[unit]] * count, [1] * count, [weight] * count)
+    low, high = 1e-300, 1e3
+    for _ in range(200):
+        z = (low + high) / 2
+        gain = math.log(count * weight) + 2 * math.log(unit) - np.logaddexp(0.0, z)
+        low, high = (z, high) if gain > math.log(ridge) + math.log(z) else (low, z)
+    assert learner.coef_[0, 0] * unit == pytest.approx(z, rel=1e-11)
+    information = ridge * (1 + z / (1 + math.exp(-z)))  # n w x^2 mu(-z) = ridge z
+    assert learner.standard_errors_[0] == pytest.approx(information**-0.5, rel=1e-9)
 
 
 def test_minimises_the_objective_on_separable_and_repeated_duels():
@@ -248,12 +345,49 @@ def test_a_learner_can_be_pickled():
 
 
 GOOD = np.eye(3)
+MASKED = np.ma.array(GOOD[:2], mask=[[True, False, False], [False, False, False]])
 INVALID = {
     "X contains NaN or infinity": lambda it: it.fit([[np.nan, 1, 1]], [1]),
     "X has shape": lambda it: it.fit([1.0, 2.0], [1, 0]),
     "X must contain numbers": lambda it: it.fit([["a", "b", "c"]], [1]),
     "X has 2 features, but DuelingBandit is expecting 3": lambda it: it.fit([[1.0, 2.0]], [1]),
-    "X contains numbers above": lambda it: it.fit([[1e200, 0, 0]], [1]),
+    r"X contains numbers above 1e\+100 in absolute value, such as 1e\+200": lambda it: it.fit(
+        [[1e200, 0, 0]], [1]
+    ),
+    r"X contains numbers above .* such as 10{96}\.\.\.$": lambda it: it.fit([[10**400, 0, 0]], [1]),
+    r"X contains numbers above .* such as <int>": lambda it: it.fit([[0, 0, -(10**5000)]], [1]),
+    r"y contains numbers above .* such as 10{96}\.\.\.$": lambda it: it.fit(GOOD[:1], [10**400]),
+    r"first contains numbers above .* such as Fraction\(10": lambda it: it.record(
+        [Fraction(10**400), 0, 0], GOOD[1], 1
+    ),
+    r"preferred=10{96}\.\.\.: must be 1": lambda it: it.record(GOOD[0], GOOD[1], 10**400),
+    r"width=1e\+308: must be a number, at least 0 and at most 1e\+100": lambda it: it.set_params(
+        width=1e308
+    ).propose(GOOD),
+    r"width=10{96}\.\.\.: must be a number, at least 0": lambda it: it.set_params(
+        width=10**400
+    ).propose(GOOD),
+    r"ridge=<int>: must be a number, above 0 and at most 1e\+100": lambda it: it.set_params(
+        ridge=10**5000
+    ).fit(GOOD, [1, 1, 1]),
+    r"arms up to 1e\+100, width=0.75, ridge=1e-150: .* too large; use numbers of about 1": (
+        lambda it: it.set_params(ridge=1e-150).propose(1e100 * GOOD)
+    ),
+    "X has masked entries: leave these out": lambda it: it.fit(MASKED, [1, 1]),
+    "X has masked entries": lambda it: it.fit([GOOD[0], MASKED[0]], [1, 1]),
+    "X has masked": lambda it: it.fit([[1.0, np.ma.masked, 1.0]], [1]),
+    "y has masked entries": lambda it: it.fit(GOOD[:2], MASKED[:, 0]),
+    "sample_weight has masked entries": lambda it: it.fit(GOOD[:2], [1, 1], MASKED[:, 0]),
+    "arms has masked entries": lambda it: it.propose(MASKED),
+    "first has masked entries": lambda it: it.record(MASKED[0], GOOD[1], 1),
+    "second has masked entries": lambda it: it.record(GOOD[0], MASKED[0], 1),
+    "preferred=masked: must be 1": lambda it: it.record(GOOD[0], GOOD[1], np.ma.masked),
+    "X must contain numbers: '1' is a text": lambda it: it.fit([["1", "2", "3"]], [1]),
+    "X must contain numbers: b'1' is a text": lambda it: it.fit([[b"1", b"2", b"3"]], [1]),
+    "y must contain numbers: '1' is a text": lambda it: it.fit(GOOD, [1, 0, "1"]),
+    "arms must contain numbers: '2' is a text": lambda it: it.propose(
+        np.array([[1.0, "2", 3.0]] * 2, dtype=object)
+    ),
     "X has 0 sample": lambda it: it.fit(np.empty((0, 3)), []),
     "y contains 2: must be": lambda it: it.fit(GOOD, [0, 1, 2]),
     "y contains -1: must be": lambda it: it.fit(GOOD, [-1, 1, 1]),
@@ -269,8 +403,10 @@ INVALID = {
     "preferred='first': must be": lambda it: it.record(GOOD[0], GOOD[1], "first"),
     "preferred=nan: must be": lambda it: it.record(GOOD[0], GOOD[1], np.nan),
     "has no estimate yet: call fit or record": lambda it: it.rank(GOOD),
-    "ridge=0: must be a number, above 0": lambda it: it.set_params(ridge=0).fit(GOOD, [1, 1, 1]),
-    "width=-1: must be a number, at least 0": lambda it: it.set_params(width=-1).propose(GOOD),
+    "ridge=0: must be a number, above 0 and": lambda it: it.set_params(ridge=0).fit(
+        GOOD, [1, 1, 1]
+    ),
+    "width=-1: must be a number, at least 0 and": lambda it: it.set_params(width=-1).propose(GOOD),
     "dimension=2.5: must be a whole": lambda it: it.set_params(dimension=2.5).propose(GOOD),
     "selection='ubc': must be one of": lambda it: it.set_params(selection="ubc").propose(GOOD),
     r"selection=\['ucb'\]: must be one of": lambda it: it.set_params(selection=["ucb"]).propose(
@@ -299,7 +435,14 @@ def test_features_of_any_kind_of_array():
     x, y = duels(40)
     expected = fldb.DuelingBandit().fit(x, y).coef_
     frame, series = pandas.DataFrame(x), pandas.Series(y)
-    for each in ((frame, series), (x.tolist(), y.tolist()), (x, y.astype(bool)), (x, y[:, None])):
+    nothing_masked = np.ma.array(x, mask=np.zeros_like(x, dtype=bool)), np.ma.array(y)
+    for each in (
+        nothing_masked,
+        (frame, series),
+        (x.tolist(), y.tolist()),
+        (x, y.astype(bool)),
+        (x, y[:, None]),
+    ):
         assert fldb.DuelingBandit().fit(*each).coef_ == pytest.approx(expected)
     before = x.copy(), y.copy()
     fldb.DuelingBandit().fit(x, y).record(x[0], x[1], True)

@@ -7,6 +7,7 @@ import pytest
 from conftest import scikit_learn_minimiser
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from scipy.special import expit, log_expit
 
 from fldb_flower.algorithms.solvers import MAX_EXCHANGES, gradient_descent, lbfgs, newton
@@ -221,6 +222,41 @@ def test_lbfgs_reaches_the_same_minimum(kind):
         assert all(point.any() for point in oracle.points)  # the start is not evaluated again
 
 
+@pytest.mark.parametrize("solver", [newton, lbfgs])
+@pytest.mark.parametrize("scale", [1e-40, 1e-9, 1e-5, 1e5, 1e20])
+def test_minima_for_features_of_any_scale(solver, scale):
+    """``scale theta`` with the ridge ``scale^2`` does not depend on the scale."""
+    if solver is lbfgs:
+        pytest.importorskip("torch", reason="solver=lbfgs needs the torch extra")
+    found = far_start(CountedLoss(*random_duels(6, scale)), np.zeros(D), 0.1 * scale**2, solver)
+    theta = found if solver is lbfgs else found.theta
+    expected = scikit_learn_minimiser(*random_duels(6), 0.1)
+    np.testing.assert_allclose(scale * theta, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("settled", [0.0, 1e-13])
+@pytest.mark.parametrize("ridge", [1e-3, 1e-14, 1e-24, 1e-60])
+def test_newton_on_one_duel_of_any_confidence(ridge, settled):
+    """``-ridge theta = mu(theta)``; the logarithm has its root by SciPy."""
+    oracle = CountedLoss(np.ones((1, 1)), np.zeros(1))  # mu - 0 is accurate if tiny
+    found = far_start(oracle, np.zeros(1), ridge, settled=settled)
+    expected = brentq(lambda z: np.log(ridge * z) + np.logaddexp(0.0, z), 1e-9, 1e3, xtol=1e-13)
+    assert found.theta[0] == pytest.approx(-expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 1e-14, 1e-24, 1e-60, 1e-250])
+@pytest.mark.parametrize("refit_ratio", [1.0, 4.0])
+def test_local_estimates_of_any_confidence(ridge, refit_ratio):
+    """n duels won: ``ridge theta = n mu(-theta)``; the logarithm has its root by SciPy."""
+    estimates = LocalEstimates(1, 1, ridge, refit_ratio=refit_ratio)
+    for count in range(1, 9):
+        estimates.add(np.ones((1, 1)), np.ones(1))
+        expected = brentq(
+            lambda z, n=count: np.log(ridge / n * z) + np.logaddexp(0.0, z), 1e-9, 1e3, xtol=1e-13
+        )
+        assert estimates.theta[0, 0] == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize("away", [1.0, 30.0])
 def test_lbfgs_warm_started_away_from_the_minimum(away):
     pytest.importorskip("torch", reason="solver=lbfgs needs the torch extra")
@@ -275,7 +311,7 @@ class UnboundedLoss(CountedLoss):
         return Upload(
             num_duels=1,
             gradient=plane - self.ridge * theta,
-            information=np.eye(D),
+            information=np.diag([1.0, 0.0, 0.0]),  # of one duel
             hessian=1e3 * np.eye(D),
             loss=float(plane @ theta - 0.5 * self.ridge * theta @ theta),
             outcomes=(),
@@ -434,13 +470,13 @@ def test_many_features_with_distant_warm_starts(monkeypatch):
     Estimates of separable duels are so far from 0 that the curvature vanishes there.
     """
     evaluations = []
-    logistic = local.logistic
+    residuals = local.residuals
 
-    def counted(logits):
+    def counted(logits, answers):
         evaluations.append(1)
-        return logistic(logits)
+        return residuals(logits, answers)
 
-    monkeypatch.setattr(local, "logistic", counted)
+    monkeypatch.setattr(local, "residuals", counted)
     d, count, ridge = 60, 40, 1 / 200
     rng = np.random.default_rng(3)
     theta = rng.standard_normal(d)

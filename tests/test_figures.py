@@ -435,3 +435,12 @@ def test_a_table_of_another_figure_is_refused(tmp_path, monkeypatch):
     (tmp_path / "fig2a.csv").rename(tmp_path / "fig1a.csv")
     with pytest.raises(SystemExit, match=r"fig1a\.csv is not the CSV file of fig1a"):
         command(figures, monkeypatch, "fig1a", "--redraw", "--output", tmp_path)
+
+
+def test_a_table_with_a_damaged_number_is_refused(tmp_path, monkeypatch):
+    table_of("fig2a", tmp_path)
+    path = tmp_path / "fig2a.csv"
+    lines = path.read_text().split("\n")
+    path.write_text("\n".join([lines[0], "1,1_0" + lines[1][lines[1].index(",", 2) :], *lines[2:]]))
+    with pytest.raises(SystemExit, match=r"^error: .*fig2a\.csv is not the CSV file of fig2a"):
+        command(figures, monkeypatch, "fig2a", "--redraw", "--output", tmp_path)

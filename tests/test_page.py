@@ -686,15 +686,17 @@ def test_progress_of_a_round_by_hand(page, start):
         ("received", 1): "",
         ("answered", 4, "received", 1): "4 answers for the next round.",
         ("answered", 1, "needed", 0): "1 answer for the next round.",
-        ("needed", 3): "The next round needs at least 3 answers.",
-        ("answered", 2, "needed", 1): "2 answers for the next round, which needs at least 1 more"
-        " answer.",
+        ("needed", 3): "The next round needs answers about 3 different pairs.",
+        ("answered", 2, "needed", 1): "2 answers for the next round, which needs 1 more different"
+        " pair.",
+        ("answered", 41, "needed", 2, "received", 1): "41 answers for the next round, which needs 2"
+        " more different pairs.",
         ("answered", 9, "sent", 9, "received", 1): "9 answers uploaded, not yet confirmed by the"
         " server.",
         ("answered", 9, "sent", 9, "counted", 9, "received", 1): "All answers are counted.",
         ("answered", 9, "sent", 7, "counted", 5, "needed", 4, "received", 1): "2 answers uploaded,"
-        " not yet confirmed by the server. 2 answers for the next round, which needs at least 4"
-        " more answers.",
+        " not yet confirmed by the server. 2 answers for the next round, which needs 4 more"
+        " different pairs.",
     }
     for pairs, text in expected.items():
         changed = {**state, **dict(zip(pairs[::2], pairs[1::2], strict=True))}
@@ -771,6 +773,10 @@ def test_the_source_of_the_estimate_by_hand(page, start):
         ({}, nothing, "Nothing has been learned yet. What you prefer appears here after your first"
          " answers."),
         ({"answered": 2}, nothing, "No preference is visible in the answers so far."),
+        ({"answered": 2, "duels": 0, "received": 1}, {**nothing, "own": False}, "Waiting for the"
+         " first round. What is learned from the answers of all devices appears here after it."),
+        ({"received": 1}, {**nothing, "own": False}, "No preference is visible in the answers so"
+         " far."),
         ({"answered": 2}, own, "From your 2 answers. Each answer counts at once."),
         ({"received": 1}, own, "From what other devices have learned. Each of your answers counts"
          " at once."),
@@ -790,15 +796,42 @@ def test_the_progress_bar_shows_how_many_answers_a_round_needs(page, start):
         device.propose({"text": f"a{number}"}, {"text": f"b{number}"})
     device.agent.store.cut(0, 4)
     page.get(device.url())
-    wait(lambda: texts(page, "#waiting") == ["The next round needs at least 4 answers."])
+    text = "The next round needs answers about 4 different pairs."
+    wait(lambda: texts(page, "#waiting") == [text])
     wait(lambda: len(cards(page)) == 2)
     wait_until_ready(page)
     press(page, "left")
     wait_for_answered(page, 1)
     script = "const { value, max, hidden } = document.querySelector('#upload');"
     assert page.execute_script(f"{script} return [value, max, hidden]") == [1, 4, False]
+    for _ in range(8):  # one more pair, eight times
+        duel = device.agent.store.propose(np.array([1.0, 7.0]), np.nan, expire_after=60.0)
+        device.agent.record(duel.id, "first")
+    text = "9 answers for the next round, which needs 2 more different pairs."
+    wait(lambda: texts(page, "#waiting") == [text])
+    assert page.execute_script(f"{script} return [value, max, hidden]") == [2, 4, False]
+    page.get(device.url())  # the same after it is loaded again
+    wait(lambda: texts(page, "#waiting") == [text])
+    assert page.execute_script(f"{script} return [value, max, hidden]") == [2, 4, False]
     device.agent.store.cut(0, 1)
     wait(lambda: "not yet confirmed" in texts(page, "#waiting")[0])
+
+
+def test_before_the_first_round_the_page_waits_for_it(page, start):
+    """The first exchange of FLDB-ONS sends theta = 0, computed from no duels."""
+    device = start()
+    device.agent.record(device.agent.propose([[0.0, 1.0], [1.0, 0.0]]).id, "first")
+    information = np.array([50.0, 0.0, 50.0])
+    device.agent.store.synchronize(
+        Synchronization(time.time(), 1, 0, 0, np.zeros(2), information, {"algorithm": "fldb_ons"})
+    )
+    page.get(device.url())
+    wait(lambda: "Waiting for the first round" in (texts(page, "#learned-note") or [""])[0])
+    assert texts(page, "dd") == ["1", "0", "never"]
+    synchronize(device, [0.0, 0.0], 5)
+    wait(lambda: "No preference is visible" in texts(page, "#learned-note")[0])
+    synchronize(device, [1.0, 0.0], 4)
+    wait(lambda: "1,234 answers of all devices" in texts(page, "#learned-note")[0])
 
 
 WIDTHS = {

@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -166,6 +167,20 @@ def test_logistic_equals_scipy_and_is_symmetric(z):
     mu = float(preference.logistic(np.array(z)))
     assert mu == pytest.approx(float(expit(z)), abs=2e-16)
     assert mu + float(preference.logistic(np.array(-z))) == pytest.approx(1.0, abs=2e-16)
+
+
+@property_test
+@given(z=st.floats(-700, 700), y=st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+def test_derivatives_keep_relative_accuracy(z, y):
+    logits, answers = np.array([z, 0.0]), np.array([y, 0.0])
+    wins, curvatures = preference.link(logits)
+    slopes, weights = preference.residuals(logits, answers)
+    with mpmath.workdps(400):
+        mu, rest = 1 / (1 + mpmath.exp(-z)), 1 / (1 + mpmath.exp(z))
+        assert wins[0] == pytest.approx(float(mu), rel=1e-13)
+        assert curvatures[0] == weights[0] == pytest.approx(float(mu * rest), rel=1e-13)
+        assert slopes[0] == pytest.approx(float(mu - y), rel=1e-13, abs=1e-16 * (y == 0.3))
+    assert (wins[1], curvatures[1], slopes[1]) == (0.5, 0.25, 0.5)
 
 
 @property_test

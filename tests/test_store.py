@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sqlite3
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -34,7 +36,9 @@ from clients.store import (
     UndoError,
     UnknownDuelError,
 )
+from clients.store.answers import system_uptime
 from clients.store.database import Database
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import DataError, FldbError, OutputError
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # for many small transactions
@@ -230,6 +234,153 @@ def test_a_damaged_store_is_refused(path, first, last):
         use(path)
     refused(error, path)
     assert path.read_bytes() == before
+
+
+def full_store(path):
+    """Write a store with rows in all tables."""
+    with PreferenceAgent(path) as agent:
+        store = agent.store
+        agent.name_features(["sweetness", "bitterness"])
+        shown = [{"text": "tea"}, {"text": "coffee"}]
+        for numbers in [[1.0, 2.0], [0.5, -1.0], [2.0, 0.0]]:
+            duel = store.propose(np.array(numbers), 0.25, contents=shown, expire_after=HOUR)
+            store.record([(duel.id, 1.0)])
+        store.propose(np.array([3.0, 4.0]), np.nan, contents=shown, expire_after=HOUR)
+        store.cut(0, 2)
+        store.admit(0, 3, np.ones(2), 5)
+        losses = np.zeros(len(VARIANCES))
+        store.keep_share(3, ShareChange(np.eye(2), np.ones(2), losses, 1.0, 1.0))
+        prior = CommonPrior(np.eye(2), np.ones(2), 0.5, 2.0)
+        parameters = {"algorithm": "fldb_personal", "selection": "ucb"}
+        packed = np.array([1.0, 0.0, 1.0])
+        store.synchronize(Synchronization(9.0, 2, 3, 40, np.ones(2), packed, parameters, prior))
+        store.keep_secure_part("ledger", b"ledger")
+        answer(store, 2)
+
+
+def answered(agent):
+    duel = agent.propose(ARMS).id
+    agent.record(duel, "tie")
+    return duel
+
+
+ARMS = [[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]]
+USES = [
+    lambda agent: agent.status(),
+    lambda agent: agent.store.open_proposals(9),
+    lambda agent: agent.propose(ARMS),
+    lambda agent: agent.undo(answered(agent)),
+    lambda agent: agent.skip(agent.propose(ARMS).id),
+    lambda agent: (agent.rank(ARMS), agent.predict(*ARMS[:2]), agent.explain()),
+    lambda agent: agent.store.cut(3, 1),
+    lambda agent: agent.store.admit(0, 3, np.zeros(2), 5),
+    lambda agent: agent.store.evidence(0, 3),
+    lambda agent: agent.store.share_change(0, 3),
+    lambda agent: agent.store.synchronize(synchronization()),
+    lambda agent: agent.store.prune(0.0),
+    lambda agent: agent.store.forget(),
+]
+
+
+def works_or_reports(path):
+    """Return the error of opening a store in one line, or None after using everything in it."""
+    begin, message = time.process_time(), None
+    try:
+        with PreferenceAgent(path) as agent:
+            for use in USES:
+                with contextlib.suppress(FldbError):
+                    use(agent)
+    except FldbError as error:
+        message = str(error)
+        assert str(path) in message
+        assert len(message.splitlines()) == 1
+        assert len(message) < 500
+    assert time.process_time() - begin < 1.0
+    return message
+
+
+NAN = np.full(4, np.nan).tobytes()
+VALUES = [
+    *(None, -1, 0, 7, 2**62, -1.5, 1e300, "", "x", "[", "[" * 100_000, "{}", "5", "[5, 6]"),
+    *(b"", b"x", b"\xff" * 32, NAN, NAN[:8], NAN * 3, np.full(4, 0.25).tobytes()),
+    *(
+        '{"selection": [1]}',
+        '{"algorithm": ["x"]}',
+        '{"lambda_": "x"}',
+        '{"personal_ridge": 1e999}',
+    ),
+    # Text that is not UTF-8, and the evidence of a duel with other dimensions.
+    *(sqlite3.Binary(b"\xff"), np.full(5, 0.5).tobytes(), np.full(4, 1e200).tobytes()),
+]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        *("device", "proposals", "answers", "cuts", "questions"),
+        *("synchronized", "shares", "secure", "sqlite_sequence"),
+    ],
+)
+def test_a_store_with_any_wrong_value_works_or_is_refused_in_one_line(path, table):
+    full_store(path)
+    content, refused = path.read_bytes(), set()
+    columns = [row[1] for row in rows(path, f"PRAGMA table_info({table})")]
+    has_rowid = table not in {"questions", "secure"}
+    first = f"WHERE rowid = (SELECT min(rowid) FROM {table})" if has_rowid else ""
+    for column, value in itertools.product(columns, VALUES):
+        path.write_bytes(content)
+        with (
+            contextlib.closing(sqlite3.connect(path)) as connection,
+            contextlib.suppress(sqlite3.IntegrityError),  # NULL, or a text as an INTEGER KEY
+            connection,
+        ):
+            connection.execute(f"UPDATE {table} SET {column} = ? {first}", [value])
+        message = works_or_reports(path)
+        if message is not None:
+            assert re.search(r" damaged: .*(\w+\.\w+|table \w+)", message)
+            refused.add(column)
+    assert refused >= set(columns) - {"first_key", "second_key", "name"}
+    path.write_bytes(content)
+    assert works_or_reports(path) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("DELETE FROM device", "the table device has 0 rows: must have one"),
+        ("INSERT INTO device (id) VALUES ('x')", "the table device has 2 rows: must have one"),
+        ("UPDATE device SET dimension = NULL", "evidence .* must be 2 numbers in 16 bytes"),
+        ("INSERT INTO synchronized SELECT * FROM synchronized", "synchronized has 2 rows"),
+        (
+            "UPDATE answers SET evidence = zeroblob(50000000) WHERE sequence = 2",
+            "answers.evidence .* length 50000000",
+        ),
+        ("UPDATE synchronized SET theta = zeroblob(50000000)", "synchronized.theta .* 50000000"),
+        (
+            "UPDATE proposals SET contents = hex(zeroblob(20000000))",
+            "contents is not JSON|two arms",
+        ),
+        ("UPDATE sqlite_sequence SET seq = 1 WHERE name = 'answers'", "is 1: must be 5 or more"),
+        ("DELETE FROM sqlite_sequence", "is 0: must be 5 or more"),
+        ("DROP TABLE cuts", "no such table: cuts"),
+        ("ALTER TABLE answers RENAME evidence TO other", "no such column: evidence"),
+    ],
+)
+def test_a_store_with_wrong_content_is_refused_in_one_line(path, change, message):
+    full_store(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(change)
+    assert re.search(message, works_or_reports(path))
+
+
+def test_a_refusal_contains_nothing_of_a_duel(path):
+    """A device sends the message to its server."""
+    full_store(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE answers SET evidence = 'secret'")
+    message = works_or_reports(path)
+    assert "type text and length 6" in message
+    assert "secret" not in message
 
 
 def test_a_folder_is_refused(tmp_path):
@@ -495,6 +646,67 @@ def test_a_duel_can_be_answered_until_it_expires(path):
         (error,) = store.record([(third, 1.0)])
         assert isinstance(error, UnknownDuelError)
         assert store.last == 1
+
+
+@pytest.mark.parametrize("jump", [56 * 365.25 * 24 * HOUR, 2 * HOUR, -2 * HOUR, -1.7e9])
+def test_setting_the_clock_expires_no_duel(path, jump):
+    """Duels are proposed before the clock is set; other duels are proposed and answered later."""
+    wall, uptime = Clock(1.8e9 if jump < 0 else 30.0), Clock(30.0)
+    with DuelStore(path, clock=wall, uptime=uptime) as store:
+        shown = [propose(store, contents=["a", "b"]) for _ in range(3)]
+        uptime.now += 60.0
+        wall.now += 60.0 + jump
+        shown.append(propose(store, contents=["a", "b"]))
+        assert [each.id for each in store.open_proposals(9)] == shown  # in the order of proposals
+        assert store.record([(shown[0], 1.0)]) == [1]
+    with DuelStore(path, clock=wall, uptime=uptime) as store:  # as another process does
+        uptime.now += HOUR - 60.0
+        wall.now -= jump
+        assert store.record([(shown[1], 1.0)]) == [2]
+        uptime.now += 1.0  # an hour and a second after the proposal
+        (error,) = store.record([(shown[2], 1.0)])
+        assert isinstance(error, DuelExpiredError)
+        assert "expired 1 s ago" in str(error)
+        assert store.counts()["open"] == 1
+        propose(store)  # deletes the expired one
+        assert len(rows(path, "SELECT id FROM proposals")) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0.0, 2 * HOUR),  # seconds that pass
+            st.floats(-2e9, 2e9),  # the time of the day afterwards
+            st.booleans(),  # whether the device starts again before
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_no_duel_expires_before_its_time(steps):
+    """And without a new start of the device, it expires exactly then."""
+    wall, uptime, passed, was_restarted = Clock(), Clock(5.0), 0.0, False
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        store = DuelStore(Path(folder) / "duels.db", clock=wall, uptime=uptime)
+        propose(store)
+        for seconds, time_of_day, restarts in steps:
+            uptime.now = seconds if restarts else uptime.now + seconds
+            passed, wall.now = passed + seconds, time_of_day
+            was_restarted |= restarts
+            is_open = store.counts()["open"] == 1
+            assert is_open or passed > HOUR - 1e-6
+            assert was_restarted or is_open == (passed <= HOUR) or abs(passed - HOUR) < 1e-6
+        store.close()
+
+
+def test_the_uptime_of_the_system_increases_and_is_that_of_all_processes():
+    command = "from clients.store.answers import system_uptime; print(repr(system_uptime()))"
+    before = system_uptime()
+    other = float(
+        subprocess.run([sys.executable, "-c", command], check=True, capture_output=True).stdout
+    )
+    assert before < other < system_uptime()
 
 
 def test_the_oldest_open_duels_are_listed_first(path):

@@ -5,8 +5,9 @@ const ROUNDING = 1e-9; // weights below this share of the largest are 0
 
 /** Return what the estimate is computed from, and when this person's answers count. */
 function sourceOf({ answered, duels, received }, { own, weights }) {
+  if (!own && !duels) return "Waiting for the first round. What is learned from the answers of all devices appears here after it.";
   if (!weights.some(Boolean)) {
-    return answered ? "No preference is visible in the answers so far." : "Nothing has been learned yet. What you prefer appears here after your first answers.";
+    return answered || !own ? "No preference is visible in the answers so far." : "Nothing has been learned yet. What you prefer appears here after your first answers.";
   }
   if (!own) return `From ${plural(duels, "answer")} of all devices, as of the last round. Your new answers count from the next round on.`;
   if (!answered) return "From what other devices have learned. Each of your answers counts at once.";

@@ -4,14 +4,14 @@ const SETTLE = 450; // milliseconds in which a press still belongs to the previo
 
 /* ---- Progress ------------------------------------------------------------------------------ */
 
-/** Return in words which answers wait for a round, and how many are needed. */
+/** Return in words which answers wait for a round, and how many different pairs are missing. */
 function inRounds({ answered, counted, sent, needed, received }) {
   const waiting = answered - sent;
   const parts = [];
   if (sent > counted) parts.push(`${plural(sent - counted, "answer")} uploaded, not yet confirmed by the server.`);
   if (needed) {
-    const missing = `at least ${plural(needed, waiting ? "more answer" : "answer")}`;
-    parts.push(`${waiting ? `${plural(waiting, "answer")} for the next round, which` : "The next round"} needs ${missing}.`);
+    const pairs = plural(needed, waiting ? "more different pair" : "different pair");
+    parts.push(waiting ? `${plural(waiting, "answer")} for the next round, which needs ${pairs}.` : `The next round needs answers about ${pairs}.`);
   } else if (waiting && (needed === 0 || received !== null)) {
     parts.push(`${plural(waiting, "answer")} for the next round.`);
   } else if (received === null) {
@@ -42,16 +42,16 @@ function privacyOf({ secure, privacy }) {
 }
 
 function drawStatus(status) {
-  const { answered, counted, sent, needed, received } = status;
+  const { answered, counted, sent, needed, minimum, received, duels } = status;
   byId("progress").hidden = false;
   byId("answered").textContent = answered.toLocaleString("en");
   byId("counted").textContent = counted.toLocaleString("en");
-  byId("synchronized").textContent = inWords(received);
+  byId("synchronized").textContent = inWords(duels ? received : null);
   byId("waiting").textContent = inRounds(status);
   byId("privacy").textContent = privacyOf(status);
   byId("upload").hidden = !needed;
-  byId("upload").max = answered - sent + (needed || 1);
-  byId("upload").value = answered - sent;
+  byId("upload").max = minimum || 1;
+  byId("upload").value = (minimum || 1) - (needed || 0);
   if (last && last.number <= sent) {
     last = null;
     remark("Your last answer was uploaded. It can no longer be undone.");

@@ -14,6 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from clients.service.models import Features, ShownArm, ShownFeature
 from clients.validation import MAX_KEY, Image, Model, Text, check_names, first_error
+from fldb_flower.environments.text_files import finite_number
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.system.files import read_file
@@ -158,7 +159,8 @@ def _arm(header: list[str], row: list[str], line: int) -> Arm:
     fields = dict(zip(header, row, strict=True))
     arm: dict[str, Any] = {name: fields.pop(name, "") or None for name in CONTENTS}
     arm["key"] = next(fields.pop(name) for name in KEYS if name in fields)
-    arm["features"] = [_number(text) for text in fields.values()]
+    numbers = [(text, finite_number(text.strip())) for text in fields.values()]
+    arm["features"] = [text if number is None else number for text, number in numbers]
     try:
         return Arm.model_validate(arm)
     except ValidationError as error:
@@ -166,13 +168,6 @@ def _arm(header: list[str], row: list[str], line: int) -> Arm:
         if first["loc"][0] == "features" and len(first["loc"]) > 1:
             first = {**first, "loc": (list(fields)[first["loc"][1]],)}
         raise DataError(f"line {line}: {first_error([first])}") from None
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _check(arms: Sequence[Arm]) -> None:

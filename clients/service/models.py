@@ -11,6 +11,7 @@ from clients.validation import Model, Number
 
 MAX_ARMS, MAX_FEATURES, MAX_ANSWERS = 10_000, 2048, 10_000
 
+_EXPIRES = "Expiry time, in seconds since 1970, by the device's clock when the duel was proposed."
 _ID = "Zm9vYmFyYmF6cXV4"
 _TEA = {"key": "tea", "text": "A pot of tea"}
 _COFFEE = {"key": "coffee", "text": "A cup of coffee"}
@@ -53,7 +54,7 @@ class ProposedDuel(Model):
         " broadcast.",
         examples=[0.73],
     )
-    expires: float = Field(description="Expiry time, in seconds since 1970.", examples=[1.8e9])
+    expires: float = Field(description=_EXPIRES, examples=[1.8e9])
 
 
 class ShownFeature(Model):
@@ -85,7 +86,7 @@ class ShownDuel(Model):
     """A duel that a page can show; show the two arms in random order."""
 
     id: str = Field(description="Identifies the duel when it is answered.", examples=[_ID])
-    expires: float = Field(description="Expiry time, in seconds since 1970.", examples=[1.8e9])
+    expires: float = Field(description=_EXPIRES, examples=[1.8e9])
     first: ShownArm = Field(description="The favourite.", examples=[_TEA])
     second: ShownArm = Field(description="The other arm.", examples=[_COFFEE])
 
@@ -221,6 +222,12 @@ class Status(BaseModel):
         description="Distinct duels that must be answered before the next upload; null before the"
         " server has requested one.",
         examples=[3],
+    )
+    minimum: int | None = Field(
+        default=None,
+        description="How many distinct duels an upload has at least; absent before the server has"
+        " requested one.",
+        examples=[15],
     )
     dimension: int | None = Field(
         description="d; null before the first duel or broadcast.", examples=[2]

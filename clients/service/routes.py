@@ -85,7 +85,7 @@ def _read(agent: PreferenceAgent) -> None:
     agent.store.counts()
 
 
-@guarded.get("/status", tags=["device"])
+@guarded.get("/status", tags=["device"], response_model_exclude_unset=True)
 async def status(device: OfDevice) -> Status:
     """Return the numbers of duels and answers, and the last synchronized estimate."""
     vault, privacy = device.vault, None

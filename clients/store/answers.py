@@ -12,14 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
+from clients.store.check import check
 from clients.store.database import Database
 from clients.store.records import Evidence, Forgotten
+from clients.store.schema import EXTRA, MAX_ANSWERS
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray
 
-MAX_ANSWERS = 2**53
-EXTRA = 2
-"""Numbers after a difference in ``evidence``: preference, predicted preference."""
+OPEN = "begun + (expires - created) >= ?"
+"""Condition of an open duel, with the seconds for which the device has run."""
+LONGEST_STEP = 366 * 24 * 3600.0
+"""Seconds; an uptime that is further ahead is that of another device, and counts as no time."""
 
 
 def duel_key(difference: FloatArray) -> bytes:
@@ -42,13 +45,32 @@ def distinct_duels(differences: FloatArray) -> int:
     return len({duel_key(each) for each in differences[differences.any(axis=1)]})
 
 
+def system_uptime() -> float:
+    """Return the seconds since the device started, the same in all processes; nobody sets them."""
+    if hasattr(time, "CLOCK_BOOTTIME"):  # includes the time in which it was suspended
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
 class AnswerLog:
     """The answers in a store: which an upload covers, and what is left of deleted ones."""
 
-    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] | None = None,
+    ) -> None:
         self._clock = clock
+        self._uptime = uptime or (system_uptime if clock is time.time else clock)
         self._database = Database(path)
         self._dimension: int | None = None
+        try:
+            check(self._database)
+        except BaseException:
+            self._database.close()
+            raise
         with self._database.reading():
             self.device_id = str(self._database.row("SELECT id FROM device")[0])
 
@@ -80,14 +102,42 @@ class AnswerLog:
             return max(self._last_cut(MAX_ANSWERS), self.acknowledged)
 
     @property
+    def minimum(self) -> int | None:
+        """Distinct duels of an upload, at least; None before one was requested."""
+        with self._database.reading():
+            minimum: int | None = self._database.row("SELECT minimum FROM device")[0]
+        return minimum
+
+    @property
     def needed(self) -> int | None:
         """Distinct duels that the next upload lacks; None before one was requested."""
+        minimum = self.minimum
+        if minimum is None:
+            return None
         with self._database.reading():
-            (minimum,) = self._database.row("SELECT minimum FROM device")
-            if minimum is None:
-                return None
             waiting = self._evidence(self._last_cut(MAX_ANSWERS), MAX_ANSWERS)
-        return max(0, int(minimum) - distinct_duels(waiting.differences))
+        return max(0, minimum - distinct_duels(waiting.differences))
+
+    def held_back(self) -> tuple[int, int]:
+        """Return how many answers no upload covers yet, and how many distinct duels these lack."""
+        with self._database.snapshot():
+            return self.last - self._last_cut(MAX_ANSWERS), self.needed or 0
+
+    def asked(self) -> set[bytes]:
+        """Return the keys of all duels proposed since the last upload, open or answered.
+
+        It is empty before an upload was requested: then none needs distinct duels.
+        """
+        database = self._database
+        with database.reading():
+            if self.minimum is None:
+                return set()
+            rows = database.execute(
+                "SELECT evidence FROM answers WHERE sequence > ? UNION ALL"
+                f" SELECT evidence FROM proposals WHERE {OPEN}",
+                (self._last_cut(MAX_ANSWERS), self._running()),
+            ).fetchall()
+        return {duel_key(np.frombuffer(row[0])[:-EXTRA]) for row in rows}
 
     def cut(self, start: int, at_least: int, at_most: int = MAX_ANSWERS) -> int:
         """Return where an upload that begins after answer ``start`` ends.
@@ -117,7 +167,7 @@ class AnswerLog:
         with database.writing():
             database.execute("UPDATE device SET minimum = ?", (at_least,))
             last = self.last
-            if start > MAX_ANSWERS:
+            if start > MAX_ANSWERS or last < start > MAX_ANSWERS // 2:  # numbers have to be left
                 raise DataError(f"{database.path}: no device has {start} answers")
             if start > last:
                 self._skip_to(start)
@@ -128,7 +178,7 @@ class AnswerLog:
             if end > newest and found >= at_least:
                 database.execute("INSERT INTO cuts (position) VALUES (?)", (end,))
                 newest = end
-            self._expect_cut(start)
+            self.expect_cut(start)
             newest = self._last_cut(end)
             if newest <= start and end < last:
                 raise DataError(
@@ -190,8 +240,8 @@ class AnswerLog:
         """
         database = self._database
         with database.reading():
-            self._expect_cut(start)
-            self._expect_cut(end)
+            self.expect_cut(start)
+            self.expect_cut(end)
             query = "SELECT forgotten FROM cuts WHERE position = ?"
             if start < end and database.row(query, end)[0]:
                 raise DataError(
@@ -290,6 +340,23 @@ class AnswerLog:
         row = (self._clock(), self._placeholder())
         return int(self._database.execute(insert, row).lastrowid or 0)
 
+    def _running(self) -> float:
+        """Return for how many seconds the device was seen to run: at most the time that has passed.
+
+        Unlike the time of the day, which can be set, it never jumps. When the device starts again,
+        its uptime begins at 0, and what is unknown is not counted.
+        """
+        running, last = self._database.row("SELECT running, uptime FROM device")
+        passed = 0.0 if last is None else self._uptime() - last
+        return float(running + (passed if 0.0 < passed <= LONGEST_STEP else 0.0))
+
+    def _count_running(self) -> float:
+        """Store what :meth:`_running` returns, within a transaction, and return it."""
+        running = self._running()
+        update = "UPDATE device SET running = ?, uptime = ?"
+        self._database.execute(update, (running, self._uptime()))
+        return running
+
     def _fix_dimension(self, dimension: int) -> None:
         if self.dimension is None:
             self._database.execute("UPDATE device SET dimension = ?", (dimension,))
@@ -312,9 +379,12 @@ class AnswerLog:
         query = "SELECT coalesce(max(position), 0) FROM cuts WHERE position <= ?"
         return int(self._database.row(query, up_to)[0])
 
-    def _expect_cut(self, position: int) -> None:
+    def expect_cut(self, position: int) -> None:
+        """Raise DataError if a number is neither 0 nor that of the last answer of an upload."""
         query = "SELECT count(*) FROM cuts WHERE position = ?"
-        if position != 0 and not self._database.row(query, position)[0]:
+        with self._database.reading():
+            is_cut = position == 0 or self._database.row(query, position)[0]
+        if not is_cut:
             raise DataError(
                 f"{self._database.path}: no upload ever ended at answer {position}: the server"
                 " refers to another store, or this store is an old backup"

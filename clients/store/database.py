@@ -75,6 +75,16 @@ class Database:
             yield
 
     @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Read within one transaction: other processes may write, and nothing of it is seen."""
+        with self.reading():
+            self.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self.execute("ROLLBACK")
+
+    @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Run one transaction; an exception rolls it back.
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from clients.store.answers import EXTRA
+from clients.store.answers import OPEN
 from clients.store.records import (
     ConflictingAnswerError,
     DuelExpiredError,
@@ -28,6 +28,7 @@ from clients.store.records import (
     UndoError,
     UnknownDuelError,
 )
+from clients.store.schema import EXTRA
 from clients.store.sums import SumLog
 from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.errors import DataError, FldbError
@@ -49,6 +50,10 @@ class DuelStore(SumLog):
         SQLite file; created with mode 0600 if it does not exist.
     clock : callable
         Returns the time in seconds since 1970.
+    uptime : callable, optional
+        Returns the seconds since the device started, by a clock that is never set: the time within
+        which duels can be answered is measured with it. By default, that of the system, or
+        ``clock`` if it was given.
 
     Raises
     ------
@@ -109,7 +114,8 @@ class DuelStore(SumLog):
         contents : JSON value, optional
             What a page shows of the two arms.
         expire_after : float
-            Seconds within which the duel can be answered.
+            Seconds within which the duel can be answered, at least. They are counted while the
+            device runs: if its clock is set, no duel expires.
         """
         now = self._clock()
         duel = secrets.token_urlsafe(12)
@@ -122,12 +128,13 @@ class DuelStore(SumLog):
         database = self._database
         with database.writing():
             self._fix_dimension(difference.size)
-            expired = database.execute("DELETE FROM proposals WHERE expires < ?", (now,)).rowcount
+            running = self._count_running()
+            expired = database.execute(f"DELETE FROM proposals WHERE NOT {OPEN}", (running,))
             database.execute(
-                "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (duel, now, proposal.expires, evidence, *keys, shown),
+                "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (duel, now, proposal.expires, evidence, *keys, shown, running),
             )
-        if expired:
+        if expired.rowcount:
             database.erase_deleted()
         return proposal
 
@@ -151,8 +158,8 @@ class DuelStore(SumLog):
         with self._database.reading():
             rows = self._database.execute(
                 "SELECT id, created, expires, first_key, second_key, contents FROM proposals"
-                " WHERE contents IS NOT NULL AND expires >= ? ORDER BY created, id LIMIT ?",
-                (self._clock(), limit),
+                f" WHERE contents IS NOT NULL AND {OPEN} ORDER BY rowid LIMIT ?",
+                (self._running(), limit),
             ).fetchall()
         return [Proposal._make((*row[:-1], json.loads(row[-1]))) for row in rows]
 
@@ -194,13 +201,11 @@ class DuelStore(SumLog):
         proposal = self._proposal(duel)
         if not proposal:
             return _unknown(duel)
-        now = self._clock()
-        if proposal[0] < now:
-            return DuelExpiredError(
-                f"duel {duel!r} expired {now - proposal[0]:.0f} s ago: propose a new one"
-            )
+        late = self._count_running() - proposal[0]
+        if late > 0.0:
+            return DuelExpiredError(f"duel {duel!r} expired {late:.0f} s ago: propose a new one")
         database.execute("DELETE FROM proposals WHERE id = ?", (duel,))
-        row = (duel, now, _with_preference(proposal[1], preference))
+        row = (duel, self._clock(), _with_preference(proposal[1], preference))
         insert = "INSERT INTO answers (id, answered, evidence) VALUES (?, ?, ?)"
         return int(database.execute(insert, row).lastrowid or 0)
 
@@ -235,11 +240,12 @@ class DuelStore(SumLog):
             number, evidence = answer
             self._expect_undoable(duel, number)
             now = self._clock()
-            row = (again, now, now + expire_after, _with_preference(evidence, np.nan))
+            changed = _with_preference(evidence, np.nan)
+            row = (again, now, now + expire_after, changed, self._count_running())
             database.execute("DELETE FROM answers WHERE sequence = ?", (number,))
             database.execute("UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'answers'")
-            insert = "INSERT INTO proposals (id, created, expires, evidence) VALUES (?, ?, ?, ?)"
-            database.execute(insert, row)
+            columns = "id, created, expires, evidence, begun"
+            database.execute(f"INSERT INTO proposals ({columns}) VALUES (?, ?, ?, ?, ?)", row)
             self._count_removal()
         database.erase_deleted()
         return again
@@ -287,8 +293,9 @@ class DuelStore(SumLog):
         return self._duel("SELECT sequence, evidence FROM answers WHERE id = ?", duel)
 
     def _proposal(self, duel: str) -> Any:
-        """Return expiry time and evidence of an open duel, if there is one."""
-        return self._duel("SELECT expires, evidence FROM proposals WHERE id = ?", duel)
+        """Return until when a duel is open, as seconds that the device runs, and its evidence."""
+        query = "SELECT begun + (expires - created), evidence FROM proposals WHERE id = ?"
+        return self._duel(query, duel)
 
     def _duel(self, query: str, duel: str) -> Any:
         return self._database.row(query, duel) if duel.isascii() else ()  # no lone surrogates
@@ -350,9 +357,9 @@ class DuelStore(SumLog):
     def counts(self) -> dict[str, int]:
         """Return the numbers of open duels, of answers, and of acknowledged answers."""
         with self._database.reading():
-            query = "SELECT count(*) FROM proposals WHERE expires >= ?"
+            query = f"SELECT count(*) FROM proposals WHERE {OPEN}"
             return {
-                "open": self._database.row(query, self._clock())[0],
+                "open": self._database.row(query, self._running())[0],
                 "answered": self.last,
                 "counted": self.acknowledged,
             }

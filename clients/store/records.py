@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fldb_flower.bandit.prior import CommonPrior
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import FldbError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
+from fldb_flower.settings import SELECTION_SETTINGS, Settings, current_names
 
 
 class UnknownDuelError(FldbError):
@@ -81,7 +84,7 @@ class Proposal(NamedTuple):
     id : str
         Identifies the duel.
     created, expires : float
-        In seconds since 1970.
+        In seconds since 1970, by the device's clock when it was proposed.
     first_key, second_key : str or None
         The application's names for the two arms.
     contents : Any
@@ -146,6 +149,15 @@ class Synchronization:
     information: FloatArray
     parameters: dict[str, Any]
     prior: CommonPrior | None = None
+
+
+def selection_settings(parameters: Mapping[str, Any], dimension: int) -> Settings:
+    """Return the settings with which a device selects, from those of a server's run."""
+    known = current_names(parameters)  # a newer server may have others
+    chosen = {name: known[name] for name in SELECTION_SETTINGS if name in known}
+    if str(chosen.get("algorithm")) not in ALGORITHMS:  # only registered in the ClientApp's process
+        chosen.pop("algorithm", None)
+    return replace(Settings(), dimension=dimension, **chosen)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import secrets
 import sqlite3
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 APPLICATION_ID = 0x666C6462
 """SQLite's identifier of the application that owns a file: "fldb"."""
+
+EXTRA = 2
+"""Numbers after a difference in ``evidence``: preference, predicted preference."""
+MAX_ANSWERS = 2**53
 
 _TABLES = """
 CREATE TABLE device (
@@ -15,7 +19,9 @@ CREATE TABLE device (
     dimension INTEGER,           -- d; NULL until the first duel or broadcast
     removals INTEGER NOT NULL DEFAULT 0,  -- how often answers were undone, forgotten or pruned
     minimum INTEGER,             -- distinct duels of an upload; NULL before the first request
-    features TEXT                -- JSON: names of the d features; NULL if they have none
+    features TEXT,               -- JSON: names of the d features; NULL if they have none
+    running REAL NOT NULL DEFAULT 0,  -- seconds for which the device was seen to run
+    uptime REAL                  -- reading of the uptime up to which they are counted
 );
 CREATE TABLE proposals (         -- duels without an answer
     id TEXT PRIMARY KEY,
@@ -23,7 +29,8 @@ CREATE TABLE proposals (         -- duels without an answer
     expires REAL NOT NULL,
     evidence BLOB NOT NULL,      -- d + 2 float64: difference, placeholder, predicted preference
     first_key TEXT, second_key TEXT,
-    contents TEXT                -- JSON: what a page shows
+    contents TEXT,               -- JSON: what a page shows
+    begun REAL NOT NULL DEFAULT 0  -- `running` of the device when it was proposed
 );
 CREATE TABLE answers (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -100,6 +107,13 @@ CREATE TABLE secure (
 ) WITHOUT ROWID;
 """
 
+# Schema 5 compared the expiry of a duel with the time of the day.
+_FROM_5 = """
+ALTER TABLE device ADD COLUMN running REAL NOT NULL DEFAULT 0;
+ALTER TABLE device ADD COLUMN uptime REAL;
+ALTER TABLE proposals ADD COLUMN begun REAL NOT NULL DEFAULT 0;
+"""
+
 
 def create(connection: sqlite3.Connection) -> None:
     """Create the tables in an empty database, within a transaction."""
@@ -110,7 +124,7 @@ def create(connection: sqlite3.Connection) -> None:
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:
     """Migrate the tables of an older version, within a transaction."""
-    for script in (_FROM_1, _FROM_2, _FROM_3, _FROM_4)[version - 1 :]:
+    for script in (_FROM_1, _FROM_2, _FROM_3, _FROM_4, _FROM_5)[version - 1 :]:
         _execute(connection, script)
 
 

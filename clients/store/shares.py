@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clients.store.answers import MAX_ANSWERS, AnswerLog
+from clients.store.answers import AnswerLog
+from clients.store.schema import MAX_ANSWERS
 from fldb_flower.bandit.prior import VARIANCES, ShareChange
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray

@@ -65,10 +65,16 @@ class FLDBGD(Algorithm):
         is_single = settings.wire == "float32"
         if settings.solver == "newton":
             settled = SINGLE_TOLERANCE if is_single else _SETTLED
-            return newton(evaluate, start, theta, ridge, settled=settled, or_closest=True).theta
+            return newton(
+                evaluate, start, theta, ridge,
+                information=information, settled=settled, or_closest=True,
+            ).theta  # fmt: skip
         if settings.solver == "lbfgs":
             max_gradient = SINGLE_MAX_GRADIENT if is_single else MAX_GRADIENT
-            return lbfgs(evaluate, start, theta, ridge, max_gradient=max_gradient)
+            return lbfgs(
+                evaluate, start, theta, ridge,
+                information=information, max_gradient=max_gradient,
+            )  # fmt: skip
         step_size = settings.gd_step_size
         if step_size == AUTO:
             # mu' <= 1/4, so trace(W) / 4 + lambda bounds the largest curvature.

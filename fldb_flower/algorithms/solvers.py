@@ -26,17 +26,19 @@ Evaluate = Callable[[Array], Upload]
 TOLERANCE = 1e-20
 """Newton decrement per duel, ``g^T H^-1 g / n``, below which a point counts as the minimiser.
 
-It is twice the remaining decrease of the loss, whatever the scale of the features. For features
-of order 1 it corresponds to a gradient norm of 1e-10 per duel.
+It is the mean of ``mu'(z_i) e_i^2`` and the ridge's term, with the changes e of the logits z by the
+next step: twice the remaining decrease of the loss, whatever the scale of the features. Where mu'
+is tiny, n is replaced by 1000 times the sum of ``mu'(z_i) (1 + z_i^2)``, if that is less.
 """
 
 SINGLE_TOLERANCE = 1e-12  # for single precision, whose rounding errors are of order 1e-15
-MAX_GRADIENT = 1e-6  # largest gradient norm per duel of a minimiser by L-BFGS
+MAX_GRADIENT = 1e-6  # largest gradient norm per duel and unit of a minimiser by L-BFGS
 SINGLE_MAX_GRADIENT = 1e-4  # the same for losses in single precision
 MAX_EXCHANGES = 200
+_SMALL = 1e3
 _LOG = logging.getLogger(__name__)
 _LBFGS_HISTORY = 10  # number of past steps
-_LBFGS_GRADIENT = 1e-10  # gradient norm per duel at which PyTorch's L-BFGS stops
+_LBFGS_GRADIENT = 1e-10  # gradient norm per duel and unit at which PyTorch's L-BFGS stops
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def newton(
     theta: Array,
     ridge: float,
     *,
+    information: Array | None = None,
     tolerance: float = TOLERANCE,
     settled: float = 0.0,
     max_exchanges: int = MAX_EXCHANGES,
@@ -67,6 +70,8 @@ def newton(
     ----------
     evaluate, start, theta, ridge
         One exchange, the upload at ``theta``, the starting point, (d,), and the ridge, above 0.
+    information : Array, optional
+        W of all duels; by default that of ``start``.
     tolerance : float
         Decrement per duel below which a point counts as the minimiser.
     settled : float
@@ -82,48 +87,60 @@ def newton(
     ConvergenceError
         The decrement did not become small enough.
     """
-    search = _Newton(evaluate, start, theta, ridge, max_exchanges)
-    return search.run(tolerance, settled, or_closest=or_closest)
+    information = start.information if information is None else information
+    trace = form_of(information).trace(information)
+    search = _Newton(evaluate, start, theta, ridge, trace)
+    return search.run(tolerance, settled, max_exchanges, or_closest=or_closest)
 
 
 class _Newton:
     """A search for a minimiser: the current point, the upload there, and past steps."""
 
     def __init__(
-        self, evaluate: Evaluate, start: Upload, theta: Array, ridge: float, max_exchanges: int
+        self, evaluate: Evaluate, start: Upload, theta: Array, ridge: float, trace: float
     ) -> None:
-        self._evaluate, self._ridge, self._max_exchanges = evaluate, ridge, max_exchanges
+        self._evaluate, self._ridge, self._trace = evaluate, ridge, trace  # of W
         self._theta, self._upload, self._exchanges = theta, start, 0
         self._may_restart = bool(np.any(theta != 0))
         history = 0 if isinstance(form_of(start.hessian), Full) else _LBFGS_HISTORY
         # Pairs of a step and its change of the gradient.
         self._secants: deque[tuple[Array, Array]] = deque(maxlen=history)
 
-    def run(self, tolerance: float, settled: float, *, or_closest: bool) -> Minimum:
+    def run(
+        self, tolerance: float, settled: float, max_exchanges: int, *, or_closest: bool
+    ) -> Minimum:
         smallest, closest = math.inf, Minimum(self._theta, self._upload)
         while True:
             here = Minimum(self._theta, self._upload)
             gradient = here.upload.gradient + self._ridge * here.theta
             step = -self._direction(gradient)
             slope = gradient @ step  # below 0
-            decrement = -slope / max(here.upload.num_duels, 1)
-            if decrement <= tolerance:
+            decrement, unit = -slope, self._unit(here.theta + step)
+            if decrement <= tolerance * unit:
                 return here
-            if decrement <= settled:
+            if decrement <= settled * unit:
                 return Minimum(here.theta + step, here.upload)
             if decrement < smallest:
                 smallest, closest = decrement, here
-            if not self._advance(gradient, step, slope):
-                error = _not_found(_norm(gradient), here.upload, self._max_exchanges)
+            if not self._advance(gradient, step, slope, max_exchanges):
+                error = _not_found(_norm(gradient), here.upload, max_exchanges)
                 if not or_closest:
                     raise error
                 _LOG.warning("%s; the closest point is used", error)
                 return closest
 
-    def _advance(self, gradient: Array, step: Array, slope: Array) -> bool:
+    def _unit(self, theta: Array) -> float:
+        """Return the number of duels, or less if the Hessian here is tiny."""
+        hessian, form = self._upload.hessian, form_of(self._upload.hessian)
+        mean = form.trace(hessian) / self._trace if self._trace else 0.0
+        square = theta @ (form.times(hessian, theta) + self._ridge * theta)
+        duels = max(self._upload.num_duels, 1)
+        return min(_SMALL * (mean * duels + float(square)), duels)
+
+    def _advance(self, gradient: Array, step: Array, slope: Array, max_exchanges: int) -> bool:
         """Move along a step, or to 0; return False if no exchange is left."""
         length, trial, restarts = 1.0, self._theta + step, False
-        while self._exchanges < self._max_exchanges:
+        while self._exchanges < max_exchanges:
             self._exchanges += 1
             upload = self._evaluate(trial)
             end_gradient = upload.gradient + self._ridge * trial
@@ -178,11 +195,13 @@ def lbfgs(
     theta: Array,
     ridge: float,
     *,
+    information: Array | None = None,
     max_gradient: float = MAX_GRADIENT,
 ) -> Array:
     """Minimise with PyTorch's L-BFGS and strong Wolfe line search, as in the paper (Sec. 5).
 
-    Each call of its closure is one exchange; uploads carry the loss.
+    Each call of its closure is one exchange; uploads carry the loss. The unit of features is a
+    power of 2, about the root mean square of the duels' lengths by W, ``information``.
 
     Raises
     ------
@@ -192,20 +211,22 @@ def lbfgs(
         The gradient norm per duel stayed above ``max_gradient``.
     """
     torch = import_torch("solver=lbfgs", "solver=newton")
-    point = torch.tensor(np.asarray(theta), dtype=torch.float64, requires_grad=True)
-    duels = max(start.num_duels, 1)
+    information, duels = start.information if information is None else information, start.num_duels
+    square = form_of(information).trace(information) / max(duels, 1)
+    unit = 2.0 ** round(math.log2(square) / 2.0) if square else 1.0
+    point = torch.tensor(unit * np.asarray(theta), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [point], max_iter=MAX_EXCHANGES, max_eval=MAX_EXCHANGES,
-        tolerance_grad=_LBFGS_GRADIENT * duels, tolerance_change=0.0,
+        tolerance_grad=_LBFGS_GRADIENT * max(duels, 1), tolerance_change=0.0,
         history_size=_LBFGS_HISTORY, line_search_fn="strong_wolfe",
     )  # fmt: skip
     best = [math.inf, theta]  # gradient norm, theta
     first = [start]
 
     def closure() -> float:
-        here = point.detach().numpy().copy()
+        here = point.detach().numpy() / unit
         upload = first.pop() if first else evaluate(here)
-        gradient = upload.gradient + ridge * here
+        gradient = (upload.gradient + ridge * here) / unit
         if _norm(gradient) < best[0]:
             best[:] = [_norm(gradient), here]
         point.grad = torch.from_numpy(gradient)
@@ -213,7 +234,7 @@ def lbfgs(
         return upload.loss + 0.5 * ridge * float(here @ here)
 
     optimizer.step(closure)
-    if best[0] > max_gradient * duels:
+    if best[0] > max_gradient * max(duels, 1):
         raise _not_found(best[0], start, MAX_EXCHANGES)
     found: Array = best[1]
     return found

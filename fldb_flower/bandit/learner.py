@@ -18,12 +18,11 @@ from fldb_flower.bandit.learner_checks import (
     checked_seed,
     checked_selection,
 )
-from fldb_flower.bandit.local_newton import Ridge, minimise
+from fldb_flower.bandit.one_fit import fit_one
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.selection import find_rule, norms, rewards
 from fldb_flower.bandit.streams import AgentStreams
-from fldb_flower.linalg.arrays import Arrays, FloatArray, IntArray
-from fldb_flower.linalg.whiteners import whiten
+from fldb_flower.linalg.arrays import FloatArray, IntArray
 
 _Self = TypeVar("_Self", bound="DuelingBandit")
 
@@ -149,7 +148,7 @@ class DuelingBandit(Estimator):
         ValueError
             An argument or a parameter is invalid.
         ConvergenceError
-            The minimiser was not found: the features are too large or ``ridge`` too small.
+            The estimate would not be accurate: ``ridge`` is too far from the squared features.
 
         Examples
         --------
@@ -251,11 +250,17 @@ class DuelingBandit(Estimator):
         features = checked_arms(arms, self._known_dimension(), "arms")
         if len(features) < 2:
             raise ValueError(f"arms has {len(features)} rows: a duel needs two arms")
-        width = checked_number("width", self.width, minimum=0.0)
+        width = checked_number("width", self.width)
         theta, whitener = self._estimate(features.shape[1])
         rule = find_rule(checked_selection(self.selection))
         noise = None if rule.noise is None else rule.noise(self._streams(), 1, features.shape)[:, 0]
-        firsts, seconds = rule.select(features[None], theta, whitener, width, noise)
+        try:
+            firsts, seconds = rule.select(features[None], theta, whitener, width, noise)
+        except FloatingPointError as error:
+            raise ValueError(
+                f"arms up to {np.abs(features).max():g}, width={width:g}, ridge={self.ridge:g}:"
+                f" {error}; use numbers of about 1"
+            ) from None
         first, second = int(firsts[0]), int(seconds[0])
         if first == second:
             bonus = norms((features - features[first])[None], whitener)
@@ -357,14 +362,9 @@ class DuelingBandit(Estimator):
     def _learn(self: _Self, duels: Duels, start: FloatArray) -> _Self:
         """Set the estimate to the minimiser for these duels."""
         checked_selection(self.selection)
-        ridge = checked_number("ridge", self.ridge, above=0.0)
-        arrays, prior = Arrays(), Ridge(ridge, Arrays())
-        columns, answers, weights = duels.differences.T[None], duels[1][None], duels[2][None]
-        theta = minimise(start[None], columns, answers, prior, arrays, weights=weights)[0]
-        wins = logistic(duels.differences @ theta)
-        curvatures = duels.weights * wins * (1.0 - wins)
-        hessian = (duels.differences.T * curvatures) @ duels.differences
-        self._duels, self._whitener = duels, whiten(hessian + ridge * np.eye(len(theta)))
+        ridge = checked_number("ridge", self.ridge, positive=True)
+        theta, self._whitener = fit_one(duels, ridge, start)
+        self._duels = duels
         self.coef_, self.intercept_ = theta[None], np.zeros(1)
         self.covariance_ = self._whitener @ self._whitener.T
         self.standard_errors_ = np.sqrt(np.diag(self.covariance_))
@@ -382,7 +382,7 @@ class DuelingBandit(Estimator):
         """Return theta and the whitener, which are those of the prior before the first duel."""
         if self.__sklearn_is_fitted__():
             return self._fitted(), self._whitener
-        ridge = checked_number("ridge", self.ridge, above=0.0)
+        ridge = checked_number("ridge", self.ridge, positive=True)
         return np.zeros(dimension), np.eye(dimension) / np.sqrt(ridge)
 
     def _streams(self) -> AgentStreams:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fldb_flower.catalogue import SELECTIONS
-from fldb_flower.errors import one_line
-from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.errors import one_line, shown
+from fldb_flower.linalg.arrays import FloatArray, has_masked
 
 _LARGEST = 1e100  # sums of squares are then finite
 
@@ -73,8 +72,8 @@ def checked_arms(arms: ArrayLike, dimension: int | None, name: str) -> FloatArra
         )
     if dimension is not None and array.shape[1] != _checked_dimension(dimension):
         raise ValueError(
-            f"{name} has {array.shape[1]} features, but DuelingBandit is expecting {dimension}"
-            " features as input"
+            f"{name} has {array.shape[1]} features, but DuelingBandit is expecting"
+            f" {shown(dimension)} features as input"
         )
     return array
 
@@ -90,29 +89,30 @@ def checked_arm(arm: ArrayLike, dimension: int | None, name: str) -> FloatArray:
 
 def checked_preferred(preferred: Any) -> float:
     """Return the preference of one duel."""
-    if not isinstance(preferred, Real | np.bool) or not 0.0 <= float(preferred) <= 1.0:
+    is_number = isinstance(preferred, Real | np.bool)
+    if not is_number or not 0.0 <= preferred <= 1.0:
         raise ValueError(
-            f"preferred={_shown(preferred)}: must be 1 (first arm preferred), 0 (second), 0.5"
+            f"preferred={shown(preferred)}: must be 1 (first arm preferred), 0 (second), 0.5"
             " (tie), or between 0 and 1"
         )
     return float(preferred)
 
 
-def checked_number(
-    name: str, value: Any, *, above: float = -math.inf, minimum: float = -math.inf
-) -> float:
-    """Return a parameter that is a finite number."""
+def checked_number(name: str, value: Any, *, positive: bool = False) -> float:
+    """Return a parameter that is a number of at least 0, or above 0."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not (above < float(value) < math.inf and float(value) >= minimum):
-        limit = f"above {above:g}" if above > -math.inf else f"at least {minimum:g}"
-        raise ValueError(f"{name}={_shown(value)}: must be a number, {limit}")
+    if not is_number or not 0.0 <= value <= _LARGEST or (positive and not float(value)):
+        limit = "above 0" if positive else "at least 0"
+        raise ValueError(
+            f"{name}={shown(value)}: must be a number, {limit} and at most {_LARGEST:g}"
+        )
     return float(value)
 
 
 def checked_selection(name: Any) -> str:
     """Return the name of a selection rule."""
     if not isinstance(name, str) or name not in SELECTIONS:
-        raise ValueError(f"selection={_shown(name)}: must be one of {', '.join(SELECTIONS)}")
+        raise ValueError(f"selection={shown(name)}: must be one of {', '.join(SELECTIONS)}")
     return name
 
 
@@ -127,14 +127,14 @@ def checked_seed(state: Any) -> int:
     if isinstance(state, Integral) and not isinstance(state, bool) and int(state) >= 0:
         return int(state)
     raise ValueError(
-        f"random_state={_shown(state)}: must be a whole number, at least 0, a generator of NumPy or"
+        f"random_state={shown(state)}: must be a whole number, at least 0, a generator of NumPy or"
         " None"
     )
 
 
 def _checked_dimension(dimension: Any) -> int:
     if not isinstance(dimension, Integral) or isinstance(dimension, bool) or int(dimension) < 1:
-        raise ValueError(f"dimension={_shown(dimension)}: must be a whole number, at least 1")
+        raise ValueError(f"dimension={shown(dimension)}: must be a whole number, at least 1")
     return int(dimension)
 
 
@@ -154,8 +154,15 @@ def _numbers(values: Any, name: str) -> FloatArray:
         raise ValueError(f"{name} is None: must be an array of numbers")
     if hasattr(values, "toarray") and not isinstance(values, np.ndarray):
         raise ValueError(f"{name} is a sparse matrix, which is not supported: use .toarray()")
+    if has_masked(values):
+        raise ValueError(f"{name} has masked entries: leave these out, or fill them with numbers")
     try:
         array = np.asarray(values)
+        texts = [array.item(0)] if array.dtype.kind in "SU" and array.size else []
+        if array.dtype == object:
+            texts = [each for each in array.flat if isinstance(each, str | bytes)]
+        if texts:
+            raise TypeError(f"{shown(texts[0])} is a text")
         if np.iscomplexobj(array):
             raise ValueError(f"Complex data not supported: {name} must contain real numbers")
         if array.dtype.kind in "mM":
@@ -165,12 +172,17 @@ def _numbers(values: Any, name: str) -> FloatArray:
         if "Complex" in str(error):
             raise
         raise ValueError(f"{name} must contain numbers: {one_line(error)}") from None
+    except OverflowError:  # an integer or a fraction
+        large = next(each for each in array.flat if abs(each) > _LARGEST)
+        raise _too_large(name, large) from None
     if not np.isfinite(array).all():
         raise ValueError(f"{name} contains NaN or infinity: must contain finite numbers")
     if array.size and np.abs(array).max() > _LARGEST:
-        raise ValueError(f"{name} contains numbers above {_LARGEST:g} in absolute value")
+        raise _too_large(name, float(np.abs(array).max()))
     return array
 
 
-def _shown(value: Any) -> str:
-    return one_line(repr(value))[:100]
+def _too_large(name: str, value: Any) -> ValueError:
+    return ValueError(
+        f"{name} contains numbers above {_LARGEST:g} in absolute value, such as {shown(value)}"
+    )

@@ -6,7 +6,7 @@ import numpy as np
 
 from fldb_flower.bandit.local_newton import Ridge, minimise, not_found, with_room
 from fldb_flower.bandit.online import learn_duel, next_fit
-from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.preference import link
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
 from fldb_flower.linalg.linear import whiten_safely
 
@@ -101,8 +101,8 @@ class LocalEstimates:
             return
         self.theta = minimise(self.theta, duels, answers, self._prior, self._arrays)
         if self._next_fit() > self._count + 1:  # after more than d duels
-            wins = logistic((self.theta[:, None, :] @ duels)[:, 0])
-            hessian = (duels * (wins * (1.0 - wins))[:, None, :]) @ duels.swapaxes(1, 2)
+            curvatures = link((self.theta[:, None, :] @ duels)[:, 0])[1]
+            hessian = (duels * curvatures[:, None, :]) @ duels.swapaxes(1, 2)
             self._prior.add_curvature(hessian)
             self._factors = whiten_safely(hessian)
 

@@ -6,13 +6,15 @@ import math
 from typing import NamedTuple, Protocol
 
 from fldb_flower.bandit.newton import LARGEST_SLOPE, RESTART, is_too_long, shortened
-from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.preference import residuals
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace
 from fldb_flower.linalg.linear import pseudo_solve, solve
 
-_VERIFIED = 1e-13  # Newton decrement per duel below which the next step is not verified
+_VERIFIED = 1e-13  # Newton decrement per duel below which the next step may be the last
+_CHANGED = 1e-6  # change of a logit, relative if that is above 1, with which it is not
 _FLAT = 0.1  # of the slope at the start: a step that ends with a steeper descent is doubled
+_STEEP = 10  # after so many steps, such as in the tail of mu, only the square of it is flat, etc.
 MAX_STEPS = 200
 _CAREFUL = 100, 0.1  # after so many steps, which may be a cycle, steps end with a smaller slope
 _MAX_TRIALS = 60
@@ -123,9 +125,8 @@ def minimise(
 ) -> Array:
     """Return the minimisers of loss and prior, (agents, m), from a warm start.
 
-    Damped Newton steps (:mod:`fldb_flower.bandit.newton`). A step that still descends steeply at
-    its end is doubled, because another trial costs less than another Hessian. Agents leave the
-    batch when their minimiser is found.
+    Damped Newton steps (:mod:`fldb_flower.bandit.newton`), doubled if they still descend steeply at
+    their ends: a trial costs less than a Hessian. Agents leave the batch when they are done.
 
     Parameters
     ----------
@@ -147,13 +148,14 @@ def minimise(
     ConvergenceError
         A minimiser was not found within 200 Newton steps, or is not finite.
     """
-    xp, count = arrays.xp, max(duels.shape[2], 1)
     found, active = copy(start), arrays.arange(len(start))
-    batch = _Batch(start, xp.any(start != 0, axis=1), duels, answers, prior, weights)
+    batch = _Batch(start, arrays.xp.any(start != 0, axis=1), duels, answers, prior, weights)
     gradient, curvatures = _derivatives(start, batch)
     for number in range(MAX_STEPS):
         step, slope = _newton_step(batch, gradient, curvatures)
-        going = slope < -_VERIFIED * count
+        going = slope < -_VERIFIED * max(duels.shape[2], 1)
+        if not going.all():  # the decrement is also small where mu' is
+            going |= _changes_logits(step, batch)
         found[active] = batch.point + step
         if not going.any():
             return found
@@ -195,7 +197,7 @@ def _descend(batch: _Batch, step: Array, slope: Array, number: int) -> tuple[_Ba
     agent whose warm start lies where the Hessian vanishes restarts at the prior's minimum, once.
     """
     xp, largest = namespace(step), LARGEST_SLOPE if number < _CAREFUL[0] else _CAREFUL[1]
-    length = xp.ones_like(slope)
+    length, flat = xp.ones_like(slope), _FLAT ** (1 + number // _STEEP)
     lengthen = length > 0  # False after a step was too long
     warm = copy(batch.warm)
     for _ in range(_MAX_TRIALS):
@@ -204,7 +206,7 @@ def _descend(batch: _Batch, step: Array, slope: Array, number: int) -> tuple[_Ba
         end_slope = _dots(gradient, step)
         long = is_too_long(slope, end_slope, largest)
         lengthen &= ~long
-        short = lengthen & (end_slope < _FLAT * slope)
+        short = lengthen & (end_slope < flat * slope)
         if not (long | short).any():
             return batch._replace(point=trial, warm=warm), gradient, curvatures
         length[short] *= 2.0
@@ -219,12 +221,22 @@ def _descend(batch: _Batch, step: Array, slope: Array, number: int) -> tuple[_Ba
 
 def _derivatives(point: Array, batch: _Batch) -> tuple[Array, Array]:
     """Gradients (agents, m), and second derivatives in the logits (agents, duels)."""
-    wins = logistic((point[:, None, :] @ batch.duels)[:, 0])
-    errors, curvatures = wins - batch.answers, wins * (1.0 - wins)
+    errors, curvatures = residuals(_logits(point, batch), batch.answers)
     if batch.weights is not None:
         errors, curvatures = batch.weights * errors, batch.weights * curvatures
     gradient = (batch.duels @ errors[..., None])[..., 0]
     return gradient + batch.prior.gradient(point), curvatures
+
+
+def _changes_logits(steps: Array, batch: _Batch) -> Array:
+    """Return whether steps change a logit, and with it the Hessian, by more than a little."""
+    logits, xp = _logits(batch.point, batch), namespace(steps)
+    return xp.any(abs(_logits(steps, batch)) > _CHANGED * (1.0 + abs(logits)), axis=1)
+
+
+def _logits(points: Array, batch: _Batch) -> Array:
+    """Logits of the duels at points, (agents, duels)."""
+    return (points[:, None, :] @ batch.duels)[:, 0]
 
 
 def _hessian(batch: _Batch, curvatures: Array) -> Array:

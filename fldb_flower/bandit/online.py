@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from fldb_flower.bandit.preference import residuals
 from fldb_flower.linalg.arrays import Array, namespace
 from fldb_flower.linalg.whiteners import add_to_whiteners
 
@@ -70,11 +71,7 @@ def learn_duel(theta: Array, whiteners: Array, differences: Array, preferences: 
     seen = (differences[:, None, :] @ whiteners)[:, 0]
     start, variances = xp.vecdot(theta, differences), xp.vecdot(seen, seen)
     logits = _minimisers(start, variances, preferences)
-    wins, curvatures = _link(logits)
-    # Where the step is long, mu(z) - y is a small difference; the equation gives it accurately.
-    is_long = variances > 1.0
-    accurate = (start - logits) / xp.where(is_long, variances, 1.0)
-    slopes = xp.where(is_long, accurate, wins - preferences)
+    slopes, curvatures = residuals(logits, preferences)
     theta -= slopes[:, None] * (whiteners @ seen[..., None])[..., 0]
     add_to_whiteners(whiteners, xp.sqrt(curvatures)[:, None] * differences)
     return Expansion(logits, slopes, curvatures)
@@ -92,18 +89,10 @@ def _minimisers(start: Array, variances: Array, preferences: Array) -> Array:
     start, answers = signs * start, 0.5 + signs * (preferences - 0.5)
     logits = 0.0 * start
     for _ in range(_MAX_STEPS):
-        wins, curvatures = _link(logits)
-        value = logits - start + variances * (wins - answers)
+        slopes, curvatures = residuals(logits, answers)
+        value = logits - start + variances * slopes
         step = value / (1.0 + variances * curvatures)
         logits = logits - step
         if not bool(xp.any(xp.abs(step) > _TOLERANCE * (1.0 + xp.abs(logits)))):
             break
     return signs * logits
-
-
-def _link(logits: Array) -> tuple[Array, Array]:
-    """Return mu(z) and mu'(z), with small relative errors also if they are tiny."""
-    xp = namespace(logits)
-    odds = xp.exp(-xp.abs(logits))
-    wins = xp.where(logits < 0.0, odds, 1.0) / (1.0 + odds)
-    return wins, odds / (1.0 + odds) ** 2

@@ -19,7 +19,7 @@ import numpy as np
 
 from fldb_flower.bandit.local_newton import minimise, with_room
 from fldb_flower.bandit.online import learn_duel, next_fit
-from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.preference import losses, residuals
 from fldb_flower.bandit.prior import (
     LONGEST,
     MAX_EXCESS,
@@ -214,9 +214,8 @@ class PersonalEstimates:
         response = solve(posterior, xp.broadcast_to(seen[:, None], precisions.shape))
         target = precisions * self._center[:, None] + linear[:, None]
         logits = _moderated(xp.vecdot(response, target), xp.vecdot(response, seen[:, None]))
-        softplus = xp.where(logits > 0, logits, 0.0) + xp.log1p(xp.exp(-xp.abs(logits)))
-        losses = softplus - preferences[:, None] * logits
-        excess = losses - xp.min(losses, axis=1, keepdims=True)
+        each = losses(logits, preferences[:, None])
+        excess = each - xp.min(each, axis=1, keepdims=True)
         return xp.where(excess < MAX_EXCESS, excess, MAX_EXCESS)
 
     def add(self, differences: Array, preferences: Array) -> None:
@@ -258,9 +257,9 @@ class PersonalEstimates:
         """Set the minimisers, and the expansions there, for all duels."""
         duels, answers = self._duels[..., : self._count], self._preferences[:, : self._count]
         self.theta = minimise(self.theta, duels, answers, self._prior, self._arrays)
-        wins = logistic((self.theta[:, None, :] @ duels)[:, 0])
-        self._hessian = (duels * (wins * (1.0 - wins))[:, None, :]) @ duels.swapaxes(1, 2)
-        gradient = _times(duels, wins - answers)
+        slopes, curvatures = residuals((self.theta[:, None, :] @ duels)[:, 0], answers)
+        self._hessian = (duels * curvatures[:, None, :]) @ duels.swapaxes(1, 2)
+        gradient = _times(duels, slopes)
         self._linear = _times(self._hessian, self.theta) - gradient
         self.posterior = self._prior.precision + self._hessian
         self._fitted, self._whitener = self._count, None

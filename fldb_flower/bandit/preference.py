@@ -11,14 +11,67 @@ first arm won, 0 where the second did, and 0.5 for a tie (half a win each).
 from fldb_flower.linalg.arrays import Array, namespace
 from fldb_flower.linalg.forms import Form, Full
 
+_LEAST = -708.0  # exp(708) is finite
 _BLOCK = 4096  # duels whose features fit in the cache
 
 
+def link(logits: Array) -> tuple[Array, Array]:
+    """Return the link function ``mu(z) = 1 / (1 + exp(-z))`` and its derivative, of any shape.
+
+    ``mu'(z) = mu(z) mu(-z)``. The relative errors are small also where the values are tiny.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.preference import link
+    >>> wins, curvatures = link(np.array([-100.0, 0.0, 100.0]))
+    >>> wins
+    array([3.72007598e-44, 5.00000000e-01, 1.00000000e+00])
+    >>> curvatures
+    array([3.72007598e-44, 2.50000000e-01, 3.72007598e-44])
+    """
+    wins, losses = _shares(logits)
+    return wins, wins * losses
+
+
 def logistic(logits: Array) -> Array:
-    """Return the link function ``mu(z) = 1 / (1 + exp(-z))`` for logits of any shape."""
+    """Return the link function ``mu(z)`` for logits of any shape; see :func:`link`."""
+    return link(logits)[0]
+
+
+def residuals(logits: Array, preferences: Array) -> tuple[Array, Array]:
+    """Return ``mu(z) - y`` and ``mu'(z)``: the derivatives of the losses in the logits.
+
+    The relative errors are small also where mu(z) is close to y.
+    """
+    xp, (wins, losses) = namespace(logits), _shares(logits)
+    slopes = 1.0 - preferences
+    slopes *= wins
+    wins *= losses  # in place, because arrays of all duels do not fit in the cache
+    losses *= preferences
+    slopes -= losses
+    is_shared = preferences * preferences != preferences  # such as ties
+    if bool(xp.any(is_shared)):
+        middle = (0.5 - preferences) + 0.5 * xp.tanh(0.5 * logits)
+        slopes = xp.where(is_shared & (abs(logits) < 1.0), middle, slopes)
+    return slopes, wins
+
+
+def _shares(logits: Array) -> tuple[Array, Array]:
+    """Return mu(z) and mu(-z); mu(z) is 0 below -708."""
     xp = namespace(logits)
-    # mu(z) = (1 + tanh(z / 2)) / 2 does not overflow.
-    return 0.5 + 0.5 * xp.tanh(0.5 * logits)
+    losses = xp.exp(-xp.clip(logits, _LEAST, None))
+    wins = 1.0 / (1.0 + losses)
+    losses *= wins
+    wins *= logits > _LEAST
+    return wins, losses
+
+
+def losses(logits: Array, preferences: Array) -> Array:
+    """Return the binary cross-entropies ``log(1 + exp(z)) - y z`` for logits of any shape."""
+    xp = namespace(logits)
+    linear = xp.where(logits > 0.0, 1.0 - preferences, -preferences) * logits
+    return xp.log1p(xp.exp(-xp.abs(logits))) + linear
 
 
 def loss(theta: Array, differences: Array, preferences: Array) -> Array:
@@ -26,15 +79,12 @@ def loss(theta: Array, differences: Array, preferences: Array) -> Array:
 
     ``sum_i log(1 + exp(z_i)) - y_i z_i`` with ``z = differences @ theta``, shape ().
     """
-    xp = namespace(differences)
-    logits = differences @ theta
-    softplus = xp.where(logits > 0, logits, 0.0) + xp.log1p(xp.exp(-xp.abs(logits)))
-    return xp.sum(softplus - preferences * logits)
+    return namespace(differences).sum(losses(differences @ theta, preferences))
 
 
 def gradient(theta: Array, differences: Array, preferences: Array) -> Array:
     """Return the gradient of :func:`loss`, ``sum_i (mu(z_i) - y_i) difference_i``, (d,)."""
-    return (logistic(differences @ theta) - preferences) @ differences
+    return residuals(differences @ theta, preferences)[0] @ differences
 
 
 def derivatives(
@@ -42,16 +92,16 @@ def derivatives(
 ) -> tuple[Array, Array]:
     """Return :func:`gradient` and the Hessian of the loss, (d,) and (d, d), in one pass.
 
-    The Hessian is ``sum_i mu'(z_i) difference_i difference_i^T`` with ``mu' = mu (1 - mu)``. Its
-    shape is that of ``form``, :class:`~fldb_flower.linalg.forms.Full` by default.
+    The Hessian is ``sum_i mu'(z_i) difference_i difference_i^T`` in the shape of
+    ``form``, :class:`~fldb_flower.linalg.forms.Full` by default.
     """
     form = form or Full(differences.shape[1])
     slope, curvatures = 0.0, []
     for start in range(0, max(differences.shape[0], 1), _BLOCK):
         block = differences[start : start + _BLOCK]
-        wins = logistic(block @ theta)
-        slope = slope + (wins - preferences[start : start + _BLOCK]) @ block
-        curvatures.append(form.gram(block, wins * (1.0 - wins)))
+        slopes, weights = residuals(block @ theta, preferences[start : start + _BLOCK])
+        slope = slope + slopes @ block
+        curvatures.append(form.gram(block, weights))
     return slope, form.total(curvatures)
 
 

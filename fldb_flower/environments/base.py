@@ -9,7 +9,7 @@ import numpy as np
 
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.errors import DataError, shown
-from fldb_flower.linalg.arrays import Array, FloatArray, IntArray
+from fldb_flower.linalg.arrays import Array, FloatArray, IntArray, has_masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,18 @@ class Environment(Protocol):
 
 
 def check_contexts(environment: Environment, contexts: Any, shape: tuple[int, ...]) -> None:
-    """Raise a DataError if what ``contexts`` returned has other shapes.
+    """Raise a DataError if what ``contexts`` returned has other shapes, or masked entries.
 
     ``shape`` is that of the features, (agents, iterations, arms, d).
     """
     found = [_shape_of(contexts, name) for name in ("features", "rewards")]
     if found == [shape, shape[:3]]:
+        for name in ("features", "rewards"):
+            if has_masked(getattr(contexts, name)):
+                raise DataError(
+                    f"{type(environment).__name__}.contexts returned {name} with masked entries:"
+                    " must return a number for each"
+                )
         return
     returned = shown(contexts)
     if hasattr(contexts, "features") and hasattr(contexts, "rewards"):

@@ -16,6 +16,7 @@ from typing import IO, NamedTuple, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from fldb_flower.environments.text_files import finite_number
 from fldb_flower.errors import DataError, one_line
 from fldb_flower.linalg.arrays import IntArray
 
@@ -209,13 +210,9 @@ def _wrong(line: str, layout: _Layout) -> str | None:
 
 
 def _valid(name: str, field: str) -> bool:
-    low, high = _RANGES[name]
-    is_plain = field.isascii() and field.isprintable() and "_" not in field  # required by pandas
-    try:
-        number = float(field if is_plain else "nan")
-    except ValueError:
-        return False
-    return low <= number <= high and (name not in _IDS or number.is_integer())
+    (low, high), number = _RANGES[name], finite_number(field)
+    in_range = number is not None and low <= number <= high
+    return in_range and (name not in _IDS or float(field).is_integer())
 
 
 def _truncation(text: io.TextIOWrapper, layout: _Layout) -> str | None:

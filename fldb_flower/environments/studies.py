@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fldb_flower.environments.text_files import read_text
+from fldb_flower.environments.text_files import finite_number, read_text
 from fldb_flower.errors import DataError, one_line
 from fldb_flower.linalg.arrays import LARGEST, FloatArray, IntArray
 
@@ -120,9 +119,9 @@ def _arms(file: Path) -> tuple[dict[str, int], FloatArray]:
             fault = f"arm {_shown(name)} appears twice" if name else "an arm has no name"
             raise _error(file, line, fault)
         arms[name] = len(arms)
-        numbers = [_number(text, LARGEST) for text in texts]
+        numbers = [finite_number(text) for text in texts]
         for column, number, text in zip(header[1:], numbers, texts, strict=True):
-            if number is None:
+            if number is None or abs(number) > LARGEST:
                 fault = f"{one_line(column)} of {_shown(name)} is {_shown(text)}"
                 raise _error(file, line, fault, f"must be a number within +-{LARGEST:g}")
         features.append(numbers)
@@ -152,8 +151,8 @@ def _duels(
         if not person or first == second:
             fault = f"first and second are both {_shown(first)}" if person else "person is empty"
             raise _error(file, line, fault)
-        share = _number(preference, 1.0)
-        if share is None or share < 0:
+        share = finite_number(preference)
+        if share is None or not 0.0 <= share <= 1.0:
             required = "must be 1 (the first arm won), 0 (the second won) or 0.5 (a tie)"
             raise _error(file, line, f"preference is {_shown(preference)}", required)
         duels.append((people.setdefault(person, len(people)), arms[first], arms[second], share))
@@ -180,15 +179,6 @@ def _rows(file: Path) -> Iterator[Row]:
         raise _error(file, reader.line_num, str(error)) from None
     if not columns:
         raise DataError(f"{one_line(file)}: is empty; {_FILES[file.name]}")
-
-
-def _number(text: str, largest: float) -> float | None:
-    """Return a number between -largest and largest, or None."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and abs(number) <= largest else None
 
 
 def _error(file: Path, line: int, fault: str, required: str = "") -> DataError:

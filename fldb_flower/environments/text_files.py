@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 
 from fldb_flower.errors import DataError, one_line
 from fldb_flower.system.files import read_file
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def finite_number(text: str) -> float | None:
+    """Return a decimal number; None for other texts, such as those that only Python reads.
+
+    Examples
+    --------
+    >>> from fldb_flower.environments.text_files import finite_number
+    >>> [finite_number(text) for text in ("-1.5e3", "1_0", "inf", "1e999")]
+    [-1500.0, None, None, None]
+    """
+    number = float(text) if _NUMBER.fullmatch(text) else math.inf
+    return number if math.isfinite(number) else None
 
 
 def read_text(path: Path, required: str, max_bytes: int = 2**30) -> str:

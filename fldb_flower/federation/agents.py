@@ -28,7 +28,7 @@ from fldb_flower.federation.exchange import (
     total,
 )
 from fldb_flower.federation.offers import Offers, OfferStream
-from fldb_flower.linalg.arrays import LARGEST, Array, arrays_on, to_numpy
+from fldb_flower.linalg.arrays import LARGEST, Array, arrays_on, has_masked, to_numpy
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import Settings
@@ -175,6 +175,11 @@ class AgentBlock:
             preferences[:] = noise < reward_first - reward_second
         else:
             answers = self._recorded.answers(to_numpy(first), to_numpy(second))
+            if has_masked(answers):
+                raise DataError(
+                    f"{type(self._recorded).__name__}.answers returned masked entries: must return"
+                    " NaN for what is not to be learned"
+                )
             is_new = self._arrays.make(~np.isnan(answers))
             preferences[:] = xp.where(is_new, self._arrays.make(answers), 0.5)
             differences[:] = xp.where(is_new[:, None], differences, 0.0)

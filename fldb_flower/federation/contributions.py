@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.limits import factors, typical_share_sizes, typical_sizes, weights_of
-from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.preference import residuals
 from fldb_flower.bandit.prior import CommonPrior, scale_of
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import Array
@@ -94,13 +94,12 @@ def limited_statistics(
     >>> limited_statistics(zero, *duel, 1, Full(2), units=units).gradient.round(3)
     array([0.447, 0.   ])
     """
-    wins = logistic(differences @ broadcast.theta_hat)
-    rows_of = (differences, wins - preferences, wins * (1.0 - wins))
-    duels, residuals, curvatures = (_by_agent(each, agents) for each in rows_of)
+    rows_of = (differences, *residuals(differences @ broadcast.theta_hat, preferences))
+    duels, slopes, curvatures = (_by_agent(each, agents) for each in rows_of)
     size = max(1, _BATCH // form.dimension**2)
     sums: dict[str, Array] = {}
     for rows in (slice(start, start + size) for start in range(0, agents, size)):
-        parts = _statistics(duels[rows], residuals[rows], form)
+        parts = _statistics(duels[rows], slopes[rows], form)
         if broadcast.hessian:
             parts["hessian"] = _grams(duels[rows], duels[rows] * curvatures[rows, :, None], form)
         for name, part in _limited_sums(parts, units).items():
@@ -114,9 +113,9 @@ def _by_agent(values: Array, agents: int) -> Array:
     return values.reshape(-1, agents, *values.shape[1:]).swapaxes(0, 1)
 
 
-def _statistics(duels: Array, residuals: Array, form: Form) -> dict[str, Array]:
+def _statistics(duels: Array, slopes: Array, form: Form) -> dict[str, Array]:
     """Return each agent's gradient and W, (agents, ...), by part."""
-    gradients = (residuals[:, None, :] @ duels)[:, 0]
+    gradients = (slopes[:, None, :] @ duels)[:, 0]
     return {"gradient": gradients, "information": _grams(duels, duels, form)}
 
 

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.preference import link, logistic
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import TINY, Diagonal, Sketch, form_of, units_of
 
-_CURVATURE_ERROR = 2.0**-50  # of mu' = mu (1 - mu)
+_CURVATURE_ERROR = 2.0**-50  # of mu', largest error that is tolerated
 _TOLERANCES = {"float64": (1e-10, 1e-6), "float32": (1e-6, 1e-3)}  # of entries, of bounds
 
 Bound = tuple[str, Array, Array]  # reason, and of each upload: value, upper bound
@@ -159,8 +159,7 @@ class _Bounds(ABC):
                 self._at_most(self._longest**2 / 4.0),
             )
             return
-        wins = logistic(largest)
-        least = wins * (1.0 - wins)
+        least = link(largest)[1]
         above, below = self._lowest_differences(hessian, least)
         yield "Hessian is larger than W_new / 4", -above, self._rounding
         yield "Hessian is smaller than W_new and theta allow", -below, self._rounding

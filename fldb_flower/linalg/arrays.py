@@ -53,6 +53,8 @@ class Arrays:
 
     def make(self, numbers: Array) -> Array:
         """Return an array on this backend, without a copy if it is there already."""
+        if isinstance(numbers, np.ma.MaskedArray):
+            numbers = np.asarray(numbers)
         if self.xp is np or type(numbers) is not np.ndarray:
             return numbers
         if numbers.dtype != np.float64:  # indices, booleans
@@ -75,6 +77,15 @@ class Arrays:
     def arange(self, stop: int) -> Array:
         """Return the integers 0 .. stop - 1."""
         return self.xp.arange(stop, dtype=self.xp.int64, device=self.options.get("device"))
+
+
+def has_masked(values: Any, depth: int = 3) -> bool:
+    """Return whether entries of an array are masked, also in lists of lists of arrays."""
+    if isinstance(values, np.ndarray) and values.dtype.hasobject:
+        values = values.tolist()
+    if isinstance(values, list | tuple):
+        return depth > 0 and any(has_masked(each, depth - 1) for each in values)
+    return isinstance(values, np.ma.MaskedArray) and bool(np.ma.is_masked(values))
 
 
 def copy(array: Array) -> Array:

@@ -86,6 +86,10 @@ class Form(ABC):
         """Return ``(M + ridge I)^-1 v``, (d,)."""
 
     @abstractmethod
+    def times(self, matrix: Array, vector: Array) -> Array:
+        """Return ``M v``, (d,)."""
+
+    @abstractmethod
     def whiten(self, matrix: Array) -> Whitener:
         """Return C with ``||x||_{M^-1} = ||x C||_2``.
 
@@ -131,6 +135,9 @@ class Full(Form):
             matrix = matrix + ridge * eye
         return linear.solve(matrix, vector)
 
+    def times(self, matrix: Array, vector: Array) -> Array:
+        return matrix @ vector
+
     def whiten(self, matrix: Array) -> Whitener:
         try:
             return whiten(matrix)
@@ -162,6 +169,9 @@ class Diagonal(Form):
 
     def solve(self, matrix: Array, vector: Array, ridge: float = 0.0) -> Array:
         return vector / (matrix + ridge)
+
+    def times(self, matrix: Array, vector: Array) -> Array:
+        return matrix * vector
 
     def whiten(self, matrix: Array) -> Whitener:
         if not matrix.min() > 0.0:
@@ -251,6 +261,9 @@ class Sketch(Form):
 
     def solve(self, matrix: Array, vector: Array, ridge: float = 0.0) -> Array:
         return whitened(vector[None], _power(matrix, -1.0, ridge))[0]
+
+    def times(self, matrix: Array, vector: Array) -> Array:
+        return matrix[:-1].T @ (matrix[:-1] @ vector) + matrix[-1] * vector
 
     def whiten(self, matrix: Array) -> Whitener:
         if not matrix[-1, 0] > 0.0:

@@ -72,15 +72,18 @@ class BroadcastHeader(NamedTuple):
         Raises
         ------
         DataError
-            It is missing or has another length: another version sent the broadcast.
+            It is missing, or not a header of this version.
         """
         try:
-            return cls(*config["header"])
-        except (KeyError, TypeError):
+            header = cls(*check_counts(config["header"], len(cls._fields)))
+        except (KeyError, TypeError, ValueError):
             raise DataError(
                 "the server's broadcast has another format: the server and this node use different"
                 " versions of fldb-flower; nothing was sent"
             ) from None
+        if max(header.estimate, header.statistics) > _PERSONAL or max(header[4:]) > 1:
+            raise DataError(f"the server's broadcast has the header {list(header)}: not known")
+        return header
 
 
 class UploadHeader(NamedTuple):

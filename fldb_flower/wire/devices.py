@@ -14,9 +14,49 @@ The ConfigRecord of the reply holds ``header``, a :class:`DeviceUploadHeader`, a
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fldb_flower.wire.codec import check_counts
+from fldb_flower.errors import DataError
+from fldb_flower.wire.codec import BroadcastHeader, check_counts
+
+_LARGEST_COUNT = 2**53
+
+
+class DeviceRequest(NamedTuple):
+    """The ConfigRecord of a broadcast to a device; the attributes are those listed above."""
+
+    header: BroadcastHeader
+    counted: int
+    device: str
+    upto: int
+    duels: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> DeviceRequest:
+        """Check a ConfigRecord from any server.
+
+        Raises
+        ------
+        DataError
+            A field is missing, or has another type or range.
+        """
+        header = BroadcastHeader.from_config(config)
+        numbers = []
+        for name, least in (("counted", 0), ("upto", -1), ("duels", 0)):
+            number = config.get(name)
+            if type(number) is not int or not least <= number <= _LARGEST_COUNT:
+                raise DataError(
+                    f"the server's broadcast has {name}={reprlib.repr(number)}: must be an integer"
+                    f" from {least} to 2^53"
+                )
+            numbers.append(number)
+        device = config.get("device")
+        if not isinstance(device, str):
+            raise DataError("the server's broadcast has no text as device")
+        counted, upto, duels = numbers
+        return cls(header, counted, device, upto, duels)
 
 
 class DeviceUploadHeader(NamedTuple):
@@ -31,6 +71,9 @@ class DeviceUploadHeader(NamedTuple):
     predicted, agreed : int
         Answers (ties excluded) for which a prediction existed when the duel was proposed, and
         those of them that agree with the prediction.
+    held, missing : int
+        Answers that the device holds back for a later upload, and how many distinct duels that one
+        lacks.
     """
 
     num_duels: int
@@ -38,6 +81,8 @@ class DeviceUploadHeader(NamedTuple):
     end: int
     predicted: int
     agreed: int
+    held: int = 0
+    missing: int = 0
 
     @classmethod
     def from_counts(cls, numbers: Any) -> DeviceUploadHeader:

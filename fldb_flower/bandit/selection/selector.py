@@ -13,9 +13,9 @@ from fldb_flower.bandit import theory
 from fldb_flower.bandit.selection.rules import Pair
 from fldb_flower.bandit.selection.scores import Width
 from fldb_flower.bandit.streams import AgentStreams
-from fldb_flower.catalogue import SELECTIONS, resolve
+from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.errors import DataError, shown
-from fldb_flower.linalg.arrays import Array, Arrays, namespace
+from fldb_flower.linalg.arrays import Array, Arrays, has_masked, namespace
 from fldb_flower.linalg.whiteners import Whitener
 from fldb_flower.settings import Settings
 
@@ -64,11 +64,10 @@ def find_rule(name: str) -> Rule:
     >>> find_rule("thompson").select is thompson
     True
     """
-    entry = SELECTIONS[name]
-    select = resolve(entry.target)
+    select = SELECTIONS.load(name)
     if name in SELECTIONS.added:
         select = functools.partial(_checked_pair, name, select)
-    return Rule(select, resolve(entry.noise))
+    return Rule(select, SELECTIONS.load(name, "noise"))
 
 
 def _checked_pair(
@@ -89,6 +88,8 @@ def _checked_arms(name: str, arms: Any, features: Array) -> Array:
     xp, (rows, count) = namespace(features), features.shape[:2]
     valid = f"must be {rows} whole numbers from 0 to {count - 1}, one per row of features"
     try:
+        if has_masked(arms):
+            raise ValueError
         numbers = xp.asarray(arms)
     except (TypeError, ValueError):
         raise DataError(f"selection={name}: the rule returned {shown(arms)}: {valid}") from None
