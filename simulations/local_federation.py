@@ -224,19 +224,15 @@ class LocalFederation:
         self.secure = secure
         self.helper_port = free_port()
         self.helper_folder = self.folder / "helper"
-        self.helper = LocalProcess(
-            "helper",
-            self.folder,
-            [
-                sys.executable,
-                *("-m", "clients.helper", "--key", str(keys / "helper")),
-                *("--dir", str(self.helper_folder), "--port", str(self.helper_port)),
-            ],
-            umask=_PRIVATE,
-        )
+        self.helper = self._helper(keys / "helper")
         if secure:
             folders = [each.store.parent for each in self.devices]
             self.helper_key = create_vaults(keys / "helper", folders, secure)
+
+    def _helper(self, key: Path) -> LocalProcess:
+        where = ["--dir", str(self.helper_folder), "--port", str(self.helper_port)]
+        command = [sys.executable, "-m", "clients.helper", "--key", str(key), *where]
+        return LocalProcess("helper", self.folder, command, umask=_PRIVATE)
 
     def start(self, say: Callable[[str], None] = lambda _line: None) -> None:
         """Start the services and the SuperLink, register the devices, start the SuperNodes.
@@ -328,14 +324,11 @@ class LocalFederation:
         part.wait_for(_STARTED, "submitted")
         return part
 
-    @property
-    def _services(self) -> list[LocalProcess]:
-        helper = [self.helper] if self.secure else []
-        return [*(device.service for device in self.devices), *helper]
-
     def check(self) -> None:
-        """Raise FederationError if the SuperLink, a SuperNode or a service has ended."""
-        for part in (self.superlink, *self.devices, *self._services):
+        """Raise FederationError if the SuperLink, a SuperNode, a service or the helper ended."""
+        services = [each.service for each in self.devices]
+        helper = [self.helper] if self.secure else []
+        for part in (self.superlink, *helper, *self.devices, *services):
             if not part.is_running:
                 raise FederationError(f"{part.name} is needed and does not run: {part.end()}")
 
@@ -354,7 +347,8 @@ class LocalFederation:
 
     def stop(self) -> None:
         """Stop all processes, the SuperLink last, since SuperNodes sign off from it."""
-        others = [*self.runs, *self.devices, *self._services]
+        services = [device.service for device in self.devices]
+        others = [*self.runs, *self.devices, *services, self.helper]
         for part in others:
             part.terminate()
         for part in (*others, self.superlink):

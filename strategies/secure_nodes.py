@@ -7,8 +7,8 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from logging import WARNING, getLogger
-from typing import Any, ClassVar, NamedTuple, Protocol
+from logging import getLogger
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -22,16 +22,11 @@ from fldb_flower.linalg.forms import make_form
 from fldb_flower.privacy.discrete import discrete_gaussian
 from fldb_flower.secure.keys import HelperKey
 from fldb_flower.secure.report import (
-    KINDS,
     LARGEST_SIGMA,
     LEAST_SIGMA,
     SCALE,
     Header,
     Report,
-    SumAnswer,
-    SumRequest,
-    Words,
-    signed,
 )
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadError
@@ -50,15 +45,10 @@ from strategies.device_nodes import short_name
 from strategies.device_tally import Tally
 from strategies.identities import Identities
 from strategies.nodes import Contribution, Nodes
+from strategies.noisy_sums import Claimed, Helper, NoisySums
 
 KEY = "secure"
 """Name of the entry with the bytes of a message."""
-
-MOST_PARTS = 2**18
-"""Largest number of values in the answer ``parts``: it limits the number of groups."""
-
-FAR = 8.0
-"""Standard deviations of noise beyond which a sum is out of range: one in 10^15 values."""
 
 FIRST_RATE = 10.0
 """Answers of a device in a round that are expected before the first sum; also their deviation."""
@@ -70,29 +60,8 @@ _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
 _LOG = getLogger("flwr")
 
 
-class Helper(Protocol):
-    """The helper, as the server sees it."""
-
-    def key(self) -> HelperKey:
-        """Return the HPKE key that is valid now."""
-
-    def sums(self, request: SumRequest) -> SumAnswer:
-        """Return the answer to a request."""
-
-
-class Claimed(NamedTuple):
-    """A device, and its report; None for a reply without one."""
-
-    device: str
-    report: Report | None
-
-
 class SecureNodes(Nodes):
     """The devices of a federation with secure sums.
-
-    The server adds noise of its own to each answer of the helper, of the same size, before it
-    looks at it. The helper knows its own noise, and can shift an answer: without the server's
-    noise, it could read exact numbers from the estimates that are published.
 
     An exchange that cannot be finished is given up. Its number is not used again, so no answer of
     the helper is read twice, with other noise of the server. The devices send their answers again,
@@ -105,7 +74,7 @@ class SecureNodes(Nodes):
     helper : Helper
         The helper.
     task : bytes
-        Of :func:`~fldb_flower.secure.report.task_of`.
+        Of ``fldb_flower.secure.report.task_of``.
     multiplier : float
         The noise multiplier of one exchange.
     spend : callable
@@ -114,17 +83,17 @@ class SecureNodes(Nodes):
     noise : callable
         Returns integers with the discrete Gaussian distribution for an array of scales.
 
-    Raises
-    ------
-    SettingsError
-        The multiplier is above 4 million.
-
     Attributes
     ----------
     counted : dict
         Device id -> number of the last exchange in which its report was counted.
     duels : int
         About the number of duels counted, of all devices: sums have noise.
+
+    Raises
+    ------
+    SettingsError
+        The multiplier is above 4 million.
 
     Examples
     --------
@@ -233,7 +202,7 @@ class SecureNodes(Nodes):
             raise UploadError("the id of its store is not 32 hexadecimal digits")
         self._identities.claim(node, answer.device)
         if self._header is None:
-            return Contribution(answer.device, self._nothing(), Claimed(answer.device, None))
+            return Contribution(answer.device, self._nothing(), None)
         if answer.kind == HELLO or self._identities.at(node) != answer.device:
             return None
         if answer.digest != self._header.digest:
@@ -271,100 +240,29 @@ class SecureNodes(Nodes):
         """
         if self._header is None:
             return self._nothing()
-        claims: list[Claimed] = [each.claim for each in contributions]
-        claims = self._in_range(claims)
-        (sum_,), included = self._ask("sum", [claims])
+        sums = NoisySums(self._helper, self._header, self._noise)
+        values, included = sums.total([each.claim for each in contributions])
         self._included = tuple(each.device for each in included)
-        return self._upload(sum_, len(included), broadcast)
-
-    def _in_range(self, claims: list[Claimed]) -> list[Claimed]:
-        """Return the reports without groups whose sum is further out than honest ones can be."""
-        (trial,), opened = self._ask("trial", [claims])
-        if self._is_possible(trial, len(opened), "trial"):
-            return opened
-        groups = self._groups(opened)
-        sums, _ = self._ask("parts", groups)
-        found = [
-            self._is_possible(each, len(group), "parts")
-            for each, group in zip(sums, groups, strict=True)
-        ]
-        for group, is_possible in zip(groups, found, strict=True):
-            if not is_possible:
-                names = ", ".join(short_name(each.device) for each in group[:3])
-                others = f" and {len(group) - 3} more" if len(group) > 3 else ""
-                _LOG.log(WARNING, "not counted: reports out of range of %s%s", names, others)
-        kept = [group for group, is_possible in zip(groups, found, strict=True) if is_possible]
-        if not kept:
-            raise RoundAbandonedError("no group of reports is within range")
-        return sorted(each for group in kept for each in group)
-
-    def _groups(self, claims: list[Claimed]) -> list[list[Claimed]]:
-        """Return groups of equal size, each report alone if the answer is not too large."""
-        assert self._header is not None
-        count = min(len(claims), max(1, MOST_PARTS // self._header.numbers))
-        drawn = np.random.default_rng().permutation(len(claims))
-        return [[claims[place] for place in part] for part in np.array_split(drawn, count)]
-
-    def _ask(
-        self, kind: str, groups: list[list[Claimed]]
-    ) -> tuple[list[FloatArray], list[Claimed]]:
-        """Return the noisy sum of each group, in units of length, and the reports in the sums."""
-        assert self._header is not None
-        claims = [each for group in groups for each in group]
-        reports = [each.report for each in claims if each.report is not None]
-        assert len(reports) == len(claims)
-        sealed = tuple(report.sealed for report in reports)
-        request = SumRequest(self._header, kind, tuple(map(len, groups)), sealed)
-        shape = len(groups), self._header.numbers
-        # Drawn before the answer is there, so that nothing is done with an answer without it.
-        own = self._noise(np.full(shape, float(self._sigma * KINDS[kind])))
-        answer = self._helper.sums(request)
-        refused, sums, start = set(answer.refused), answer.sums + own.astype(np.uint64), 0
-        for place, group in enumerate(groups):
-            for number, report in enumerate(reports[start : start + len(group)], start):
-                if number not in refused:
-                    sums[place] += report.masked
-            start += len(group)
-        included = [claim for number, claim in enumerate(claims) if number not in refused]
-        if refused:
-            names = sorted(short_name(claims[number].device) for number in refused)[:3]
-            text = "not counted: %d reports that the helper cannot open, or has twice: %s"
-            _LOG.log(WARNING, text, len(refused), ", ".join(names))
-        if not included:
-            raise RoundAbandonedError("the helper could open no report")
-        return [_lengths(each) for each in sums], included
-
-    def _deviation(self, kind: str = "sum") -> float:
-        """Return the standard deviation of both parties' noise, in units of length."""
-        return math.sqrt(2.0) * KINDS[kind] * self._sigma / SCALE
-
-    def _is_possible(self, values: FloatArray, reports: int, kind: str) -> bool:
-        """Whether honest reports can have a sum, given its noise."""
-        return float(np.abs(values).max()) <= reports + FAR * self._deviation(kind)
-
-    def _upload(self, values: FloatArray, reports: int, broadcast: Broadcast) -> Upload:
-        """Return a sum as an upload; it is shortened to the length that so many can have."""
-        deviation = self._deviation()
-        length = float(np.linalg.norm(values))
-        longest = reports + deviation * (math.sqrt(len(values)) + FAR)
-        values = values * min(1.0, longest / length) if length else values
-        upload = upload_of(values, deviation, broadcast, self._units, self._form)
-        assert upload.noise is not None
-        self._observe(upload.num_duels / reports, upload.noise.num_duels / reports, broadcast)
-        if upload.shares is not None:
-            upload = self._of_all(upload, reports, broadcast)
+        upload = upload_of(values, sums.deviation(), broadcast, self._units, self._form)
+        upload = self._counted(upload, len(included), broadcast)
         self._new_duels = upload.num_duels
         return upload
 
-    def _of_all(self, upload: Upload, reports: int, broadcast: Broadcast) -> Upload:
-        """Return shares with public or noisy counts: the number of duels is of all devices."""
+    def _counted(self, upload: Upload, reports: int, broadcast: Broadcast) -> Upload:
+        """Return the sum of some reports after a look at the number of duels.
+
+        With shares, the number of duels is then about that of the new ones of all devices.
+        """
+        assert upload.noise is not None
+        self._observe(upload.num_duels / reports, upload.noise.num_duels / reports, broadcast)
+        if upload.shares is None:
+            return upload
         members = len(self.counted.keys() | set(self._included))
         duels = max(0, round(members * self._rate[0] * self._rounds(broadcast)) - self.duels)
-        clip, shares = self._settings.clip, upload.shares
+        clip = self._settings.clip
         assert clip is not None
-        assert shares is not None
         new = float(members - len(self.counted))
-        shares = shares._replace(squares=clip**2 * duels, members=new)
+        shares = upload.shares._replace(squares=clip**2 * duels, members=new)
         return upload._replace(num_duels=duels, shares=shares, coverage=reports / members)
 
     # How many answers a device has.
@@ -433,8 +331,3 @@ class SecureNodes(Nodes):
         self._identities.restore(state["nodes"])
         self._number = max(self._number, state["number"])
         self._rate = tuple(state["rate"])
-
-
-def _lengths(words: Words) -> FloatArray:
-    """Return sums of integers in units of length."""
-    return signed(words).astype(np.float64) / SCALE

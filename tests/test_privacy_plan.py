@@ -231,7 +231,11 @@ def test_the_page_has_the_limit_of_an_exchange():
 
 def test_the_discrete_gaussian_is_close_to_a_rounded_one():
     """At the smallest scale, up to 12 standard deviations, with 60 digits."""
-    page_has("8 / s^2 < 10^-17", "sum to less than 10^-32")
+    page_has(
+        "8 / s^2 < 2 x 10^-16",
+        "sum to less than 10^-32",
+        f"at least 2^{math.log2(LEAST_SCALE):.0f}",
+    )
     assert 2 * stats.norm.sf(12) < 1e-32
     with mpmath.workdps(60):
         s = mpmath.mpf(LEAST_SCALE)
@@ -241,7 +245,7 @@ def test_the_discrete_gaussian_is_close_to_a_rounded_one():
             discrete = mpmath.exp(-(k**2) / (2 * s**2)) / total
             rounded = mpmath.erfc((k - 0.5) / (s * mpmath.sqrt(2)))
             rounded = (rounded - mpmath.erfc((k + 0.5) / (s * mpmath.sqrt(2)))) / 2
-            assert abs(rounded / discrete - 1) < 8 / s**2 < mpmath.mpf(10) ** -17
+            assert abs(rounded / discrete - 1) < 8 / s**2 < 2e-16
 
 
 def test_the_page_has_the_noise_of_a_tree():

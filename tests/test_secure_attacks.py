@@ -72,8 +72,9 @@ from fldb_flower.wire.secure_request import (
     encode_shared,
 )
 from fldb_flower.wire.secure_vector import parts_of, vector_of
-from strategies.secure_nodes import FAR, SecureNodes
+from strategies.noisy_sums import FAR
 from strategies.secure_nodes import KEY as ENTRY
+from strategies.secure_nodes import SecureNodes
 
 PHI = np.array([1.5, -0.5])
 SIMULATIONS = 2000

@@ -21,7 +21,6 @@ from fldb_flower.linalg.forms import make_form
 from fldb_flower.secure.keys import HelperKey
 from fldb_flower.secure.report import (
     KINDS,
-    LEAST_SIGMA,
     SCALE,
     SumAnswer,
     SumRequest,
@@ -296,7 +295,7 @@ def test_an_exchange_that_is_given_up_counts_nothing_and_its_number_is_not_used_
     assert federation.spent == 2  # the devices are charged for both
 
 
-@pytest.mark.parametrize(("planned", "used"), [(0.025, LEAST_SIGMA / SCALE), (0.3, 0.3)])
+@pytest.mark.parametrize(("planned", "used"), [(0.025, 0.0625), (0.3, 0.3)])
 def test_noise_has_a_least_size(planned, used):
     """For very large epsilon, it is larger than needed."""
     federation, broadcast = Federation(multiplier=planned), statistics_request()

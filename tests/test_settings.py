@@ -67,7 +67,7 @@ def nested(dotted, value):
     return value
 
 
-RESOLVED = {"num_agents": 100, "horizon": 500, "dimension": 5}
+RESOLVED = {"num_agents": 100, "horizon": 500, "dimension": 5, "first_round": "minimise"}
 """Settings that are never auto once they are built, and their defaults."""
 
 
@@ -131,8 +131,8 @@ def test_every_setting_reaches_hydra_or_flower():
     hydra, flower = ({entry.dotted for entry in some()} for some in (hydra_entries, flower_entries))
     assert hydra | flower == set(ALL)
     devices = {
-        "rounds", "round_seconds", "at_least", "first_duels", "max_duels", "roster", "min_devices",
-        "min_duels",
+        "rounds", "round_seconds", "at_least", "first_duels", "max_duels", "federation", "helper",
+        "helper_key", "helper_token",
     }  # fmt: skip
     only_flower = {"output_dir", "mode", *(f"devices.{name}" for name in devices)}
     assert set(ALL) - hydra == only_flower
@@ -160,11 +160,12 @@ def test_a_number_of_the_wrong_type_is_refused(name, value):
 @pytest.mark.parametrize("name", WHOLE)
 def test_integers_must_be_whole_numbers(name):
     entry = WHOLE[name]
-    message = refused(entry, 7.5)
-    assert f"{name}=7.5" in message
+    message = refused(entry, 1.5)
+    assert f"{name}=1.5" in message
     assert f"at least {entry.limits.minimum:g}" in message
-    checked = check(entry, 7.0)  # users may write 1000 as 1e3
-    assert (checked, type(checked)) == (7, int)
+    number = 2 if name == "privacy.parties" else 7
+    checked = check(entry, float(number))  # users may write 1000 as 1e3
+    assert (checked, type(checked)) == (number, int)
     assert refused(entry, -1)
 
 
@@ -391,79 +392,54 @@ def test_compatible_settings_at_the_limit_are_accepted(values):
     assert isinstance(from_nested(values, "x"), Settings)
 
 
-DEVICES = {"mode": "devices", "algorithm": "fldb-personal", "secure": True, "max-difference": 2.0}
+DEVICES = {
+    "mode": "devices", "algorithm": "fldb-ons", "secure": True, "privacy-epsilon": 3.0,
+    "privacy-clip": 2.0, "devices-rounds": 20, "devices-helper": "https://helper.example",
+    "devices-helper-key": "/helper.pub", "devices-helper-token": "/token",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        (
-            {"algorithm": "fldb_ons"},
-            "algorithm=fldb_ons takes several exchanges in the first round, and the sums over the"
-            " same duels reveal more than one sum; use first_round=step or algorithm=fldb_personal",
-        ),
-        (
-            {"algorithm": "fldb_gd"},
-            "algorithm=fldb_gd takes several exchanges in a round, and the sums over the same"
-            " duels reveal more than one sum; use algorithm=fldb_personal",
-        ),
-        *(
-            ({"algorithm": name}, f"algorithm={name} exchanges nothing to sum; use")
-            for name in ("ldb", "alone", "random")
-        ),
-        (
-            {"algorithm": "fldb_ons", "first_round": "step", "robust": "trimmed"},
-            "robust=trimmed compares single uploads, which the server does not see; use",
-        ),
-        (
-            {"algorithm": "fldb_ogd", "first_round": "step", "matrix_form": "sketch"}
-            | {"sketch_rank": 1},
-            "matrix_form=sketch: sketches are not sums; use matrix_form=full or diagonal",
-        ),
-        (
-            {"algorithm": "fldb_personal", "wire": "float32"},
-            "wire=float32: numbers are sent as integers; use wire=float64",
-        ),
-    ],
-    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
-)
-def test_what_has_no_secure_sums_is_refused_with_a_remedy(values, reason):
+def test_a_simulation_has_no_secure_sums_and_the_refusal_names_what_to_use():
     with pytest.raises(SettingsError) as error:
-        from_nested({**values, "secure": True}, "x")
-    assert str(error.value).startswith(f"secure=true (from x): {reason}")
-    assert "\n" not in str(error.value)
-    assert not from_nested(values, "x").secure
+        from_nested({"algorithm": "fldb_ons", "secure": True}, "x")
+    assert str(error.value) == (
+        "secure=true (from x): needs mode=devices, with a helper; simulate its noise with"
+        " privacy.epsilon=3 privacy.parties=2, or try `fldb demo --secure`"
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({}, "devices.roster is empty (from x): secure=true needs the absolute path"),
-        ({"devices-roster": "r.json"}, "devices.roster='r.json' (from x): secure=true needs the"),
         (
-            {"devices-roster": "/r", "max-difference": AUTO},
-            "max_difference='auto' (from x): secure=true needs a number with mode=devices",
+            {"privacy-epsilon": "none", "privacy-clip": "auto"},
+            "secure=true (from x): needs privacy.epsilon, because a sum without noise can be one"
+            " person's answer; for small groups use secure=false",
         ),
+        ({"devices-helper": ""}, "devices.helper is empty (from x): secure=true needs the address"),
+        ({"devices-helper": "ftp://h"}, "devices.helper='ftp://h' (from x): secure=true needs the"),
+        ({"devices-helper-key": ""}, "devices.helper_key is empty (from x): secure=true needs the"),
+        ({"devices-helper-token": "t"}, "devices.helper_token='t' (from x): secure=true needs the"),
+        ({"devices-rounds": 0}, "privacy.epsilon=3 (from x): devices.rounds=0: the noise depends"),
     ],
 )
-def test_devices_need_a_roster_and_a_length(values, words):
+def test_devices_with_secure_sums_need_a_helper_and_noise(values, words):
     with pytest.raises(SettingsError) as error:
         from_flat({**DEVICES, **values}, "x")
     assert str(error.value).startswith(words)
-    assert from_flat({**DEVICES, "devices-roster": "/r"}, "x").secure
+    assert from_flat(DEVICES, "x").secure
 
 
 @pytest.mark.parametrize(
-    ("dimension", "values", "expected"),
-    [(5, {}, 2), (64, {}, 20), (5, {"min_devices": 15}, 1), (5, {"min_duels": 7}, 7)],
-)
-def test_sums_cover_three_duels_per_dimension(dimension, values, expected):
-    settings = Settings(dimension=dimension, devices=DevicesSettings(**values))
-    assert settings.min_duels == expected
-    if "min_duels" not in values:
-        least = 3 * dimension
-        assert (expected - 1) * settings.devices.min_devices < least
-        assert least <= expected * settings.devices.min_devices
+    ("algorithm", "epsilon", "expected"),
+    [
+        ("fldb_ons", "none", "minimise"), ("fldb_ons", 3.0, "step"), ("fldb_ogd", 3.0, "step"),
+        ("fldb_personal", 3.0, "minimise"), ("fldb_gd", "none", "minimise"),
+    ],
+)  # fmt: skip
+def test_the_first_round_is_one_exchange_with_privacy(algorithm, epsilon, expected):
+    values = {"algorithm": algorithm, "privacy": {"epsilon": epsilon}}
+    assert from_nested(values, "x").first_round == expected
 
 
 def test_empty_settings_are_the_defaults():
@@ -633,14 +609,6 @@ def fit_environment(values):
         values["environment.path"] = values["environment.path"] or "u.data"
 
 
-def fit_secure(values):
-    able = values["algorithm"] == "fldb_personal" or values["first_round"] == "step"
-    values["secure"] = able and values.get("mode") != "devices"
-    if values["secure"]:
-        values |= {"robust": "none", "wire": "float64"}
-        values["matrix_form"] = values["matrix_form"].replace("sketch", "full")
-
-
 def fit_privacy(values):
     """Use no privacy with settings that refuse it, and fit the length that clips."""
     able = values["algorithm"] == "fldb_personal" or values["first_round"] == "step"
@@ -666,8 +634,10 @@ def together(values):
         values["algorithm"] = "fldb_ons"
     if values["algorithm"] not in ("fldb_ogd", "fldb_ons"):
         values |= {"robust": "none", "first_round": "minimise"}
-    if values.get("secure"):
-        fit_secure(values)
+    if "secure" in values:
+        values["secure"] = False  # it needs a helper
+    if values["first_round"] == AUTO:  # its value depends on the others
+        values["first_round"] = "minimise"
     if values["algorithm"] in {"ldb", "alone", "fldb_personal"} or values["dimension"] < 3:
         values["matrix_form"] = "full"
     if values["matrix_form"] != "full" and values["solver"] == "newton":

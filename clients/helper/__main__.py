@@ -10,7 +10,6 @@ if __name__ == "__main__":  # before slow imports
 
 import argparse
 import contextlib
-import resource
 import ssl
 import sys
 from collections.abc import Sequence
@@ -76,8 +75,11 @@ def _tls(certificate: Path | None, key: Path | None) -> dict[str, Path]:
 def serve(arguments: argparse.Namespace) -> None:
     """Run the service until a signal stops it; raise FldbError if it cannot start."""
     require_sampler()
-    # The memory has the private keys.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(ImportError):  # Windows
+        import resource  # noqa: PLC0415
+
+        # The memory has the private keys.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     host, folder = arguments.host, arguments.dir.expanduser()
     signer = load_helper_key(arguments.key.expanduser())
     tls = _tls(arguments.certificate, arguments.certificate_key)

@@ -161,7 +161,7 @@ class Helper:
             return self._keys[newest][0]
 
     def answer(self, content: bytes) -> bytes:
-        """Return the answer to the bytes of a :class:`~fldb_flower.secure.report.SumRequest`.
+        """Return the answer to the bytes of a ``fldb_flower.secure.report.SumRequest``.
 
         Raises
         ------

@@ -81,7 +81,7 @@ class Spent(NamedTuple):
 
 
 class Vault:
-    """The replies of a device to the requests of secure sums.
+    r"""The replies of a device to the requests of secure sums.
 
     Several vaults, in different threads and processes, may use one store, or one ledger.
 
@@ -90,7 +90,7 @@ class Vault:
     store : DuelStore
         The device's store.
     config : VaultConfig
-        Of :func:`~clients.vault.read_config`.
+        Of ``clients.vault.read_config``.
     clock : callable
         Returns the time in seconds since 1970.
 
@@ -108,7 +108,7 @@ class Vault:
     >>> from clients.vault import Vault, read_config
     >>> from fldb_flower.deployment.helper_keys import create_helper_key
     >>> files = create_helper_key(Path("helper"))
-    >>> text = 'federation = "tea"\\nhelper = "helper.pub"\\ndimension = 6'
+    >>> text = 'federation = "tea"\nhelper = "helper.pub"\ndimension = 6'
     >>> _ = Path("vault.toml").write_text(text)
     >>> vault = Vault(DuelStore("duels.db"), read_config(Path("vault.toml")))
     >>> vault.spent().epsilon, vault.spent().max_epsilon
@@ -139,7 +139,7 @@ class Vault:
         return Spent(epsilon, config.max_delta, config.max_epsilon, days, self._is_refused)
 
     def answer(self, content: bytes) -> bytes:
-        """Return the reply to a request, both of :mod:`fldb_flower.wire.secure_request`.
+        """Return the reply to a request, both of ``fldb_flower.wire.secure_request``.
 
         Reasons of refusals tell nothing about answers: those about files are only logged.
         """

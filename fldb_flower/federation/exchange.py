@@ -133,7 +133,7 @@ class Noise(NamedTuple):
 
     Each number of a part has this standard deviation. In full matrices those are the entries of
     the diagonal. Off-diagonal entries have ``1 / sqrt(2)`` of it, so that the noise is the same in
-    any orthonormal basis (:func:`fldb_flower.privacy.mechanism.symmetric_noise`).
+    any orthonormal basis (``fldb_flower.privacy.mechanism.with_noise``).
 
     Attributes
     ----------

@@ -14,11 +14,7 @@ from typing import Any
 from fldb_flower.errors import DataError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Identifiers of devices."""
-
-MOST_NAMES = 2**16
-"""Largest number of devices in a roster or in an exchange."""
-
+"""Names of federations."""
 
 _LENGTH_BYTES = 4
 
@@ -90,21 +86,11 @@ def check_bytes(what: str, value: object, low: int, high: int) -> None:
 
 
 def check_name(what: str, value: object) -> None:
-    """Raise DataError unless a value is the identifier of a device."""
+    """Raise DataError unless a value is the name of a federation."""
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise DataError(
             f"{what} is {_short(value)}: must be 1 to 64 letters, digits, '.', '_' or '-'"
         )
-
-
-def check_names(what: str, value: object, *, ascending: bool = True) -> None:
-    """Raise DataError unless a value is a tuple of distinct identifiers, by default sorted."""
-    if not isinstance(value, tuple) or not 0 < len(value) <= MOST_NAMES:
-        raise DataError(f"{what}: must be 1 to {MOST_NAMES} names")
-    for name in value:
-        check_name(what, name)
-    if len(set(value)) < len(value) or (ascending and list(value) != sorted(value)):
-        raise DataError(f"{what}: must be {'sorted, ' if ascending else ''}without repeated names")
 
 
 def unhex(what: str, value: object) -> bytes:
@@ -112,13 +98,6 @@ def unhex(what: str, value: object) -> bytes:
     if not isinstance(value, str) or not re.fullmatch(r"([0-9a-f]{2})*", value):
         raise DataError(f"{what} is {_short(value)}: must be hexadecimal digits in lower case")
     return bytes.fromhex(value)
-
-
-def names_of(what: str, value: object) -> tuple[str, ...]:
-    """Return a JSON list as a tuple; :func:`check_names` checks the elements."""
-    if not isinstance(value, list):
-        raise DataError(f"{what} is {_short(value)}: must be a list of names")
-    return tuple(value)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fldb_flower.secure.report import KINDS
 from fldb_flower.settings import Settings, from_nested
 from simulations.engines.vectorized import DirectFederation
 from simulations.pools import map_in_processes
-from strategies.secure_nodes import FAR
+from strategies.noisy_sums import FAR
 
 COMMON: dict[str, Any] = {
     "algorithm": "fldb_ons", "horizon": 300, "schedule": {"name": "geometric", "ratio": 1.5},

@@ -24,9 +24,9 @@ CLIP, DELTA = 3.0, 1e-6
 EPSILONS = (1.0, 3.0, 8.0)
 NOISES = (("answer", 1), ("person", 1), ("person", 2))
 """Units, and parties that add noise: secure sums are per person."""
-SEEDS: Mapping[int, int] = {30: 10, 100: 10, 300: 10, 1_000: 5}
+SEEDS: Mapping[int, int] = {30: 10, 100: 10, 300: 5, 1_000: 3}
 """Number of seeds by number of agents."""
-PERSONAL_SEEDS: Mapping[int, int] = {30: 10, 100: 10, 300: 5, 1_000: 3}
+PERSONAL_SEEDS: Mapping[int, int] = {30: 5, 100: 5, 300: 3, 1_000: 3}
 
 
 class Case(NamedTuple):

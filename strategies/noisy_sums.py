@@ -1,0 +1,145 @@
+"""Sums of reports by the server and the helper, each of which adds noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from logging import WARNING, getLogger
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from fldb_flower.errors import RoundAbandonedError
+from fldb_flower.linalg.arrays import FloatArray, IntArray
+from fldb_flower.secure.keys import HelperKey
+from fldb_flower.secure.report import KINDS, SCALE, Header, Report, SumAnswer, SumRequest, signed
+from strategies.device_nodes import short_name
+
+MOST_PARTS = 2**18
+"""Largest number of values in the answer ``parts``: it limits the number of groups."""
+
+FAR = 8.0
+"""Standard deviations of noise beyond which a sum is out of range: one in 10^15 values."""
+
+_MOST_NAMES = 3  # in a line of the log
+_LOG = getLogger("flwr")
+
+
+class Helper(Protocol):
+    """The helper, as the server sees it."""
+
+    def key(self) -> HelperKey:
+        """Return the HPKE key that is valid now."""
+
+    def sums(self, request: SumRequest) -> SumAnswer:
+        """Return the answer to a request."""
+
+
+class Claimed(NamedTuple):
+    """A device, and its report."""
+
+    device: str
+    report: Report
+
+
+class NoisySums:
+    """The sums of the reports of one exchange.
+
+    The server adds noise to each answer of the helper, of the same size, before it looks at it.
+    The helper knows its own noise, and can shift an answer: without the server's noise, it could
+    read exact numbers from the estimates that are published.
+
+    Parameters
+    ----------
+    helper : Helper
+        The helper.
+    header : Header
+        Of the exchange.
+    noise : callable
+        Returns integers with the discrete Gaussian distribution for an array of scales.
+    """
+
+    def __init__(
+        self, helper: Helper, header: Header, noise: Callable[[FloatArray], IntArray]
+    ) -> None:
+        self._helper, self._header, self._noise = helper, header, noise
+
+    def total(self, claims: list[Claimed]) -> tuple[FloatArray, list[Claimed]]:
+        """Return the sum of the reports in units of length, and those that are in it.
+
+        Reports that are further out than honest ones can be are left out. The sum is shortened to
+        the length that so many reports can have.
+
+        Raises
+        ------
+        RoundAbandonedError
+            No report is within range, or the helper can open none.
+        FederationError
+            The helper does not reply, or refuses the request.
+        """
+        (values,), included = self._ask("sum", [self._in_range(claims)])
+        length = float(np.linalg.norm(values))
+        longest = len(included) + self.deviation() * (math.sqrt(len(values)) + FAR)
+        return (values * (longest / length) if length > longest else values), included
+
+    def deviation(self, kind: str = "sum") -> float:
+        """Return the standard deviation of both parties' noise, in units of length."""
+        return math.sqrt(2.0) * KINDS[kind] * self._header.sigma / SCALE
+
+    def _in_range(self, claims: list[Claimed]) -> list[Claimed]:
+        """Return the reports without groups whose sum is further out than honest ones can be."""
+        (trial,), opened = self._ask("trial", [claims])
+        if self._is_possible(trial, len(opened), "trial"):
+            return opened
+        groups, kept = self._groups(opened), list[Claimed]()
+        sums, _ = self._ask("parts", groups)
+        for group, values in zip(groups, sums, strict=True):
+            if self._is_possible(values, len(group), "parts"):
+                kept += group
+            else:
+                _LOG.log(WARNING, "not counted: reports out of range of %s", _names(group))
+        if not kept:
+            raise RoundAbandonedError("no group of reports is within range")
+        return sorted(kept)
+
+    def _groups(self, claims: list[Claimed]) -> list[list[Claimed]]:
+        """Return groups of equal size, each report alone if the answer is not too large."""
+        count = min(len(claims), max(1, MOST_PARTS // self._header.numbers))
+        drawn = np.random.default_rng().permutation(len(claims))
+        return [[claims[place] for place in part] for part in np.array_split(drawn, count)]
+
+    def _ask(
+        self, kind: str, groups: list[list[Claimed]]
+    ) -> tuple[list[FloatArray], list[Claimed]]:
+        """Return the noisy sum of each group, in units of length, and the reports in the sums."""
+        claims = [each for group in groups for each in group]
+        sealed = tuple(each.report.sealed for each in claims)
+        request = SumRequest(self._header, kind, tuple(map(len, groups)), sealed)
+        shape = len(groups), self._header.numbers
+        # Drawn before the answer is there, so that nothing is done with an answer without it.
+        own = self._noise(np.full(shape, float(self._header.sigma * KINDS[kind])))
+        answer = self._helper.sums(request)
+        refused, sums = set(answer.refused), answer.sums + own.astype(np.uint64)
+        places = np.repeat(np.arange(len(groups)), request.sizes)
+        for number, (place, claim) in enumerate(zip(places, claims, strict=True)):
+            if number not in refused:
+                sums[place] += claim.report.masked
+        if refused:
+            names = _names([claims[number] for number in sorted(refused)])
+            text = "not counted: %d reports that the helper cannot open, or has twice: %s"
+            _LOG.log(WARNING, text, len(refused), names)
+        included = [claim for number, claim in enumerate(claims) if number not in refused]
+        if not included:
+            raise RoundAbandonedError("the helper could open no report")
+        return [signed(each).astype(np.float64) / SCALE for each in sums], included
+
+    def _is_possible(self, values: FloatArray, reports: int, kind: str) -> bool:
+        """Whether honest reports can have a sum, given its noise."""
+        return float(np.abs(values).max()) <= reports + FAR * self.deviation(kind)
+
+
+def _names(claims: list[Claimed]) -> str:
+    """Return the names of some devices for a line of the log."""
+    names = ", ".join(short_name(each.device) for each in claims[:_MOST_NAMES])
+    more = len(claims) - _MOST_NAMES
+    return f"{names} and {more} more" if more > 0 else names
