@@ -324,11 +324,6 @@ class LocalFederation:
         part.wait_for(_STARTED, "submitted")
         return part
 
-    @property
-    def _services(self) -> list[LocalProcess]:
-        helper = [self.helper] if self.secure else []
-        return [*(device.service for device in self.devices), *helper]
-
     def check(self) -> None:
         """Raise FederationError if the SuperLink, a SuperNode or a service has ended."""
         for part in (self.superlink, *self.devices, *self._services):

@@ -286,7 +286,10 @@ def refused_requests(phone) -> dict[str, tuple[Request, str]]:
         "values": (request_for(now, numbers=10), "has 10 values, and its broadcast 9"),
         "dimension": (request_for(now, common([0.0] * 3), settings=three), "dimension=3, and the"),
         "noise": (request_for(now, multiplier=4.9), "more than a tenth of the device's limit"),
-        "no noise": (request_for(now, sigma=LEAST_SIGMA), "its noise multiplier is 0.25"),
+        "no noise": (
+            request_for(now, sigma=LEAST_SIGMA),
+            f"its noise multiplier is {LEAST_SIGMA / SCALE:.4g}",
+        ),
         "nothing": (request_for(now, estimate, numbers=1), "requests no statistics"),
         "public": (
             edited(good, lambda fields: fields["privacy"].update(epsilon="none")),
