@@ -20,11 +20,10 @@ import numpy as np
 import pandas as pd
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.results import CONFIG, PARTICIPATION, PREDICTION, REGRET, identity
-from fldb_flower.settings import ENVIRONMENT_OF, current_names, from_nested
+from fldb_flower.settings import current_names, from_nested, unused
 
 CURVE_COLUMNS = ("iteration", "cumulative_regret", "exchanges")
 NUMBERS = ("final_regret", "exchanges", "uploaded_bytes", "downloaded_bytes", "runtime_seconds")
@@ -128,17 +127,8 @@ def identity_of(run: Run) -> str:
 
 
 def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop settings that other settings make irrelevant, such as tau with ``algorithm=ldb``."""
-    environment = settings.get("environment.name")
-    others = {own for own, owner in ENVIRONMENT_OF.items() if owner != environment}
-    algorithm = ALGORITHMS.get(str(settings.get("algorithm")))
-    scheduled = algorithm is None or algorithm.scheduled
-    ignored = {
-        {"geometric": "tau", "periodic": "schedule.ratio"}.get(str(settings.get("schedule.name"))),
-        None if settings.get("matrix_form") == "sketch" else "sketch_rank",
-        *(f"environment.{own}" for own in others),
-        *(() if scheduled else ("tau", "schedule.name", "schedule.ratio")),
-    }
+    """Drop settings without effect, such as tau with ``algorithm=ldb``."""
+    ignored = unused(settings)
     return {key: value for key, value in settings.items() if key not in ignored}
 
 

@@ -24,7 +24,8 @@ from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.environments.base import Contexts
 from fldb_flower.errors import DataError, OutputError
 from fldb_flower.federation.exchange import Broadcast
-from fldb_flower.settings import from_nested
+from fldb_flower.runs.plots import describe
+from fldb_flower.settings import Settings, from_nested
 from simulations.run import run as run_command
 
 SMALL = {"num_agents": 4, "horizon": 12, "num_arms": 3, "dimension": 2, "tau": 3}
@@ -231,6 +232,26 @@ def test_sweep_has_a_row_per_combination(tmp_path):
         summary = fldb.run(SMALL | settings, tau=2).summary
         for name in ("final_regret", "exchanges", "uploaded_bytes", "log_loss"):
             assert row[name] == summary.get(name) or pd.isna(row[name])
+
+
+def test_sweep_shows_no_value_of_a_setting_without_effect():
+    values = {"algorithm": ["random", "fldb_ogd", "ldb"], "tau": [1, 2], "num_agents": 3}
+    text = "tau: has no effect with algorithm=random or algorithm=ldb"
+    with pytest.warns(UserWarning, match=text) as warned:
+        table = fldb.sweep(values, horizon=6, seed=0, progress=False)
+    assert [str(each.message) for each in warned] == [text]
+    assert table["algorithm"].tolist() == ["random", "fldb_ogd", "fldb_ogd", "ldb"]
+    assert table["tau"].tolist() == [pd.NA, 1, 2, pd.NA]
+    assert table["tau"].dtype == "Int64"
+
+
+def test_a_run_is_not_labelled_with_a_setting_without_effect(tmp_path):
+    with pytest.warns(UserWarning, match=r"^tau=3: has no effect with algorithm=ldb$"):
+        result = fldb.run(algorithm="ldb", tau=3, num_agents=3, horizon=6)
+    assert "tau" not in repr(result)
+    assert result.summary["tau"] == 3
+    chosen = Settings(algorithm="random", tau=3)
+    assert describe(chosen) == "random on synthetic: N=100, T=500, K=10, d=5, seed=0"
 
 
 def test_sweep_runs_equal_settings_once():

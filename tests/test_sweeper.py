@@ -1,5 +1,6 @@
 """Jobs of a sweep: which jobs run, where their results are stored, and failures."""
 
+import csv
 import json
 import os
 import re
@@ -32,12 +33,12 @@ from simulations.engines import vectorized
 from simulations.figures import PANELS, SEEDS, settings_of
 from simulations.overrides import store_settings
 from simulations.run import run
-from simulations.saved_runs import Run
+from simulations.saved_runs import NUMBERS, Run
 from simulations.sweeps.callbacks import SweepCallback, jobs_without_result
 from simulations.sweeps.jobs import attempt, failure
 from simulations.sweeps.loader import CachingLoader
 from simulations.sweeps.sweeper import quoted, register
-from simulations.sweeps.tables import statistics, statistics_text
+from simulations.sweeps.tables import report, statistics, statistics_text
 
 LAUNCHERS = [
     "basic",
@@ -95,6 +96,30 @@ def test_the_jobs_are_the_product_of_the_overrides_in_order(hydra_loader):
 def test_jobs_with_equal_settings_are_one_job(hydra_loader):
     jobs, _ = plan(hydra_loader, "tau=choice(1,1,2)", "seed=0,0", "checkpoint_seconds=1,2")
     assert [job.settings.tau for job in jobs] == [1, 2]
+
+
+def test_settings_without_effect_make_no_further_jobs_and_no_names(hydra_loader, tmp_path, capsys):
+    overrides = "algorithm=ldb,fldb_gd,fldb_ogd", "tau=1,5,9", "refit_ratio=1,2"
+    sweeper, arguments = sweeper_of(hydra_loader, *overrides, folder=tmp_path)
+    jobs, refused = sweeper.plan(arguments)
+    assert not refused
+    assert [job.name for job in jobs] == [
+        "algorithm=ldb refit_ratio=1", "algorithm=ldb refit_ratio=2", "algorithm=fldb_gd",
+        *(f"algorithm=fldb_ogd tau={tau}" for tau in (1, 5, 9)),
+    ]  # fmt: skip
+    assert [job.folder.name.rpartition("_")[0] for job in jobs] == [
+        re.sub(r"[= ]", lambda each: {"=": "-", " ": "_"}[each[0]], job.name) for job in jobs
+    ]
+    sweeper.launcher = SimpleNamespace(launch=lambda *_batch, **_options: [])
+    with pytest.raises(SystemExit):  # no job has a result
+        sweeper.sweep(arguments)
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if "no effect" in each]
+    assert line == (
+        "warning: tau: has no effect with algorithm=ldb or algorithm=fldb_gd;"
+        " refit_ratio=2.0: has no effect with algorithm=fldb_gd or algorithm=fldb_ogd"
+    )
+    (job,), _ = plan(hydra_loader, "algorithm=ldb", "tau=1,5")
+    assert job.name == "algorithm=ldb"
 
 
 def test_refused_settings_are_named_and_the_others_planned(hydra_loader):
@@ -193,7 +218,8 @@ def test_the_name_of_a_folder_depends_only_on_its_settings(hydra_loader, tmp_pat
 
 
 def test_odd_values_make_plain_names(hydra_loader):
-    jobs, _ = plan(hydra_loader, "environment.path='/a b/ü.data','../x=(1)'", "alpha=1e-3,2")
+    path = "environment.path='/a b/ü.data','../x=(1)'"
+    jobs, _ = plan(hydra_loader, "environment=sentences", path, "alpha=1e-3,2")
     for job in jobs:
         assert set(job.folder.name) <= {*string.ascii_letters, *string.digits, *".+_-"}
         assert len(job.folder.name) <= 100
@@ -376,6 +402,24 @@ def test_a_long_table_is_cut(tmp_path):
     lines = statistics_text(runs).splitlines()
     assert len(lines) == 63
     assert lines[-1] == "... and 40 more configurations in sweep.csv"
+
+
+def test_the_tables_have_no_value_of_a_setting_without_effect(tmp_path):
+    values = [("ldb", 1), ("fldb_ogd", 1), ("fldb_ogd", 2)]
+    runs = [
+        Run(tmp_path / name, {"algorithm": name, "tau": tau, "schedule.name": "periodic"},
+            dict.fromkeys(NUMBERS, 1) | {"rounds": 1},
+            pd.DataFrame({"iteration": [1], "cumulative_regret": [2.0]}))
+        for name, tau in values
+    ]  # fmt: skip
+    report(runs, [], tmp_path, ["algorithm", "tau"])
+    lines = statistics_text(runs).splitlines()[2:]
+    assert [line.split()[:2] for line in lines] == [
+        ["ldb", "-"], ["fldb_ogd", "1"], ["fldb_ogd", "2"],
+    ]  # fmt: skip
+    for file in ("sweep.csv", "curves.csv"):
+        with (tmp_path / file).open() as rows:
+            assert [row["tau"] for row in csv.DictReader(rows)] == ["", "1", "2"]
 
 
 # --- failures ------------------------------------------------------------------------------------

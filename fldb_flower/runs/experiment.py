@@ -167,7 +167,7 @@ def conduct(
         A stop was requested.
     """
     for line in cautions(settings):
-        say(line)
+        say(f"warning: {line}")
     try:
         checkpointer = Checkpointer(directory, settings, say)
         history = History(settings.horizon, _on_progress(settings, checkpointer, say))

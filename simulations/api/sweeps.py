@@ -23,7 +23,7 @@ from tqdm import TqdmWarning
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import FldbError, OutputError, SettingsError
 from fldb_flower.runs.results import identity
-from fldb_flower.settings import Settings, from_keywords, to_dotted
+from fldb_flower.settings import Settings, from_keywords, to_dotted, unused
 from simulations.api.results import checked_path
 from simulations.api.runs import SOURCE, merged, run_settings, warn_of
 from simulations.pools import map_in_processes
@@ -254,4 +254,6 @@ def _attempt(settings: Settings, folder: Path | None) -> Run | str:
 
 def _name(settings: Settings, swept: list[str]) -> str:
     values = to_dotted(settings)
-    return ", ".join(f"{name}={values[name]}" for name in swept) or "the run"
+    ignored = unused(values)
+    shown = (f"{name}={values[name]}" for name in swept if name not in ignored)
+    return ", ".join(shown) or "the run"

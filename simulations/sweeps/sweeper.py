@@ -34,7 +34,7 @@ from fldb_flower.errors import FldbError, OutputError, SettingsError
 from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.runs.directory import CHECKPOINT, SUMMARY
 from fldb_flower.runs.results import REGRET, identity, request_stop, stop_requested
-from fldb_flower.settings import Settings, hydra_entries
+from fldb_flower.settings import Settings, hydra_entries, to_dotted, unused
 from fldb_flower.system.signals import handling_signals
 from fldb_flower.system.startup import SIGNALLED
 from simulations.saved_runs import Run, find_finished, identity_of, read_run
@@ -85,6 +85,7 @@ class GridSweeper(Sweeper):
         )
         self._loader = loader
         self._swept: set[str] = set()  # dotted names of settings
+        self._planned: list[Settings] = []  # of all combinations
         self._folder = Path(str(config.hydra.sweep.dir))
 
     def sweep(self, arguments: list[str]) -> None:
@@ -105,8 +106,8 @@ class GridSweeper(Sweeper):
         todo = [job for job in jobs if job.identity not in finished]
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
-        for line in cautions(*(job.settings for job in todo)):  # jobs have no output
-            print(line, file=sys.stderr)
+        for line in cautions(*self._planned):  # jobs have no output
+            print(f"warning: {line}", file=sys.stderr)
         try:
             with progress([job.folder for job in todo], len(jobs), folder), self._stoppable(todo):
                 trouble = self._launch(todo)
@@ -124,6 +125,7 @@ class GridSweeper(Sweeper):
         keys = [key for key, is_swept in swept.items() if is_swept]
         self._swept = known.intersection([*keys, *(f"{key}.name" for key in keys)])
         no_plot = () if "plot" in swept else ("plot=false",)
+        self._planned.clear()
         jobs: dict[str, Job] = {}
         refused: dict[str, str] = {}
         for number, combination in enumerate(_combinations(parsed)):
@@ -140,7 +142,12 @@ class GridSweeper(Sweeper):
     def _job(self, number: int, varied: Sequence[str], overrides: tuple[str, ...]) -> Job:
         config = self._loader.load_sweep_config(self.config, list(overrides))
         settings = settings_of(config)
+        self._planned.append(settings)
         key = identity(settings)
+        ignored = unused(to_dotted(settings))
+        names = ((text, text.partition("=")[0]) for text in varied)
+        used = [text for text, name in names if not ignored.keys() & {name, f"{name}.name"}]
+        varied = used or [f"algorithm={settings.algorithm}"]
         folder = _folder(config, number, varied, key)
         place = f"hydra.sweep.subdir={quoted(str(folder.relative_to(self._folder)))}"
         return Job(" ".join(varied), (*overrides, place), settings, key, folder)
