@@ -11,7 +11,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fldb_flower.errors import DataError, FldbError
 from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.results import CONFIG, PARTICIPATION, PREDICTION, REGRET, identity
 from fldb_flower.settings import current_names, from_nested, unused
+from fldb_flower.system.progress import progress
 
 CURVE_COLUMNS = ("iteration", "cumulative_regret", "exchanges")
 NUMBERS = ("final_regret", "exchanges", "uploaded_bytes", "downloaded_bytes", "runtime_seconds")
@@ -58,7 +59,9 @@ class Unfinished:
     reason: str
 
 
-def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
+def find_runs(
+    folders: Iterable[Path], on_read: Callable[[], object] = lambda: None
+) -> tuple[list[Run], list[Unfinished]]:
     """Read every run below the given folders.
 
     A directory belongs to a run if it holds ``config.yaml``, or both ``summary.json`` and
@@ -69,6 +72,8 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
     ----------
     folders : iterable of Path
         Folders to search; each may be the directory of a run.
+    on_read : callable, optional
+        Called after each directory that was read.
 
     Returns
     -------
@@ -91,6 +96,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
         for path in _directories(folder, denied):
             if (real := path.resolve()) not in found:
                 found[real] = read_run(path)
+                on_read()
         for error in denied:
             path = Path(error.filename)
             reason = f"cannot be read: {error.strerror}"
@@ -110,7 +116,8 @@ def find_finished(folder: Path, wanted: Collection[str] | None = None) -> dict[s
         Identities to return; all by default. See :func:`fldb_flower.runs.results.identity`.
     """
     finished: dict[str, Run] = {}
-    runs, _ = find_runs([folder]) if folder.is_dir() else ([], [])
+    with progress("read", unit="run") as done:
+        runs, _ = find_runs([folder], done) if folder.is_dir() else ([], [])
     for run in runs:
         key = identity_of(run)
         if key and (wanted is None or key in wanted):

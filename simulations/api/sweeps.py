@@ -7,9 +7,9 @@ import itertools
 import multiprocessing
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing.context import BaseContext
 from numbers import Integral
@@ -18,22 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from tqdm import TqdmWarning
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import FldbError, OutputError, SettingsError
 from fldb_flower.runs.results import identity
 from fldb_flower.settings import Settings, from_keywords, to_dotted, unused
+from fldb_flower.system.progress import Advance
+from fldb_flower.system.progress import progress as shown
 from simulations.api.results import checked_path
 from simulations.api.runs import SOURCE, merged, run_settings, warn_of
 from simulations.pools import map_in_processes
 from simulations.saved_runs import Run, find_finished
 from simulations.sweeps.jobs import describe_exception
 from simulations.sweeps.tables import TABLE, numbers, table
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", TqdmWarning)  # in a notebook without ipywidgets
-    from tqdm.auto import tqdm
 
 _REGISTRIES = (ALGORITHMS, ENVIRONMENTS, SELECTIONS)
 
@@ -96,7 +93,7 @@ def sweep(
         Folder for the files of all runs and their table ``sweep.csv``. Runs that finished there
         before are read back. By default, no files are written.
     progress : bool
-        Whether to show a progress bar.
+        Whether to show a progress bar, on a terminal or in a notebook.
     **values
         Settings by name, each a value or several values.
 
@@ -138,8 +135,9 @@ def _table(
     found = {} if folder is None else find_finished(folder, wanted)
     todo = {key: each for key, each in wanted.items() if key not in found}
     errors: dict[str, str] = {}
-    with tqdm(total=len(wanted), initial=len(found), unit="run", disable=not progress) as bar:
-        outcomes = _outcomes(partial(_attempt, folder=folder), list(todo.values()), jobs, bar)
+    bar = shown("", len(wanted), "run", initial=len(found), keep=True)
+    with bar if progress else nullcontext(lambda: None) as done:
+        outcomes = _outcomes(partial(_attempt, folder=folder), list(todo.values()), jobs, done)
     for (key, each), outcome in zip(todo.items(), outcomes, strict=True):
         if isinstance(outcome, str):
             errors[_name(each, swept)] = outcome
@@ -205,16 +203,16 @@ def _checked_jobs(jobs: Any) -> int:
 
 
 def _outcomes(
-    work: partial[Run | str], todo: list[Settings], jobs: int, bar: tqdm[Any]
+    work: partial[Run | str], todo: list[Settings], jobs: int, done: Advance
 ) -> list[Run | str]:
     if min(jobs, len(todo)) < 2:
         outcomes = []
         for each in todo:
             outcomes.append(work(each))
-            bar.update()
+            done()
         return outcomes
     try:
-        return map_in_processes(work, todo, min(jobs, len(todo)), _context(todo), bar.update)
+        return map_in_processes(work, todo, min(jobs, len(todo)), _context(todo), done)
     except BrokenProcessPool:
         raise FldbError(
             f"a process of the sweep with jobs={jobs} ended: out of memory, or a script without"

@@ -35,12 +35,13 @@ from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.runs.directory import CHECKPOINT, SUMMARY
 from fldb_flower.runs.results import REGRET, identity, request_stop, stop_requested
 from fldb_flower.settings import Settings, hydra_entries, to_dotted, unused
+from fldb_flower.system.progress import progress
 from fldb_flower.system.signals import handling_signals
 from fldb_flower.system.startup import SIGNALLED
 from simulations.saved_runs import Run, find_finished, identity_of, read_run
 from simulations.sweeps.jobs import ERROR, describe_exception, failure, settings_of
 from simulations.sweeps.loader import CachingLoader
-from simulations.sweeps.progress import progress
+from simulations.sweeps.progress import progress_of_jobs
 from simulations.sweeps.tables import report
 
 _NUMBERED = "${hydra.job.num}"  # Hydra's default name of the folder of a job
@@ -109,7 +110,8 @@ class GridSweeper(Sweeper):
         for line in cautions(*self._planned):  # jobs have no output
             print(f"warning: {line}", file=sys.stderr)
         try:
-            with progress([job.folder for job in todo], len(jobs), folder), self._stoppable(todo):
+            shown = progress_of_jobs([job.folder for job in todo], len(jobs), folder)
+            with shown, self._stoppable(todo):
                 trouble = self._launch(todo)
         except SystemExit:
             _say_stopped(jobs, finished, folder)
@@ -204,14 +206,16 @@ class GridSweeper(Sweeper):
         self, jobs: Sequence[Job], finished: dict[str, Run], refused: dict[str, str], trouble: str
     ) -> None:
         runs, failed = [], [f"{name}: {reason}" for name, reason in refused.items()]
-        for job in jobs:
-            run = finished.get(job.identity) or read_run(job.folder)
-            if isinstance(run, Run) and identity_of(run) == job.identity:
-                runs.append(run)
-            else:
-                why = "a run of other settings" if isinstance(run, Run) else run.reason
-                why = failure(job.folder) or _reason(job.folder, why, trouble)
-                failed.append(f"{job.name}: {why}")
+        with progress("read", len(jobs), "job") as done:
+            for job in jobs:
+                run = finished.get(job.identity) or read_run(job.folder)
+                if isinstance(run, Run) and identity_of(run) == job.identity:
+                    runs.append(run)
+                else:
+                    why = "a run of other settings" if isinstance(run, Run) else run.reason
+                    why = failure(job.folder) or _reason(job.folder, why, trouble)
+                    failed.append(f"{job.name}: {why}")
+                done()
         report(runs, failed, self._folder, self._swept)
         if trouble:
             print(f"error: the launcher failed: {trouble}", file=sys.stderr)

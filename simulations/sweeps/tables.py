@@ -21,6 +21,7 @@ from fldb_flower.runs.curves import (
     wrap,
 )
 from fldb_flower.runs.plots import save_figure
+from fldb_flower.system.progress import progress
 from simulations.saved_runs import Run, group_by_seed, one_per_seed, predictions, relevant, varying
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
@@ -42,10 +43,11 @@ def report(
     for name in (TABLE, CURVES, PICTURE):
         (folder / name).unlink(missing_ok=True)
     if runs:
-        keys = _columns(runs, swept)
-        table(runs, keys, folder).to_csv(folder / TABLE, index=False, lineterminator="\n")
-        curves(runs, keys).to_csv(folder / CURVES, index=False, lineterminator="\n")
-        picture(runs, folder / PICTURE)
+        with progress("write the tables"):
+            keys = _columns(runs, swept)
+            table(runs, keys, folder).to_csv(folder / TABLE, index=False, lineterminator="\n")
+            curves(runs, keys).to_csv(folder / CURVES, index=False, lineterminator="\n")
+            picture(runs, folder / PICTURE)
         print(statistics_text(runs, swept))
         files = [name for name in (TABLE, CURVES, PICTURE) if (folder / name).exists()]
         print(f"results of {len(runs)} jobs: {', '.join(files)} in {folder}")
