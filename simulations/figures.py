@@ -228,8 +228,7 @@ def make(
             for label, group in curves.items():
                 measured.fill(figures[name][label], [results[each] for each in group])
             rows = _table(curves, results)
-            text = rows.to_csv(index=False, lineterminator="\n")
-            measured.write_text(folder / f"{name}.csv", text)
+            measured.write_text(folder / f"{name}.csv", _csv(rows))
             draw(name, rows, _bounds(curves) if bounds else {}, folder, output)
             done()
     return figures
@@ -262,6 +261,10 @@ def _table(
     runs = [(label, each) for label, group in curves.items() for each in group]
     parts = [_rows(label, each, *results[each]) for label, each in runs]
     return pd.concat(parts, ignore_index=True)
+
+
+def _csv(rows: pd.DataFrame) -> str:
+    return rows.to_csv(index=False, lineterminator="\n")
 
 
 def _rows(
