@@ -77,12 +77,15 @@ class Checkpointer:
     ----------
     iteration : int
         The last iteration saved.
+    can_save : bool
+        Whether there is a state to save: a round ended, in this process or before.
     """
 
     def __init__(
         self, directory: RunDirectory, settings: Settings, say: Callable[[str], None]
     ) -> None:
         self.iteration = 0
+        self.can_save = directory.saved is not None
         self._directory = directory
         self._horizon = settings.horizon
         self._interval = settings.checkpoint_seconds
@@ -118,6 +121,7 @@ class Checkpointer:
 
     def _after_round(self, federation: Resumable, algorithm: Algorithm) -> None:
         now = time.monotonic()
+        self.can_save = True
         stopping = self._stop_requested(now)
         if not stopping and now < self._due:
             return
@@ -176,7 +180,7 @@ def conduct(
             history = History(settings.horizon, report)
             theta_sync = run(history, checkpointer)
         summary = directory.finish(history, theta_sync, runtime_seconds=checkpointer.seconds)
-    except Exception as error:
+    except BaseException as error:
         directory.abandon()
         if isinstance(error, MemoryError):
             raise out_of_memory(settings, error) from None
