@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import warnings
@@ -233,7 +234,10 @@ def _check_experiments(names: Sequence[Any]) -> None:
 def _check(override: Override, groups: Sequence[str], choices: Choices) -> None:
     key = override.key_or_group
     swept = override.is_sweep_override()
-    values = list(override.sweep_string_iterator()) if swept else [override.value()]
+    # Values of settings are checked with the jobs; there may be too many to list here.
+    limit = 1 if key in _ENTRIES and key not in groups else None
+    strings = override.sweep_string_iterator() if swept else [override.value()]
+    values = list(itertools.islice(strings, limit))
     if not values:
         text = override.input_line
         raise SettingsError(f"{text} {_HERE}: an empty sweep has no job to run")

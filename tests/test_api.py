@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import itertools
 import json
 import pickle
 import signal
@@ -22,7 +23,7 @@ from fldb_flower.algorithms.base import Algorithm
 from fldb_flower.algorithms.ogd import FLDBOGD
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.environments.base import Contexts
-from fldb_flower.errors import DataError, OutputError
+from fldb_flower.errors import DataError, OutputError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.runs.plots import describe
 from fldb_flower.settings import Settings, from_nested
@@ -252,6 +253,25 @@ def test_a_run_is_not_labelled_with_a_setting_without_effect(tmp_path):
     assert result.summary["tau"] == 3
     chosen = Settings(algorithm="random", tau=3)
     assert describe(chosen) == "random on synthetic: N=100, T=500, K=10, d=5, seed=0"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"seed": range(30_000_000)}, "30,000,000 values of seed (from Python): a sweep has at"),
+        ({"seed": range(10**30, 0, -2)}, "500,000,000,000,000,000,000,000,000,000 values of seed"),
+        ({"seed": itertools.count()}, "more than 100,000 values of seed (from Python): a sweep"),
+        ({"seed": np.arange(100_001)}, "100,001 values of seed (from Python): a sweep has at most"),
+        (
+            {"seed": iter(range(1001)), "tau": range(1, 101)},
+            "1,001 values of seed x 100 values of tau (from Python) are 100,100 jobs: a sweep has",
+        ),
+    ],
+)
+def test_sweep_counts_too_many_runs_and_does_not_build_them(values, words):
+    with pytest.raises(SettingsError) as error:
+        fldb.sweep(**values)
+    assert str(error.value).startswith(words)
 
 
 def test_sweep_runs_equal_settings_once():

@@ -31,13 +31,13 @@ from fldb_flower.runs.results import identity
 from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
 from simulations.figures import PANELS, SEEDS, settings_of
-from simulations.overrides import store_settings
+from simulations.overrides import check_overrides, store_settings
 from simulations.run import run
 from simulations.saved_runs import NUMBERS, Run
 from simulations.sweeps.callbacks import SweepCallback, jobs_without_result
 from simulations.sweeps.jobs import attempt, failure
 from simulations.sweeps.loader import CachingLoader
-from simulations.sweeps.sweeper import quoted, register
+from simulations.sweeps.sweeper import number_of_values, quoted, register
 from simulations.sweeps.tables import report, statistics, statistics_text
 
 LAUNCHERS = [
@@ -120,6 +120,40 @@ def test_settings_without_effect_make_no_further_jobs_and_no_names(hydra_loader,
     )
     (job,), _ = plan(hydra_loader, "algorithm=ldb", "tau=1,5")
     assert job.name == "algorithm=ldb"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["seed=range(30000000)"], "30,000,000 values of seed (from the command line): a sweep"),
+        (["seed=shuffle(range(10,200020,2))"], "100,005 values of seed"),
+        (["seed=range(200000,-7,-1)"], "200,007 values of seed"),
+        (["alpha=range(1,3e9,0.25)"], "11,999,999,996 values of alpha"),
+        (["seed=range(100000000000000000000)"], "100,000,000,000,000,000,000 values of seed"),
+        (
+            ["seed=range(1001)", "tau=range(1,101)", "num_agents=5"],
+            "1,001 values of seed x 100 values of tau (from the command line) are 100,100 jobs: a",
+        ),
+    ],
+)
+def test_too_many_jobs_are_counted_and_not_built(hydra_loader, overrides, words):
+    with pytest.raises(SettingsError) as error:
+        plan(hydra_loader, *overrides)
+    assert str(error.value).startswith(words)
+    assert "at most 100,000 jobs" in str(error.value)
+
+
+def test_the_check_of_overrides_does_not_list_all_values():
+    check_overrides(["seed=range(100000000000000000000)"], sweep=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["range(0)", "range(5)", "range(2,9,3)", "range(9,2,-3)", "range(1,2,0.3)", "3,4", "7"]
+)
+def test_the_number_of_values_is_that_of_hydra(text):
+    override = OverridesParser.create().parse_override(f"alpha={text}")
+    swept = override.is_sweep_override()
+    assert number_of_values(override) == (len(list(override.sweep_iterator())) if swept else 1)
 
 
 def test_refused_settings_are_named_and_the_others_planned(hydra_loader):

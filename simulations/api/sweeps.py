@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import multiprocessing
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from functools import partial
@@ -29,7 +30,7 @@ from simulations.api.results import checked_path
 from simulations.api.runs import SOURCE, merged, run_settings, warn_of
 from simulations.pools import map_in_processes
 from simulations.saved_runs import Run, find_finished
-from simulations.sweeps.jobs import describe_exception
+from simulations.sweeps.jobs import MAX_JOBS, check_number, describe_exception
 from simulations.sweeps.tables import TABLE, numbers, table
 
 _REGISTRIES = (ALGORITHMS, ENVIRONMENTS, SELECTIONS)
@@ -184,16 +185,28 @@ def _combinations(values: Mapping[str, Any]) -> tuple[list[Settings], list[str]]
             raise SettingsError(f"{name}={value!r} (from {SOURCE}): must be a value or a list")
         is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
         if is_list and getattr(value, "ndim", 1) > 0:
-            choices[name] = list(value)
+            choices[name] = _values(name, value)
             swept.append(name)
         else:
             choices[name] = [value]
         if not choices[name]:
             raise SettingsError(f"{name}={value!r} (from {SOURCE}): needs at least one value")
+    check_number({name: len(each) for name, each in choices.items()}, SOURCE)
     combinations = itertools.product(*choices.values())
     return [
         from_keywords(dict(zip(choices, each, strict=True)), SOURCE) for each in combinations
     ], swept
+
+
+def _values(name: str, values: Iterable[Any]) -> list[Any]:
+    """Return several values as a list; those of an iterator only up to the limit of jobs."""
+    if isinstance(values, range):  # len() fails above 2^63 - 1
+        check_number({name: max(0, -((values.start - values.stop) // values.step))}, SOURCE)
+    elif isinstance(values, Sized):
+        check_number({name: len(values)}, SOURCE)
+    found = list(itertools.islice(values, MAX_JOBS + 1))
+    check_number({name: math.inf if len(found) > MAX_JOBS else 1}, SOURCE)
+    return found
 
 
 def _checked_jobs(jobs: Any) -> int:

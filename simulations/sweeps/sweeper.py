@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import re
 import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
@@ -22,7 +24,7 @@ from typing import cast
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
@@ -39,11 +41,18 @@ from fldb_flower.system.progress import progress
 from fldb_flower.system.signals import handling_signals
 from fldb_flower.system.startup import SIGNALLED
 from simulations.saved_runs import Run, find_finished, identity_of, read_run
-from simulations.sweeps.jobs import ERROR, describe_exception, failure, settings_of
+from simulations.sweeps.jobs import (
+    ERROR,
+    check_number,
+    describe_exception,
+    failure,
+    settings_of,
+)
 from simulations.sweeps.loader import CachingLoader
 from simulations.sweeps.progress import progress_of_jobs
 from simulations.sweeps.tables import report
 
+_SOURCE = "the command line"
 _NUMBERED = "${hydra.job.num}"  # Hydra's default name of the folder of a job
 _HASH_DIGITS = 10
 _LONGEST_NAME = 80
@@ -130,14 +139,17 @@ class GridSweeper(Sweeper):
         self._planned.clear()
         jobs: dict[str, Job] = {}
         refused: dict[str, str] = {}
-        for number, combination in enumerate(_combinations(parsed)):
-            varied = [text for text in combination if swept[text.partition("=")[0]]] or combination
-            try:
-                job = self._job(number, varied, (*combination, *no_plot))
-            except FldbError as error:
-                refused[" ".join(varied)] = str(error)
-            else:
-                jobs.setdefault(job.identity, job)
+        combinations = _combinations(parsed)
+        with progress("plan", len(combinations), "job") as done:
+            for number, combination in enumerate(combinations):
+                varied = [each for each in combination if swept[each.partition("=")[0]]]
+                try:
+                    job = self._job(number, varied or combination, (*combination, *no_plot))
+                except FldbError as error:
+                    refused[" ".join(varied or combination)] = str(error)
+                else:
+                    jobs.setdefault(job.identity, job)
+                done()
         _require_distinct_folders(jobs.values())
         return list(jobs.values()), refused
 
@@ -233,8 +245,16 @@ def register() -> None:
 
 
 def _combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
-    """Return the overrides of every combination of the values; later overrides of a key win."""
+    """Return the overrides of every combination of the values; later overrides of a key win.
+
+    Raises
+    ------
+    SettingsError
+        There are too many, which are not built, or an override is not discrete.
+    """
     choices: dict[str, list[str]] = {}
+    last = {each.get_key_element(): each for each in overrides}
+    check_number({key: number_of_values(each) for key, each in last.items()}, _SOURCE)
     for each in overrides:
         key = each.get_key_element()
         if not each.is_sweep_override():
@@ -245,6 +265,16 @@ def _combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
             raise SettingsError(f"{each.input_line}: a grid needs choices or a range")
         choices[key] = [f"{key}={value}" for value in values]
     return list(itertools.product(*choices.values()))
+
+
+def number_of_values(override: Override) -> int:
+    """Return the number of values of an override, of a range without building it."""
+    sweep = override.value()
+    if isinstance(sweep, RangeSweep):
+        start, stop, step = (Fraction(str(each)) for each in (sweep.start, sweep.stop, sweep.step))
+        return max(0, math.ceil((stop - start) / step))
+    is_discrete = override.is_sweep_override() and override.is_discrete_sweep()
+    return sum(1 for _ in override.sweep_iterator()) if is_discrete else 1
 
 
 def _require_distinct_folders(jobs: Iterable[Job]) -> None:
