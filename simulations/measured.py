@@ -30,7 +30,7 @@ from fldb_flower.errors import DataError, OutputError, SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.runs.results import identity
 from fldb_flower.settings import Settings, from_nested
-from fldb_flower.system.files import replace_file
+from fldb_flower.system.files import reason_of, replace_file
 from simulations.pools import map_in_processes
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
@@ -70,7 +70,7 @@ def write_text(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode())
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from None
+        raise OutputError(f"cannot write {path}: {reason_of(error)}") from None
 
 
 def _dump(value: Any, indent: str = "") -> str:

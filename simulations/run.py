@@ -10,6 +10,7 @@ if __name__ == "__main__":  # before what takes long to import
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -28,7 +29,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from fldb_flower.errors import FldbError, one_line
+from fldb_flower.errors import FldbError, SettingsError, one_line
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.runs.directory import CHECKPOINT
@@ -42,6 +43,7 @@ from fldb_flower.runs.results import (
 )
 from fldb_flower.settings import Settings
 from fldb_flower.system.commands import COMPLETING, Parser
+from fldb_flower.system.files import reason_of
 from fldb_flower.system.signals import (
     Interrupted,
     handling_signals,
@@ -56,6 +58,7 @@ from simulations.overrides import (
     CONF,
     check_overrides,
     require_settings,
+    undecodable,
     with_current_name,
 )
 from simulations.settings_help import help_text
@@ -253,7 +256,7 @@ def _arguments() -> tuple[Namespace, list[str]]:
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
-    parser.add_argument("--info", "-i", nargs="?")
+    parser.add_argument("--info", "-i", nargs="?", const="all")
     for name, short in OPTIONS_WITH_VALUE.items():
         parser.add_argument(f"--{name}", *short)
     for name, short in FLAGS.items():
@@ -263,7 +266,32 @@ def _arguments() -> tuple[Namespace, list[str]]:
     return parser.parse_known_args()
 
 
+def _check_options(asked: Namespace) -> None:
+    """Refuse a combination of options that Hydra refuses with a stack trace.
+
+    Raises
+    ------
+    SettingsError
+        Names the options.
+    """
+    given = {
+        f"--{name.replace('_', '-')}": getattr(asked, name)
+        for name in ("run", "multirun", "cfg", "info", "shell_completion")
+    }
+    names = [name for name, value in given.items() if value not in (None, False)]
+    if len(names) > 1:
+        shown = " and ".join(names)
+        sweep = ", so leave out -m, or use fldb run for fldb sweep" if asked.multirun else ""
+        raise SettingsError(f"{shown} (from the command line): only one of them is valid{sweep}")
+
+
+def _searched(rest: Sequence[str]) -> list[str]:
+    """Return the folders in ``hydra.searchpath`` on the command line."""
+    return re.findall(r"file://([^,\]]+)", " ".join(rest))
+
+
 def _main(asked: Namespace, rest: Sequence[str]) -> None:
+    _check_options(asked)
     given = [arg for arg in rest if "=" in arg and not arg.startswith("-")]
     if asked.shell_completion and given == ["install=bash"]:
         print(shell_code("bash"))
@@ -298,8 +326,13 @@ def main() -> None:
             sys.exit(f"error: {one_line(error)}")
         except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
             sys.exit("error: " + " ".join(str(error).split()))
+        except UnicodeDecodeError as error:
+            folders = [asked.config_dir, asked.config_path, *_searched(rest)]
+            sys.exit(f"error: {undecodable(error, folders)}")
+        except BrokenPipeError:
+            raise
         except OSError as error:  # Hydra creates the folder of the run
-            sys.exit(f"error: cannot write to {error.filename}: {error.strerror}")
+            sys.exit(f"error: cannot write to {error.filename}: {reason_of(error)}")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class Limits(NamedTuple):
     def __str__(self) -> str:
         words = zip(("at least", "above", "at most", "below"), self, strict=True)
         return " and ".join(
-            f"{word} {'2^63 - 1' if limit == MAX_INTEGER else f'{limit:g}'}"
+            f"{word} {'9.2e18' if limit == MAX_INTEGER else f'{limit:g}'}"
             for word, limit in words
             if limit is not None
         )

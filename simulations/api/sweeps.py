@@ -24,6 +24,7 @@ from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import FldbError, OutputError, SettingsError
 from fldb_flower.runs.results import identity
 from fldb_flower.settings import Settings, from_keywords, to_dotted, unused
+from fldb_flower.system.files import reason_of
 from fldb_flower.system.progress import Advance
 from fldb_flower.system.progress import progress as shown
 from simulations.api.results import checked_path
@@ -157,7 +158,7 @@ def _prepared(folder: Path) -> Path:
                 if not file.readline().startswith("job,"):
                     raise OutputError(f"{folder / TABLE} is not a table of runs: not overwritten")
     except OSError as error:
-        raise OutputError(f"directory={str(folder)!r}: {error.strerror}") from None
+        raise OutputError(f"directory={str(folder)!r}: {reason_of(error)}") from None
     return folder
 
 

@@ -49,8 +49,15 @@ def settings_of(config: DictConfig) -> Settings:
             if key != "hydra"
         }
     except OmegaConfBaseException as error:
-        reason = " ".join(str(error).split())
-        raise SettingsError(f"{error.full_key} (from {_SOURCE}): {reason}") from None
+        name = str(error.full_key)
+        given = OmegaConf.to_container(config, resolve=False)
+        for part in name.split("."):
+            given = given.get(part) if isinstance(given, dict) else None
+        reason = " ".join(str(error).splitlines()[0].split())
+        raise SettingsError(
+            f"{name}={given} (from {_SOURCE}): {reason}; ${{NAME}} stands for the value of another"
+            " setting, and \\${ for these two characters"
+        ) from None
     return from_nested(values, _SOURCE)
 
 
