@@ -38,7 +38,7 @@ from simulations.sweeps.callbacks import SweepCallback, jobs_without_result
 from simulations.sweeps.jobs import attempt, failure
 from simulations.sweeps.loader import CachingLoader
 from simulations.sweeps.sweeper import number_of_values, quoted, register
-from simulations.sweeps.tables import report, statistics, statistics_text
+from simulations.sweeps.tables import curves, report, statistics, statistics_text
 
 LAUNCHERS = [
     "basic",
@@ -454,6 +454,20 @@ def test_the_tables_have_no_value_of_a_setting_without_effect(tmp_path):
     for file in ("sweep.csv", "curves.csv"):
         with (tmp_path / file).open() as rows:
             assert [row["tau"] for row in csv.DictReader(rows)] == ["", "1", "2"]
+
+
+def test_the_guide_describes_the_file_of_curves(tmp_path):
+    """One curve per job, not one per configuration: its columns are those that the page names."""
+    page = (ROOT / "docs" / "howto" / "sweeps.md").read_text()
+    _, content = re.search(r"^\| (`curves\.csv`) \| (.*) \|$", page, re.MULTILINE).groups()
+    curve = pd.DataFrame({"iteration": [1, 2], "cumulative_regret": [2.0, 3.0], "exchanges": 1})
+    runs = [Run(tmp_path, {"tau": 1, "seed": seed}, {}, curve) for seed in range(3)]
+    table = curves(runs, ["tau", "seed"])
+    assert re.findall(r"`(\w+)`", content) == [
+        name for name in table.columns if name not in ("tau", "seed")
+    ]
+    assert content.startswith("one curve per job: its settings")
+    assert table["seed"].value_counts().to_dict() == {0: 2, 1: 2, 2: 2}
 
 
 # --- failures ------------------------------------------------------------------------------------
