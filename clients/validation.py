@@ -7,6 +7,7 @@ message in both. The ``check`` functions raise :class:`DataError`.
 from __future__ import annotations
 
 import contextlib
+import re
 import reprlib
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
@@ -185,7 +186,10 @@ def first_error(errors: Sequence[Any], value_name: str = "") -> str:
     """
     error = errors[0]
     place = ".".join(str(part) for part in error["loc"] if part not in {"body", "path", "query"})
-    message = error["msg"].removeprefix("Value error, ")
+    # pydantic writes all digits of a limit such as 1e100.
+    message = re.sub(
+        r"\d{17,}(\.0)?", lambda found: f"{float(found[0]):g}", error["msg"]
+    ).removeprefix("Value error, ")
     if error["type"] not in _SIZES:
         message += f", not {shortened(error['input'])}"
     if not place and error["type"] != "value_error":

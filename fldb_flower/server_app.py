@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.runs.experiment import conduct
 from fldb_flower.runs.results import RunDirectory, default_directory, is_finished
-from fldb_flower.settings import Settings, from_flat
+from fldb_flower.settings import Settings, from_flat, without_effect
 from fldb_flower.system.process import hide_tracebacks
 from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory
@@ -61,6 +61,8 @@ def _serve_devices(settings: Settings, grid: Grid) -> None:
             "output-dir is empty (from Flower's run config): set the absolute path of the directory"
             " with this federation's checkpoints, the same one in each run"
         )
+    if line := without_effect([settings]):
+        _say(f"warning: {line}")
     directory = DeviceDirectory(_output_directory(settings.output_dir), settings)
     make_device_server(settings, directory, _say).serve(grid)
     _say(f"results: {directory.path}")

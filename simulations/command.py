@@ -96,12 +96,8 @@ def _run(command: Command, name: str) -> None:
         from fldb_flower.system.startup import require  # noqa: PLC0415
 
         require(name, *command.extra)
-    try:
-        importlib.import_module(command.module).main()
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    importlib.import_module(command.module).main()
+    sys.stdout.flush()
 
 
 def _answer(words: list[str]) -> None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from fldb_flower.errors import DataError, FldbError, SettingsError, extra_missing, one_line
 from fldb_flower.system.commands import Parser
+from fldb_flower.system.progress import progress
 from fldb_flower.system.signals import interruptible
 from simulations import capacity, figures, heterogeneity, measured
 from simulations.measured import sem
@@ -147,12 +148,15 @@ def differing(rendered: dict[Path, str]) -> list[str]:
 
 def stale(results: dict[str, Any], paths: measured.Paths) -> list[str]:
     """Repeat a sample of the runs; return one line per result that differs."""
-    return [
-        f"docs/results: {line}"
-        for name, content in results.items()
-        for where, run in measured.sample(content, name, paths)
-        for line in measured.stale(where, run, paths)
+    runs = [
+        each for name, content in results.items() for each in measured.sample(content, name, paths)
     ]
+    lines = []
+    with progress("check", len(runs), "run") as done:
+        for where, run in runs:
+            lines += [f"docs/results: {line}" for line in measured.stale(where, run, paths)]
+            done()
+    return lines
 
 
 def recompute(names: Sequence[str], results: dict[str, Any], paths: measured.Paths) -> None:

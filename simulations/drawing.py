@@ -14,6 +14,7 @@ from fldb_flower.errors import OutputError
 from fldb_flower.runs import curves
 from fldb_flower.runs.plots import FORMATS, WIDTHS, save_figure
 from fldb_flower.runs.styles import styles_of
+from fldb_flower.system.files import reason_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +66,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot write to {folder}: {error.strerror}") from None
+        raise OutputError(f"cannot write to {folder}: {reason_of(error)}") from None
 
 
 class Drawing(NamedTuple):

@@ -29,6 +29,7 @@ from fldb_flower.bandit.theory import average_bound
 from fldb_flower.errors import DataError, FldbError, SettingsError, one_line
 from fldb_flower.settings import Settings
 from fldb_flower.system.commands import Parser, bounded
+from fldb_flower.system.progress import progress
 from fldb_flower.system.signals import interruptible
 from simulations import drawing, measured
 from simulations.drawing import DEFAULT, Output
@@ -205,10 +206,8 @@ def make(
         Whether to add FLDB-ONS and the tuned LDB, and the paper's regret bounds.
     movielens : str
         Path of the ratings, for fig1d.
-    seeds : int
-        Number of runs per curve.
-    output : Output
-        Width and formats.
+    seeds, output
+        Number of runs per curve; width and formats.
 
     Returns
     -------
@@ -223,15 +222,17 @@ def make(
         for name in names
     }
     drawing.make_folder(folder)
-    groups = [group for curves in wanted.values() for group in curves.values()]
-    results = measured.each_once(itertools.chain.from_iterable(groups))
+    chain = itertools.chain.from_iterable
+    results = measured.each_once(chain(chain(curves.values() for curves in wanted.values())))
     figures = {name: runs_of(name, ours=ours, seeds=seeds) for name in names}
-    for name, curves in wanted.items():
-        for label, group in curves.items():
-            measured.fill(figures[name][label], [results[each] for each in group])
-        rows = _table(curves, results)
-        measured.write_text(folder / f"{name}.csv", rows.to_csv(index=False, lineterminator="\n"))
-        draw(name, rows, _bounds(curves) if bounds else {}, folder, output)
+    with progress("draw", len(wanted), "figure") as done:
+        for name, curves in wanted.items():
+            for label, group in curves.items():
+                measured.fill(figures[name][label], [results[each] for each in group])
+            rows = _table(curves, results)
+            measured.write_text(folder / f"{name}.csv", _csv(rows))
+            draw(name, rows, _bounds(curves) if bounds else {}, folder, output)
+            done()
     return figures
 
 
@@ -262,6 +263,10 @@ def _table(
     runs = [(label, each) for label, group in curves.items() for each in group]
     parts = [_rows(label, each, *results[each]) for label, each in runs]
     return pd.concat(parts, ignore_index=True)
+
+
+def _csv(rows: pd.DataFrame) -> str:
+    return rows.to_csv(index=False, lineterminator="\n")
 
 
 def _rows(
@@ -298,9 +303,11 @@ def _make_asked(asked: Namespace) -> list[Path]:
             print("fig1d is omitted: it needs --movielens PATH", file=sys.stderr)
     output = Output(asked.width, asked.format)
     if asked.redraw:
-        for name in names:
-            redraw(name, asked.output, bounds=extras["bounds"], movielens=asked.movielens,
-                   output=output)  # fmt: skip
+        with progress("draw", len(names), "figure") as done:
+            for name in names:
+                redraw(name, asked.output, bounds=extras["bounds"], movielens=asked.movielens,
+                       output=output)  # fmt: skip
+                done()
     else:
         make(names, asked.output, **extras, movielens=asked.movielens, seeds=asked.seeds,
              output=output)  # fmt: skip

@@ -25,6 +25,7 @@ from fldb_flower.runs.curves import REGRET, errors_text, marker_of, points
 from fldb_flower.runs.plots import save_figure
 from fldb_flower.runs.styles import Style, styles_of
 from fldb_flower.system.commands import Parser
+from fldb_flower.system.progress import progress
 from simulations import measured
 from simulations.drawing import DEFAULT, Output, add_options, make_folder
 
@@ -173,7 +174,9 @@ def run_command(
     try:
         make_folder(asked.folder)
         content = measured.read(measured.FOLDER / results)
-        for path in draw_all(content, asked.folder, Output(asked.width, asked.format)):
+        with progress("draw"):
+            paths = draw_all(content, asked.folder, Output(asked.width, asked.format))
+        for path in paths:
             print(path)
     except FldbError as error:
         sys.exit(f"error: {one_line(error)}")

@@ -28,8 +28,9 @@ from threadpoolctl import threadpool_limits
 
 from fldb_flower.errors import DataError, OutputError, SettingsError
 from fldb_flower.federation.history import History
+from fldb_flower.runs.results import identity
 from fldb_flower.settings import Settings, from_nested
-from fldb_flower.system.files import replace_file
+from fldb_flower.system.files import reason_of, replace_file
 from simulations.pools import map_in_processes
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
@@ -69,7 +70,7 @@ def write_text(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode())
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from None
+        raise OutputError(f"cannot write {path}: {reason_of(error)}") from None
 
 
 def _dump(value: Any, indent: str = "") -> str:
@@ -180,10 +181,17 @@ def cost(settings: Settings) -> float:
 
 
 def each_once(settings: Iterable[Settings]) -> dict[Settings, Result]:
-    """Run once with each of the settings, on all processors; equal settings share a run."""
+    """Run once with each of the settings, on all processors.
+
+    Settings share a run if they differ in settings without effect only.
+    """
+    keys = {each: identity(each) for each in set(settings)}
+    unique = {key: each for each, key in keys.items()}
     # Longest first, so that no processor waits at the end.
-    unique = sorted(set(settings), key=cost, reverse=True)
-    return dict(zip(unique, map_in_processes(simulate, unique), strict=True))
+    order = sorted(unique, key=lambda key: cost(unique[key]), reverse=True)
+    results = map_in_processes(simulate, [unique[key] for key in order])
+    found = dict(zip(order, results, strict=True))
+    return {each: found[key] for each, key in keys.items()}
 
 
 def fill(run: Run, results: Sequence[Result]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,7 @@ from fldb_flower.settings import current_name, defaults_nested, hydra_entries, s
 
 CONF = Path(conf.__path__[0])
 _HERE = "(from the command line)"
+_COMPARED = 1000  # bytes by which a file is recognised
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 _SUBMITIT = ("slurm", "hydra_plugins.hydra_submitit_launcher")
 _LAUNCHERS = {  # choice: extra and module that it needs
@@ -233,10 +235,18 @@ def _check_experiments(names: Sequence[Any]) -> None:
 def _check(override: Override, groups: Sequence[str], choices: Choices) -> None:
     key = override.key_or_group
     swept = override.is_sweep_override()
-    values = list(override.sweep_string_iterator()) if swept else [override.value()]
+    # Values of settings are checked with the jobs; there may be too many to list here.
+    limit = 1 if key in _ENTRIES and key not in groups else None
+    strings = override.sweep_string_iterator() if swept else [override.value()]
+    values = list(itertools.islice(strings, limit))
     if not values:
         text = override.input_line
         raise SettingsError(f"{text} {_HERE}: an empty sweep has no job to run")
+    if override.is_add() and not override.is_force_add() and _exists(key):
+        plain = str(override.input_line).lstrip("+")
+        raise SettingsError(
+            f"{_named(str(override.input_line))}: the setting exists and needs no +; write {plain}"
+        )
     changes = override.is_delete() or (override.is_add() and key not in groups)
     if key == "experiment" and len(values) > 1:
         _check_experiments(values)
@@ -255,6 +265,28 @@ def _check(override: Override, groups: Sequence[str], choices: Choices) -> None:
             f"{one_line(key)} {_HERE}: there is no such setting"
             f"{suggestion(key, (*_ENTRIES, *groups)) or '; --help lists them'}"
         )
+
+
+def _exists(key: str) -> bool:
+    """Return whether a name is that of a setting, or of a group with a choice."""
+    return key in _ENTRIES or f"{key}.name" in _ENTRIES or key == "experiment"
+
+
+def undecodable(error: UnicodeDecodeError, folders: Iterable[str | Path | None]) -> str:
+    """Return the error for a configuration file that is not UTF-8; it is searched in folders."""
+    what = "a configuration file"
+    for folder in [*folders, CONF]:
+        for path in sorted(Path(folder).rglob("*.yaml")) if folder is not None else []:
+            with suppress(OSError):
+                content = path.read_bytes()
+                if error.object[:_COMPARED] in content:
+                    try:
+                        content.decode()
+                    except UnicodeDecodeError as whole:
+                        what, error = str(path), whole
+                        break
+    at = f"byte 0x{error.object[error.start]:02x} at position {error.start}"
+    return one_line(f"{what} is not UTF-8 text ({at}): save it in the encoding UTF-8")
 
 
 def _check_choice(group: str, values: Sequence[Any], choices: Choices) -> None:

@@ -6,10 +6,12 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
 from multiprocessing.context import BaseContext
 from typing import TypeVar
 
 from fldb_flower.system.process import share_processors
+from fldb_flower.system.progress import progress
 from fldb_flower.system.signals import sigint_blocked
 
 _A = TypeVar("_A")
@@ -27,7 +29,7 @@ def map_in_processes(
 
     ``function`` is a function of a module. By default, there is one process per processor. The
     processes share the processors: a run in one of them starts no others than for its part.
-    ``on_done`` is called after each call.
+    ``on_done`` is called after each call; by default, the progress is shown.
     """
     others, processes = set(multiprocessing.active_children()), processes or os.cpu_count() or 1
     with ProcessPoolExecutor(processes, context, share_processors, (processes,)) as pool:
@@ -35,10 +37,13 @@ def map_in_processes(
             # Processes inherit the mask, so Ctrl-C in a terminal reaches this process only.
             with sigint_blocked():
                 futures = [pool.submit(function, each) for each in arguments]
-            for future in as_completed(futures):
-                future.result()
-                if on_done is not None:
-                    on_done()
+            total = len(futures) if on_done is None else 0
+            # After the start of the processes, which inherit no thread that shows the progress.
+            with progress("", total, "run") if total > 1 else nullcontext(on_done) as done:
+                for future in as_completed(futures):
+                    future.result()
+                    if done is not None:
+                        done()
             return [future.result() for future in futures]
         except BaseException:
             for process in set(multiprocessing.active_children()) - others:

@@ -10,12 +10,15 @@ if __name__ == "__main__":  # before what takes long to import
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
+import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import hydra
 import yaml  # type: ignore[import-untyped, unused-ignore]
@@ -26,17 +29,27 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from fldb_flower.errors import FldbError, one_line
+from fldb_flower.errors import FldbError, SettingsError, one_line
+from fldb_flower.federation.history import History
+from fldb_flower.linalg.arrays import Array
 from fldb_flower.runs.directory import CHECKPOINT
-from fldb_flower.runs.experiment import StoppedError, conduct
-from fldb_flower.runs.results import RunDirectory, is_finished, request_stop, stop_requested
+from fldb_flower.runs.experiment import Checkpointer, StoppedError, conduct
+from fldb_flower.runs.results import (
+    RunDirectory,
+    discard_unfinished,
+    is_finished,
+    request_stop,
+    stop_requested,
+)
 from fldb_flower.settings import Settings
 from fldb_flower.system.commands import COMPLETING, Parser
+from fldb_flower.system.files import reason_of
 from fldb_flower.system.signals import (
     Interrupted,
     handling_signals,
     interruptible,
     leaving_if_dropped,
+    watching_signals,
 )
 from fldb_flower.system.startup import INTERRUPTED, SIGNALLED, leave, say_interrupted
 from simulations.completers import complete_settings
@@ -45,6 +58,7 @@ from simulations.overrides import (
     CONF,
     check_overrides,
     require_settings,
+    undecodable,
     with_current_name,
 )
 from simulations.settings_help import help_text
@@ -59,13 +73,21 @@ FLAGS = {
     "help": ("-h",), "hydra-help": (), "multirun": ("-m",), "resolve": (), "run": ("-r",),
     "shell-completion": ("-sc",), "version": (),
 }  # fmt: skip
+_PATIENCE = 2.0  # seconds until a signal ends the process within an operation of NumPy
 _INTERRUPTED_SWEEP = (
     "interrupted: finished jobs are kept; resume=true with the same hydra.sweep.dir runs the rest"
 )
 
 
-def run(settings: Settings, directory: Path) -> None:
+def run(
+    settings: Settings,
+    directory: Path,
+    on_start: Callable[[Callable[[], bool]], None] = lambda _can_save: None,
+) -> None:
     """Run on the engine of the settings and write the results to a directory.
+
+    ``on_start`` gets a function that returns whether a request to stop saves something, or is
+    needed to end other processes.
 
     Raises
     ------
@@ -80,24 +102,24 @@ def run(settings: Settings, directory: Path) -> None:
     elif engine == "vectorized":
         from simulations.engines import vectorized  # noqa: PLC0415 - imports one engine only
 
-        conduct(
-            settings,
-            RunDirectory(directory, settings),
-            run=lambda history, checkpointer: vectorized.run(settings, history, checkpointer),
-            say=_LOG.info,
-        )
+        def play(history: History, checkpointer: Checkpointer) -> Array:
+            on_start(lambda: checkpointer.can_save)
+            return vectorized.run(settings, history, checkpointer)
+
+        conduct(settings, RunDirectory(directory, settings), run=play, say=_LOG.info)
     else:
         logging.getLogger("alembic").setLevel(logging.WARNING)  # Flower's database, at INFO
         from simulations.engines import flower, inprocess  # noqa: PLC0415 - imports Flower
 
         module = inprocess if engine == "inprocess" else flower
+        on_start(lambda: module is flower)
         module.run(settings, str(directory))
 
 
 def _run_one(config: DictConfig, directory: Path) -> None:
     try:
-        with _stopping_on_signals(directory):
-            run(settings_of(config), directory)
+        with _stopping_on_signals(directory) as stopper:
+            run(settings_of(config), directory, stopper.start)
     except FldbError as error:
         sys.exit(f"error: {one_line(error)}")
 
@@ -108,8 +130,8 @@ def _job(config: DictConfig) -> float | None:
     if HydraConfig.get().mode != RunMode.MULTIRUN:
         _run_one(config, directory)
         return None
-    with _stopping_on_signals(directory, sweep=True):
-        work = lambda: run(settings_of(config), directory)  # noqa: E731
+    with _stopping_on_signals(directory, sweep=True) as stopper:
+        work = lambda: run(settings_of(config), directory, stopper.start)  # noqa: E731
         return attempt(work, directory, Path(HydraConfig.get().sweep.dir))
 
 
@@ -128,18 +150,51 @@ class _Stopper:
     """Handles signals during a run.
 
     The first signal requests that the run stops, the second raises Interrupted, and the third
-    ends the process.
+    ends the process. If there is nothing to save, the first signal raises Interrupted.
+
+    Attributes
+    ----------
+    received : list of int
+        The signals.
+    at_once : bool
+        Whether a signal raised Interrupted.
     """
 
     def __init__(self, directory: Path, *, sweep: bool) -> None:
         self.received: list[int] = []
+        self.at_once = False
         self._directory, self._sweep = directory, sweep
+        self._seen = 0  # signals, also those that wait for the end of an operation of NumPy
+        self._can_save: Callable[[], bool] = lambda: False
+
+    def start(self, can_save: Callable[[], bool]) -> None:
+        """Store a function that returns whether the first signal waits for the end of a round."""
+        self._can_save = can_save
+
+    def watch(self, number: int) -> None:
+        """End the process, in another thread, if the main thread does not handle a signal."""
+        self._seen += 1
+        expected = self._seen
+        deadline = time.monotonic() + _PATIENCE
+        while len(self.received) < expected:
+            if time.monotonic() > deadline:
+                if expected > 1 or not self._can_save():
+                    self._leave(number)
+                return
+            time.sleep(_PATIENCE / 100)
+
+    def _leave(self, number: int) -> NoReturn:
+        line = self.line()
+        if not (self._directory / CHECKPOINT).exists():
+            discard_unfinished(self._directory)
+        leave(number, line)
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         self.received.append(number)
         if len(self.received) > 2:  # the exception was caught, or closing takes long
             leave(self.received[0], self.line())
-        if len(self.received) > 1:
+        if len(self.received) > 1 or not self._can_save():
+            self.at_once = True
             raise Interrupted
         try:
             request_stop(self._directory)
@@ -157,8 +212,8 @@ class _Stopper:
 
 
 @contextlib.contextmanager
-def _stopping_on_signals(directory: Path, *, sweep: bool = False) -> Iterator[None]:
-    """Let a run stop on the first signal, and end it at once on the second.
+def _stopping_on_signals(directory: Path, *, sweep: bool = False) -> Iterator[_Stopper]:
+    """Let a run stop on the first signal, and end it at once on the second; see _Stopper.
 
     Raises
     ------
@@ -169,8 +224,12 @@ def _stopping_on_signals(directory: Path, *, sweep: bool = False) -> Iterator[No
     received, line = stopper.received, ""
     stop_requested(directory)  # clears the request of an earlier, killed run
     try:
-        with handling_signals(stopper.handle), leaving_if_dropped(received, stopper.line):
-            yield
+        with (
+            handling_signals(stopper.handle),
+            watching_signals(stopper.watch),
+            leaving_if_dropped(received, stopper.line),
+        ):
+            yield stopper
     except StoppedError as stopped:
         received = received or [signal.SIGTERM]
         line = f"{stopped}, in {directory}"
@@ -179,7 +238,7 @@ def _stopping_on_signals(directory: Path, *, sweep: bool = False) -> Iterator[No
             raise
         line = f"error: {error}"
     except BaseException:
-        if len(received) < 2:
+        if not stopper.at_once:
             raise
         line = stopper.line()
     if line and not sweep:  # a sweep prints its own line
@@ -197,7 +256,7 @@ def _arguments() -> tuple[Namespace, list[str]]:
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
-    parser.add_argument("--info", "-i", nargs="?")
+    parser.add_argument("--info", "-i", nargs="?", const="all")
     for name, short in OPTIONS_WITH_VALUE.items():
         parser.add_argument(f"--{name}", *short)
     for name, short in FLAGS.items():
@@ -207,7 +266,32 @@ def _arguments() -> tuple[Namespace, list[str]]:
     return parser.parse_known_args()
 
 
+def _check_options(asked: Namespace) -> None:
+    """Refuse a combination of options that Hydra refuses with a stack trace.
+
+    Raises
+    ------
+    SettingsError
+        Names the options.
+    """
+    given = {
+        f"--{name.replace('_', '-')}": getattr(asked, name)
+        for name in ("run", "multirun", "cfg", "info", "shell_completion")
+    }
+    names = [name for name, value in given.items() if value not in (None, False)]
+    if len(names) > 1:
+        shown = " and ".join(names)
+        sweep = ", so leave out -m, or use fldb run for fldb sweep" if asked.multirun else ""
+        raise SettingsError(f"{shown} (from the command line): only one of them is valid{sweep}")
+
+
+def _searched(rest: Sequence[str]) -> list[str]:
+    """Return the folders in ``hydra.searchpath`` on the command line."""
+    return re.findall(r"file://([^,\]]+)", " ".join(rest))
+
+
 def _main(asked: Namespace, rest: Sequence[str]) -> None:
+    _check_options(asked)
     given = [arg for arg in rest if "=" in arg and not arg.startswith("-")]
     if asked.shell_completion and given == ["install=bash"]:
         print(shell_code("bash"))
@@ -242,8 +326,13 @@ def main() -> None:
             sys.exit(f"error: {one_line(error)}")
         except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
             sys.exit("error: " + " ".join(str(error).split()))
+        except UnicodeDecodeError as error:
+            folders = [asked.config_dir, asked.config_path, *_searched(rest)]
+            sys.exit(f"error: {undecodable(error, folders)}")
+        except BrokenPipeError:
+            raise
         except OSError as error:  # Hydra creates the folder of the run
-            sys.exit(f"error: cannot write to {error.filename}: {error.strerror}")
+            sys.exit(f"error: cannot write to {error.filename}: {reason_of(error)}")
 
 
 if __name__ == "__main__":

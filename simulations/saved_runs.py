@@ -11,7 +11,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ import numpy as np
 import pandas as pd
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.results import CONFIG, PARTICIPATION, PREDICTION, REGRET, identity
-from fldb_flower.settings import ENVIRONMENT_OF, current_names, from_nested
+from fldb_flower.settings import current_names, from_nested, unused
 from fldb_flower.system.files import read_file
+from fldb_flower.system.progress import progress
 
 CURVE_COLUMNS = ("iteration", "cumulative_regret", "exchanges")
 NUMBERS = ("final_regret", "exchanges", "uploaded_bytes", "downloaded_bytes", "runtime_seconds")
@@ -61,7 +61,9 @@ class Unfinished:
     reason: str
 
 
-def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
+def find_runs(
+    folders: Iterable[Path], on_read: Callable[[], object] = lambda: None
+) -> tuple[list[Run], list[Unfinished]]:
     """Read every run below the given folders.
 
     A directory belongs to a run if it holds ``config.yaml``, or both ``summary.json`` and
@@ -72,6 +74,8 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
     ----------
     folders : iterable of Path
         Folders to search; each may be the directory of a run.
+    on_read : callable, optional
+        Called after each directory that was read.
 
     Returns
     -------
@@ -94,6 +98,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
         for path in _directories(folder, denied):
             if (real := path.resolve()) not in found:
                 found[real] = read_run(path)
+                on_read()
         for error in denied:
             path = Path(error.filename)
             reason = f"cannot be read: {error.strerror}"
@@ -113,7 +118,8 @@ def find_finished(folder: Path, wanted: Collection[str] | None = None) -> dict[s
         Identities to return; all by default. See :func:`fldb_flower.runs.results.identity`.
     """
     finished: dict[str, Run] = {}
-    runs, _ = find_runs([folder]) if folder.is_dir() else ([], [])
+    with progress("read", unit="run") as done:
+        runs, _ = find_runs([folder], done) if folder.is_dir() else ([], [])
     for run in runs:
         key = identity_of(run)
         if key and (wanted is None or key in wanted):
@@ -130,17 +136,8 @@ def identity_of(run: Run) -> str:
 
 
 def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop settings that other settings make irrelevant, such as tau with ``algorithm=ldb``."""
-    environment = settings.get("environment.name")
-    others = {own for own, owner in ENVIRONMENT_OF.items() if owner != environment}
-    algorithm = ALGORITHMS.get(str(settings.get("algorithm")))
-    scheduled = algorithm is None or algorithm.scheduled
-    ignored = {
-        {"geometric": "tau", "periodic": "schedule.ratio"}.get(str(settings.get("schedule.name"))),
-        None if settings.get("matrix_form") == "sketch" else "sketch_rank",
-        *(f"environment.{own}" for own in others),
-        *(() if scheduled else ("tau", "schedule.name", "schedule.ratio")),
-    }
+    """Drop settings without effect, such as tau with ``algorithm=ldb``."""
+    ignored = unused(settings)
     return {key: value for key, value in settings.items() if key not in ignored}
 
 

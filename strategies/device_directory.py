@@ -122,7 +122,7 @@ class DeviceDirectory(ResultsDirectory):
         lines = [
             f"{entry.kebab}={flat[entry.kebab]!r}\n"
             for entry in flower_entries()
-            if entry.kebab not in free and is_in_identity(entry, settings)
+            if entry.kebab not in free and is_in_identity(entry, flat[entry.kebab])
         ]
         super().__init__(path, "".join(lines), user="server", dropped=free)
         self._sizes = {ROUNDS: 0, UPLOADS: 0}  # bytes, at the last checkpoint

@@ -20,6 +20,7 @@ from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.privacy.mechanism import noise_of
+from fldb_flower.runs.plots import describe
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import traffic
 from fldb_flower.wire.records import content_bytes
@@ -146,14 +147,7 @@ class DuelingStrategy(GridFederation, Strategy):
 
     def summary(self) -> None:
         """Log one line about the run."""
-        settings = self.settings
-        _LOG.log(
-            INFO,
-            "%s: N=%d agents on %d nodes, T=%d, K=%d, d=%d, tau=%d, seed=%d, %s",
-            settings.algorithm, settings.num_agents, len(self.connected()), settings.horizon,
-            settings.num_arms, settings.dimension, settings.tau, settings.seed,
-            settings.environment.name,
-        )  # fmt: skip
+        _LOG.log(INFO, "%s, on %d nodes", describe(self.settings), len(self.connected()))
 
     def collect(self, broadcast: Broadcast) -> Upload:
         """Carry out one exchange and return the sum of the uploads.

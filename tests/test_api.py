@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import itertools
 import json
 import pickle
 import signal
@@ -22,9 +23,10 @@ from fldb_flower.algorithms.base import Algorithm
 from fldb_flower.algorithms.ogd import FLDBOGD
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.environments.base import Contexts
-from fldb_flower.errors import DataError, OutputError
+from fldb_flower.errors import DataError, OutputError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
-from fldb_flower.settings import from_nested
+from fldb_flower.runs.plots import describe
+from fldb_flower.settings import Settings, from_nested
 from simulations.run import run as run_command
 
 SMALL = {"num_agents": 4, "horizon": 12, "num_arms": 3, "dimension": 2, "tau": 3}
@@ -231,6 +233,45 @@ def test_sweep_has_a_row_per_combination(tmp_path):
         summary = fldb.run(SMALL | settings, tau=2).summary
         for name in ("final_regret", "exchanges", "uploaded_bytes", "log_loss"):
             assert row[name] == summary.get(name) or pd.isna(row[name])
+
+
+def test_sweep_shows_no_value_of_a_setting_without_effect():
+    values = {"algorithm": ["random", "fldb_ogd", "ldb"], "tau": [1, 2], "num_agents": 3}
+    text = "tau: has no effect with algorithm=random or algorithm=ldb"
+    with pytest.warns(UserWarning, match=text) as warned:
+        table = fldb.sweep(values, horizon=6, seed=0, progress=False)
+    assert [str(each.message) for each in warned] == [text]
+    assert table["algorithm"].tolist() == ["random", "fldb_ogd", "fldb_ogd", "ldb"]
+    assert table["tau"].tolist() == [pd.NA, 1, 2, pd.NA]
+    assert table["tau"].dtype == "Int64"
+
+
+def test_a_run_is_not_labelled_with_a_setting_without_effect(tmp_path):
+    with pytest.warns(UserWarning, match=r"^tau=3: has no effect with algorithm=ldb$"):
+        result = fldb.run(algorithm="ldb", tau=3, num_agents=3, horizon=6)
+    assert "tau" not in repr(result)
+    assert result.summary["tau"] == 3
+    chosen = Settings(algorithm="random", tau=3)
+    assert describe(chosen) == "random on synthetic: N=100, T=500, K=10, d=5, seed=0"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"seed": range(30_000_000)}, "30,000,000 values of seed (from Python): a sweep has at"),
+        ({"seed": range(10**30, 0, -2)}, "500,000,000,000,000,000,000,000,000,000 values of seed"),
+        ({"seed": itertools.count()}, "more than 100,000 values of seed (from Python): a sweep"),
+        ({"seed": np.arange(100_001)}, "100,001 values of seed (from Python): a sweep has at most"),
+        (
+            {"seed": iter(range(1001)), "tau": range(1, 101)},
+            "1,001 values of seed x 100 values of tau (from Python) are 100,100 jobs: a sweep has",
+        ),
+    ],
+)
+def test_sweep_counts_too_many_runs_and_does_not_build_them(values, words):
+    with pytest.raises(SettingsError) as error:
+        fldb.sweep(**values)
+    assert str(error.value).startswith(words)
 
 
 def test_sweep_runs_equal_settings_once():

@@ -18,7 +18,16 @@ from fldb_flower.environments.base import Contexts
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import History
-from fldb_flower.settings import from_nested, takes_one_exchange
+from fldb_flower.runs.results import identity
+from fldb_flower.settings import (
+    ENVIRONMENT_OF,
+    from_keywords,
+    from_nested,
+    takes_one_exchange,
+    to_dotted,
+    unused,
+    without_effect,
+)
 from simulations.engines import vectorized
 from simulations.run import run
 
@@ -408,11 +417,85 @@ def test_a_script_accepts_its_algorithm_on_the_command_line(tmp_path):
     assert "algorithm: mine\n" in (tmp_path / "run" / "config.yaml").read_text()
 
 
-@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
-def test_results_depend_on_tau_if_and_only_if_the_algorithm_is_scheduled(algorithm):
-    small = {"algorithm": algorithm, "num_agents": 3, "horizon": 40}
-    histories = [History(40) for _ in range(2)]
-    for tau, history in zip((1, 8), histories, strict=True):
-        vectorized.run(from_nested({**small, "tau": tau}, "a test"), history)
-    first, second = (history.cumulative_regret.tolist() for history in histories)
-    assert (first != second) is ALGORITHMS[algorithm].scheduled
+# --- settings without effect -----------------------------------------------------------------
+
+OTHER = {  # another value of each setting that may be without effect
+    "tau": 3, "schedule.name": "geometric", "schedule.ratio": 3.0, "selection": "thompson",
+    "lambda": 50.0, "kappa_mu": 0.01, "delta": 0.9, "beta_scale": 3e4, "alpha": 20.0,
+    "step_index": "round", "projection_center": "current", "projection_radius": 0.05,
+    "solver": "gd", "gd_steps": 2, "gd_step_size": 0.01, "first_round": "step", "ons_ridge": 3.0,
+    "ons_width": 0.1, "personal_ridge": 3.0, "personal_width": 2.0, "personal_variance": 0.3,
+    "refit_ratio": 9.0, "matrix_form": "diagonal", "sketch_rank": 2, "max_difference": 2.0,
+    "environment.sigma": 0.4, "environment.users": "persistent", "privacy.delta": 1e-3,
+    "privacy.unit": "answer", "privacy.clip": 1.5, "privacy.min_variance": 0.5, "quorum": 0.5,
+    "node_wait": 5.0, "reply_timeout": 5.0, "max_message_mb": 7.0, "engine.num_nodes": 3,
+    "engine.num_cpus": 2, "engine.num_gpus": 1.0, "checkpoint_seconds": 1.0,
+}  # fmt: skip
+WITHOUT_RESULTS = {"checkpoint_seconds"}  # settings with an effect on other things
+NOISE = {"privacy.epsilon": 1.0, "first_round": "step"}
+PROJECTED = {"projection_radius": 0.05, "alpha": 1.0}
+CASES = [
+    *({"algorithm": name} for name in ALGORITHMS if name != "fldb_ogd"),
+    {"algorithm": "fldb_ogd", "kappa_mu": 1e4, "alpha": 0.1},
+    {"algorithm": "fldb_ogd", "schedule.name": "geometric", **PROJECTED},
+    {
+        "algorithm": "fldb_ogd",
+        "matrix_form": "sketch",
+        "sketch_rank": 1,
+        "dimension": 5,
+        **PROJECTED,
+    },
+    {"algorithm": "fldb_ogd", **NOISE, **PROJECTED},
+    {"algorithm": "fldb_ons", "beta_scale": 1.0},
+    {"algorithm": "fldb_ons", **NOISE},
+    {"algorithm": "fldb_personal", "personal_variance": "auto", "privacy.epsilon": 100.0},
+    {"algorithm": "fldb_gd", "solver": "gd", "gd_steps": 3},
+    *({"algorithm": name, "environment.name": "duels"} for name in ("fldb_gd", "ldb")),
+    {"algorithm": "fldb_ogd", "environment.name": "duels", "kappa_mu": 1e4, "alpha": 1.0},
+    {"algorithm": "fldb_ons", "environment.name": "duels", "beta_scale": 0.5},
+    {"algorithm": "fldb_personal", "environment.name": "duels"},
+]
+
+
+def all_results(chosen):
+    history = History(chosen.horizon)
+    theta = vectorized.run(chosen, history)
+    counts = history.uploaded_bytes, history.downloaded_bytes, history.rounds
+    return (history.cumulative_regret.tolist(), history.log_loss, theta.tolist(), *counts)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_results_depend_on_a_setting_if_and_only_if_it_is_not_unused(case, tmp_path):
+    common = {"num_agents": 3, "horizon": 30, "num_arms": 5, "dimension": 3} | case
+    if "environment.name" in case:  # recorded answers, which are predicted
+        arms = np.random.default_rng(0).normal(size=(8, 3))
+        rows = [f"{arm}," + ",".join(map(str, row)) for arm, row in enumerate(arms)]
+        (tmp_path / "arms.csv").write_text("\n".join(["arm,a,b,c", *rows]))
+        duels = np.random.default_rng(1).integers(0, 7, size=(160, 2))
+        rows = [f"p{n % 3},{a},{a + 1},{int(b > 3)}" for n, (a, b) in enumerate(duels)]
+        (tmp_path / "duels.csv").write_text("\n".join(["person,first,second,preference", *rows]))
+        common |= {"environment.path": str(tmp_path), "environment.play": "predict"}
+    base = from_keywords(common, "a test")
+    expected, reasons = all_results(base), unused(to_dotted(base))
+    assert set(OTHER) >= set(reasons) - {f"environment.{own}" for own in ENVIRONMENT_OF} - {
+        "environment.path"
+    }
+    without = {}  # settings without effect
+    for name, value in OTHER.items():
+        if value == common.get(name):
+            continue
+        try:
+            changed = from_keywords({**common, name: value}, "a test")
+        except SettingsError:  # refused
+            continue
+        is_unused = name in unused(to_dotted(changed))
+        assert is_unused == (name in reasons)
+        assert is_unused == (f"{name.removesuffix('.name')}={value!r}" in without_effect([changed]))
+        is_centered = name == "projection_center" and base.projection_radius == "auto"
+        if is_unused:
+            without[name] = value
+        elif name not in WITHOUT_RESULTS and not is_centered:  # nothing is projected
+            assert all_results(changed) != expected, name
+    together = from_keywords({**common, **without}, "a test")
+    assert all_results(together) == expected
+    assert identity(together) == identity(base)

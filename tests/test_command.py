@@ -11,6 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from fldb_flower.settings import hydra_entries
+from fldb_flower.system import startup
 from fldb_flower.system.commands import bounded
 from simulations import command, run
 from simulations.completion import SHELLS
@@ -186,6 +187,30 @@ def test_help_ends_quietly_if_its_reader_ends(fldb):
     done = fldb("-c", "fldb run --help | head -n 1", shell=["bash"])
     assert done.stdout.startswith("usage: fldb run ")
     assert done.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("fldb run num_agents=3 horizon=5 hydra.run.dir=run | true", 0),  # the run is finished
+        ("fldb sweep seed=0,1 num_agents=3 horizon=5 hydra.sweep.dir=sweep | head -n 1", 1),
+        (f"{sys.executable} -m simulations.run --help | true", 1),
+    ],
+)
+def test_commands_are_quiet_if_the_reader_of_their_output_ends(fldb, tmp_path, line, status):
+    done = fldb("-c", f"{line}; exit ${{PIPESTATUS[0]}}", shell=["bash"])
+    assert (done.returncode, done.stderr) == (status, "")
+    folder = tmp_path / ("sweep" if "sweep" in line else "run")
+    assert len(list(folder.rglob("summary.json"))) == {"run": 1, "sweep": 2}.get(line.split()[1], 0)
+
+
+def test_another_broken_pipe_than_that_of_the_output_is_reported(capfd):
+    try:
+        raise BrokenPipeError(32, "of a worker")
+    except BrokenPipeError as error:
+        startup.report_exception(type(error), error, error.__traceback__)
+    assert "of a worker" in capfd.readouterr().err
 
 
 def test_each_heading_of_the_help_precedes_a_setting():

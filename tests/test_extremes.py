@@ -5,6 +5,7 @@
 
 import json
 import math
+import os
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -430,6 +431,21 @@ def test_too_little_memory_gives_a_one_line_error(monkeypatch, tmp_path):
     ):
         run(chosen(), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_available_memory(monkeypatch, tmp_path):
+    """That of a container is limited by its control group."""
+    there = memory.machine_memory()
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 10**8 < there < physical
+    (tmp_path / "v2").write_text("max\n")
+    (tmp_path / "v1").write_text("123456789\n")
+    monkeypatch.setattr(memory, "_LIMITS", [tmp_path / "v2"])
+    assert memory.machine_memory() > 123456789
+    monkeypatch.setattr(memory, "_LIMITS", [tmp_path / name for name in ("v2", "v1", "missing")])
+    assert memory.machine_memory() == 123456789
+    with pytest.raises(SettingsError, match=r"least 1 GB of memory, and .* 123 MB available$"):
+        memory.require_memory(10**9, "dimension=9: 1 agent")
 
 
 def test_numbers_of_bytes():

@@ -61,12 +61,40 @@ BAD = {
     "environment=movielens environment.path=/no/such": "/no/such",
     "engine=inprocess engine.num_nodes=7 num_agents=6": "must be at most num_agents=6",
     "hydra.run.dir=/proc/nowhere/x": "/proc/nowhere",
+    "hydra.run.dir=loop": "loop: Too many levels of symbolic links",
+    "-m hydra.sweep.dir=loop tau=1,2": "loop: Too many levels of symbolic links",
+    "hydra.run.dir=lost": "lost: No such file or directory",
+    "--config-dir texts experiment=latin": "texts/experiment/latin.yaml is not UTF-8 text (byte"
+    " 0xe9 at position 4): save it",
+    "--config-dir texts experiment=utf16": "texts/experiment/utf16.yaml is not UTF-8 text (byte"
+    " 0xff at position 0)",
+    "-m --config-dir texts experiment=utf16 tau=1,2": "utf16.yaml is not UTF-8 text (byte 0xff",
+    "hydra.searchpath=[file://texts] experiment=latin": "latin.yaml is not UTF-8 text",
+    "--config-dir texts experiment=bytes": 'texts/experiment/bytes.yaml", position 1',
+    "-m --cfg hydra": "--multirun and --cfg (from the command line): only one of them is valid, so"
+    " leave out -m",
+    "-m --info": "--multirun and --info (from the command line): only one",
+    "tau=${nope}": "tau=${nope} (from the command line or conf/): Interpolation key 'nope' not",
+    "environment.sigma=${a.b}": "environment.sigma=${a.b} (from the command line or conf/): Interp",
+    "+tau=3": "+tau=3 (from the command line): the setting exists and needs no +; write tau=3",
+    "+environment.sigma=1": "the setting exists and needs no +; write environment.sigma=1",
+    "+environment=synthetic": "the setting exists and needs no +; write environment=synthetic",
+    "tau=10000000000000000000": "(from the command line or conf/): must be at least 1 and at most"
+    " 9.2e18",
 }
 
 
 @pytest.mark.parametrize("arguments", BAD)
 def test_bad_input_is_named_in_one_clear_line(arguments, in_process, tmp_path):
-    where = () if "hydra.run.dir" in arguments else (f"hydra.run.dir={tmp_path / 'run'}",)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "lost").symlink_to("nowhere")
+    texts = tmp_path / "texts" / "experiment"
+    texts.mkdir(parents=True)
+    (texts / "latin.yaml").write_bytes("# a \xe9".encode("latin-1"))
+    (texts / "utf16.yaml").write_bytes("tau: 3".encode("utf-16"))
+    (texts / "bytes.yaml").write_bytes("tau: 3".encode("utf-16-le"))
+    has_folder = "hydra.run.dir" in arguments or "-m" in arguments
+    where = () if has_folder else (f"hydra.run.dir={tmp_path / 'run'}",)
     line, *output = in_process(run.main, "run", *arguments.split(), *where)
     assert output == ["", ""]
     assert len(line.splitlines()) == 1

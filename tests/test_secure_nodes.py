@@ -21,6 +21,7 @@ from fldb_flower.linalg.forms import make_form
 from fldb_flower.secure.keys import HelperKey
 from fldb_flower.secure.report import (
     KINDS,
+    LEAST_SIGMA,
     SCALE,
     SumAnswer,
     SumRequest,

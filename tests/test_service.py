@@ -44,6 +44,7 @@ from clients.service.files import read_token
 from clients.service.logs import Limiter
 from clients.service.models import Arms
 from clients.store import DuelStore, Synchronization
+from clients.validation import check_arms
 from fldb_flower.errors import DataError, FldbError
 
 ROOT = Path(__file__).parent.parent
@@ -699,6 +700,16 @@ def test_erasure_over_http(client, path):
 
 
 # ---- The service and the Python API
+
+
+def test_limits_are_readable():
+    """pydantic writes 1e100 with 101 digits."""
+    with pytest.raises(DataError) as error:
+        check_arms([[1e101], [0.0]], None, None)
+    expected = "features.0.0: Input should be less than or equal to 1e+100, not 1e+101"
+    assert str(error.value) == expected
+    with pytest.raises(DataError, match=r"greater than or equal to -1e\+100, not -1e\+101$"):
+        check_arms([[-1e101], [0.0]], None, None)
 
 
 broken = st.sampled_from(["\ud800", "x" * 10_001, "", "ok", 5, None, True, [], {}, [[[[]]]], 1e999])

@@ -132,6 +132,33 @@ def test_a_second_signal_ends_a_sweep_at_once_with_one_line(start, tmp_path):
     assert "resume=true" in ends_in_one_line(process, signal.SIGINT)
 
 
+@pytest.mark.parametrize("sweep", [(), ("-m",)])
+def test_one_signal_ends_a_run_within_an_operation_of_the_first_iteration(start, tmp_path, sweep):
+    """Python calls handlers after the operation, which takes minutes here."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import numpy as np, pathlib, sys\n"
+        "def hook(event, arguments):\n"
+        "    if event == 'open' and str(arguments[0]).endswith('config.yaml.part'):\n"
+        "        sys.modules['fldb_flower.algorithms'].Algorithm.round = slow\n"
+        "def slow(self, federation, round_):\n"
+        "    matrix = np.random.default_rng(0).normal(size=(5000, 5000))\n"
+        "    pathlib.Path('started').touch()\n"
+        "    np.linalg.svd(matrix)\n"
+        "sys.addaudithook(hook)\n"
+    )
+    place = "hydra.sweep.dir=DIR/sweep" if sweep else "hydra.run.dir=DIR/run"
+    arguments = (*sweep, "algorithm=fldb_ogd", "num_agents=2", place)
+    process = start("simulations.run", *arguments, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    wait_until((tmp_path / "started").exists, process)
+    time.sleep(1)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    line = ends_in_one_line(process, signal.SIGINT)
+    assert time.monotonic() - begin < 15
+    assert line.startswith("interrupted: " if sweep else "stopped at once: nothing was saved")
+    assert not list(tmp_path.rglob("config.yaml"))
+
+
 @pytest.mark.exhaustive
 def test_an_interrupted_sweep_names_how_it_is_resumed(start, tmp_path):
     """Between two jobs there is no run to save."""

@@ -1,5 +1,6 @@
 """Jobs of a sweep: which jobs run, where their results are stored, and failures."""
 
+import csv
 import json
 import os
 import re
@@ -30,14 +31,14 @@ from fldb_flower.runs.results import identity
 from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
 from simulations.figures import PANELS, SEEDS, settings_of
-from simulations.overrides import store_settings
+from simulations.overrides import check_overrides, store_settings
 from simulations.run import run
-from simulations.saved_runs import Run
+from simulations.saved_runs import NUMBERS, Run
 from simulations.sweeps.callbacks import SweepCallback, jobs_without_result
 from simulations.sweeps.jobs import attempt, failure
 from simulations.sweeps.loader import CachingLoader
-from simulations.sweeps.sweeper import quoted, register
-from simulations.sweeps.tables import statistics, statistics_text
+from simulations.sweeps.sweeper import number_of_values, quoted, register
+from simulations.sweeps.tables import curves, report, statistics, statistics_text
 
 LAUNCHERS = [
     "basic",
@@ -95,6 +96,64 @@ def test_the_jobs_are_the_product_of_the_overrides_in_order(hydra_loader):
 def test_jobs_with_equal_settings_are_one_job(hydra_loader):
     jobs, _ = plan(hydra_loader, "tau=choice(1,1,2)", "seed=0,0", "checkpoint_seconds=1,2")
     assert [job.settings.tau for job in jobs] == [1, 2]
+
+
+def test_settings_without_effect_make_no_further_jobs_and_no_names(hydra_loader, tmp_path, capsys):
+    overrides = "algorithm=ldb,fldb_gd,fldb_ogd", "tau=1,5,9", "refit_ratio=1,2"
+    sweeper, arguments = sweeper_of(hydra_loader, *overrides, folder=tmp_path)
+    jobs, refused = sweeper.plan(arguments)
+    assert not refused
+    assert [job.name for job in jobs] == [
+        "algorithm=ldb refit_ratio=1", "algorithm=ldb refit_ratio=2", "algorithm=fldb_gd",
+        *(f"algorithm=fldb_ogd tau={tau}" for tau in (1, 5, 9)),
+    ]  # fmt: skip
+    assert [job.folder.name.rpartition("_")[0] for job in jobs] == [
+        re.sub(r"[= ]", lambda each: {"=": "-", " ": "_"}[each[0]], job.name) for job in jobs
+    ]
+    sweeper.launcher = SimpleNamespace(launch=lambda *_batch, **_options: [])
+    with pytest.raises(SystemExit):  # no job has a result
+        sweeper.sweep(arguments)
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if "no effect" in each]
+    assert line == (
+        "warning: tau: has no effect with algorithm=ldb or algorithm=fldb_gd;"
+        " refit_ratio=2.0: has no effect with algorithm=fldb_gd or algorithm=fldb_ogd"
+    )
+    (job,), _ = plan(hydra_loader, "algorithm=ldb", "tau=1,5")
+    assert job.name == "algorithm=ldb"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["seed=range(30000000)"], "30,000,000 values of seed (from the command line): a sweep"),
+        (["seed=shuffle(range(10,200020,2))"], "100,005 values of seed"),
+        (["seed=range(200000,-7,-1)"], "200,007 values of seed"),
+        (["alpha=range(1,3e9,0.25)"], "11,999,999,996 values of alpha"),
+        (["seed=range(100000000000000000000)"], "100,000,000,000,000,000,000 values of seed"),
+        (
+            ["seed=range(1001)", "tau=range(1,101)", "num_agents=5"],
+            "1,001 values of seed x 100 values of tau (from the command line) are 100,100 jobs: a",
+        ),
+    ],
+)
+def test_too_many_jobs_are_counted_and_not_built(hydra_loader, overrides, words):
+    with pytest.raises(SettingsError) as error:
+        plan(hydra_loader, *overrides)
+    assert str(error.value).startswith(words)
+    assert "at most 100,000 jobs" in str(error.value)
+
+
+def test_the_check_of_overrides_does_not_list_all_values():
+    check_overrides(["seed=range(100000000000000000000)"], sweep=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["range(0)", "range(5)", "range(2,9,3)", "range(9,2,-3)", "range(1,2,0.3)", "3,4", "7"]
+)
+def test_the_number_of_values_is_that_of_hydra(text):
+    override = OverridesParser.create().parse_override(f"alpha={text}")
+    swept = override.is_sweep_override()
+    assert number_of_values(override) == (len(list(override.sweep_iterator())) if swept else 1)
 
 
 def test_refused_settings_are_named_and_the_others_planned(hydra_loader):
@@ -193,7 +252,8 @@ def test_the_name_of_a_folder_depends_only_on_its_settings(hydra_loader, tmp_pat
 
 
 def test_odd_values_make_plain_names(hydra_loader):
-    jobs, _ = plan(hydra_loader, "environment.path='/a b/ü.data','../x=(1)'", "alpha=1e-3,2")
+    path = "environment.path='/a b/ü.data','../x=(1)'"
+    jobs, _ = plan(hydra_loader, "environment=sentences", path, "alpha=1e-3,2")
     for job in jobs:
         assert set(job.folder.name) <= {*string.ascii_letters, *string.digits, *".+_-"}
         assert len(job.folder.name) <= 100
@@ -376,6 +436,38 @@ def test_a_long_table_is_cut(tmp_path):
     lines = statistics_text(runs).splitlines()
     assert len(lines) == 63
     assert lines[-1] == "... and 40 more configurations in sweep.csv"
+
+
+def test_the_tables_have_no_value_of_a_setting_without_effect(tmp_path):
+    values = [("ldb", 1), ("fldb_ogd", 1), ("fldb_ogd", 2)]
+    runs = [
+        Run(tmp_path / name, {"algorithm": name, "tau": tau, "schedule.name": "periodic"},
+            dict.fromkeys(NUMBERS, 1) | {"rounds": 1},
+            pd.DataFrame({"iteration": [1], "cumulative_regret": [2.0]}))
+        for name, tau in values
+    ]  # fmt: skip
+    report(runs, [], tmp_path, ["algorithm", "tau"])
+    lines = statistics_text(runs).splitlines()[2:]
+    assert [line.split()[:2] for line in lines] == [
+        ["ldb", "-"], ["fldb_ogd", "1"], ["fldb_ogd", "2"],
+    ]  # fmt: skip
+    for file in ("sweep.csv", "curves.csv"):
+        with (tmp_path / file).open() as rows:
+            assert [row["tau"] for row in csv.DictReader(rows)] == ["", "1", "2"]
+
+
+def test_the_guide_describes_the_file_of_curves(tmp_path):
+    """One curve per job, not one per configuration: its columns are those that the page names."""
+    page = (ROOT / "docs" / "howto" / "sweeps.md").read_text()
+    _, content = re.search(r"^\| (`curves\.csv`) \| (.*) \|$", page, re.MULTILINE).groups()
+    curve = pd.DataFrame({"iteration": [1, 2], "cumulative_regret": [2.0, 3.0], "exchanges": 1})
+    runs = [Run(tmp_path, {"tau": 1, "seed": seed}, {}, curve) for seed in range(3)]
+    table = curves(runs, ["tau", "seed"])
+    assert re.findall(r"`(\w+)`", content) == [
+        name for name in table.columns if name not in ("tau", "seed")
+    ]
+    assert content.startswith("one curve per job: its settings")
+    assert table["seed"].value_counts().to_dict() == {0: 2, 1: 2, 2: 2}
 
 
 # --- failures ------------------------------------------------------------------------------------

@@ -62,8 +62,8 @@ def require_agents(settings: Settings, agents: int, *, may_repeat: bool = True) 
     """Check that the memory suffices for simulated agents.
 
     The estimate is a lower bound. It has the duels that are stored and, of agents with their own
-    estimates, the matrices. For one block, it has the arms of an iteration and their differences
-    from the first arm, or the norms of all pairs.
+    estimates, the matrices. For one block, it has the arms of an iteration, as drawn and in the
+    order of iterations, and their differences from the first arm, or the norms of all pairs.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def require_agents(settings: Settings, agents: int, *, may_repeat: bool = True) 
     if not may_repeat and ALGORITHMS[settings.algorithm].online and policy not in _MATRICES:
         stored, in_block = int(settings.first_round != "step"), stored
     each = stored * (d + 1) + d * d * _MATRICES.get(policy, 0)
-    seen = 2 * arms * d + in_block * (d + 1)
+    seen = 3 * arms * d + in_block * (d + 1)
     if settings.selection in {"maxinp", "maxpairucb"} and policy != "uniform":
         seen += arms * (arms + 1) // 2
     names = ("num_agents", "horizon", "num_arms", "dimension")

@@ -16,8 +16,7 @@ import numpy as np
 
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.privacy.plan import openings_of
-from fldb_flower.settings import Settings
-from fldb_flower.settings.checks import NO_NOISE, unused_privacy
+from fldb_flower.settings import Settings, without_effect
 
 AGENTS = (30, 100, 300, 1_000, 10_000)
 EPSILONS = (1.0, 3.0, 8.0)
@@ -149,20 +148,9 @@ def _is_common(settings: Settings) -> bool:
     return ALGORITHMS[settings.algorithm].agents == "common"
 
 
-def no_noise(settings: Settings) -> str:
-    """Return one line if a setting of privacy is given without epsilon; empty if not.
-
-    A federation of devices refuses it. A sweep may compare ``privacy.epsilon=none,1,3``.
-    """
-    unused = unused_privacy(settings)
-    return f"{unused}: {NO_NOISE}" if unused else ""
-
-
 def cautions(*chosen: Settings) -> list[str]:
     """Return the warnings before simulations, one line each and each once."""
-    lines = [
-        line
-        for each in chosen
-        for line in (no_noise(each), weak_delta(each, each.num_agents), warning(each))
-    ]
+    lines = [without_effect(chosen)]
+    for each in chosen:
+        lines += [weak_delta(each, each.num_agents), warning(each)]
     return list(dict.fromkeys(filter(None, lines)))

@@ -86,11 +86,12 @@ def load_checkpoint(path: Path, identity: str, dropped: Collection[str] = ()) ->
         arrays = unpack_arrays(body)
         meta = json.loads(arrays.pop(_META).tobytes())
         theirs, numbers = current_identity(meta["identity"], dropped), meta["numbers"]
+        ours = current_identity(identity, dropped)
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{path}: {_UNKNOWN}") from None
-    if theirs != identity:
+    if theirs != ours:
         raise CheckpointError(
-            f"{path} belongs to another run ({_difference(theirs, identity)}): use another"
+            f"{path} belongs to another run ({_difference(theirs, ours)}): use another"
             " directory or the same settings"
         )
     return Checkpoint(identity, numbers, arrays)

@@ -16,7 +16,7 @@ from typing import Any
 from fldb_flower.errors import OutputError
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-from fldb_flower.system.files import lock_folder, replace_file
+from fldb_flower.system.files import lock_folder, reason_of, replace_file
 
 CHECKPOINT, MODEL, SUMMARY = "checkpoint.bin", "model.json", "summary.json"
 
@@ -83,4 +83,4 @@ class ResultsDirectory:
         try:
             yield
         except OSError as error:
-            raise OutputError(f"cannot write to {self.path}: {error.strerror}") from None
+            raise OutputError(f"cannot write to {self.path}: {reason_of(error)}") from None

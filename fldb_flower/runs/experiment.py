@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from fldb_flower.algorithms import Algorithm
@@ -15,6 +16,7 @@ from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.runs.plots import describe
 from fldb_flower.runs.results import PLOT, RunDirectory, stop_requested
 from fldb_flower.settings import Settings
+from fldb_flower.system.progress import is_shown, progress
 
 POLL_SECONDS = 0.2
 """Seconds between two checks for a stop request."""
@@ -75,12 +77,15 @@ class Checkpointer:
     ----------
     iteration : int
         The last iteration saved.
+    can_save : bool
+        Whether there is a state to save: a round ended, in this process or before.
     """
 
     def __init__(
         self, directory: RunDirectory, settings: Settings, say: Callable[[str], None]
     ) -> None:
         self.iteration = 0
+        self.can_save = directory.saved is not None
         self._directory = directory
         self._horizon = settings.horizon
         self._interval = settings.checkpoint_seconds
@@ -116,6 +121,7 @@ class Checkpointer:
 
     def _after_round(self, federation: Resumable, algorithm: Algorithm) -> None:
         now = time.monotonic()
+        self.can_save = True
         stopping = self._stop_requested(now)
         if not stopping and now < self._due:
             return
@@ -167,13 +173,14 @@ def conduct(
         A stop was requested.
     """
     for line in cautions(settings):
-        say(line)
+        say(f"warning: {line}")
     try:
         checkpointer = Checkpointer(directory, settings, say)
-        history = History(settings.horizon, _on_progress(settings, checkpointer, say))
-        theta_sync = run(history, checkpointer)
+        with _reporting(settings, checkpointer, say) as report:
+            history = History(settings.horizon, report)
+            theta_sync = run(history, checkpointer)
         summary = directory.finish(history, theta_sync, runtime_seconds=checkpointer.seconds)
-    except Exception as error:
+    except BaseException as error:
         directory.abandon()
         if isinstance(error, MemoryError):
             raise out_of_memory(settings, error) from None
@@ -184,17 +191,34 @@ def conduct(
     return summary
 
 
-def _on_progress(
+@contextlib.contextmanager
+def _reporting(
     settings: Settings, checkpointer: Checkpointer, say: Callable[[str], None]
-) -> Callable[[History], None]:
-    lines = ProgressLines(say)
+) -> Iterator[Callable[[History], None]]:
+    """Yield a function that reports the progress: by a bar on a terminal, else by lines.
 
-    def report(history: History) -> None:
-        lines(history)
-        if settings.engine.name != "vectorized":
+    Flower prints its own lines, so its engines have no bar.
+    """
+    lines = ProgressLines(say)
+    if settings.engine.name != "vectorized":
+
+        def report(history: History) -> None:
+            lines(history)
             checkpointer.check_stop()
 
-    return report
+        yield report
+    elif not is_shown():
+        yield lines
+    else:
+        last = checkpointer.iteration
+        with progress("", settings.horizon, "it", initial=last) as advance:
+
+            def count(history: History) -> None:
+                nonlocal last
+                advance(history.iteration - last)
+                last = history.iteration
+
+            yield count
 
 
 def out_of_memory(settings: Settings, error: MemoryError) -> DataError:

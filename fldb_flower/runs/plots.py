@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import one_line
 from fldb_flower.federation.history import History
 from fldb_flower.runs.curves import REGRET, Curve, regret, title_of, wrap
-from fldb_flower.settings import Settings, hydra_entries
+from fldb_flower.settings import Settings, to_dotted, unused
 from fldb_flower.system.files import replace_file
 
 if TYPE_CHECKING:
@@ -38,14 +37,20 @@ _BACKEND = "MPLBACKEND"
 
 
 def describe(settings: Settings) -> str:
-    """Return the main settings of a run in one line."""
-    periodic, ratio = settings.schedule.name == "periodic", settings.schedule.ratio
-    schedule = f"tau={settings.tau}" if periodic else f"geometric ratio={ratio:g}"
-    return (
-        f"{settings.algorithm} on {settings.environment.name}: N={settings.num_agents},"
-        f" T={settings.horizon}, K={settings.num_arms}, d={settings.dimension}, {schedule},"
-        f" {settings.selection}, seed={settings.seed}"
-    )
+    """Return the main settings of a run in one line, without those that have no effect."""
+    parts = {
+        "num_agents": f"N={settings.num_agents}",
+        "horizon": f"T={settings.horizon}",
+        "num_arms": f"K={settings.num_arms}",
+        "dimension": f"d={settings.dimension}",
+        "tau": f"tau={settings.tau}",
+        "schedule.ratio": f"geometric ratio={settings.schedule.ratio:g}",
+        "selection": settings.selection,
+        "seed": f"seed={settings.seed}",
+    }
+    ignored = unused(to_dotted(settings))
+    main = ", ".join(text for name, text in parts.items() if name not in ignored)
+    return f"{settings.algorithm} on {settings.environment.name}: {main}"
 
 
 def plot_regret(path: Path, history: History, settings: Settings) -> bool:
@@ -54,13 +59,11 @@ def plot_regret(path: Path, history: History, settings: Settings) -> bool:
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         regret(axes, [Curve(settings.algorithm, history.cumulative_regret)])
-        values = {entry.dotted: entry.value(settings) for entry in hydra_entries()}
-        periodic = settings.schedule.name == "periodic"
-        unused = {"schedule.ratio" if periodic else "tau"}
-        if not ALGORITHMS[settings.algorithm].scheduled:
-            unused = {"schedule.ratio", "tau"}
-        title = title_of({key: value for key, value in values.items() if key not in unused})
-        axes.set_title(wrap(f"{title}, {settings.selection}, seed {settings.seed}", 42))
+        values = to_dotted(settings)
+        ignored = unused(values)
+        title = title_of({key: value for key, value in values.items() if key not in ignored})
+        selection = "" if "selection" in ignored else f", {settings.selection}"
+        axes.set_title(wrap(f"{title}{selection}, seed {settings.seed}", 42))
         axes.set_ylabel(f"{REGRET}\n(units of latent reward)")
 
     return bool(save_figure(path, draw, height=2.4))

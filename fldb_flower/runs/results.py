@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
 import datetime
 import io
 import json
@@ -33,10 +32,13 @@ from fldb_flower.settings import (
     AUTO,
     Settings,
     current_names,
+    default_of,
     from_nested,
     hydra_entries,
     is_in_identity,
+    to_dotted,
     to_nested,
+    unused,
 )
 from fldb_flower.system.files import read_file, remove_leftovers
 
@@ -73,7 +75,9 @@ class RunDirectory(ResultsDirectory):
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
-        super().__init__(path, identity(settings), user="run")
+        # Earlier versions stored settings without effect as they were given.
+        dropped = unused(to_dotted(settings))
+        super().__init__(path, identity(settings), user="run", dropped=dropped)
         self.saved: Checkpoint | None = None
         self._settings = settings
         try:
@@ -263,20 +267,16 @@ def identity(settings: Settings) -> str:
     # The vectorized engine has no nodes; the server of `flwr run` does not know their number.
     nodes = () if settings.engine.name == "inprocess" else ("engine.num_nodes",)
     ignored = (*_NOT_IN_IDENTITY, *nodes)
-    if not selects_by_curvature(settings):
-        settings = _with_theory_width(settings)
+    values = to_dotted(settings)
+    values |= {name: default_of(name) for name in unused(values) if name in values}
+    if values["beta_scale"] == AUTO and not selects_by_curvature(settings):
+        values["beta_scale"] = 1.0
     lines = [
-        f"{entry.dotted}={entry.value(settings)!r}\n"
+        f"{entry.dotted}={values[entry.dotted]!r}\n"
         for entry in hydra_entries()
-        if entry.dotted not in ignored and is_in_identity(entry, settings)
+        if entry.dotted not in ignored and is_in_identity(entry, values[entry.dotted])
     ]
     return f"run, format {_FORMAT}\n" + "".join(lines)
-
-
-def _with_theory_width(settings: Settings) -> Settings:
-    """Return settings with the same results: ``beta_scale`` as a number, and no ``ons_width``."""
-    scale = 1.0 if settings.beta_scale == AUTO else settings.beta_scale
-    return dataclasses.replace(settings, beta_scale=scale, ons_width=Settings.ons_width)
 
 
 def request_stop(path: Path) -> None:

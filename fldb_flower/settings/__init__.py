@@ -26,6 +26,7 @@ from fldb_flower.settings.spellings import (
     current_identity,
     current_name,
     current_names,
+    default_of,
     defaults_nested,
     entries,
     flower_entries,
@@ -38,6 +39,8 @@ from fldb_flower.settings.spellings import (
     to_dotted,
     to_flat,
     to_nested,
+    unused,
+    without_effect,
 )
 
 __all__ = [
@@ -45,7 +48,7 @@ __all__ = [
     "MOVIELENS_ITEMS", "NONE", "RAY", "SELECTION_SETTINGS", "WIRES", "DevicesSettings",
     "EngineSettings", "Entry", "EnvironmentSettings", "PrivacySettings", "ScheduleSettings",
     "Settings", "check_value", "current_identity", "current_name", "current_names",
-    "defaults_nested", "entries", "flower_entries", "from_flat", "from_keywords", "from_nested",
-    "hydra_entries", "is_in_identity", "keyword_entry", "suggestion", "takes_one_exchange",
-    "to_dotted", "to_flat", "to_nested",
+    "default_of", "defaults_nested", "entries", "flower_entries", "from_flat", "from_keywords",
+    "from_nested", "hydra_entries", "is_in_identity", "keyword_entry", "suggestion",
+    "takes_one_exchange", "to_dotted", "to_flat", "to_nested", "unused", "without_effect",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
 from fldb_flower.errors import SettingsError
 from fldb_flower.settings.entries import AUTO, NONE, RAY, entries_of
+from fldb_flower.settings.needs import NO_NOISE
 
 if TYPE_CHECKING:
     from fldb_flower.settings.declaration import Settings
@@ -18,11 +19,6 @@ EMBEDDING_DIMENSIONS = 384  # of sentences
 
 MOVIELENS_ITEMS = 200  # the items with most ratings; also the number of users
 MOVIELENS_DIMENSIONS = 20  # users whose ratings define the features
-
-NO_NOISE = (
-    "has no effect with privacy.epsilon=none: no noise is added; set privacy.epsilon to a number"
-)
-"""What is wrong with another setting of privacy."""
 
 _NUMBERS = {"num_agents": 100, "horizon": 500, "dimension": 5}
 """Values of settings that are auto, unless the environment's data determine them."""
@@ -233,20 +229,20 @@ def clip_length(settings: Settings) -> float | None:
 
 def _check_privacy(settings: Settings) -> Problem:
     if settings.privacy.epsilon == NONE:
-        unused = unused_privacy(settings) if settings.mode == "devices" else ""
-        return (unused, f": {NO_NOISE}, or leave this setting out") if unused else None
+        return _unused_privacy(settings) if settings.mode == "devices" else None
     if reason := _obstacle_to_privacy(settings):
         return f"privacy.epsilon={settings.privacy.epsilon:g}", f": {reason}"
     return _check_unit(settings)
 
 
-def unused_privacy(settings: Settings) -> str:
-    """Return the first setting of privacy that has no effect without epsilon; empty if none."""
+def _unused_privacy(settings: Settings) -> Problem:
+    """Refuse settings of privacy without epsilon: devices would send statistics without noise."""
     group: type = type(settings.privacy)
     for entry in entries_of(group):
-        if settings.privacy.epsilon == NONE and entry.value(settings) != entry.default:
-            return f"{entry.dotted}={entry.value(settings)!r}"
-    return ""
+        if (value := entry.value(settings)) != entry.default:
+            reason = f": has no effect with {NO_NOISE}, or leave this setting out"
+            return f"{entry.dotted}={value!r}", reason
+    return None
 
 
 def _obstacle_to_privacy(settings: Settings) -> str:

@@ -38,12 +38,27 @@ from fldb_flower.settings.groups import (
     PrivacySettings,
     ScheduleSettings,
 )
+from fldb_flower.settings.needs import (
+    algorithm_with,
+    algorithms,
+    bound_of_theory,
+    longest_difference,
+    nodes,
+    only,
+    ridge,
+    ridge_of_curvature,
+    scheduled,
+    selected_pairs,
+    simulation,
+)
 
 MATRIX_FORMS = ("full", "diagonal", "sketch")
 WIRES = ("float64", "float32")
 BACKENDS = ("numpy", "cpu", "cuda")
 SOLVERS = ("newton", "lbfgs", "gd")
 FIRST_ROUNDS = (AUTO, "minimise", "step")
+_COMMON = algorithm_with(lambda each: each.agents == "common")
+_PERSONAL = algorithm_with(lambda each: each.agents == "personal")
 
 MAX_DIMENSION = 4096  # W, (d, d), then takes 128 MiB
 
@@ -95,6 +110,7 @@ class Settings(Checked):
         "K, number of arms per agent and iteration; 2 with environment.play=predict.",
         between(2, 100_000),
         why="a duel needs two arms",
+        needs=(simulation,),
     )
     dimension: int = setting(
         AUTO,
@@ -102,7 +118,10 @@ class Settings(Checked):
         between(1, MAX_DIMENSION),
     )
     tau: int = setting(
-        5, "Communication period: iterations between two exchanges. The paper uses 1.", COUNT
+        5,
+        "Communication period: iterations between two exchanges. The paper uses 1.",
+        COUNT,
+        needs=(simulation, scheduled, only("schedule.name", "periodic")),
     )
     seed: int = setting(0, "Seed of all random streams.", FROM_ZERO)
     backend: str = setting(
@@ -123,51 +142,78 @@ class Settings(Checked):
         0.0, "Probability that a message is lost (engine=inprocess).", between(0, 1)
     )
     devices: DevicesSettings = field(default_factory=DevicesSettings)
-    selection: str = setting("ucb", "Selection rule for a pair of arms.", choices=SELECTIONS)
+    selection: str = setting(
+        "ucb",
+        "Selection rule for a pair of arms.",
+        choices=SELECTIONS,
+        needs=(algorithm_with(lambda each: each.agents != "uniform"), selected_pairs),
+    )
     lambda_: float | str = setting(
         AUTO,
         "Ridge lambda; auto: 1 / horizon, as in the paper.",
         POSITIVE,
         name="lambda",
         why="W_0 = (lambda / kappa_mu) I must be invertible",
+        needs=(ridge,),
     )
-    kappa_mu: float = setting(1.0, "Lower bound on mu' used by the algorithms.", POSITIVE)
+    kappa_mu: float = setting(
+        1.0, "Lower bound on mu' used by the algorithms.", POSITIVE, needs=(bound_of_theory,)
+    )
     delta: float = setting(
-        0.1, "Failure probability of the confidence bound.", Limits(minimum=MIN_REAL, below=1)
+        0.1,
+        "Failure probability of the confidence bound.",
+        Limits(minimum=MIN_REAL, below=1),
+        needs=(bound_of_theory,),
     )
     beta_scale: float | str = setting(
         AUTO,
         "Factor on beta_t: 1 as in theory, 0 without exploration; auto: 1, and for FLDB-ONS the"
         " width ons_width instead of beta_t.",
         between(0, MAX_REAL),
+        needs=(algorithm_with(lambda each: each.agents in {"common", "local"}), selected_pairs),
     )
     alpha: float = setting(
-        1000.0, "FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).", POSITIVE
+        1000.0,
+        "FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).",
+        POSITIVE,
+        needs=(algorithms("fldb_ogd"),),
     )
     step_index: str = setting(
         "iteration",
         "FLDB-OGD: `step` is the iteration t, or the round t_c as printed in Algorithm 2.",
         choices=("iteration", "round"),
+        needs=(algorithms("fldb_ogd"),),
     )
     projection_center: str = setting(
         "initial",
         "FLDB-OGD: center of the projection: initial, theta_hat^(1) (the proof), or current,"
         " theta_hat^(t_c) (the text).",
         choices=("initial", "current"),
+        needs=(algorithms("fldb_ogd"),),
     )
     projection_radius: float | str = setting(
-        AUTO, "FLDB-OGD: radius of the projection; auto: 2 r of the paper.", POSITIVE
+        AUTO,
+        "FLDB-OGD: radius of the projection; auto: 2 r of the paper.",
+        POSITIVE,
+        needs=(algorithms("fldb_ogd"),),
     )
     solver: str = setting(
-        "newton", "FLDB-GD: minimisation of the loss; lbfgs needs the torch extra.", choices=SOLVERS
+        "newton",
+        "FLDB-GD: minimisation of the loss; lbfgs needs the torch extra.",
+        choices=SOLVERS,
+        needs=(algorithms("fldb_gd"),),
     )
     gd_steps: int = setting(
-        100, "FLDB-GD, solver=gd: M, exchanges per iteration.", between(1, 1_000_000)
+        100,
+        "FLDB-GD, solver=gd: M, exchanges per iteration.",
+        between(1, 1_000_000),
+        needs=(algorithms("fldb_gd"), only("solver", "gd")),
     )
     gd_step_size: float | str = setting(
         AUTO,
         "FLDB-GD, solver=gd: eta; auto: 1 / (trace(W) / 4 + lambda), which is always stable.",
         POSITIVE,
+        needs=(algorithms("fldb_gd"), only("solver", "gd")),
     )
     first_round: str = setting(
         AUTO,
@@ -175,52 +221,68 @@ class Settings(Checked):
         " several exchanges; step, a long Newton step from 0, by one exchange; auto: step with"
         " privacy, else minimise.",
         choices=FIRST_ROUNDS,
+        needs=(algorithm_with(lambda each: each.exchanges == "several_first"),),
     )
     ons_ridge: float = setting(
-        1.0, "FLDB-ONS: lambda_0, the ridge; values below 0.5 are unsafe with few agents.", POSITIVE
+        1.0,
+        "FLDB-ONS: lambda_0, the ridge; values below 0.5 are unsafe with few agents.",
+        POSITIVE,
+        needs=(ridge_of_curvature,),
     )
     ons_width: float = setting(
         0.75,
         "FLDB-ONS, beta_scale=auto: width of the confidence interval, in posterior standard"
         " deviations; 0 without exploration.",
         between(0, MAX_REAL),
+        needs=(algorithms("fldb_ons"), only("beta_scale", AUTO), selected_pairs),
     )
     personal_ridge: float = setting(
         1.0,
         "FLDB-Personal: lambda_0, the precision of the prior of the common theta, in units of the"
         " mean squared length of the differences offered, divided by 10.",
         POSITIVE,
+        needs=(_PERSONAL,),
     )
     personal_width: float = setting(
         0.5,
         "FLDB-Personal: width of the confidence interval, in posterior standard deviations.",
         between(0, MAX_REAL),
+        needs=(_PERSONAL, selected_pairs),
     )
     personal_variance: float | str = setting(
         AUTO,
         "FLDB-Personal: v, how much agents differ, in squared units of theta; auto: estimated from"
         " predictions.",
         POSITIVE,
+        needs=(algorithms("fldb_personal"),),
     )
     refit_ratio: float = setting(
         1.0,
         "LDB, alone, FLDB-Personal: agents fit theta_i to all own duels whenever their number has"
         " grown by this ratio, with a step of O(d^2) for each duel between; 1: after each duel.",
         between(1, MAX_REAL),
+        needs=(algorithm_with(lambda each: each.agents in {"local", "personal"}),),
     )
     max_difference: float | str = setting(
         AUTO,
         "L, the maximum length of a difference of two arms; uploads that exceed it are rejected;"
         " auto: the environment's bound, and no limit for devices (Flower).",
         POSITIVE,
+        needs=(longest_difference,),
     )
     matrix_form: str = setting(
         "full",
         "Representation of W and of Hessians: full, d^2 numbers; diagonal, d; sketch (frequent"
         " directions), sketch_rank * d.",
         choices=MATRIX_FORMS,
+        needs=(_COMMON,),
     )
-    sketch_rank: int = setting(16, "matrix_form=sketch: m, the number of directions.", COUNT)
+    sketch_rank: int = setting(
+        16,
+        "matrix_form=sketch: m, the number of directions.",
+        COUNT,
+        needs=(_COMMON, only("matrix_form", "sketch")),
+    )
     wire: str = setting(
         "float64",
         "Precision of numbers in messages: float32 halves the bytes (Flower).",
@@ -241,25 +303,37 @@ class Settings(Checked):
         1.0, "Share of the nodes sampled in each round (Flower).", SHARE
     )
     quorum: float = setting(
-        1.0, "Share of the sampled nodes that must reply in a round (Flower).", SHARE
+        1.0,
+        "Share of the sampled nodes that must reply in a round (Flower).",
+        SHARE,
+        needs=(nodes,),
     )
     node_wait: float = setting(
-        60.0, "Seconds to wait for the first nodes and for a quorum (Flower).", WAIT
+        60.0,
+        "Seconds to wait for the first nodes and for a quorum (Flower).",
+        WAIT,
+        needs=(nodes,),
     )
     reply_timeout: float = setting(
-        300.0, "Seconds to wait for the replies of one exchange (Flower).", WAIT
+        300.0, "Seconds to wait for the replies of one exchange (Flower).", WAIT, needs=(nodes,)
     )
     resume: bool = setting(
         False, "Resume an interrupted run from its checkpoint; finished runs are skipped."
     )
     checkpoint_seconds: float = setting(
-        30.0, "Seconds between two checkpoints of a run; 0: after every round.", SECONDS
+        30.0,
+        "Seconds between two checkpoints of a run; 0: after every round.",
+        SECONDS,
+        needs=(simulation, only("engine.name", "vectorized")),
     )
     plot: bool = setting(
         True, "Draw regret.png; the jobs of a sweep draw it only if plot=true is given."
     )
     max_message_mb: float = setting(
-        256.0, "Maximum size of a message, in MiB (Flower).", Limits(above=0, maximum=1_000_000)
+        256.0,
+        "Maximum size of a message, in MiB (Flower).",
+        Limits(above=0, maximum=1_000_000),
+        needs=(nodes,),
     )
     output_dir: str = setting(
         "", "Absolute path for the results (Flower); empty: a new folder in ~/fldb-runs."

@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 from fldb_flower.errors import SettingsError, one_line
+from fldb_flower.settings.needs import Need
 
 AUTO = "auto"
 """A number that is derived from other settings; the help text of the setting gives the rule."""
@@ -55,7 +56,7 @@ class Limits(NamedTuple):
     def __str__(self) -> str:
         words = zip(("at least", "above", "at most", "below"), self, strict=True)
         return " and ".join(
-            f"{word} {'2^63 - 1' if limit == MAX_INTEGER else f'{limit:g}'}"
+            f"{word} {'9.2e18' if limit == MAX_INTEGER else f'{limit:g}'}"
             for word, limit in words
             if limit is not None
         )
@@ -88,6 +89,7 @@ def setting(
     choices: Collection[str] = (),
     words: Collection[str] = (),
     why: str = "",
+    needs: Collection[Need] = (),
 ) -> Any:
     """Declare a setting as a dataclass field with metadata.
 
@@ -107,9 +109,12 @@ def setting(
         Texts that are valid besides numbers and the default.
     why : str
         Reason for the limits, added to error messages.
+    needs : collection of callables, optional
+        Without one of them, the setting has no effect; see :mod:`fldb_flower.settings.needs`.
     """
     metadata = {
-        "help": help, "limits": limits, "name": name, "choices": choices, "words": words, "why": why
+        "help": help, "limits": limits, "name": name, "choices": choices, "words": words,
+        "why": why, "needs": needs,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -126,7 +131,7 @@ class Entry:
         Name of the dataclass field; it differs from the last key for ``lambda_``.
     kind : type
         bool, int, float or str.
-    default, help, words, why, limits
+    default, help, words, why, limits, needs
         See :func:`setting`.
     names : collection of str
         Valid names, empty for numbers and texts. It may be a catalogue that grows.
@@ -141,6 +146,7 @@ class Entry:
     why: str
     limits: Limits
     names: Collection[str]
+    needs: Collection[Need]
 
     @property
     def auto(self) -> bool:

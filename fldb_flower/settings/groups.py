@@ -20,6 +20,15 @@ from fldb_flower.settings.entries import (
     between,
     setting,
 )
+from fldb_flower.settings.needs import (
+    algorithm_with,
+    devices,
+    environments,
+    only,
+    private,
+    scheduled,
+    simulation,
+)
 
 ENGINES = ("vectorized", "inprocess", "flower")
 
@@ -39,18 +48,22 @@ class EnvironmentSettings(Checked):
 
     GROUP: ClassVar[str] = "environment"
 
-    name: str = setting("synthetic", "Source of arms and preferences.", choices=ENVIRONMENTS)
+    name: str = setting(
+        "synthetic", "Source of arms and preferences.", choices=ENVIRONMENTS, needs=(simulation,)
+    )
     sigma: float = setting(
         0.0,
         "Heterogeneity (synthetic, sentences): agent i has theta_i = theta + N(0, sigma^2 I),"
         " rescaled for sentences.",
         between(0, MAX_SIGMA),
+        needs=(simulation, environments("synthetic", "sentences")),
     )
     path: str = setting(
         "",
         "movielens: the ratings, as a file, a folder or the downloaded zip; sentences: a text file"
         " with one sentence per line, empty for the built-in sentences; duels: the folder with"
         " arms.csv and duels.csv.",
+        needs=(simulation, environments("movielens", "sentences", "duels")),
     )
     play: str = setting(
         AUTO,
@@ -58,18 +71,26 @@ class EnvironmentSettings(Checked):
         " are shown in random order; auto: replay if at least half of the people answered at least"
         " 90% of the pairs.",
         choices=(AUTO, "replay", "predict"),
+        needs=(simulation, environments("duels")),
     )
     max_people: int = setting(
-        0, "duels: maximum number of people, the first in duels.csv; 0: no limit.", FROM_ZERO
+        0,
+        "duels: maximum number of people, the first in duels.csv; 0: no limit.",
+        FROM_ZERO,
+        needs=(simulation, environments("duels")),
     )
     min_answers: int = setting(
-        0, "duels: people with fewer answers are left out; predict: also below horizon.", FROM_ZERO
+        0,
+        "duels: people with fewer answers are left out; predict: also below horizon.",
+        FROM_ZERO,
+        needs=(simulation, environments("duels")),
     )
     users: str = setting(
         "drawn",
         "movielens: drawn, each agent draws a user in each iteration, as in the paper; persistent,"
         " each agent is one user.",
         choices=("drawn", "persistent"),
+        needs=(simulation, environments("movielens")),
     )
 
 
@@ -90,9 +111,13 @@ class ScheduleSettings(Checked):
         "periodic",
         "Ends of rounds: periodic, every tau iterations; geometric, t = 1 and then ceil(ratio^k).",
         choices=("periodic", "geometric"),
+        needs=(simulation, scheduled),
     )
     ratio: float = setting(
-        1.5, "Ratio of the geometric schedule.", Limits(above=1, maximum=MAX_REAL)
+        1.5,
+        "Ratio of the geometric schedule.",
+        Limits(above=1, maximum=MAX_REAL),
+        needs=(simulation, scheduled, only("schedule.name", "geometric")),
     )
 
 
@@ -111,11 +136,22 @@ class EngineSettings(Checked):
 
     name: str = setting("vectorized", "vectorized, inprocess or flower.", choices=ENGINES)
     num_nodes: int = setting(
-        2, "Flower nodes that host the agents (inprocess, flower).", between(1, 1_000_000)
+        2,
+        "Flower nodes that host the agents (inprocess, flower).",
+        between(1, 1_000_000),
+        needs=(only("engine.name", "inprocess", "flower"),),
     )
-    num_cpus: int = setting(1, "CPUs per Flower client (flower); a whole number.", between(1, 4096))
+    num_cpus: int = setting(
+        1,
+        "CPUs per Flower client (flower); a whole number.",
+        between(1, 4096),
+        needs=(only("engine.name", "flower"),),
+    )
     num_gpus: float = setting(
-        0.0, "GPUs per Flower client, also fractions (flower).", between(0, 1024)
+        0.0,
+        "GPUs per Flower client, also fractions (flower).",
+        between(0, 1024),
+        needs=(only("engine.name", "flower"),),
     )
     workers: int | str = setting(
         AUTO,
@@ -123,7 +159,11 @@ class EngineSettings(Checked):
         " free CPU of the Ray cluster at RAY_ADDRESS, or of this machine (vectorized).",
         between(1, 4096),
         words=(RAY,),
+        needs=(only("engine.name", "vectorized"),),
     )
+
+
+_SECURE = (devices, only("secure", True))
 
 
 @dataclass(frozen=True)
@@ -139,25 +179,42 @@ class DevicesSettings(Checked):
 
     GROUP: ClassVar[str] = "devices"
 
-    rounds: int = setting(0, "Rounds that learn before the run ends; 0: no limit.", FROM_ZERO)
-    round_seconds: float = setting(
-        60.0, "Seconds between the starts of two rounds; 0: without a pause.", SECONDS
+    rounds: int = setting(
+        0, "Rounds that learn before the run ends; 0: no limit.", FROM_ZERO, needs=(devices,)
     )
-    at_least: int = setting(1, "Connected devices required to start a round.", COUNT)
+    round_seconds: float = setting(
+        60.0,
+        "Seconds between the starts of two rounds; 0: without a pause.",
+        SECONDS,
+        needs=(devices,),
+    )
+    at_least: int = setting(
+        1, "Connected devices required to start a round.", COUNT, needs=(devices,)
+    )
     first_duels: int | str = setting(
-        AUTO, "Duels of all devices required by the first round; auto: 2 * dimension.", COUNT
+        AUTO,
+        "Duels of all devices required by the first round; auto: 2 * dimension.",
+        COUNT,
+        needs=(devices,),
     )
     max_duels: int = setting(
         10_000,
         "Maximum number of duels per device and round; the others wait for the next round.",
         COUNT,
+        needs=(devices,),
     )
     federation: str = setting(
-        "fldb", "secure: name of the federation, as in the devices' vault.toml."
+        "fldb", "secure: name of the federation, as in the devices' vault.toml.", needs=_SECURE
     )
-    helper: str = setting("", "secure: address of the helper, like https://helper.example.org.")
-    helper_key: str = setting("", "secure: absolute path of the helper's public key.")
-    helper_token: str = setting("", "secure: absolute path of the file with the helper's token.")
+    helper: str = setting(
+        "", "secure: address of the helper, like https://helper.example.org.", needs=_SECURE
+    )
+    helper_key: str = setting(
+        "", "secure: absolute path of the helper's public key.", needs=_SECURE
+    )
+    helper_token: str = setting(
+        "", "secure: absolute path of the file with the helper's token.", needs=_SECURE
+    )
 
 
 @dataclass(frozen=True)
@@ -186,27 +243,32 @@ class PrivacySettings(Checked):
         1e-6,
         "Differential privacy: probability by which chances may differ beyond epsilon.",
         Limits(minimum=1e-15, maximum=0.1),
+        needs=(private,),
     )
     unit: str = setting(
         "person",
         "What is protected: person, all contributions of one agent; answer, one answer.",
         choices=("person", "answer"),
+        needs=(private,),
     )
     clip: float | str = setting(
         AUTO,
         "Length to which agents shorten longer differences in statistics; auto: max_difference if"
         " it is a number, and for synthetic sqrt(2 dimension), the root mean squared length.",
         POSITIVE,
+        needs=(private,),
     )
     parties: int = setting(
         1,
         "Simulations: number of parties that add noise: 1, a trusted server; 2, server and helper,"
         " as with secure=true.",
         between(1, 2),
+        needs=(private,),
     )
     min_variance: float = setting(
         0.001,
         "FLDB-Personal: lower limit of v with privacy, in units of 10 / clip^2, because noisy log"
         " losses may favour a v that is too small.",
         between(1e-3, 10),
+        needs=(private, algorithm_with(lambda each: each.agents == "personal")),
     )

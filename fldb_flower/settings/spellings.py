@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from os import PathLike, fspath
 from typing import Any, Literal, NoReturn
 
@@ -130,9 +130,65 @@ def keyword_entry(key: str, source: str) -> Entry:
     return entry or _unknown(key, source, known)
 
 
-def is_in_identity(entry: Entry, settings: Settings) -> bool:
-    """Return whether a setting distinguishes runs: new ones only if they are set."""
-    return entry.dotted not in _ADDED or entry.value(settings) != entry.default
+def is_in_identity(entry: Entry, value: Any) -> bool:
+    """Return whether a value distinguishes runs: of new settings, not the default."""
+    return entry.dotted not in _ADDED or value != entry.default
+
+
+def default_of(name: str) -> Any:
+    """Return the default of a setting by its dotted name."""
+    return _dotted()[name].default
+
+
+def unused(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings without effect on a run, by dotted name, each with the reason.
+
+    Parameters
+    ----------
+    values : mapping
+        Settings by dotted name; those of another version may be missing or have other values.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import Settings, to_dotted, unused
+    >>> unused(to_dotted(Settings(algorithm="ldb")))["tau"]
+    'algorithm=ldb'
+    """
+    reasons = {
+        entry.dotted: next(filter(None, (need(values) for need in entry.needs)), "")
+        for entry in entries()
+        if entry.dotted in values
+    }
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def without_effect(chosen: Iterable[Settings]) -> str:
+    """Return one line about settings of runs that are given and have no effect; empty if none.
+
+    Examples
+    --------
+    >>> from fldb_flower.settings import Settings, without_effect
+    >>> without_effect([Settings(algorithm="ldb", tau=3)])
+    'tau=3: has no effect with algorithm=ldb'
+    >>> without_effect(Settings(algorithm=a, tau=t) for a in ("ldb", "fldb_ogd") for t in (3, 4))
+    'tau: has no effect with algorithm=ldb'
+    """
+    found: dict[str, tuple[set[Any], dict[str, None]]] = {}  # values and reasons, by name
+    for settings in chosen:
+        given = {name: entry.value(settings) for name, entry in _dotted().items()}
+        for name, reason in unused(given).items():
+            if (value := given[name]) != default_of(name):
+                values, reasons = found.setdefault(name.removesuffix(".name"), (set(), {}))
+                values.add(value)
+                reasons[reason] = None
+    groups: dict[str, list[str]] = {}
+    for name, (values, reasons) in found.items():
+        shown = f"{name}={next(iter(values))!r}" if len(values) == 1 else name
+        groups.setdefault(" or ".join(reasons), []).append(shown)
+    return "; ".join(
+        f"{', '.join(names)}: {'has' if len(names) == 1 else 'have'} no effect with {reason}"
+        for reason, names in groups.items()
+    )
 
 
 def to_flat(settings: Settings) -> dict[str, Any]:
@@ -225,6 +281,11 @@ def _with_current_names(
             )
         current[name] = values[key]
     return current
+
+
+@functools.cache
+def _dotted() -> dict[str, Entry]:
+    return {entry.dotted: entry for entry in entries()}
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import re
@@ -10,6 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
+
+from fldb_flower.system.startup import discard_output
 
 _N = TypeVar("_N", int, float)
 
@@ -71,6 +74,17 @@ def complete(parser: argparse.ArgumentParser) -> None:
         import argcomplete  # noqa: PLC0415 - the completion extra
 
         argcomplete.autocomplete(parser)
+
+
+class OutputHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes log lines to stdout; if their reader has ended, a run continues without them."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Discard further output after a broken pipe; report other errors."""
+        if isinstance(sys.exception(), BrokenPipeError):
+            discard_output()
+        else:
+            super().handleError(record)
 
 
 def bounded(kind: type[_N], least: float, most: float = math.inf) -> Callable[[str], _N]:

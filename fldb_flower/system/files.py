@@ -60,6 +60,20 @@ def read_file(path: Path, most: int) -> bytes:
     return bytes(content)
 
 
+def reason_of(error: OSError) -> str:
+    """Return why a file or a folder cannot be used, in words of the system.
+
+    Python reports a loop of symbolic links, or one to nothing, as an existing file, if it is to be
+    created as a folder.
+    """
+    if isinstance(error, FileExistsError) and error.filename is not None:
+        try:
+            Path(error.filename).stat()
+        except OSError as actual:
+            error = actual
+    return error.strerror or str(error)
+
+
 def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
     """Write a file atomically and durably, replacing an existing one.
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import os
+import re
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from fldb_flower.errors import SettingsError
 
+_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def require_memory(count: int, what: str) -> None:
-    """Raise SettingsError unless ``count`` bytes fit in the memory of this machine, used or free.
+    """Raise SettingsError unless ``count`` bytes fit in the memory that this process can have.
 
     Use a lower bound, so that nothing that fits is refused. ``what`` names the settings that
     determine it, and its content: ``"horizon=5: its regret"``.
@@ -21,17 +27,32 @@ def require_memory(count: int, what: str) -> None:
     if count > available:
         raise SettingsError(
             f"{what} would take at least {size_text(count)} of memory, and this machine has"
-            f" {size_text(available)}"
+            f" {size_text(available)} available"
         )
 
 
-@functools.cache
 def machine_memory() -> int:
-    """Return the bytes of main memory; ``sys.maxsize`` if the system does not report them."""
-    try:
+    """Return the bytes that this process has or can get; ``sys.maxsize`` if they are not known.
+
+    On Linux, they do not exceed the limit of a container, which is that of its control group.
+    """
+    with suppress(OSError, TypeError, ValueError):
+        free = re.search(r"^MemAvailable: *(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
+        pages = Path("/proc/self/statm").read_text().split()[1]
+        own = int(pages) * os.sysconf("SC_PAGE_SIZE")
+        return min([own + 1024 * int(free[1]), *_limits()])  # type: ignore[index]
+    with suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return sys.maxsize
+    return sys.maxsize
+
+
+def _limits() -> list[int]:
+    """Return the limits of the control group, of version 2 or 1."""
+    found = []
+    for path in _LIMITS:
+        with suppress(OSError, ValueError):  # "max": no limit
+            found.append(int(path.read_text()))
+    return found
 
 
 def size_text(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -57,6 +58,36 @@ def sigint_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def watching_signals(on_signal: Callable[[int], None]) -> Iterator[None]:
+    """Call a function in another thread for each SIGINT or SIGTERM in this block.
+
+    Python calls handlers in the main thread, after the operation of NumPy that runs there. That may
+    take minutes. Does nothing in another thread than the main one.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def watch() -> None:
+        while number := os.read(reader, 1):
+            if number[0] in SIGNALS:
+                on_signal(number[0])
+
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)  # ends the thread
+        thread.join()
+        os.close(reader)
 
 
 @contextlib.contextmanager

@@ -6,13 +6,16 @@ what it imports run with older versions of Python, too.
 
 from __future__ import annotations
 
+import atexit
 import os
+import select
 import signal
 import sys
 import warnings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import TracebackType
     from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -30,7 +33,8 @@ _PROCESS = os.getpid()  # differs in forked processes
 def begin() -> None:
     """End with one line on a signal; check Python, and that no module shadows our packages.
 
-    Warnings of names that will be removed are one line, too.
+    Warnings of names that will be removed are one line, too. If the reader of the output has ended,
+    such as ``head``, the command ends with status 1 and without a message.
 
     Raises
     ------
@@ -48,9 +52,46 @@ def begin() -> None:
     warnings.formatwarning = lambda message, category, *place: (
         f"warning: {message}\n" if category is FutureWarning else before(message, category, *place)
     )
+    sys.excepthook = report_exception
+    atexit.register(_flush)
     for name in PACKAGES:
         if (reason := shadowed(name)) is not None:
             sys.exit(f"error: {reason}")
+
+
+def output_is_closed() -> bool:
+    """Return whether the reader of stdout, a pipe, has ended."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        return any(events & select.POLLERR for _, events in poll.poll(0))
+    except (AttributeError, OSError, ValueError):  # stdout is no file
+        return False
+
+
+def discard_output() -> None:
+    """Discard what is written to stdout from now on."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def report_exception(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an exception that ends the process, unless the output has no reader."""
+    if issubclass(kind, BrokenPipeError) and output_is_closed():
+        discard_output()
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _flush() -> None:
+    """Write the output before Python does, which would print an error and change the status."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+    except (AttributeError, ValueError):  # there is no stdout, or it is closed
+        pass
 
 
 def require(what: str, extra: str, *modules: str) -> None:

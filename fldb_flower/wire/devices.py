@@ -22,6 +22,7 @@ from fldb_flower.errors import DataError
 from fldb_flower.wire.codec import BroadcastHeader, check_counts
 
 _LARGEST_COUNT = 2**53
+_FORMER_COUNTS = 5
 
 
 class DeviceRequest(NamedTuple):
@@ -86,5 +87,9 @@ class DeviceUploadHeader(NamedTuple):
 
     @classmethod
     def from_counts(cls, numbers: Any) -> DeviceUploadHeader:
-        """Check the numbers of a reply; see :func:`~fldb_flower.wire.codec.check_counts`."""
-        return cls._make(check_counts(numbers, len(cls._fields)))
+        """Check the numbers of a reply; see :func:`~fldb_flower.wire.codec.check_counts`.
+
+        Devices of version 0.2 send the first five only.
+        """
+        length = len(cls._fields) - (len(numbers) == _FORMER_COUNTS) * len(cls._field_defaults)
+        return cls(*check_counts(numbers, length))

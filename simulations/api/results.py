@@ -27,6 +27,7 @@ from fldb_flower.runs.results import (
     save_files,
 )
 from fldb_flower.runs.styles import style_of
+from fldb_flower.settings import unused
 from simulations.saved_runs import (
     Run,
     Unfinished,
@@ -193,7 +194,9 @@ class Result:
         return Run(path, self.settings, self.summary, self.regret)
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={self.settings.get(name)}" for name in _SHOWN)
+        ignored = unused(self.settings)
+        names = [name for name in _SHOWN if name not in ignored]
+        shown = ", ".join(f"{name}={self.settings.get(name)}" for name in names)
         return (
             f"Result({self.settings.get('algorithm')} on {self.settings.get('environment.name')},"
             f" {shown}: final regret {self.summary['final_regret']:.2f},"

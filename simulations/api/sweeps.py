@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import multiprocessing
 import sys
 import tempfile
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing.context import BaseContext
 from numbers import Integral
@@ -18,22 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from tqdm import TqdmWarning
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import FldbError, OutputError, SettingsError
 from fldb_flower.runs.results import identity
-from fldb_flower.settings import Settings, from_keywords, to_dotted
+from fldb_flower.settings import Settings, from_keywords, to_dotted, unused
+from fldb_flower.system.files import reason_of
+from fldb_flower.system.progress import Advance
+from fldb_flower.system.progress import progress as shown
 from simulations.api.results import checked_path
 from simulations.api.runs import SOURCE, merged, run_settings, warn_of
 from simulations.pools import map_in_processes
 from simulations.saved_runs import Run, find_finished
-from simulations.sweeps.jobs import describe_exception
+from simulations.sweeps.jobs import MAX_JOBS, check_number, describe_exception
 from simulations.sweeps.tables import TABLE, numbers, table
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", TqdmWarning)  # in a notebook without ipywidgets
-    from tqdm.auto import tqdm
 
 _REGISTRIES = (ALGORITHMS, ENVIRONMENTS, SELECTIONS)
 
@@ -96,7 +95,7 @@ def sweep(
         Folder for the files of all runs and their table ``sweep.csv``. Runs that finished there
         before are read back. By default, no files are written.
     progress : bool
-        Whether to show a progress bar.
+        Whether to show a progress bar, on a terminal or in a notebook.
     **values
         Settings by name, each a value or several values.
 
@@ -138,8 +137,9 @@ def _table(
     found = {} if folder is None else find_finished(folder, wanted)
     todo = {key: each for key, each in wanted.items() if key not in found}
     errors: dict[str, str] = {}
-    with tqdm(total=len(wanted), initial=len(found), unit="run", disable=not progress) as bar:
-        outcomes = _outcomes(partial(_attempt, folder=folder), list(todo.values()), jobs, bar)
+    bar = shown("", len(wanted), "run", initial=len(found), keep=True)
+    with bar if progress else nullcontext(lambda: None) as done:
+        outcomes = _outcomes(partial(_attempt, folder=folder), list(todo.values()), jobs, done)
     for (key, each), outcome in zip(todo.items(), outcomes, strict=True):
         if isinstance(outcome, str):
             errors[_name(each, swept)] = outcome
@@ -158,7 +158,7 @@ def _prepared(folder: Path) -> Path:
                 if not file.readline().startswith("job,"):
                     raise OutputError(f"{folder / TABLE} is not a table of runs: not overwritten")
     except OSError as error:
-        raise OutputError(f"directory={str(folder)!r}: {error.strerror}") from None
+        raise OutputError(f"directory={str(folder)!r}: {reason_of(error)}") from None
     return folder
 
 
@@ -186,16 +186,28 @@ def _combinations(values: Mapping[str, Any]) -> tuple[list[Settings], list[str]]
             raise SettingsError(f"{name}={value!r} (from {SOURCE}): must be a value or a list")
         is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
         if is_list and getattr(value, "ndim", 1) > 0:
-            choices[name] = list(value)
+            choices[name] = _values(name, value)
             swept.append(name)
         else:
             choices[name] = [value]
         if not choices[name]:
             raise SettingsError(f"{name}={value!r} (from {SOURCE}): needs at least one value")
+    check_number({name: len(each) for name, each in choices.items()}, SOURCE)
     combinations = itertools.product(*choices.values())
     return [
         from_keywords(dict(zip(choices, each, strict=True)), SOURCE) for each in combinations
     ], swept
+
+
+def _values(name: str, values: Iterable[Any]) -> list[Any]:
+    """Return several values as a list; those of an iterator only up to the limit of jobs."""
+    if isinstance(values, range):  # len() fails above 2^63 - 1
+        check_number({name: max(0, -((values.start - values.stop) // values.step))}, SOURCE)
+    elif isinstance(values, Sized):
+        check_number({name: len(values)}, SOURCE)
+    found = list(itertools.islice(values, MAX_JOBS + 1))
+    check_number({name: math.inf if len(found) > MAX_JOBS else 1}, SOURCE)
+    return found
 
 
 def _checked_jobs(jobs: Any) -> int:
@@ -205,16 +217,16 @@ def _checked_jobs(jobs: Any) -> int:
 
 
 def _outcomes(
-    work: partial[Run | str], todo: list[Settings], jobs: int, bar: tqdm[Any]
+    work: partial[Run | str], todo: list[Settings], jobs: int, done: Advance
 ) -> list[Run | str]:
     if min(jobs, len(todo)) < 2:
         outcomes = []
         for each in todo:
             outcomes.append(work(each))
-            bar.update()
+            done()
         return outcomes
     try:
-        return map_in_processes(work, todo, min(jobs, len(todo)), _context(todo), bar.update)
+        return map_in_processes(work, todo, min(jobs, len(todo)), _context(todo), done)
     except BrokenProcessPool:
         raise FldbError(
             f"a process of the sweep with jobs={jobs} ended: out of memory, or a script without"
@@ -254,4 +266,6 @@ def _attempt(settings: Settings, folder: Path | None) -> Run | str:
 
 def _name(settings: Settings, swept: list[str]) -> str:
     values = to_dotted(settings)
-    return ", ".join(f"{name}={values[name]}" for name in swept) or "the run"
+    ignored = unused(values)
+    shown = (f"{name}={values[name]}" for name in swept if name not in ignored)
+    return ", ".join(shown) or "the run"

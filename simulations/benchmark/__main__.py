@@ -39,6 +39,7 @@ from fldb_flower.errors import FldbError, one_line
 from fldb_flower.runs.plots import FORMATS
 from fldb_flower.settings import suggestion
 from fldb_flower.system.commands import Parser, bounded
+from fldb_flower.system.progress import progress
 from fldb_flower.system.signals import interruptible
 from simulations import measured
 from simulations.benchmark.algorithms import algorithms
@@ -150,7 +151,8 @@ def main() -> None:
         print(machine())
         try:
             for section in asked.section or _DEFAULT:
-                table = SECTIONS[section](asked)
+                with progress(section):
+                    table = SECTIONS[section](asked)
                 print(f"\n{section}\n{table.to_string(index=False)}", flush=True)
                 if asked.output is not None:
                     record(table, asked.output)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -104,14 +103,7 @@ def privacy(processes: int | None = None) -> pd.DataFrame:
     rows = list(cases())
     jobs = [(case, seed) for case in rows for seed in range(seeds_of(case))]
     order = sorted(jobs, key=lambda job: -job[0].num_agents)
-    done = itertools.count(1)
-
-    def report() -> None:
-        print(f"\rrun {next(done)}/{len(jobs)}", end="", file=sys.stderr, flush=True)
-
-    found = dict(
-        zip(order, map_in_processes(regret, order, processes, on_done=report), strict=True)
-    )
+    found = dict(zip(order, map_in_processes(regret, order, processes), strict=True))
     table = [
         {**case._asdict(), "regret": [found[case, seed] for seed in range(seeds_of(case))]}
         for case in rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from fldb_flower.runs.curves import points
 from fldb_flower.runs.plots import save_figure
 from fldb_flower.runs.styles import ALGORITHM_STYLES
 from fldb_flower.settings import Settings, from_nested
+from fldb_flower.system.progress import progress
 from simulations.benchmark.memory import BASE, time_and_memory
 
 _SOURCE = "the benchmark"  # of settings, in messages
@@ -34,16 +34,21 @@ def scale(picture: Path | None = None) -> pd.DataFrame:
 
     Each run is in a new process.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     backends = ["numpy"]
     with contextlib.suppress(SettingsError):
         arrays_on("cuda")
         backends.append("cuda")
-    for backend, (name, (others, sizes)) in itertools.product(backends, VARIED.items()):
-        for size in sizes:
-            chosen = from_nested({**BASE, **others, name: size, "backend": backend}, _SOURCE)
-            rows.append({"backend": backend, "varied": name, "size": size, **_run(chosen)})
-            print(rows[-1], file=sys.stderr, flush=True)
+    runs = [
+        (backend, name, size, {**BASE, **others, name: size, "backend": backend})
+        for backend, (name, (others, sizes)) in itertools.product(backends, VARIED.items())
+        for size in sizes
+    ]
+    with progress("scale", len(runs), "run") as done:
+        for backend, name, size, values in runs:
+            measured = _run(from_nested(values, _SOURCE))
+            rows.append({"backend": backend, "varied": name, "size": size, **measured})
+            done()
     table = pd.DataFrame(rows)
     if picture is not None:
         draw(table, picture)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from fldb_flower.errors import DataError, FldbError, one_line
 from fldb_flower.system.commands import Parser
+from fldb_flower.system.progress import progress
 from fldb_flower.system.signals import interruptible
 from simulations.report.page import build, write
 from simulations.saved_runs import Unfinished, find_runs
@@ -48,7 +49,8 @@ def report(
     OutputError
         The page cannot be written.
     """
-    runs, unfinished = find_runs(folders)
+    with progress("read", unit="run") as done:
+        runs, unfinished = find_runs(folders, done)
     if not runs:
         where = ", ".join(map(str, folders))
         if not unfinished:
@@ -59,7 +61,8 @@ def report(
             f" the first is {first.path}: {first.reason}"
         )
     path = folders[0] / REPORT if output is None else output
-    write(path, build(runs, unfinished, path.parent))
+    with progress("write the page"):
+        write(path, build(runs, unfinished, path.parent))
     return path, len(runs), unfinished
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fldb_flower.errors import OutputError, extra_missing
-from fldb_flower.system.files import replace_file
+from fldb_flower.system.files import reason_of, replace_file
 from fldb_flower.system.pages import digest, read_part
 from simulations.report.data import payload
 from simulations.saved_runs import Run, Unfinished
@@ -61,7 +61,7 @@ def write(path: Path, text: str) -> None:
         replace_file(path, text.encode())
     except OSError as error:
         raise OutputError(
-            f"cannot write {path}: {error.strerror}; name another file with --output"
+            f"cannot write {path}: {reason_of(error)}; name another file with --output"
         ) from None
 
 

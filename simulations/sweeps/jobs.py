@@ -9,9 +9,10 @@ import contextlib
 import io
 import json
 import logging
+import math
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -26,6 +27,8 @@ from fldb_flower.system.files import replace_file
 
 ERROR = "error.txt"
 """Reason of a failed job: one line, and the stack trace of an unexpected exception."""
+MAX_JOBS = 100_000
+"""Largest number of jobs of a sweep."""
 _SOURCE = "the command line or conf/"  # of settings, in messages
 
 
@@ -46,9 +49,47 @@ def settings_of(config: DictConfig) -> Settings:
             if key != "hydra"
         }
     except OmegaConfBaseException as error:
-        reason = " ".join(str(error).split())
-        raise SettingsError(f"{error.full_key} (from {_SOURCE}): {reason}") from None
+        name = str(error.full_key)
+        given = OmegaConf.to_container(config, resolve=False)
+        for part in name.split("."):
+            given = given.get(part) if isinstance(given, dict) else None
+        reason = " ".join(str(error).splitlines()[0].split())
+        raise SettingsError(
+            f"{name}={given} (from {_SOURCE}): {reason}; ${{NAME}} stands for the value of another"
+            " setting, and \\${ for these two characters"
+        ) from None
     return from_nested(values, _SOURCE)
+
+
+def check_number(sizes: Mapping[str, float], source: str) -> None:
+    """Check the number of jobs of a sweep before they are built.
+
+    Parameters
+    ----------
+    sizes : mapping
+        Number of values of each setting; infinity if it is above the limit and not known.
+    source : str
+        Origin of the settings, for the error message.
+
+    Raises
+    ------
+    SettingsError
+        There are more than :data:`MAX_JOBS` jobs.
+    """
+    number = math.prod(sizes.values())
+    if number <= MAX_JOBS:
+        return
+    swept = {name: size for name, size in sizes.items() if size > 1}
+    factors = " x ".join(f"{_count(size)} values of {name}" for name, size in swept.items())
+    total = f" are {_count(number)} jobs" if len(swept) > 1 else ""
+    raise SettingsError(
+        f"{factors} (from {source}){total}: a sweep has at most {MAX_JOBS:,} jobs; sweep over fewer"
+        " values, or in several sweeps"
+    )
+
+
+def _count(number: float) -> str:
+    return f"more than {MAX_JOBS:,}" if number == math.inf else f"{number:,}"
 
 
 def attempt(work: Callable[[], None], directory: Path, sweep: Path) -> float | None:

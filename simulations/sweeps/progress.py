@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from fldb_flower.runs.directory import SUMMARY
+from fldb_flower.system.progress import Advance, is_shown, progress
 from simulations.sweeps.jobs import ERROR
 
-_POLL_SECONDS = 0.5
 
-
-@contextlib.contextmanager
-def progress(todo: Sequence[Path], total: int, sweep: Path) -> Iterator[None]:
+def progress_of_jobs(
+    todo: Sequence[Path], total: int, sweep: Path
+) -> AbstractContextManager[Advance]:
     """Show the progress of the jobs of a sweep, which may run in any process.
 
     Parameters
@@ -29,36 +28,27 @@ def progress(todo: Sequence[Path], total: int, sweep: Path) -> Iterator[None]:
     sweep : Path
         Folder of the sweep.
     """
-    is_terminal, earlier = sys.stderr.isatty(), total - len(todo)
-    if not is_terminal:
+    earlier = total - len(todo)
+    if not is_shown():
         before = f", {earlier} of them finished before" if earlier else ""
         print(f"{total} jobs in {sweep}{before}", flush=True)
-    ended = threading.Event()
-    with tqdm(
-        total=total, initial=earlier, unit="job", file=sys.stderr, disable=not is_terminal
-    ) as bar:
-        # Without a terminal too: this thread receives SIGINT while the main thread blocks it.
-        watcher = threading.Thread(target=_watch, args=(bar, set(todo), ended), daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            watcher.join()
+    # Without a terminal too: this thread receives SIGINT while the main thread blocks it.
+    return progress("", total, "job", initial=earlier, keep=True, poll=_Watcher(todo))
 
 
-def _watch(bar: tqdm[None], waiting: set[Path], ended: threading.Event) -> None:
-    """Update a bar until the sweep ended, and once more."""
-    failures, is_last = 0, False
-    while not is_last:
-        is_last = ended.wait(_POLL_SECONDS)
-        if bar.disable:
-            continue
-        finished = {path for path in waiting if (path / SUMMARY).exists()}
-        failed = {path for path in waiting - finished if (path / ERROR).exists()}
-        waiting -= finished | failed
-        failures += len(failed)
-        if failures:
-            bar.set_postfix(failed=failures, refresh=False)
+class _Watcher:
+    """Counts the jobs that ended since the last call."""
+
+    def __init__(self, todo: Sequence[Path]) -> None:
+        self._waiting, self._failures = set(todo), 0
+
+    def __call__(self, bar: tqdm[Any] | None) -> None:
+        if bar is None:
+            return
+        finished = {path for path in self._waiting if (path / SUMMARY).exists()}
+        failed = {path for path in self._waiting - finished if (path / ERROR).exists()}
+        self._waiting -= finished | failed
+        self._failures += len(failed)
+        if self._failures:
+            bar.set_postfix(failed=self._failures, refresh=False)
         bar.update(len(finished) + len(failed))
-        bar.refresh()

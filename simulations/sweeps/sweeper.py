@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
@@ -21,7 +23,7 @@ from typing import cast
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
@@ -33,15 +35,23 @@ from fldb_flower.errors import FldbError, OutputError, SettingsError
 from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.runs.directory import CHECKPOINT, SUMMARY
 from fldb_flower.runs.results import REGRET, identity, request_stop, stop_requested
-from fldb_flower.settings import Settings, hydra_entries
+from fldb_flower.settings import Settings, hydra_entries, to_dotted, unused
+from fldb_flower.system.progress import progress
 from fldb_flower.system.signals import handling_signals, sigint_blocked
 from fldb_flower.system.startup import SIGNALLED
 from simulations.saved_runs import Run, find_finished, identity_of, read_run
-from simulations.sweeps.jobs import ERROR, describe_exception, failure, settings_of
+from simulations.sweeps.jobs import (
+    ERROR,
+    check_number,
+    describe_exception,
+    failure,
+    settings_of,
+)
 from simulations.sweeps.loader import CachingLoader
-from simulations.sweeps.progress import progress
+from simulations.sweeps.progress import progress_of_jobs
 from simulations.sweeps.tables import report
 
+_SOURCE = "the command line"
 _NUMBERED = "${hydra.job.num}"  # Hydra's default name of the folder of a job
 _HASH_DIGITS = 10
 _LONGEST_NAME = 80
@@ -84,6 +94,7 @@ class GridSweeper(Sweeper):
         )
         self._loader = loader
         self._swept: set[str] = set()  # dotted names of settings
+        self._planned: list[Settings] = []  # of all combinations
         self._folder = Path(str(config.hydra.sweep.dir))
 
     def sweep(self, arguments: list[str]) -> None:
@@ -104,10 +115,11 @@ class GridSweeper(Sweeper):
         todo = [job for job in jobs if job.identity not in finished]
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
-        for line in cautions(*(job.settings for job in todo)):  # jobs have no output
-            print(line, file=sys.stderr)
+        for line in cautions(*self._planned):  # jobs have no output
+            print(f"warning: {line}", file=sys.stderr)
         try:
-            with progress([job.folder for job in todo], len(jobs), folder), self._stoppable(todo):
+            shown = progress_of_jobs([job.folder for job in todo], len(jobs), folder)
+            with shown, self._stoppable(todo):
                 trouble = self._launch(todo)
         except SystemExit:
             _say_stopped(jobs, finished, folder)
@@ -123,23 +135,32 @@ class GridSweeper(Sweeper):
         keys = [key for key, is_swept in swept.items() if is_swept]
         self._swept = known.intersection([*keys, *(f"{key}.name" for key in keys)])
         no_plot = () if "plot" in swept else ("plot=false",)
+        self._planned.clear()
         jobs: dict[str, Job] = {}
         refused: dict[str, str] = {}
-        for number, combination in enumerate(_combinations(parsed)):
-            varied = [text for text in combination if swept[text.partition("=")[0]]] or combination
-            try:
-                job = self._job(number, varied, (*combination, *no_plot))
-            except FldbError as error:
-                refused[" ".join(varied)] = str(error)
-            else:
-                jobs.setdefault(job.identity, job)
+        combinations = _combinations(parsed)
+        with progress("plan", len(combinations), "job") as done:
+            for number, combination in enumerate(combinations):
+                varied = [each for each in combination if swept[each.partition("=")[0]]]
+                try:
+                    job = self._job(number, varied or combination, (*combination, *no_plot))
+                except FldbError as error:
+                    refused[" ".join(varied or combination)] = str(error)
+                else:
+                    jobs.setdefault(job.identity, job)
+                done()
         _require_distinct_folders(jobs.values())
         return list(jobs.values()), refused
 
     def _job(self, number: int, varied: Sequence[str], overrides: tuple[str, ...]) -> Job:
         config = self._loader.load_sweep_config(self.config, list(overrides))
         settings = settings_of(config)
+        self._planned.append(settings)
         key = identity(settings)
+        ignored = unused(to_dotted(settings))
+        names = ((text, text.partition("=")[0]) for text in varied)
+        used = [text for text, name in names if not ignored.keys() & {name, f"{name}.name"}]
+        varied = used or [f"algorithm={settings.algorithm}"]
         folder = _folder(config, number, varied, key)
         place = f"hydra.sweep.subdir={quoted(str(folder.relative_to(self._folder)))}"
         return Job(" ".join(varied), (*overrides, place), settings, key, folder)
@@ -196,14 +217,16 @@ class GridSweeper(Sweeper):
         self, jobs: Sequence[Job], finished: dict[str, Run], refused: dict[str, str], trouble: str
     ) -> None:
         runs, failed = [], [f"{name}: {reason}" for name, reason in refused.items()]
-        for job in jobs:
-            run = finished.get(job.identity) or read_run(job.folder)
-            if isinstance(run, Run) and identity_of(run) == job.identity:
-                runs.append(run)
-            else:
-                why = "a run of other settings" if isinstance(run, Run) else run.reason
-                why = failure(job.folder) or _reason(job.folder, why, trouble)
-                failed.append(f"{job.name}: {why}")
+        with progress("read", len(jobs), "job") as done:
+            for job in jobs:
+                run = finished.get(job.identity) or read_run(job.folder)
+                if isinstance(run, Run) and identity_of(run) == job.identity:
+                    runs.append(run)
+                else:
+                    why = "a run of other settings" if isinstance(run, Run) else run.reason
+                    why = failure(job.folder) or _reason(job.folder, why, trouble)
+                    failed.append(f"{job.name}: {why}")
+                done()
         report(runs, failed, self._folder, self._swept)
         if trouble:
             print(f"error: the launcher failed: {trouble}", file=sys.stderr)
@@ -221,8 +244,16 @@ def register() -> None:
 
 
 def _combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
-    """Return the overrides of every combination of the values; later overrides of a key win."""
+    """Return the overrides of every combination of the values; later overrides of a key win.
+
+    Raises
+    ------
+    SettingsError
+        There are too many, which are not built, or an override is not discrete.
+    """
     choices: dict[str, list[str]] = {}
+    last = {each.get_key_element(): each for each in overrides}
+    check_number({key: number_of_values(each) for key, each in last.items()}, _SOURCE)
     for each in overrides:
         key = each.get_key_element()
         if not each.is_sweep_override():
@@ -233,6 +264,16 @@ def _combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
             raise SettingsError(f"{each.input_line}: a grid needs choices or a range")
         choices[key] = [f"{key}={value}" for value in values]
     return list(itertools.product(*choices.values()))
+
+
+def number_of_values(override: Override) -> int:
+    """Return the number of values of an override, of a range without building it."""
+    sweep = override.value()
+    if isinstance(sweep, RangeSweep):
+        start, stop, step = (Fraction(str(each)) for each in (sweep.start, sweep.stop, sweep.step))
+        return max(0, math.ceil((stop - start) / step))
+    is_discrete = override.is_sweep_override() and override.is_discrete_sweep()
+    return sum(1 for _ in override.sweep_iterator()) if is_discrete else 1
 
 
 def _require_distinct_folders(jobs: Iterable[Job]) -> None:

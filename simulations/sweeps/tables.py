@@ -21,6 +21,7 @@ from fldb_flower.runs.curves import (
     wrap,
 )
 from fldb_flower.runs.plots import save_figure
+from fldb_flower.system.progress import progress
 from simulations.saved_runs import Run, group_by_seed, one_per_seed, predictions, relevant, varying
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
@@ -42,10 +43,11 @@ def report(
     for name in (TABLE, CURVES, PICTURE):
         (folder / name).unlink(missing_ok=True)
     if runs:
-        keys = _columns(runs, swept)
-        table(runs, keys, folder).to_csv(folder / TABLE, index=False, lineterminator="\n")
-        curves(runs, keys).to_csv(folder / CURVES, index=False, lineterminator="\n")
-        picture(runs, folder / PICTURE)
+        with progress("write the tables"):
+            keys = _columns(runs, swept)
+            table(runs, keys, folder).to_csv(folder / TABLE, index=False, lineterminator="\n")
+            curves(runs, keys).to_csv(folder / CURVES, index=False, lineterminator="\n")
+            picture(runs, folder / PICTURE)
         print(statistics_text(runs, swept))
         files = [name for name in (TABLE, CURVES, PICTURE) if (folder / name).exists()]
         print(f"results of {len(runs)} jobs: {', '.join(files)} in {folder}")
@@ -62,6 +64,7 @@ def _columns(runs: Sequence[Run], swept: Collection[str]) -> list[str]:
 def table(runs: Sequence[Run], keys: Sequence[str], folder: Path) -> pd.DataFrame:
     """Return one row per job: directory, swept settings, regret, exchanges, bytes and seconds.
 
+    A setting that a job does not use is missing in its row.
     Log loss and accuracy follow the regret, if some of the jobs predicted answers.
     """
     result = numbers(runs, keys)
@@ -71,15 +74,25 @@ def table(runs: Sequence[Run], keys: Sequence[str], folder: Path) -> pd.DataFram
 
 def numbers(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
     """Return the columns of :func:`table` after the directory."""
-    return pd.DataFrame(
+    used = [relevant(run.settings) for run in runs]
+    figures = pd.DataFrame(
         {
-            **{key: run.settings.get(key) for key in keys},
             "final_regret": run.summary["final_regret"],
             **{name: run.summary.get(name) for name in predictions(runs)},
             **{name: run.summary[name] for name in (*_COLUMNS, "runtime_seconds")},
         }
         for run in runs
     )
+    columns = {key: _column([each.get(key) for each in used]) for key in keys}
+    return pd.concat([pd.DataFrame(columns, index=figures.index), figures], axis=1)
+
+
+def _column(values: Sequence[Any]) -> pd.Series[Any]:
+    """Return a setting of several runs; integers remain integers if some runs do not use it."""
+    found = [value for value in values if value is not None]
+    is_integer = all(isinstance(value, int) and not isinstance(value, bool) for value in found)
+    some_missing = 0 < len(found) < len(values)
+    return pd.Series(values, dtype="Int64" if is_integer and some_missing else None)
 
 
 def statistics(runs: Sequence[Run], swept: Collection[str] = ()) -> pd.DataFrame:
@@ -100,15 +113,15 @@ def statistics(runs: Sequence[Run], swept: Collection[str] = ()) -> pd.DataFrame
         used = relevant(group[0].settings)
         chosen = {key: used.get(key) for key in keys}
         rows.append({**chosen, **numbers, "seeds": len(group)})
-    return pd.DataFrame(rows)
+    result = pd.DataFrame(rows)
+    return result.assign(**{key: _column([row[key] for row in rows]) for key in keys})
 
 
 def statistics_text(runs: Sequence[Run], swept: Collection[str] = ()) -> str:
     """Return :func:`statistics` as aligned text, limited to 60 rows."""
     table = statistics(runs, swept)
-    text = table.head(_MAX_ROWS).to_string(
-        index=False, na_rep="-", float_format=lambda value: f"{value:.6g}"
-    )
+    shown = table.head(_MAX_ROWS).astype(object).where(table.notna(), "-")
+    text = shown.to_string(index=False, float_format=lambda value: f"{value:.6g}")
     left = len(table) - _MAX_ROWS
     more = f"\n... and {left} more configurations in {TABLE}" if left > 0 else ""
     return f"final regret by configuration:\n{text}{more}"
@@ -116,7 +129,11 @@ def statistics_text(runs: Sequence[Run], swept: Collection[str] = ()) -> str:
 
 def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
     """Return one row per iteration of each job: swept settings and cumulative regret."""
-    parts = [run.curve.assign(**{key: run.settings.get(key) for key in keys}) for run in runs]
+    used = [relevant(run.settings) for run in runs]
+    parts = [
+        run.curve.assign(**{key: each.get(key) for key in keys})
+        for run, each in zip(runs, used, strict=True)
+    ]
     columns = [*keys, "iteration", "cumulative_regret"]
     return pd.concat(parts, ignore_index=True)[columns]
 

@@ -1,0 +1,130 @@
+"""The progress of commands: a bar on stderr if that is a terminal."""
+
+import io
+import sys
+import time
+
+import pandas as pd
+import pytest
+from conftest import nested
+
+import fldb_flower as fldb
+from fldb_flower.settings import from_nested
+from fldb_flower.system import progress as progress_module
+from fldb_flower.system.progress import progress
+from simulations import documents, figures, heterogeneity, measured
+from simulations.benchmark import __main__ as benchmark
+from simulations.pools import map_in_processes
+from simulations.report.__main__ import report
+from simulations.run import run
+
+SMALL = {"num_agents": 3, "horizon": 5}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+    def fileno(self):
+        raise OSError
+
+
+def on_terminal(monkeypatch, seconds):
+    """Replace stderr, in the test itself, because pytest replaces it after the fixtures."""
+    monkeypatch.setattr(progress_module, "_DELAY", 0.0)
+    monkeypatch.setattr(progress_module, "_SECONDS", seconds)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    return sys.stderr
+
+
+def test_time_passes_while_nothing_is_finished(monkeypatch):
+    terminal = on_terminal(monkeypatch, 0.02)
+    with progress("work", 4, "job") as done:
+        time.sleep(0.2)
+        before = terminal.getvalue()
+        done()
+        done(2)
+        time.sleep(0.1)
+    assert before.count("work:   0%") > 2
+    assert "| 0/4 " in before
+    assert "| 3/4 " in terminal.getvalue()
+    last = terminal.getvalue().rsplit("\r", 2)[-2]
+    assert last.strip() == ""  # the bar is removed
+
+
+def test_short_work_and_other_files_than_terminals_have_no_bar(monkeypatch):
+    for is_terminal in (False, True):
+        file = Terminal() if is_terminal else io.StringIO()
+        monkeypatch.setattr(sys, "stderr", file)
+        with progress("work", 2, "job") as done:
+            done()
+        assert file.getvalue().strip() == ""
+
+
+def test_the_caller_is_polled_without_a_terminal(monkeypatch):
+    monkeypatch.setattr(progress_module, "_SECONDS", 0.01)
+    seen = []
+    with progress(poll=seen.append):
+        time.sleep(0.1)
+    assert len(seen) > 2
+    assert set(seen) == {None}
+
+
+def stub(*_arguments, **_options):
+    time.sleep(0.1)
+    return []
+
+
+def of_run(tmp_path):
+    run(from_nested(nested(**SMALL, plot=False), "a test"), tmp_path / "run")
+
+
+def of_report(tmp_path):
+    of_run(tmp_path)
+    sys.stderr.truncate(0)
+    report([tmp_path])
+
+
+def of_sweep(_tmp_path):
+    fldb.sweep(SMALL, tau=[1, 2])
+
+
+def of_processes(_tmp_path):
+    map_in_processes(time.sleep, [0.1, 0.1], 2)
+
+
+def of_check(_tmp_path):
+    content = {"settings": {"algorithm": "random", **SMALL}, "seeds": 1, "regret": [1.0]}
+    documents.stale({"some": content}, measured.NOWHERE)
+
+
+def of_redraw(tmp_path):
+    sys.argv[1:] = ["fig1a", "--redraw", "--output", str(tmp_path)]
+    figures.main()
+
+
+def of_heterogeneity(tmp_path):
+    sys.argv[1:] = [str(tmp_path)]
+    heterogeneity.run_command("", "personal.json", stub)
+
+
+def of_benchmark(_tmp_path):
+    sys.argv[1:] = ["install"]
+    benchmark.main()
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (of_run, "/5 ["), (of_report, "run ["), (of_sweep, "/2 ["), (of_processes, "/2 ["),
+        (of_check, "check: "), (of_redraw, "draw: "), (of_heterogeneity, "draw: "),
+        (of_benchmark, "install: "),
+    ],
+)  # fmt: skip
+def test_commands_show_their_progress(command, shown, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["command"])
+    monkeypatch.setattr(figures, "redraw", stub)
+    monkeypatch.setitem(benchmark.SECTIONS, "install", lambda _asked: pd.DataFrame(stub()))
+    terminal = on_terminal(monkeypatch, 0.01)
+    command(tmp_path)
+    assert shown in terminal.getvalue()
