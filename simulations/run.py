@@ -86,8 +86,8 @@ def run(
 ) -> None:
     """Run on the engine of the settings and write the results to a directory.
 
-    ``on_start`` gets a function that returns whether a request to stop saves something, or is
-    needed to end other processes.
+    ``on_start`` is called when the run has its directory, with a function that returns whether a
+    request to stop saves something, or is needed to end other processes.
 
     Raises
     ------
@@ -112,7 +112,8 @@ def run(
         from simulations.engines import flower, inprocess  # noqa: PLC0415 - imports Flower
 
         module = inprocess if engine == "inprocess" else flower
-        on_start(lambda: module is flower)
+        if module is flower:
+            on_start(lambda: True)
         module.run(settings, str(directory))
 
 
@@ -166,10 +167,11 @@ class _Stopper:
         self._directory, self._sweep = directory, sweep
         self._seen = 0  # signals, also those that wait for the end of an operation of NumPy
         self._can_save: Callable[[], bool] = lambda: False
+        self._has_started = False  # so that files in the directory are those of this run
 
     def start(self, can_save: Callable[[], bool]) -> None:
         """Store a function that returns whether the first signal waits for the end of a round."""
-        self._can_save = can_save
+        self._can_save, self._has_started = can_save, True
 
     def watch(self, number: int) -> None:
         """End the process, in another thread, if the main thread does not handle a signal."""
@@ -185,7 +187,7 @@ class _Stopper:
 
     def _leave(self, number: int) -> NoReturn:
         line = self.line()
-        if not (self._directory / CHECKPOINT).exists():
+        if self._has_started and not self._can_save():
             discard_unfinished(self._directory)
         leave(number, line)
 

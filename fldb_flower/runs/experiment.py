@@ -180,7 +180,7 @@ def conduct(
             history = History(settings.horizon, report)
             theta_sync = run(history, checkpointer)
         summary = directory.finish(history, theta_sync, runtime_seconds=checkpointer.seconds)
-    except BaseException as error:
+    except (Exception, KeyboardInterrupt) as error:
         directory.abandon()
         if isinstance(error, MemoryError):
             raise out_of_memory(settings, error) from None
