@@ -324,10 +324,14 @@ class LocalFederation:
         part.wait_for(_STARTED, "submitted")
         return part
 
+    @property
+    def _services(self) -> list[LocalProcess]:
+        return [*(device.service for device in self.devices), self.helper]
+
     def check(self) -> None:
-        """Raise FederationError if the SuperLink, a SuperNode or a service has ended."""
+        """Raise FederationError if the SuperLink, a SuperNode, a service or the helper ended."""
         for part in (self.superlink, *self.devices, *self._services):
-            if not part.is_running:
+            if not part.is_running and (self.secure or part is not self.helper):
                 raise FederationError(f"{part.name} is needed and does not run: {part.end()}")
 
     def model(self) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
 from fldb_flower.wire.records import content_bytes, pack_vector
 from simulations.engines import vectorized
-from simulations.engines.grid import InProcessGrid, LossyGrid
+from simulations.engines.grid import InProcessGrid
 from simulations.run import run
 from strategies import make_strategy
 from strategies.simulated_nodes import SimulatedNodes
@@ -46,8 +46,6 @@ GRID = [
     {"algorithm": "fldb_ons", "schedule__name": "geometric"},
     {"algorithm": "fldb_ons", "matrix_form": "diagonal"},
     {"algorithm": "fldb_ons", "matrix_form": "sketch", "sketch_rank": 2, "tau": 1},
-    {"algorithm": "fldb_personal", "secure": True},
-    {"algorithm": "fldb_ogd", "first_round": "step", "secure": True},
     {"algorithm": "fldb_gd"},
     {"algorithm": "fldb_gd", "solver": "gd", "gd_steps": 3, "schedule__name": "geometric"},
     {"algorithm": "ldb"},
@@ -108,14 +106,6 @@ def test_single_precision_counts_half(tmp_path):
     solve = single.exchanges - 3  # t = 1, 3, 6 and 9: d = 4, triangle 10
     assert single.uploaded_bytes == 7 * 4 * (3 * 14 + solve * 24)
     assert single.downloaded_bytes == 7 * 4 * (4 * 18 + (solve - 1) * 4)
-
-
-def test_secure_sums_add_the_number_of_duels_and_v():
-    """FLDB-Personal, d = 4, triangle 10: 11 log losses, two numbers, and the number of duels."""
-    history = in_process(settings(algorithm="fldb_personal", secure=True))
-    assert history.exchanges == 4  # t = 1, 3, 6 and 9
-    assert history.uploaded_bytes == 7 * 8 * 4 * (4 + 10 + 11 + 2 + 1)
-    assert history.downloaded_bytes == 7 * 8 * 4 * (4 + 10 + 2 + 1)
 
 
 class Measured:

@@ -279,7 +279,8 @@ def test_masked_arrays_without_masked_entries_are_arrays(register_world):
         shows_pairs = False
 
         def __init__(self, settings, agents):
-            self.features = np.ones((len(agents), 1, settings.num_arms, settings.dimension))
+            shape = len(agents), 1, settings.num_arms, settings.dimension
+            self.features = np.arange(np.prod(shape), dtype=float).reshape(shape)
 
         def contexts(self, streams, iterations):
             return Contexts(np.ma.array(self.features), np.ma.array(self.features[..., 0]))
@@ -427,7 +428,8 @@ OTHER = {  # another value of each setting that may be without effect
     "ons_width": 0.1, "personal_ridge": 3.0, "personal_width": 2.0, "personal_variance": 0.3,
     "refit_ratio": 9.0, "matrix_form": "diagonal", "sketch_rank": 2, "max_difference": 2.0,
     "environment.sigma": 0.4, "environment.users": "persistent", "privacy.delta": 1e-3,
-    "privacy.unit": "answer", "privacy.clip": 1.5, "privacy.min_variance": 0.5, "quorum": 0.5,
+    "privacy.unit": "answer", "privacy.clip": 1.5, "privacy.min_variance": 0.5,
+    "privacy.parties": 2, "quorum": 0.5,
     "node_wait": 5.0, "reply_timeout": 5.0, "max_message_mb": 7.0, "engine.num_nodes": 3,
     "engine.num_cpus": 2, "engine.num_gpus": 1.0, "checkpoint_seconds": 1.0,
 }  # fmt: skip
@@ -436,7 +438,7 @@ NOISE = {"privacy.epsilon": 1.0, "first_round": "step"}
 PROJECTED = {"projection_radius": 0.05, "alpha": 1.0}
 CASES = [
     *({"algorithm": name} for name in ALGORITHMS if name != "fldb_ogd"),
-    {"algorithm": "fldb_ogd", "kappa_mu": 1e4, "alpha": 0.1},
+    {"algorithm": "fldb_ogd", "kappa_mu": 1e4, "alpha": 0.03},
     {"algorithm": "fldb_ogd", "schedule.name": "geometric", **PROJECTED},
     {
         "algorithm": "fldb_ogd",

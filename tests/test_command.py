@@ -136,7 +136,7 @@ def test_a_mistake_is_one_line_and_status_1(words, message, fldb):
         ("benchmark --repetitions 0", "'0' must be a whole number, from 1 to 1000"),
         ("demo --devices x", "'x' must be a whole number, at least 1"),
         ("keys credentials keys", "the following arguments are required: --host"),
-        ("keys roster make", "invalid choice: 'make' (choose from"),
+        ("keys make", "invalid choice: 'make' (choose from"),
         ("serve", "the following arguments are required: --store"),
         ("completion ksh", "invalid choice: 'ksh' (choose from"),
     ],

@@ -248,6 +248,7 @@ def test_the_common_prior_is_the_posterior_of_all_noisy_shares(s):
         curvatures.append(np.linalg.inv(m))
         seen.append(algorithm.theta_sync + curvatures[-1] @ c)
         upload = share_upload(m, c, np.zeros(11), Noise(shift=s))
+        upload = upload._replace(num_duels=last - first + 1)
         algorithm.arrays |= algorithm.learn(Scripted(upload), Round(last, first, last))
     # Later answers include earlier ones: two rounds share the error of the later one.
     errors = [curvatures[-1]]

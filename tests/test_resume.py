@@ -101,8 +101,6 @@ ALGORITHMS = {
     "fldb_ogd first step": {"algorithm": "fldb_ogd", "first_round": "step"},
     "fldb_ons first step": {"algorithm": "fldb_ons", "first_round": "step"},
     "fldb_personal": {"algorithm": "fldb_personal"},
-    "secure": {"algorithm": "fldb_personal", "secure": True},
-    "secure first step": {"algorithm": "fldb_ons", "first_round": "step", "secure": True},
     "fldb_ons geometric": {"algorithm": "fldb_ons", "schedule__name": "geometric"},
     "fldb_gd newton": {"algorithm": "fldb_gd"},
     "fldb_gd lbfgs": {"algorithm": "fldb_gd", "solver": "lbfgs"},
@@ -235,13 +233,11 @@ def test_settings_with_the_same_results_identify_the_same_run():
     assert own(algorithm="fldb_ons", beta_scale=1, ons_width=2.0) == paper
     # The identities of version 0.1.0 do not have it.
     assert "first_round" not in ons
-    assert own(algorithm="fldb_ons", first_round="minimise") == ons
+    assert own(algorithm="fldb_ons", first_round="auto") == ons
     step = own(algorithm="fldb_ons", first_round="step").splitlines()
     assert set(step) - set(ons.splitlines()) == {"first_round='step'"}
     personal = own(algorithm="fldb_personal")
     assert "secure" not in personal
-    secure = own(algorithm="fldb_personal", secure=True).splitlines()
-    assert set(secure) - set(personal.splitlines()) == {"secure=True"}
 
 
 # --- the state of agents ---------------------------------------------------------------------

@@ -1168,6 +1168,7 @@ def test_a_refusal_does_not_wait_for_the_body(start_service):
 def test_the_log_has_few_records_of_each_kind(caplog):
     """A kind is a text, or a place where an exception was raised; nothing is lost unseen."""
     log, limiter = logging.getLogger("uvicorn.error"), Limiter("secret-token")
+    caplog.set_level(logging.WARNING, log.name)
 
     def fail(error: BaseException, line: int) -> None:
         try:

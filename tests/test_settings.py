@@ -67,7 +67,7 @@ def nested(dotted, value):
     return value
 
 
-RESOLVED = {"num_agents": 100, "horizon": 500, "dimension": 5, "first_round": "minimise"}
+RESOLVED = {"num_agents": 100, "horizon": 500, "dimension": 5}
 """Settings that are never auto once they are built, and their defaults."""
 
 
@@ -439,7 +439,7 @@ def test_devices_with_secure_sums_need_a_helper_and_noise(values, words):
 )  # fmt: skip
 def test_the_first_round_is_one_exchange_with_privacy(algorithm, epsilon, expected):
     values = {"algorithm": algorithm, "privacy": {"epsilon": epsilon}}
-    assert from_nested(values, "x").first_round == expected
+    assert from_nested(values, "x").takes_first_step == (expected == "step")
 
 
 def test_empty_settings_are_the_defaults():
@@ -636,8 +636,6 @@ def together(values):
         values |= {"robust": "none", "first_round": "minimise"}
     if "secure" in values:
         values["secure"] = False  # it needs a helper
-    if values["first_round"] == AUTO:  # its value depends on the others
-        values["first_round"] = "minimise"
     if values["algorithm"] in {"ldb", "alone", "fldb_personal"} or values["dimension"] < 3:
         values["matrix_form"] = "full"
     if values["matrix_form"] != "full" and values["solver"] == "newton":

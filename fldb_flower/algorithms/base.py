@@ -227,7 +227,7 @@ class Online(Algorithm):
     def learn(self, federation: Federation, round_: Round) -> State:
         """Find the first estimate, or take a step with the statistics of the fresh duels."""
         if round_.first == 1:
-            is_step = self.settings.first_round == "step"
+            is_step = self.settings.takes_first_step
             find = self._first_step if is_step else self._first_minimum
             minimum = find(federation, round_)
             upload = minimum.upload

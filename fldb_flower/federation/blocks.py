@@ -87,7 +87,7 @@ def require_agents(settings: Settings, agents: int, *, may_repeat: bool = True) 
     policy = ALGORITHMS[settings.algorithm].agents
     stored, in_block = _stored_duels(settings), 0
     if not may_repeat and ALGORITHMS[settings.algorithm].online and policy not in _MATRICES:
-        stored, in_block = int(settings.first_round != "step"), stored
+        stored, in_block = int(not settings.takes_first_step), stored
     each = stored * (d + 1) + d * d * _MATRICES.get(policy, 0)
     seen = 3 * arms * d + in_block * (d + 1)
     if settings.selection in {"maxinp", "maxpairucb"} and policy != "uniform":

@@ -1,11 +1,11 @@
 """Warnings: of a federation that is too small for the noise, and of a delta that is too large.
 
-The factors are those of FLDB-ONS with d=5, T=500, beta_scale=1 and a geometric schedule, in
-docs/results/privacy.json: the mean regret divided by that without noise. They are larger with the
-default width of FLDB-ONS, which has less regret without noise. What matters is about the product of
-epsilon and the number N of agents, because the noise of a sum does not depend on N, and is
-proportional to 1 / epsilon. With ``privacy.unit=person``, the noise of all rounds together is
-proportional to the square root of their number as well.
+The factors are those of FLDB-ONS with d=5, T=500, its default width, a geometric schedule and one
+party that adds noise, in docs/results/privacy.json: the mean regret divided by that without noise.
+What matters is about the product of epsilon and the number N of agents, because the noise of a sum
+does not depend on N, and is proportional to 1 / epsilon. With ``privacy.unit=person``, the noise of
+all rounds together is proportional to the square root of their number as well, and with two parties
+noise is larger by ``sqrt(2)``.
 """
 
 from __future__ import annotations
@@ -18,22 +18,20 @@ from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.privacy.plan import openings_of
 from fldb_flower.settings import Settings, without_effect
 
-AGENTS = (30, 100, 300, 1_000, 10_000)
+AGENTS = (30, 100, 300, 1_000)
 EPSILONS = (1.0, 3.0, 8.0)
 FACTORS: dict[str, tuple[tuple[float, ...], ...]] = {
     "answer": (
-        (2.12, 1.41, 1.26),
-        (1.49, 1.24, 1.16),
-        (1.20, 1.12, 1.10),
-        (1.07, 1.05, 1.05),
-        (1.01, 1.01, 1.01),
+        (3.46, 1.56, 1.10),
+        (1.67, 1.09, 1.01),
+        (1.20, 1.07, 1.08),
+        (1.04, 1.04, 1.00),
     ),
     "person": (
-        (31.3, 3.64, 1.68),
-        (5.92, 1.82, 1.41),
-        (2.12, 1.33, 1.20),
-        (1.29, 1.13, 1.09),
-        (1.03, 1.02, 1.02),
+        (65.5, 8.44, 2.67),
+        (9.39, 2.67, 1.53),
+        (3.15, 1.57, 1.22),
+        (1.55, 1.17, 1.06),
     ),
 }
 """By the unit: a row for each of :data:`AGENTS`, with a factor for each of :data:`EPSILONS`."""
@@ -57,7 +55,7 @@ def regret_factor(unit: str, epsilon: float, num_agents: int, rounds: int = ROUN
     --------
     >>> from fldb_flower.privacy.usefulness import regret_factor
     >>> regret_factor("person", 3.0, 100)
-    1.82
+    2.67
     >>> regret_factor("person", 0.5, 600) == regret_factor("person", 1.0, 300)
     True
     >>> regret_factor("person", 1.0, 600, rounds=64) == regret_factor("person", 1.0, 300)
@@ -65,6 +63,8 @@ def regret_factor(unit: str, epsilon: float, num_agents: int, rounds: int = ROUN
     """
     if unit == "person":
         num_agents = int(num_agents * math.sqrt(ROUNDS / max(rounds, ROUNDS)))
+    if num_agents > AGENTS[-1]:
+        num_agents, epsilon = AGENTS[-1], epsilon * num_agents / AGENTS[-1]
     measured = min(max(epsilon, EPSILONS[0]), EPSILONS[-1])
     num_agents, epsilon = int(num_agents * epsilon / measured), measured  # the product matters
     logarithms = np.log(np.array(FACTORS[unit]))
@@ -108,12 +108,12 @@ def warning(settings: Settings) -> str:
     >>> warning(from_keywords({**private, "num_agents": 1000}, "a script"))
     ''
     >>> warning(from_keywords({**private, "num_agents": 100}, "a script"))
-    'privacy.epsilon=3 with num_agents=100 and privacy.unit=person: expect about 1.8 times the...'
+    'privacy.epsilon=3 with num_agents=100 and privacy.unit=person: expect about 2.7 times the...'
     """
     if not settings.is_private or settings.mode == "devices":
         return ""
     privacy, agents = settings.privacy, settings.num_agents
-    if not (cost := _cost(settings, agents, "agents")):
+    if not (cost := _cost(settings, agents)):
         return ""
     remedies = "more agents or a larger privacy.epsilon"
     if privacy.unit == "person" and _is_common(settings):
@@ -125,15 +125,16 @@ def warning(settings: Settings) -> str:
     )
 
 
-def _cost(settings: Settings, agents: int, name: str) -> str:
+def _cost(settings: Settings, agents: int) -> str:
     """Return what the noise costs so many agents; empty if it is little."""
     privacy = settings.privacy
+    agents = int(agents / math.sqrt(privacy.parties))
     factor = regret_factor(privacy.unit, float(privacy.epsilon), agents, _rounds(settings))
     if factor <= USEFUL:
         return ""
     if _is_common(settings):
         return f"expect about {factor:.1f} times the regret without noise, or more"
-    return f"{name} rely more on their own answers"
+    return "agents rely more on their own answers"
 
 
 def _rounds(settings: Settings) -> int:

@@ -49,13 +49,10 @@ def automatic(settings: Settings) -> dict[str, Any]:
     values: dict[str, Any] = {
         name: number for name, number in _NUMBERS.items() if getattr(settings, name) == AUTO
     }
-    if settings.first_round == AUTO:
-        takes_several = ALGORITHMS[settings.algorithm].exchanges == "several_first"
-        values["first_round"] = "step" if takes_several and settings.is_private else "minimise"
     environment = settings.environment
     if settings.mode == "devices" or not ENVIRONMENTS[environment.name].implies:
         return values
-    if values.keys() & _NUMBERS.keys() or environment.play == AUTO:
+    if values or environment.play == AUTO:
         implied = ENVIRONMENTS.load(environment.name).implied(settings)
         values = {name: implied.get(name, number) for name, number in values.items()}
         environment = replace(environment, play=implied.get("play", environment.play))
@@ -80,7 +77,7 @@ def takes_one_exchange(settings: Settings) -> bool:
     True
     """
     exchanges = ALGORITHMS[settings.algorithm].exchanges
-    is_step = settings.first_round == "step"
+    is_step = settings.takes_first_step
     return exchanges == "one" or (exchanges == "several_first" and is_step)
 
 

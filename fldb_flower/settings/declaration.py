@@ -356,6 +356,13 @@ class Settings(Checked):
         return 1.0 / self.horizon if self.lambda_ == AUTO else float(self.lambda_)
 
     @property
+    def takes_first_step(self) -> bool:
+        """Whether the first estimate takes one exchange (``first_round``)."""
+        if self.first_round != AUTO:
+            return self.first_round == "step"
+        return self.is_private and ALGORITHMS[self.algorithm].exchanges == "several_first"
+
+    @property
     def is_private(self) -> bool:
         """Whether noise is added to the sums of statistics (``privacy.epsilon``)."""
         return self.privacy.epsilon != NONE

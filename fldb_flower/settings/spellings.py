@@ -40,7 +40,7 @@ _ADDED = (  # after version 0.1.0: identities of its checkpoints do not have the
     "environment.play", "environment.max_people", "environment.min_answers", "environment.users",
     "ons_width", "personal_ridge", "personal_width", "personal_variance", "first_round",
     "secure", "privacy.epsilon", "privacy.delta", "privacy.unit", "privacy.clip",
-    "privacy.min_variance", "refit_ratio",
+    "privacy.min_variance", "privacy.parties", "refit_ratio", "devices.federation",
 )  # fmt: skip
 
 

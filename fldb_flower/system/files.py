@@ -187,7 +187,7 @@ def _temporary(path: Path, content: bytes, mode: int | None) -> Iterator[Path]:
             break
         try:
             if mode is not None:
-                part.chmod(mode)
+                _change_mode(descriptor, part, mode)
             file.write(content)
             file.flush()
             os.fsync(descriptor)
@@ -196,6 +196,13 @@ def _temporary(path: Path, content: bytes, mode: int | None) -> Iterator[Path]:
             yield part
         finally:  # also frees space if the disk is full
             part.unlink(missing_ok=True)
+
+
+def _change_mode(descriptor: int, path: Path, mode: int) -> None:
+    if hasattr(os, "fchmod"):
+        os.fchmod(descriptor, mode)
+    else:  # Windows
+        path.chmod(mode)
 
 
 def _expect_regular(status: os.stat_result, path: Path) -> None:
