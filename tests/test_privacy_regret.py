@@ -119,7 +119,7 @@ def test_factors_between_measured_values_are_interpolated():
 
 @pytest.mark.parametrize(
     ("unit", "epsilon", "enough", "too_few"),
-    [("answer", 1.0, 300, 200), ("answer", 3.0, 100, 80), ("person", 3.0, 1000, 300),
+    [("answer", 1.0, 300, 200), ("answer", 3.0, 100, 50), ("person", 3.0, 1000, 300),
      ("person", 8.0, 300, 200)],
 )  # fmt: skip
 def test_a_run_with_too_few_agents_warns(unit, epsilon, enough, too_few):
