@@ -11,6 +11,12 @@ from fldb_flower.privacy import accounting
 from fldb_flower.secure.report import COST
 from fldb_flower.settings import Settings
 
+SIMULATED = (
+    "the noise is simulated from the seed and protects nobody; the regret beside it is exact and"
+    " not private"
+)
+"""What the entry ``privacy`` of a simulation's ``summary.json`` states."""
+
 
 def openings_of(settings: Settings) -> int:
     """Return the number of exchanges of the schedule that release an upload.
@@ -90,10 +96,13 @@ class ReleasePlan:
         return min(spent, float(self._settings.privacy.epsilon))  # without rounding errors
 
     @property
+    def _parties(self) -> int:
+        return 2 if self._settings.secure else self._settings.privacy.parties
+
+    @property
     def deviation(self) -> float:
         """Standard deviation of the noise of a release over sensitivity: of all parties."""
-        parties = 2 if self._settings.secure else self._settings.privacy.parties
-        return math.sqrt(parties) * self.multiplier
+        return math.sqrt(self._parties) * self.multiplier
 
     def require(self, number: int) -> None:
         """Check that release ``number``, counted from 1, is within the budget.
@@ -122,13 +131,16 @@ class ReleasePlan:
 
     def summary(self, openings: int) -> dict[str, Any]:
         """Return the entry ``privacy`` of ``summary.json`` after the first releases."""
-        privacy = self._settings.privacy
+        settings, privacy = self._settings, self._settings.privacy
+        simulated = {} if settings.mode == "devices" else {"note": SIMULATED}
         return {
             "epsilon": privacy.epsilon,
             "delta": privacy.delta,
             "unit": privacy.unit,
-            "clip": self._settings.clip,
+            "clip": settings.clip,
+            "parties": self._parties,
             "openings": openings,
             "noise_multiplier": self.multiplier,
             "spent": self.spent(openings),
+            **simulated,
         }
