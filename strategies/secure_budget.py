@@ -12,7 +12,7 @@ from fldb_flower.runs.directory import ResultsDirectory
 from fldb_flower.settings import Settings
 
 OPENINGS = "openings.json"
-"""File with the number of exchanges that devices were asked for, and their noise multiplier."""
+"""File with the number of exchanges, their noise multiplier, and the last number of one."""
 
 
 class PlannedExchanges:
@@ -40,10 +40,17 @@ class PlannedExchanges:
     def __init__(self, settings: Settings, history: Counts, directory: ResultsDirectory) -> None:
         self._history, self._directory = history, directory
         self.plan = ReleasePlan(settings)
-        history.openings = self._stored()
+        history.openings, self._number = self._stored()
 
-    def spend(self) -> None:
-        """Count one more exchange, durably.
+    def spend(self, number: int) -> int:
+        """Count one more exchange, durably, and return its number.
+
+        Parameters
+        ----------
+        number : int
+            The number, if it is later than that of all exchanges so far; else the next one is used.
+            So none is used twice, also after a kill and with a clock that was set back: the server
+            would add other noise to the same answer of the helper.
 
         Raises
         ------
@@ -52,27 +59,33 @@ class PlannedExchanges:
         """
         self.plan.require(self._history.openings + 1)
         self._history.openings += 1
+        self._number = max(number, self._number + 1)
         content = {
             "openings": self._history.openings,
             "noise_multiplier": self.plan.multiplier,
+            "number": self._number,
         }
         self._directory.write(OPENINGS, json.dumps(content).encode())
+        return self._number
 
-    def _stored(self) -> int:
+    def _stored(self) -> tuple[int, int]:
+        """Return how many exchanges there were, and the number of the last one."""
         path, multiplier = self._directory.path / OPENINGS, self.plan.multiplier
         try:
             content = json.loads(path.read_bytes())
-            count, stored = content["openings"], float(content["noise_multiplier"])
+            count, number = content["openings"], content["number"]
+            stored = float(content["noise_multiplier"])
         except FileNotFoundError:
-            return 0
+            return 0, 0
         except (OSError, KeyError, TypeError, ValueError) as reason:
             raise CheckpointError(f"{path} cannot be read: {reason}") from None
-        if type(count) is not int or count < 0:
-            raise CheckpointError(f"{path}: openings={count!r} is not a number of exchanges")
+        for name, value in (("openings", count), ("number", number)):
+            if type(value) is not int or value < 0:
+                raise CheckpointError(f"{path}: {name}={value!r} is not a whole number")
         if count and not math.isclose(stored, multiplier, rel_tol=1e-9):
             raise CheckpointError(
                 f"{path}: exchanges had the noise multiplier {stored:g}, and these settings have"
                 f" {multiplier:g}: use another directory, or the same privacy-epsilon,"
                 " privacy-delta and devices-rounds"
             )
-        return count
+        return count, number

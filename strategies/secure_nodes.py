@@ -78,8 +78,9 @@ class SecureNodes(Nodes):
     multiplier : float
         The noise multiplier of one exchange.
     spend : callable
-        Called before the devices of an exchange are asked, who charge their ledgers for it.
-        It raises PrivacyError if the budget of the run is spent.
+        Called with the number of an exchange before its devices are asked, who charge their ledgers
+        for it. It returns the number to use, which no earlier exchange had, and raises PrivacyError
+        if the budget of the run is spent.
     noise : callable
         Returns integers with the discrete Gaussian distribution for an array of scales.
 
@@ -111,7 +112,7 @@ class SecureNodes(Nodes):
         helper: Helper,
         task: bytes,
         multiplier: float,
-        spend: Callable[[], None],
+        spend: Callable[[int], int],
         noise: Callable[[FloatArray], IntArray] = discrete_gaussian,
     ) -> None:
         self._settings, self._form = settings, make_form(settings)
@@ -157,8 +158,7 @@ class SecureNodes(Nodes):
         if not broadcast.learns:
             return
         self._key = self._helper.key()
-        self._spend()
-        self._number = max(self._number + 1, int(time.time() * 1000))
+        self._number = self._spend(max(self._number + 1, int(time.time() * 1000)))
         self._header = Header(
             task=self._task,
             number=self._number,

@@ -40,7 +40,7 @@ class Federation:
         self.phones = [Phone(folder / f"d{number}", time.time) for number in range(count)]
         task = task_of("tea", SIGNER.public_key().public_bytes_raw(), D)
         helper = HelperOfNodes(folder / "helper")
-        self.nodes = SecureNodes(settings_of(), helper, task, 20.0, lambda: None, no_noise)
+        self.nodes = SecureNodes(settings_of(), helper, task, 20.0, int, no_noise)
 
     def exchange(self, broadcast=None) -> Upload:
         """Run one exchange, count it, and return the sum."""

@@ -20,9 +20,11 @@ from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.prior import ShareChange
 from fldb_flower.errors import CheckpointError, PrivacyError
 from fldb_flower.federation.exchange import Noise, Upload
+from fldb_flower.federation.history import Counts
 from fldb_flower.secure.report import SCALE
 from fldb_flower.settings import from_flat
-from strategies.secure_budget import OPENINGS
+from strategies.device_directory import DeviceDirectory
+from strategies.secure_budget import OPENINGS, PlannedExchanges
 
 # --- sums ------------------------------------------------------------------------------------
 
@@ -473,3 +475,17 @@ def test_a_share_of_the_devices_is_asked(tmp_path, fraction):
             known |= asked
             assert len(asked) == round(10 * fraction)
             assert federation.sums[-1][1].coverage == pytest.approx(len(asked) / len(known))
+
+
+def test_no_number_is_used_again_with_a_clock_that_was_set_back(tmp_path):
+    values = {
+        "mode": "devices", "algorithm": "fldb_ons", "secure": True, "devices-rounds": 20,
+        "privacy-epsilon": 3.0, "privacy-clip": 2.0, "devices-helper": "http://127.0.0.1:1",
+        "devices-helper-key": "/key", "devices-helper-token": "/token",
+    }  # fmt: skip
+    settings = from_flat(values, "a test")
+    directory = DeviceDirectory(tmp_path, settings)
+    first = PlannedExchanges(settings, Counts(), directory).spend(1000)
+    again = PlannedExchanges(settings, Counts(), directory)  # killed before a checkpoint
+    assert [first, again.spend(900), again.spend(5000), again.spend(1)] == [1000, 1001, 5000, 5001]
+    directory.close()

@@ -96,10 +96,11 @@ class Federation:
         task = task_of("fldb", bytes(32), D)
         self.nodes = SecureNodes(self.settings, self.helper, task, multiplier, self.spend, noise)
 
-    def spend(self) -> None:
+    def spend(self, number: int) -> int:
         if self.spent == self.most:
             raise PrivacyError("privacy.epsilon=3 is spent")
         self.spent += 1
+        return number
 
     def ask(self, broadcast, nodes):
         """Begin an exchange; return the request to each node."""
