@@ -305,7 +305,8 @@ def _answers(device: Device) -> int:
 
 
 def _cosine(found: Sequence[float], theta: FloatArray) -> float:
-    return float(found @ theta / (np.linalg.norm(found) * np.linalg.norm(theta)))
+    lengths = float(np.linalg.norm(found) * np.linalg.norm(theta))
+    return float(found @ theta) / lengths if lengths else 0.0
 
 
 def _say(line: str) -> None:

@@ -30,7 +30,7 @@ REPORT_SECONDS = 15.0  # between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
 _DUE_POLL_SECONDS = 0.2
 _CONNECT_POLL_SECONDS = 0.5
-_LEAST_ROUNDS = 10  # with secure sums: an exchange may cost a tenth of a device's limit
+_LEAST_ROUNDS = 10  # with secure sums: an exchange may cost a tenth of a device's budget
 
 
 class WaitReport:
@@ -245,8 +245,8 @@ def make_device_server(
         if settings.devices.rounds < _LEAST_ROUNDS:
             say(
                 f"devices-rounds={settings.devices.rounds}: one exchange costs more than a tenth of"
-                f" privacy-epsilon={settings.privacy.epsilon:g}; devices whose max_epsilon is not"
-                " larger refuse it"
+                f" the budget of privacy-epsilon={settings.privacy.epsilon:g}; devices whose"
+                " max_epsilon is not larger refuse it"
             )
     strategy = make_strategy(settings, history, devices)
     return DeviceServer(settings, strategy, devices, directory, say)

@@ -7,7 +7,6 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -17,8 +16,19 @@ from fldb_flower.secure.keys import HelperKey
 from fldb_flower.secure.report import SumAnswer, SumRequest
 
 _RETRY_SECONDS = 1.0
-_SECONDS = 300.0  # for one reply
+_SECONDS = 600.0  # for one reply: the noise of the largest answer takes minutes
+_CHUNK, _MOST_OF_KEY = 2**20, 2**16
 _BINARY = "application/octet-stream"
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: it would take the token to another host."""
+
+    def redirect_request(self, *_arguments: object, **_options: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
 
 
 class HelperClient:
@@ -50,7 +60,7 @@ class HelperClient:
         FederationError
             The helper does not reply, or its key is not signed by the pinned one.
         """
-        content = self._ask("/keys", None)
+        content = self._ask("/keys", None, _MOST_OF_KEY)
         try:
             fields = json.loads(content)
             key = HelperKey.from_fields(fields["key"])
@@ -67,13 +77,15 @@ class HelperClient:
         FederationError
             The helper does not reply, or refuses the request.
         """
-        content = self._ask("/sums", request.to_bytes())
+        values = len(request.sizes) * request.header.numbers
+        most = 8 * values + 8 * len(request.sealed) + _MOST_OF_KEY  # a place has up to 8 digits
+        content = self._ask("/sums", request.to_bytes(), most)
         try:
             return SumAnswer.from_bytes(content, request)
         except DataError as reason:
             raise FederationError(one_line(f"the helper at {self._address}: {reason}")) from None
 
-    def _ask(self, path: str, body: bytes | None) -> bytes:
+    def _ask(self, path: str, body: bytes | None, most: int) -> bytes:
         request = urllib.request.Request(self._address + path, data=body)
         if body is not None:
             request.add_header("Authorization", f"Bearer {self._read_token()}")
@@ -81,13 +93,13 @@ class HelperClient:
         deadline = time.monotonic() + self._patience
         while True:
             try:
-                with urllib.request.urlopen(request, timeout=_SECONDS) as response:
-                    content: bytes = response.read()
-                return content
+                with _OPENER.open(request, timeout=_SECONDS) as response:
+                    return _read(response, most)
             except urllib.error.HTTPError as error:
                 reason = f"replied {error.code}: {_detail(error)}"
                 if error.code < http.client.INTERNAL_SERVER_ERROR:
-                    raise FederationError(f"the helper at {self._address} {reason}") from None
+                    text = one_line(f"the helper at {self._address} {reason}")
+                    raise FederationError(text) from None
             except (OSError, http.client.HTTPException) as error:
                 reason = f"does not reply: {getattr(error, 'reason', error)}"
             if time.monotonic() > deadline:
@@ -104,10 +116,21 @@ class HelperClient:
             ) from None
 
 
+def _read(response: http.client.HTTPResponse, most: int) -> bytes:
+    """Return the body of a reply, of limited size and within a limited time."""
+    deadline, content = time.monotonic() + _SECONDS, bytearray()
+    while part := response.read1(_CHUNK):
+        content += part
+        if len(content) > most:
+            raise FederationError(f"the helper's reply has more than {most} bytes")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"its reply takes more than {_SECONDS:.0f} s")
+    return bytes(content)
+
+
 def _detail(error: urllib.error.HTTPError) -> str:
     """Return the line of an error of the helper."""
-    detail: Callable[[], bytes] = error.read
     try:
-        return one_line(json.loads(detail())["detail"])
+        return one_line(json.loads(error.read(_MOST_OF_KEY))["detail"])
     except (ValueError, TypeError, KeyError, OSError):
         return str(error.reason)

@@ -16,7 +16,7 @@ from fldb_flower.secure.report import KINDS, SCALE, Header, Report, SumAnswer, S
 from strategies.device_nodes import short_name
 
 MOST_PARTS = 2**18
-"""Largest number of values in the answer ``parts``: it limits the number of groups."""
+"""Number of values in the answer ``parts`` up to which each report is a group of its own."""
 
 FAR = 8.0
 """Standard deviations of noise beyond which a sum is out of range: one in 10^15 values."""
@@ -104,7 +104,8 @@ class NoisySums:
 
     def _groups(self, claims: list[Claimed]) -> list[list[Claimed]]:
         """Return groups of equal size, each report alone if the answer is not too large."""
-        count = min(len(claims), max(1, MOST_PARTS // self._header.numbers))
+        least = math.isqrt(len(claims)) + 1
+        count = min(len(claims), max(least, MOST_PARTS // self._header.numbers))
         drawn = np.random.default_rng().permutation(len(claims))
         return [[claims[place] for place in part] for part in np.array_split(drawn, count)]
 

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fldb_flower.bandit.limits import units_of
-from fldb_flower.errors import DataError, RoundAbandonedError, SettingsError
+from fldb_flower.errors import DataError, FederationError, RoundAbandonedError, SettingsError
 from fldb_flower.federation.contributions import sizes_and_weights
 from fldb_flower.federation.exchange import Broadcast, Upload, statistics
 from fldb_flower.linalg.arrays import FloatArray, IntArray
@@ -24,6 +24,7 @@ from fldb_flower.secure.keys import HelperKey
 from fldb_flower.secure.report import (
     LARGEST_SIGMA,
     LEAST_SIGMA,
+    MOST_NUMBERS,
     SCALE,
     Header,
     Report,
@@ -40,7 +41,7 @@ from fldb_flower.wire.secure_request import (
     Shared,
     encode_shared,
 )
-from fldb_flower.wire.secure_vector import DUELS, parts_of, size_of, upload_of
+from fldb_flower.wire.secure_vector import DUELS, count_of, parts_of, size_of, upload_of
 from strategies.device_nodes import short_name
 from strategies.device_tally import Tally
 from strategies.identities import Identities
@@ -53,9 +54,13 @@ KEY = "secure"
 FIRST_RATE = 10.0
 """Answers of a device in a round that are expected before the first sum; also their deviation."""
 
+RECENT = 30
+"""Exchanges after which a device that is not counted no longer belongs to the federation."""
+
 COUNT_WEIGHT = 0.05
 """Share of the number of duels in the squared length of a report."""
 
+_STEP = 2.0  # largest factor of the rate in one exchange
 _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
 _LOG = getLogger("flwr")
 
@@ -129,6 +134,7 @@ class SecureNodes(Nodes):
         self.duels = 0
         self._number = 0
         self._rate = (FIRST_RATE, FIRST_RATE**2)  # mean and variance
+        self._recent: list[int] = []  # numbers of the last exchanges that were counted
         advice = "a store must not be copied to a second device"
         self._identities = Identities(advice, short_name)
         self._header: Header | None = None
@@ -157,12 +163,18 @@ class SecureNodes(Nodes):
         self._broadcast = encode_shared(shared)
         if not broadcast.learns:
             return
+        size = size_of(broadcast, self._form)
+        if size > MOST_NUMBERS:
+            raise FederationError(
+                f"dimension={self._settings.dimension}: a report would have {size} values, and at"
+                f" most {MOST_NUMBERS} are possible; use matrix_form=diagonal"
+            )
         self._key = self._helper.key()
         self._number = self._spend(max(self._number + 1, int(time.time() * 1000)))
         self._header = Header(
             task=self._task,
             number=self._number,
-            numbers=size_of(broadcast, self._form),
+            numbers=size,
             sigma=self._sigma,
             key=self._key.key,
             broadcast=hashlib.sha256(self._broadcast).digest(),
@@ -244,26 +256,30 @@ class SecureNodes(Nodes):
         values, included = sums.total([each.claim for each in contributions])
         self._included = tuple(each.device for each in included)
         upload = upload_of(values, sums.deviation(), broadcast, self._units, self._form)
-        upload = self._counted(upload, len(included), broadcast)
+        reports = len(included)
+        deviation = sums.deviation() * self._units[DUELS]
+        self._observe(count_of(values, self._units) / reports, deviation / reports, broadcast)
+        if upload.shares is not None:
+            upload = self._of_all(upload, reports, broadcast)
         self._new_duels = upload.num_duels
         return upload
 
-    def _counted(self, upload: Upload, reports: int, broadcast: Broadcast) -> Upload:
-        """Return the sum of some reports after a look at the number of duels.
-
-        With shares, the number of duels is then about that of the new ones of all devices.
-        """
-        assert upload.noise is not None
-        self._observe(upload.num_duels / reports, upload.noise.num_duels / reports, broadcast)
-        if upload.shares is None:
-            return upload
-        members = len(self.counted.keys() | set(self._included))
+    def _of_all(self, upload: Upload, reports: int, broadcast: Broadcast) -> Upload:
+        """Return shares with the number of new duels, and of new members, of all devices."""
+        present = self._present()
+        members = len(present | set(self._included))
         duels = max(0, round(members * self._rate[0] * self._rounds(broadcast)) - self.duels)
-        clip = self._settings.clip
+        clip, shares = self._settings.clip, upload.shares
         assert clip is not None
-        new = float(members - len(self.counted))
-        shares = upload.shares._replace(squares=clip**2 * duels, members=new)
+        assert shares is not None
+        new = float(members - len(present))
+        shares = shares._replace(squares=clip**2 * duels, members=new)
         return upload._replace(num_duels=duels, shares=shares, coverage=reports / members)
+
+    def _present(self) -> set[str]:
+        """Return the devices that were counted in one of the last :data:`RECENT` exchanges."""
+        since = self._recent[0] if self._recent else 0
+        return {device for device, number in self.counted.items() if number >= since}
 
     # How many answers a device has.
 
@@ -273,8 +289,11 @@ class SecureNodes(Nodes):
         count, variance = count / rounds, (deviation / rounds) ** 2 + 1.0
         mean, known = self._rate
         gain = known / (known + variance)
+        found = mean + gain * (count - mean)
+        # One liar, whom noise hides, then changes it slowly.
+        found = min(max(mean / _STEP, found), mean * _STEP)
         most = float(self._settings.devices.max_duels)
-        self._rate = (min(max(1.0, mean + gain * (count - mean)), most), known * (1.0 - gain) + 1.0)
+        self._rate = (min(max(1.0, found), most), known * (1.0 - gain) + 1.0)
 
     def _units_for(self, broadcast: Broadcast) -> dict[str, float]:
         """Return the units of the parts, for as many answers as a device is expected to have."""
@@ -302,6 +321,7 @@ class SecureNodes(Nodes):
         if self._header is None:
             return
         self.counted |= dict.fromkeys(self._included, self._header.number)
+        self._recent = [*self._recent, self._header.number][-RECENT:]
         self.duels += self._new_duels
         names = sorted(short_name(device) for device in self._included)
         self._tally = Tally(self._new_duels, tuple((name, None, None) for name in names))
@@ -323,6 +343,7 @@ class SecureNodes(Nodes):
             "nodes": self._identities.state(),
             "number": self._number,
             "rate": list(self._rate),
+            "recent": self._recent,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -331,3 +352,4 @@ class SecureNodes(Nodes):
         self._identities.restore(state["nodes"])
         self._number = max(self._number, state["number"])
         self._rate = tuple(state["rate"])
+        self._recent = list(state["recent"])

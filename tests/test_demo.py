@@ -135,7 +135,6 @@ def test_the_demonstration_is_stopped_by_sigterm(demo):
     ("options", "words"),
     [
         (["--people", "4"], "--people 4: must be at most --devices 3"),
-        (["--secure", "--devices", "4"], "--devices 4: must be at least 5 with --secure"),
         (["--devices", "0"], "argument --devices: '0' must be a whole number, at least 1"),
         (["--rounds", "3", "--minutes", "2"], "not allowed with argument"),
         (["--dir", "/dev/null/demo"], "cannot use /dev/null/demo: Not a directory"),

@@ -503,7 +503,7 @@ class Server:
         }  # fmt: skip
         self.settings, self.helper = from_flat(values, "a test"), helper
         task = task_of("tea", SIGNER.public_key().public_bytes_raw(), dimension)
-        self.nodes = SecureNodes(self.settings, helper, task, multiplier, lambda: None, noise)
+        self.nodes = SecureNodes(self.settings, helper, task, multiplier, int, noise)
         estimate = common(np.zeros(dimension)).play
         self.broadcast = Broadcast(PlayRequest(1, 1, estimate.estimate), np.zeros(dimension))
 

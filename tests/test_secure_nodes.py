@@ -337,6 +337,32 @@ def test_a_reply_for_something_else_is_refused(change):
     assert not error.value.is_final
 
 
+@pytest.mark.parametrize("content", [[0, 0, 0, 0], [1.5], [True], "x", 7, b""], ids=str)
+def test_a_reply_of_another_type_is_refused(content):
+    """One device must not end the run: the others are charged for the exchange."""
+    federation, broadcast = Federation(), statistics_request()
+    federation.ask(broadcast, [1])
+    record = RecordDict({"config": ConfigRecord({KEY: content})})
+    with pytest.raises(UploadError, match="not an upload"):
+        federation.nodes.check(1, SimpleNamespace(content=record), 1, broadcast)
+
+
+def test_noise_does_not_raise_the_rate_of_answers():
+    """The count may be below 0 by noise; without clipping, its mean is that of the devices."""
+    noise = np.random.default_rng(5)
+
+    def draw(scales):
+        return np.rint(noise.normal(size=scales.shape) * scales).astype(np.int64)
+
+    rates = []
+    for _ in range(7):
+        federation, broadcast = Federation(draw, multiplier=0.7), statistics_request()
+        for _ in range(100):
+            exchange(federation, broadcast, [some_upload(1)._replace(num_duels=10)])
+        rates.append(federation.nodes.state()["rate"][0])
+    assert np.median(rates) < 14.0
+
+
 def test_a_refusal_is_not_asked_again():
     federation, broadcast = Federation(), statistics_request()
     federation.ask(broadcast, [1])

@@ -285,7 +285,7 @@ def refused_requests(phone) -> dict[str, tuple[Request, str]]:
         "before the ledger": (request_for(phone.ledger.created), "accepts exchanges after"),
         "values": (request_for(now, numbers=10), "has 10 values, and its broadcast 9"),
         "dimension": (request_for(now, common([0.0] * 3), settings=three), "dimension=3, and the"),
-        "noise": (request_for(now, multiplier=4.9), "more than a tenth of the device's limit"),
+        "noise": (request_for(now, multiplier=4.9), "more than a tenth of the device's budget"),
         "no noise": (
             request_for(now, sigma=LEAST_SIGMA),
             f"its noise multiplier is {LEAST_SIGMA / SCALE:.4g}",

@@ -73,11 +73,14 @@ async def _remove_expired(helper: Helper) -> None:
 
 
 def _metrics(helper: Helper) -> str:
-    """Return the counters in the text format of Prometheus."""
+    """Return the counters in the text format of Prometheus.
+
+    Times are not among them: that of drawing noise depends on the noise.
+    """
     values = [(name, text, helper.counts[name]) for name, text in _COUNTS.items()]
     return "".join(
         f"# HELP fldb_helper_{name}_total {text}\n"
         f"# TYPE fldb_helper_{name}_total counter\n"
         f"fldb_helper_{name}_total {value}\n"
-        for name, text, value in [*values, ("seconds", "Time spent on requests.", helper.seconds)]
+        for name, text, value in values
     )

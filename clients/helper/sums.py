@@ -127,7 +127,6 @@ class Helper:
     ) -> None:
         self.directory = directory
         self.counts: Counter[str] = Counter()
-        self.seconds = 0.0
         self.signer = public_hex(signer.public_key())
         self._signer, self._clock, self._noise = signer, clock, noise
         self._min_reports = min_reports
@@ -173,14 +172,11 @@ class Helper:
             The answer cannot be stored. None was given.
         """
         with self._answering:
-            started = time.monotonic()
             try:
                 return self._answer(SumRequest.from_bytes(content), content)
             except FldbError:
                 self.counts["refused"] += 1
                 raise
-            finally:
-                self.seconds += time.monotonic() - started
 
     def _answer(self, request: SumRequest, content: bytes) -> bytes:
         digest = hashlib.sha256(content).digest()

@@ -151,7 +151,8 @@ def _check_numbers(database: Database, d: int) -> None:
             raise _Fault(f"{table}.evidence contains a difference that is not a finite number")
         if not (np.isnan(predicted) | ((predicted >= 0.0) & (predicted <= 1.0))).all():
             raise _Fault(f"{table}.evidence contains a prediction that is no probability")
-    if not np.isin(answers[:, -EXTRA], [0.0, 0.5, 1.0]).all():
+    preferred = answers[:, -EXTRA]
+    if not ((preferred == 0.0) | (preferred == 0.5) | (preferred == 1.0)).all():
         raise _Fault("answers.evidence contains a preference that is not 0, 0.5 or 1")
     query = "SELECT share FROM shares WHERE share IS NOT NULL"
     shares = database.execute(query).fetchall()

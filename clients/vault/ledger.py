@@ -139,7 +139,7 @@ class LedgerFile:
     """The file of a ledger, with a lock beside it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = Path(os.path.realpath(path))  # links to one ledger have one lock
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -234,7 +234,7 @@ class Vault:
         self._is_refused = True
         if cost > MOST_OF_LIMIT * config.most:
             raise self._over_limit(
-                f"the exchange costs more than a tenth of the device's limit: its noise multiplier"
+                f"the exchange costs more than a tenth of the device's budget: its noise multiplier"
                 f" is {header.multiplier:.4g}"
             )
         if ledger.spent(self._since()) + cost > config.most * (1.0 + _ROUNDING):

@@ -1,8 +1,9 @@
 r"""Accounting of Gaussian releases, in closed form.
 
 Releases of one person's vectors of length at most 1 with noise multipliers z are together as
-private as one Gaussian mechanism with ``mu = sqrt(sum of 1 / z^2)``, also if each z depends on
-earlier releases (Dong, Roth and Su 2022). It is (epsilon, delta)-differentially private exactly for
+private as one Gaussian mechanism with ``mu = sqrt(sum of 1 / z^2)`` (Dong, Roth and Su 2022). If
+each z depends on earlier releases, this holds for a fixed limit of the sum (Koskela, Tobaben and
+Honkela 2023). The mechanism is (epsilon, delta)-differentially private exactly for
 
     delta = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu)
 
@@ -13,6 +14,8 @@ References
 ----------
 B. Balle and Y.-X. Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018.
 J. Dong, A. Roth and W. Su, "Gaussian Differential Privacy", 2022.
+A. Koskela, M. Tobaben and A. Honkela, "Individual Privacy Accounting with Gaussian Differential
+Privacy", ICLR 2023.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ LEAST_SCALE = 2.0**28
 """Smallest scale of noise, in quanta."""
 
 _QUANTA = 2.0**40
-"""Quanta per standard deviation of :func:`with_discrete_noise`: rounding changes the length of n
-values by ``sqrt(n) 2^-41`` standard deviations at most, which the accounting's slack covers."""
+"""Quanta per standard deviation of :func:`with_discrete_noise`: rounding changes the difference of
+two sums of n values by ``sqrt(n) 2^-40`` standard deviations at most, which is negligible."""
 
 
 def discrete_gaussian(scales: FloatArray) -> IntArray:

@@ -119,7 +119,9 @@ def framed(fields: Mapping[str, Any], body: bytes) -> bytes:
 
 
 def unframed(content: bytes, what: str, names: Collection[str]) -> tuple[dict[str, Any], bytes]:
-    """Invert :func:`framed`; raise DataError if the bytes are damaged."""
+    """Invert :func:`framed`; raise DataError if the bytes are damaged, or no bytes."""
+    if type(content) is not bytes:  # a list of integers, for example
+        raise DataError(f"{what} is {type(content).__name__}: must be bytes")
     end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "big")
     if len(content) < end:
         raise DataError(f"{what} has {len(content)} bytes: must have at least {end}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from fldb_flower.errors import SecureError
 from fldb_flower.secure.canonical import check_bytes, check_fields, check_integer, to_json, unhex
@@ -66,7 +66,7 @@ class HelperKey:
         Raises
         ------
         SecureError
-            The signature is not the helper's, or the key has expired.
+            The signature is not the helper's, the key has expired, or no seed can be sealed for it.
         """
         try:
             signer.verify(self.signature, self._signed())
@@ -74,7 +74,12 @@ class HelperKey:
             raise SecureError("the helper's key is not signed by the pinned key") from None
         if now > self.expires:
             raise SecureError("the helper's key has expired")
-        return X25519PublicKey.from_public_bytes(self.public)
+        public = X25519PublicKey.from_public_bytes(self.public)
+        try:
+            X25519PrivateKey.generate().exchange(public)
+        except ValueError:  # a point of low order
+            raise SecureError("the helper's key is no valid public key") from None
+        return public
 
     def to_fields(self) -> dict[str, Any]:
         """Return the key as JSON values."""

@@ -263,7 +263,7 @@ class SumRequest:
     sealed: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if type(self.kind) is not str or self.kind not in KINDS:
             raise DataError(f"the kind is {self.kind!r}: must be one of {', '.join(KINDS)}")
         if not 1 <= len(self.sizes) <= (MOST_REPORTS if self.kind == "parts" else 1):
             raise DataError(f"{len(self.sizes)} groups in a request of the kind {self.kind}")

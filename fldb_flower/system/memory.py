@@ -36,7 +36,7 @@ def machine_memory() -> int:
 
     On Linux, they do not exceed the limit of a container, which is that of its control group.
     """
-    with suppress(OSError, TypeError, ValueError):
+    with suppress(AttributeError, OSError, TypeError, ValueError):
         free = re.search(r"^MemAvailable: *(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
         pages = Path("/proc/self/statm").read_text().split()[1]
         own = int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -63,6 +63,11 @@ def vector_of(
     return np.concatenate(values)
 
 
+def count_of(vector: FloatArray, units: Mapping[str, float]) -> float:
+    """Return the number of duels in a sum of vectors, which noise may make negative."""
+    return float(vector[-1]) * units[DUELS]
+
+
 def upload_of(
     vector: FloatArray,
     deviation: float,
