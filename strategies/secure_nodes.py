@@ -94,7 +94,8 @@ class SecureNodes(Nodes):
     counted : dict
         Device id -> number of the last exchange in which its report was counted.
     duels : int
-        About the number of duels counted, of all devices: sums have noise.
+        About the number of duels counted, of all devices: sums have noise, and reports that are
+        shortened count for less.
 
     Raises
     ------
@@ -284,7 +285,10 @@ class SecureNodes(Nodes):
     # How many answers a device has.
 
     def _observe(self, count: float, deviation: float, broadcast: Broadcast) -> None:
-        """Update the rate of answers by the mean number in the reports, which has noise."""
+        """Update the rate of answers by the mean number in the reports, which has noise.
+
+        A report is shortened as a whole to length 1, so devices with many answers count for less.
+        """
         rounds = self._rounds(broadcast)
         count, variance = count / rounds, (deviation / rounds) ** 2 + 1.0
         mean, known = self._rate

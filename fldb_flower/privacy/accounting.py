@@ -25,8 +25,8 @@ import math
 from collections.abc import Callable
 
 _ROUNDING = 1e-10
-"""Relative slack of results: that of delta by rounding errors is below 1e-9, and mu and epsilon
-change by less."""
+"""Relative slack of results: for epsilon of at least 1e-3, the error of delta by rounding is below
+1e-9, and mu and epsilon change by less."""
 
 _MOST_EPSILON = 1e6
 
