@@ -24,8 +24,10 @@ _BINARY = "application/octet-stream"
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: it would take the token to another host."""
 
-    def redirect_request(self, *_arguments: object, **_options: object) -> None:
-        return None
+    def http_error_302(self, *_arguments: object, **_options: object) -> None:
+        """Leave the reply to the handler of errors."""
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 _OPENER = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
@@ -65,7 +67,7 @@ class HelperClient:
             fields = json.loads(content)
             key = HelperKey.from_fields(fields["key"])
             key.verified(self._signer, time.time())
-        except (ValueError, KeyError, TypeError, DataError, SecureError) as reason:
+        except (ValueError, KeyError, TypeError, RecursionError, DataError, SecureError) as reason:
             raise FederationError(one_line(f"the helper at {self._address}: {reason}")) from None
         return key
 
@@ -118,13 +120,15 @@ class HelperClient:
 
 def _read(response: http.client.HTTPResponse, most: int) -> bytes:
     """Return the body of a reply, of limited size and within a limited time."""
-    deadline, content = time.monotonic() + _SECONDS, bytearray()
+    deadline, content, size = time.monotonic() + _SECONDS, bytearray(), response.length
     while part := response.read1(_CHUNK):
         content += part
         if len(content) > most:
             raise FederationError(f"the helper's reply has more than {most} bytes")
         if time.monotonic() > deadline:
             raise TimeoutError(f"its reply takes more than {_SECONDS:.0f} s")
+    if size is not None and len(content) < size:
+        raise http.client.IncompleteRead(bytes(content), size - len(content))
     return bytes(content)
 
 
@@ -132,5 +136,5 @@ def _detail(error: urllib.error.HTTPError) -> str:
     """Return the line of an error of the helper."""
     try:
         return one_line(json.loads(error.read(_MOST_OF_KEY))["detail"])
-    except (ValueError, TypeError, KeyError, OSError):
+    except (ValueError, TypeError, KeyError, RecursionError, OSError, http.client.HTTPException):
         return str(error.reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from fldb_flower.errors import CheckpointError
+from fldb_flower.errors import CheckpointError, FederationError
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.runs.directory import ResultsDirectory
@@ -13,6 +13,18 @@ from fldb_flower.settings import Settings
 
 OPENINGS = "openings.json"
 """File with the number of exchanges, their noise multiplier, and the last number of one."""
+
+
+_MOST_AHEAD = 600_000  # ms: devices accept no exchange that is further ahead of their clocks
+
+
+def require_clock(last: int, now: int) -> None:
+    """Raise FederationError if the last exchange is so late that devices refuse the next one."""
+    if last > now + _MOST_AHEAD:
+        raise FederationError(
+            f"the last exchange is {(last - now) / 1000:.0f} s ahead of the server's clock: devices"
+            " refuse exchanges until its time has passed"
+        )
 
 
 class PlannedExchanges:
@@ -56,7 +68,10 @@ class PlannedExchanges:
         ------
         PrivacyError
             It is not within the budget.
+        FederationError
+            The last exchange is far ahead of this number, so a clock was wrong.
         """
+        require_clock(self._number, number)
         self.plan.require(self._history.openings + 1)
         self._history.openings += 1
         self._number = max(number, self._number + 1)

@@ -47,6 +47,7 @@ from strategies.device_tally import Tally
 from strategies.identities import Identities
 from strategies.nodes import Contribution, Nodes
 from strategies.noisy_sums import Claimed, Helper, NoisySums
+from strategies.secure_budget import require_clock
 
 KEY = "secure"
 """Name of the entry with the bytes of a message."""
@@ -171,7 +172,9 @@ class SecureNodes(Nodes):
                 f" most {MOST_NUMBERS} are possible; use matrix_form=diagonal"
             )
         self._key = self._helper.key()
-        self._number = self._spend(max(self._number + 1, int(time.time() * 1000)))
+        now = int(time.time() * 1000)
+        require_clock(self._number, now)
+        self._number = self._spend(max(self._number + 1, now))
         self._header = Header(
             task=self._task,
             number=self._number,
@@ -273,7 +276,7 @@ class SecureNodes(Nodes):
         clip, shares = self._settings.clip, upload.shares
         assert clip is not None
         assert shares is not None
-        new = float(members - len(present))
+        new = float(len(set(self._included) - self.counted.keys()))
         shares = shares._replace(squares=clip**2 * duels, members=new)
         return upload._replace(num_duels=duels, shares=shares, coverage=reports / members)
 

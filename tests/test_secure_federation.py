@@ -18,7 +18,7 @@ from fldb_flower.algorithms.personal import FLDBPersonal
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.prior import ShareChange
-from fldb_flower.errors import CheckpointError, PrivacyError
+from fldb_flower.errors import CheckpointError, FederationError, PrivacyError
 from fldb_flower.federation.exchange import Noise, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.secure.report import SCALE
@@ -488,4 +488,8 @@ def test_no_number_is_used_again_with_a_clock_that_was_set_back(tmp_path):
     first = PlannedExchanges(settings, Counts(), directory).spend(1000)
     again = PlannedExchanges(settings, Counts(), directory)  # killed before a checkpoint
     assert [first, again.spend(900), again.spend(5000), again.spend(1)] == [1000, 1001, 5000, 5001]
+    again.spend(900_000)
+    with pytest.raises(FederationError, match="the last exchange is 800 s ahead of the server's"):
+        again.spend(100_000)  # nothing is counted
+    assert again.spend(500_000) == 900_001
     directory.close()

@@ -55,8 +55,8 @@ class FLDBPersonal(Algorithm):
 
         K <- (K^-1 + (n' / n - 1) M^-1)^-1 + M^2 / s^2
 
-    In secure sums, if only a share q of the agents uploads, M and D are divided by q, and D has the further
-    covariance ``(1 / q - 1) M`` of drawing them.
+    In secure sums, if only a share q of the agents uploads, M and D are divided by q, and D has the
+    further covariance ``(1 / q - 1) M`` of drawing them.
 
     What agents receive as sums of the others' shares is for theta*, with the error of x added
     (:func:`~fldb_flower.linalg.noisy.blurred`)::
