@@ -151,7 +151,7 @@ class DeviceServer:
             time.sleep(min(_DUE_POLL_SECONDS, max(0.0, due - time.monotonic())))
 
     def _wait_for_devices(self) -> None:
-        wanted = max(self._settings.devices.at_least, self.strategy.least_nodes)
+        wanted = self._settings.devices.at_least
         while (connected := len(self.strategy.connected())) < wanted:
             name = f"round {self.round + 1}"
             self._report(name, f"{connected} of {wanted} devices are connected, waiting for more")

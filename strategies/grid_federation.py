@@ -73,11 +73,6 @@ class GridFederation(Federation):
         """What the federation waits for, for a report of the wait."""
         return f"exchange {len(self.history.participation) + 1}"
 
-    @property
-    def least_nodes(self) -> int:
-        """Number of connected nodes without which no round can succeed."""
-        return 1
-
     def connected(self) -> frozenset[int]:
         """Return the nodes that are connected now."""
         return frozenset(self.grid.get_node_ids())
