@@ -67,7 +67,7 @@ class DeviceNodes(Nodes):
         self._first_duels = 2 * settings.dimension if chosen == AUTO else int(chosen)
         self.counted: dict[str, int] = {}
         self.duels = 0
-        self._identities = Identities("a store must not be copied to a second device", short_name)
+        self._identities = device_identities()
         self._asked: dict[int, DeviceUploadHeader] = {}  # node -> the answers of this round
         self._last: list[CountedSpan] = []  # acknowledged last
         self._held_back = ""  # by the devices that were acknowledged last
@@ -102,9 +102,7 @@ class DeviceNodes(Nodes):
             vector = unpack_vector(content["arrays"], self._max_mb)
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError.malformed(error) from None
-        if not isinstance(device, str) or not _DEVICE_ID.fullmatch(device):
-            raise UploadError("the id of its store is not 32 hexadecimal digits")
-        self._identities.claim(node, device)
+        self._identities.claim(node, checked_id(device))
         if self._identities.at(node) != device:
             return None
         upload = decode_statistics(vector, header.num_duels, broadcast, self._form, self._wire)
@@ -192,6 +190,18 @@ def _held_back(contributions: Mapping[int, Contribution]) -> str:
     pairs = str(missing[0]) if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
     each = f"{pairs} distinct pairs missing" + (" on each" if len(headers) > 1 else "")
     return f"{sum(header.held for header in headers)} answers held back{devices}, {each}"
+
+
+def device_identities() -> Identities:
+    """Return the identities of devices, which are known by the ids of their stores."""
+    return Identities("a store must not be copied to a second device", short_name)
+
+
+def checked_id(device: object) -> str:
+    """Return the id of a store that a device states; raise UploadError if it is none."""
+    if not isinstance(device, str) or not _DEVICE_ID.fullmatch(device):
+        raise UploadError("the id of its store is not 32 hexadecimal digits")
+    return device
 
 
 def short_name(device: str) -> str:

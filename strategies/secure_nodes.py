@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import getLogger
@@ -42,9 +41,8 @@ from fldb_flower.wire.secure_request import (
     encode_shared,
 )
 from fldb_flower.wire.secure_vector import DUELS, count_of, parts_of, size_of, upload_of
-from strategies.device_nodes import short_name
+from strategies.device_nodes import checked_id, device_identities, short_name
 from strategies.device_tally import Tally
-from strategies.identities import Identities
 from strategies.nodes import Contribution, Nodes
 from strategies.noisy_sums import Claimed, Helper, NoisySums
 from strategies.secure_budget import require_clock
@@ -62,7 +60,6 @@ COUNT_WEIGHT = 0.05
 """Share of the number of duels in the squared length of a report."""
 
 _STEP = 2.0  # largest factor of the rate in one exchange
-_DEVICE_ID = re.compile(r"[0-9a-f]{32}")
 _LOG = getLogger("flwr")
 
 
@@ -137,8 +134,7 @@ class SecureNodes(Nodes):
         self._number = 0
         self._rate = (FIRST_RATE, FIRST_RATE**2)  # mean and variance
         self._recent: list[int] = []  # numbers of the last exchanges that were counted
-        advice = "a store must not be copied to a second device"
-        self._identities = Identities(advice, short_name)
+        self._identities = device_identities()
         self._header: Header | None = None
         self._key: HelperKey | None = None
         self._broadcast = b""
@@ -214,9 +210,7 @@ class SecureNodes(Nodes):
             refusal = UploadError(answer.reason or "refused without a reason")
             refusal.is_final = True
             raise refusal
-        if not _DEVICE_ID.fullmatch(answer.device):
-            raise UploadError("the id of its store is not 32 hexadecimal digits")
-        self._identities.claim(node, answer.device)
+        self._identities.claim(node, checked_id(answer.device))
         if self._header is None:
             return Contribution(answer.device, self._nothing(), None)
         if answer.kind == HELLO or self._identities.at(node) != answer.device:

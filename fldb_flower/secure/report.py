@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,7 +35,6 @@ from fldb_flower.secure.canonical import (
     check_fields,
     check_integer,
     framed,
-    from_json,
     to_json,
     unframed,
     unhex,
@@ -337,10 +336,3 @@ class SumAnswer:
 
 def _counts(places: Sequence[object]) -> list[int]:
     return [each for each in places if type(each) is int and each >= 0]
-
-
-def read_header(content: bytes) -> Header:
-    """Return a header from its canonical bytes; raise DataError if they are damaged."""
-    names = list(Header.__dataclass_fields__)
-    fields: Mapping[str, Any] = from_json(content, "the header", names)
-    return Header.from_fields(dict(fields))
