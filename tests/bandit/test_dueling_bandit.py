@@ -1,0 +1,473 @@
+"""DuelingBandit: the estimate, scikit-learn's conventions, proposals and invalid input."""
+
+import itertools
+import math
+import pickle
+import subprocess
+import sys
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from conftest import ROOT
+from scipy.optimize import minimize
+
+import fldb_flower as fldb
+from fldb_flower.errors import ConvergenceError
+
+
+def duels(n=200, d=3, seed=0):
+    """Draw duels from the preference model with a theta of length about 2."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d))
+    theta = rng.normal(size=d) * 2 / np.sqrt(d)
+    return x, (rng.random(n) < 1 / (1 + np.exp(-x @ theta))).astype(int)
+
+
+@pytest.mark.parametrize("ridge", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_agrees_with_logistic_regression(ridge, weighted):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    x, y = duels()
+    weights = np.random.default_rng(1).integers(0, 4, len(y)) if weighted else None
+    theirs = linear_model.LogisticRegression(
+        C=1 / ridge, fit_intercept=False, tol=1e-12, max_iter=10_000
+    ).fit(x, y, weights)
+    ours = fldb.DuelingBandit(ridge=ridge).fit(x, y, weights)
+    assert ours.coef_ == pytest.approx(theirs.coef_, abs=1e-6)
+    assert ours.predict_proba(x) == pytest.approx(theirs.predict_proba(x), abs=1e-6)
+    assert (ours.predict(x) == theirs.predict(x)).all()
+    assert ours.decision_function(x) == pytest.approx(theirs.decision_function(x), abs=1e-5)
+    assert ours.score(x, y, weights) == pytest.approx(theirs.score(x, y, weights))
+    assert ours.coef_.shape == theirs.coef_.shape
+    assert ours.intercept_.tolist() == [0.0]
+    assert ours.classes_.tolist() == theirs.classes_.tolist()
+
+
+def test_a_share_of_answers_equals_these_answers():
+    """A tie is half a win each; 3 wins of 4 are one duel of weight 4 with share 0.75."""
+    x = np.array([[1.0, 2.0], [0.5, -1.0]])
+    apart = fldb.DuelingBandit().fit(np.repeat(x, 4, axis=0), [1, 1, 1, 0, 0, 0, 1, 1])
+    together = fldb.DuelingBandit().fit(x, [0.75, 0.5], sample_weight=[4, 4])
+    assert together.coef_ == pytest.approx(apart.coef_, abs=1e-12)
+
+
+def test_covariance_is_the_inverse_hessian():
+    x, y = duels(d=2)
+    learner = fldb.DuelingBandit(ridge=0.5).fit(x, y)
+
+    def gradient(theta):
+        return x.T @ (1 / (1 + np.exp(-x @ theta)) - y) + 0.5 * theta
+
+    steps = 1e-5 * np.eye(2)
+    theta = learner.coef_[0]
+    columns = [(gradient(theta + step) - gradient(theta - step)) / 2e-5 for step in steps]
+    assert learner.covariance_ == pytest.approx(np.linalg.inv(columns), rel=1e-6)
+    assert learner.standard_errors_ == pytest.approx(np.sqrt(np.diag(learner.covariance_)))
+
+
+SCALED = {  # differences, preferences, weights
+    "one": ([[1.0]], [1], [1]),
+    "a contradiction": ([[1.0], [2.0], [-1.0]], [1, 0, 1], [1, 2, 0.5]),
+    "a tie and a win": ([[1.0], [3.0]], [0.5, 1], [1, 1]),
+    "a tie and a tiny win": ([[1.0], [1e-9]], [0.5, 1], [1, 1e-3]),
+    "one of two features": ([[1.0, 3.0]], [1], [1]),
+    "separable": ([[1.0, 2.0], [2.0, -1.0], [3.0, 0.5]], [1, 0, 1], [1, 1, 4]),
+    "not separable": ([[1.0, 2.0], [2.0, -1.0]] * 2, [1, 0, 0, 1], [1, 1, 0.5, 0.2]),
+    "ties and a win": ([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]], [0.5, 1, 0.7], [1, 1, 3]),
+    "weights": ([[1.0, 2.0], [2.0, -1.0], [1.0, 0.5], [1.0, 2.0]], [1, 0, 1, 0], [1, 1e-6, 1, 1]),
+    "a long duel": ([[1.0, 0.0], [1e8, 1e3]], [1, 1], [1, 1]),
+}
+UNITS = [1e-150, 1e-100, 1e-20, 1e-8, 1.0, 1e8, 1e20, 1e100, 1e150]
+
+
+def exact_fit(duels, ridge, theta):
+    """Newton's step from theta, (d,), and the inverse Hessian after it, by mpmath."""
+    rows, answers, weights = ([mpmath.mpf(float(x)) for x in np.ravel(each)] for each in duels)
+    d = len(theta)
+    rows = [mpmath.matrix(rows[start : start + d]) for start in range(0, len(rows), d)]
+    steps, theta = [], mpmath.matrix(theta.tolist())
+    for _ in range(2):
+        gradient, hessian = ridge * theta, ridge * mpmath.eye(d)
+        for x, y, weight in zip(rows, answers, weights, strict=True):
+            z = (x.T * theta)[0]
+            wins, loses = 1 / (1 + mpmath.exp(-z)), 1 / (1 + mpmath.exp(z))
+            gradient += weight * ((1 - y) * wins - y * loses) * x
+            hessian += weight * wins * loses * x * x.T
+        steps.append(-mpmath.lu_solve(hessian, gradient))
+        theta += steps[-1]
+    assert mpmath.norm(steps[1]) <= 1e-6 * mpmath.norm(steps[0]) + 1e-20 * mpmath.norm(theta)
+    return theta, hessian**-1
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_duels_of_any_scale(case):
+    """Within 1e-8 of the minimiser, or refused; by exact Newton steps from the estimate."""
+    units, refused = list(itertools.product(UNITS, repeat=3)), []
+    for pick in np.random.default_rng(len(case)).choice(len(units), 24, replace=False).tolist():
+        unit, ridge, weight = units[pick]
+        rows, answers, weights = (np.array(each, float) for each in SCALED[case])
+        duels = unit * rows, answers, weight * weights
+        # See test_invalid_input.
+        if max(ridge, np.abs(duels[0]).max(), duels[2].max()) > 1e100:
+            continue
+        try:
+            learner = fldb.DuelingBandit(ridge=ridge).fit(*duels)
+        except ConvergenceError:
+            refused.append(math.log10(ridge) - 2 * math.log10(unit) - math.log10(weight))
+            continue
+        with mpmath.workdps(700):
+            theta, covariance = exact_fit(duels, ridge, learner.coef_[0])
+            error = mpmath.norm(mpmath.matrix(learner.coef_[0].tolist()) - theta)
+            assert error <= 1e-8 * mpmath.norm(theta)
+            for (i, j), found in np.ndenumerate(learner.covariance_):
+                unit = mpmath.sqrt(covariance[i, i] * covariance[j, j])
+                assert abs(found - covariance[i, j]) <= 1e-8 * unit
+    assert not [ratio for ratio in refused if -11 < ratio < 100]
+
+
+@pytest.mark.parametrize(
+    ("ridge", "unit", "weight", "better"),
+    [(1e-150, 1e100, 1.0, "1e+200"), (1e100, 1e-100, 1e-120, "1e-320")],
+)
+def test_extreme_ridges_are_refused(ridge, unit, weight, better):
+    """Otherwise the probabilities, or the estimate, are too small for float64."""
+    with pytest.raises(ConvergenceError) as error:
+        fldb.DuelingBandit(ridge=ridge).fit([[unit]], [1], [weight])
+    assert str(error.value) == (
+        f"ridge={ridge:g} gives no accurate estimate with differences of features up to {unit:.1e}"
+        f" and weights up to {weight:.1e}: scale the features to about 1, or use a ridge nearer to"
+        f" {better}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ridge", "unit", "weight", "count"),
+    [(1e-14, 1, 1, 1), (1e-20, 1, 1, 1), (1, 1e8, 1, 10), (1e-12, 1, 1e-12, 3), (1e-100, 1, 1, 1)],
+)
+def test_one_feature_without_contradictions(ridge, unit, weight, count):
+    """``ridge theta = n w x mu(-x theta)``, by bisection of its logarithm."""
+    learner = fldb.DuelingBandit(ridge=ridge).fit([[unit]] * count, [1] * count, [weight] * count)
+    low, high = 1e-300, 1e3
+    for _ in range(200):
+        z = (low + high) / 2
+        gain = math.log(count * weight) + 2 * math.log(unit) - np.logaddexp(0.0, z)
+        low, high = (z, high) if gain > math.log(ridge) + math.log(z) else (low, z)
+    assert learner.coef_[0, 0] * unit == pytest.approx(z, rel=1e-11)
+    information = ridge * (1 + z / (1 + math.exp(-z)))  # n w x^2 mu(-z) = ridge z
+    assert learner.standard_errors_[0] == pytest.approx(information**-0.5, rel=1e-9)
+
+
+def test_minimises_the_objective_on_separable_and_repeated_duels():
+    x, y = np.array([[3.0, 0.0]] * 50 + [[0.0, 1e-3]]), np.ones(51)
+
+    def objective(theta):
+        return np.logaddexp(0, -x @ theta).sum() + 0.005 * theta @ theta
+
+    best = minimize(objective, np.zeros(2), tol=1e-14).fun
+    found = fldb.DuelingBandit(ridge=0.01).fit(x, y).coef_[0]
+    assert objective(found) <= best + 1e-9
+
+
+def test_online_duels_give_the_estimate_of_all_duels():
+    rng = np.random.default_rng(3)
+    first, second, y = (
+        rng.normal(size=(30, 4)),
+        rng.normal(size=(30, 4)),
+        rng.integers(0, 3, 30) / 2,
+    )
+    online = fldb.DuelingBandit(dimension=4)
+    for arms in zip(first, second, y, strict=True):
+        online.record(*arms)
+    offline = fldb.DuelingBandit().fit(first - second, y)
+    assert online.coef_ == pytest.approx(offline.coef_, abs=1e-9)
+    batches = fldb.DuelingBandit()
+    for part in np.array_split(np.arange(30), 4):
+        batches.partial_fit((first - second)[part], y[part])
+    assert batches.coef_ == pytest.approx(offline.coef_, abs=1e-9)
+    assert (
+        online.fit(first[:5], y[:5]).coef_
+        == pytest.approx(  # forgets earlier duels
+            fldb.DuelingBandit().fit(first[:5], y[:5]).coef_
+        )
+    )
+
+
+def test_exchanging_the_arms_exchanges_the_probabilities():
+    x, y = duels()
+    learner = fldb.DuelingBandit().fit(x, y)
+    exchanged = fldb.DuelingBandit().fit(-x, 1 - y)
+    assert exchanged.coef_ == pytest.approx(learner.coef_, abs=1e-9)
+    assert learner.predict_proba(-x) == pytest.approx(learner.predict_proba(x)[:, ::-1])
+
+
+def test_rank_keeps_the_order_of_equal_arms():
+    learner = fldb.DuelingBandit().fit([[1.0, 0.0]], [1])
+    arms = [[0.0, 9.0], [1.0, 0.0], [0.0, 1.0], [1.0, 5.0]]
+    assert learner.rank(arms).tolist() == [1, 3, 0, 2]
+
+
+def test_score_leaves_ties_out():
+    learner = fldb.DuelingBandit().fit([[1.0]], [1])
+    assert learner.score([[1.0], [1.0], [1.0]], [0.9, 0.2, 0.5]) == 0.5
+    assert np.isnan(learner.score([[1.0]], [0.5]))
+
+
+def test_ucb_selects_the_best_arm_and_its_challenger():
+    """The bound of each arm, from the covariance."""
+    x, y = duels(20, 4)
+    learner = fldb.DuelingBandit(width=2.0).fit(x, y)
+    arms = np.random.default_rng(5).normal(size=(12, 4))
+    theta, covariance = learner.coef_[0], learner.covariance_
+    best = max(range(12), key=lambda k: arms[k] @ theta)
+
+    def bound(k):
+        lead = arms[k] - arms[best]
+        return lead @ theta + 2.0 * np.sqrt(lead @ covariance @ lead)
+
+    challenger = max(range(12), key=bound)
+    assert challenger != best
+    assert learner.propose(arms) == (best, challenger)
+
+
+@pytest.mark.parametrize("selection", ["ucb", "maxinp", "colstim", "maxpairucb", "thompson"])
+def test_every_rule_proposes_two_different_arms(selection):
+    arms = np.random.default_rng(0).normal(size=(6, 3))
+    proposals = []
+    for _ in range(2):
+        learner = fldb.DuelingBandit(selection=selection, random_state=7, width=0.1)
+        pairs = []
+        for _ in range(20):
+            i, j = learner.propose(arms)
+            assert i != j
+            learner.record(arms[i], arms[j], float(arms[i, 0] > arms[j, 0]))
+            pairs.append((i, j))
+        proposals.append(pairs)
+        assert learner.rank(arms)[0] == np.argmax(arms[:, 0])
+    assert proposals[0] == proposals[1]
+
+
+def test_draws_differ_between_seeds_and_proposals():
+    arms = np.random.default_rng(0).normal(size=(50, 3))
+
+    def pairs(seed):
+        learner = fldb.DuelingBandit(selection="thompson", width=5.0, random_state=seed)
+        return [learner.propose(arms) for _ in range(10)]
+
+    assert len(set(pairs(0))) > 1
+    assert pairs(0) != pairs(1)
+    assert pairs(0) == pairs(0)
+
+
+def test_a_learner_finds_the_best_of_many_arms():
+    """Answers from the model: after 150 duels, the favourite is nearly the best arm."""
+    rng = np.random.default_rng(8)
+    arms, theta = rng.normal(size=(30, 5)), rng.normal(size=5) * 2
+    learner = fldb.DuelingBandit(dimension=5)
+    for _ in range(150):
+        i, j = learner.propose(arms)
+        preferred = rng.random() < 1 / (1 + np.exp(-(arms[i] - arms[j]) @ theta))
+        learner.record(arms[i], arms[j], preferred)
+    rewards = arms @ theta
+    assert rewards.max() - rewards[learner.rank(arms)[0]] < 0.1 * np.ptp(rewards)
+
+
+def test_scikit_learn_clones_and_validates():
+    base = pytest.importorskip("sklearn.base")
+    selection = pytest.importorskip("sklearn.model_selection")
+    x, y = duels(300)
+    learner = fldb.DuelingBandit(ridge=0.1)
+    copy = base.clone(learner.fit(x, y))
+    assert copy.get_params() == learner.get_params()
+    assert not hasattr(copy, "coef_")
+    assert base.is_classifier(learner)
+    assert selection.cross_val_score(learner, x, y, cv=3).mean() > 0.7
+    search = selection.GridSearchCV(
+        learner, {"ridge": [0.1, 1000.0]}, scoring="neg_log_loss", cv=3
+    ).fit(x, y)
+    assert search.best_params_ == {"ridge": 0.1}
+
+
+LABELS = "0 and 1 say which arm was preferred; other labels are errors"
+NOT_APPLICABLE = {
+    "check_estimators_dtypes": LABELS,
+    "check_sample_weights_pandas_series": LABELS,
+    "check_sample_weights_not_an_array": LABELS,
+    "check_sample_weights_shape": LABELS,
+    "check_sample_weights_not_overwritten": LABELS,
+    "check_classifier_data_not_an_array": LABELS,
+    "check_classifiers_classes": LABELS,
+    "check_classifier_not_supporting_multiclass": LABELS,
+    "check_fit2d_1feature": LABELS,
+    "check_classifiers_regression_target": "shares of answers between 0 and 1 are preferences",
+    "check_dtype_object": "all invalid input is a ValueError; the check wants a TypeError",
+    "check_supervised_y_2d": "a single column is accepted without a warning",
+}
+
+
+@pytest.mark.filterwarnings("ignore:Estimator DuelingBandit does not inherit")
+def test_scikit_learn_checks():
+    checks = pytest.importorskip("sklearn.utils.estimator_checks")
+    if not hasattr(checks, "estimator_checks_generator"):
+        pytest.skip("check_estimator of scikit-learn before 1.6 has no expected failures")
+    results = checks.check_estimator(
+        fldb.DuelingBandit(),
+        expected_failed_checks=NOT_APPLICABLE,
+        on_fail=None,
+        on_skip=None,
+    )
+    failed = [each["check_name"] for each in results if each["status"] == "failed"]
+    assert failed == []
+    assert sum(each["status"] == "passed" for each in results) >= 40
+
+
+def test_parameters():
+    learner = fldb.DuelingBandit(ridge=2.0, selection="thompson")
+    assert repr(learner) == "DuelingBandit(ridge=2.0, selection='thompson')"
+    assert learner.set_params(ridge=3.0, dimension=2) is learner
+    assert learner.get_params() == {
+        "dimension": 2, "ridge": 3.0, "width": 0.75, "selection": "thompson",
+        "random_state": None,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="'rigde' is not a parameter of DuelingBandit: must be"):
+        learner.set_params(rigde=1.0)
+
+
+def test_a_learner_can_be_pickled():
+    x, y = duels()
+    arms = x[:8]
+    learner = fldb.DuelingBandit(selection="thompson", random_state=0).fit(x, y)
+    learner.propose(arms)
+    copy = pickle.loads(pickle.dumps(learner))
+    assert [copy.propose(arms) for _ in range(5)] == [learner.propose(arms) for _ in range(5)]
+    assert (copy.partial_fit(x, y).coef_ == learner.partial_fit(x, y).coef_).all()
+
+
+GOOD = np.eye(3)
+MASKED = np.ma.array(GOOD[:2], mask=[[True, False, False], [False, False, False]])
+INVALID = {
+    "X contains NaN or infinity": lambda it: it.fit([[np.nan, 1, 1]], [1]),
+    "X has shape": lambda it: it.fit([1.0, 2.0], [1, 0]),
+    "X must contain numbers": lambda it: it.fit([["a", "b", "c"]], [1]),
+    "X has 2 features, but DuelingBandit is expecting 3": lambda it: it.fit([[1.0, 2.0]], [1]),
+    r"X contains numbers above 1e\+100 in absolute value, such as 1e\+200": lambda it: it.fit(
+        [[1e200, 0, 0]], [1]
+    ),
+    r"X contains numbers above .* such as 10{96}\.\.\.$": lambda it: it.fit([[10**400, 0, 0]], [1]),
+    r"X contains numbers above .* such as <int>": lambda it: it.fit([[0, 0, -(10**5000)]], [1]),
+    r"y contains numbers above .* such as 10{96}\.\.\.$": lambda it: it.fit(GOOD[:1], [10**400]),
+    r"first contains numbers above .* such as Fraction\(10": lambda it: it.record(
+        [Fraction(10**400), 0, 0], GOOD[1], 1
+    ),
+    r"preferred=10{96}\.\.\.: must be 1": lambda it: it.record(GOOD[0], GOOD[1], 10**400),
+    r"width=1e\+308: must be a number, at least 0 and at most 1e\+100": lambda it: it.set_params(
+        width=1e308
+    ).propose(GOOD),
+    r"width=10{96}\.\.\.: must be a number, at least 0": lambda it: it.set_params(
+        width=10**400
+    ).propose(GOOD),
+    r"ridge=<int>: must be a number, above 0 and at most 1e\+100": lambda it: it.set_params(
+        ridge=10**5000
+    ).fit(GOOD, [1, 1, 1]),
+    r"arms up to 1e\+100, width=0.75, ridge=1e-150: .* too large; use numbers of about 1": (
+        lambda it: it.set_params(ridge=1e-150).propose(1e100 * GOOD)
+    ),
+    "X has masked entries: leave these out": lambda it: it.fit(MASKED, [1, 1]),
+    "X has masked entries": lambda it: it.fit([GOOD[0], MASKED[0]], [1, 1]),
+    "X has masked": lambda it: it.fit([[1.0, np.ma.masked, 1.0]], [1]),
+    "y has masked entries": lambda it: it.fit(GOOD[:2], MASKED[:, 0]),
+    "sample_weight has masked entries": lambda it: it.fit(GOOD[:2], [1, 1], MASKED[:, 0]),
+    "arms has masked entries": lambda it: it.propose(MASKED),
+    "first has masked entries": lambda it: it.record(MASKED[0], GOOD[1], 1),
+    "second has masked entries": lambda it: it.record(GOOD[0], MASKED[0], 1),
+    "preferred=masked: must be 1": lambda it: it.record(GOOD[0], GOOD[1], np.ma.masked),
+    "X must contain numbers: '1' is a text": lambda it: it.fit([["1", "2", "3"]], [1]),
+    "X must contain numbers: b'1' is a text": lambda it: it.fit([[b"1", b"2", b"3"]], [1]),
+    "y must contain numbers: '1' is a text": lambda it: it.fit(GOOD, [1, 0, "1"]),
+    "arms must contain numbers: '2' is a text": lambda it: it.propose(
+        np.array([[1.0, "2", 3.0]] * 2, dtype=object)
+    ),
+    "X has 0 sample": lambda it: it.fit(np.empty((0, 3)), []),
+    "y contains 2: must be": lambda it: it.fit(GOOD, [0, 1, 2]),
+    "y contains -1: must be": lambda it: it.fit(GOOD, [-1, 1, 1]),
+    "y contains NaN": lambda it: it.fit(GOOD, [0, 1, np.nan]),
+    r"y has shape \(2,\): must be \(3,\)": lambda it: it.fit(GOOD, [0, 1]),
+    "sample_weight contains -1": lambda it: it.fit(GOOD, [0, 1, 1], [1, 1, -1]),
+    "arms has 1 rows: a duel needs two": lambda it: it.propose(GOOD[:1]),
+    "arms has 2 features": lambda it: it.propose(np.eye(2)),
+    "arms has 4 features": lambda it: it.fit(GOOD, [1, 1, 1]).rank(np.eye(4)),
+    r"first has shape \(\)": lambda it: it.record(1.0, 0.0, 1),
+    "second has 2 features": lambda it: it.record(GOOD[0], [1.0, 0.0], 1),
+    "preferred=2: must be": lambda it: it.record(GOOD[0], GOOD[1], 2),
+    "preferred='first': must be": lambda it: it.record(GOOD[0], GOOD[1], "first"),
+    "preferred=nan: must be": lambda it: it.record(GOOD[0], GOOD[1], np.nan),
+    "has no estimate yet: call fit or record": lambda it: it.rank(GOOD),
+    "ridge=0: must be a number, above 0 and": lambda it: it.set_params(ridge=0).fit(
+        GOOD, [1, 1, 1]
+    ),
+    "width=-1: must be a number, at least 0 and": lambda it: it.set_params(width=-1).propose(GOOD),
+    "dimension=2.5: must be a whole": lambda it: it.set_params(dimension=2.5).propose(GOOD),
+    "selection='ubc': must be one of": lambda it: it.set_params(selection="ubc").propose(GOOD),
+    r"selection=\['ucb'\]: must be one of": lambda it: it.set_params(selection=["ucb"]).propose(
+        GOOD
+    ),
+    "selection='foo': must be one of": lambda it: it.set_params(selection="foo").fit(GOOD, [1] * 3),
+    r"X must contain numbers: its type is datetime64\[D\]": lambda it: it.fit(
+        np.array([["2020-01-01"] * 3], "datetime64[D]"), [1]
+    ),
+    "X is None: must be an array": lambda it: it.fit(None, [1]),
+    "random_state='a': must be": lambda it: it.set_params(
+        selection="thompson", random_state="a"
+    ).propose(GOOD),
+}
+
+
+@pytest.mark.parametrize("message", INVALID)
+def test_invalid_input(message):
+    with pytest.raises(ValueError, match=f"^{message}|{message}") as error:
+        INVALID[message](fldb.DuelingBandit(dimension=3))
+    assert "\n" not in str(error.value)
+
+
+def test_features_of_any_kind_of_array():
+    pandas = pytest.importorskip("pandas")
+    x, y = duels(40)
+    expected = fldb.DuelingBandit().fit(x, y).coef_
+    frame, series = pandas.DataFrame(x), pandas.Series(y)
+    nothing_masked = np.ma.array(x, mask=np.zeros_like(x, dtype=bool)), np.ma.array(y)
+    for each in (
+        nothing_masked,
+        (frame, series),
+        (x.tolist(), y.tolist()),
+        (x, y.astype(bool)),
+        (x, y[:, None]),
+    ):
+        assert fldb.DuelingBandit().fit(*each).coef_ == pytest.approx(expected)
+    before = x.copy(), y.copy()
+    fldb.DuelingBandit().fit(x, y).record(x[0], x[1], True)
+    assert (x == before[0]).all()
+    assert (y == before[1]).all()
+
+
+def test_needs_neither_scikit_learn_nor_files(tmp_path):
+    code = (
+        "import sys; sys.modules['sklearn'] = None\n"
+        "import fldb_flower as fldb\n"
+        "learner = fldb.DuelingBandit(dimension=2)\n"
+        "try:\n    learner.rank([[1, 0]])\n"
+        "except ValueError as error:\n    print(error)\n"
+        "i, j = learner.propose([[1, 0], [0, 1]])\n"
+        "print(learner.record([1, 0], [0, 1], 1).rank([[0, 1], [1, 0]]), 'flwr' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[1 0] False"
+    assert "has no estimate yet" in done.stdout
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,1388 @@
+"""The local service of a device: replies, access, limits, and durability of answers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import math
+import os
+import re
+import resource
+import signal
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from starlette.testclient import TestClient
+
+from clients.preference_agent import PreferenceAgent
+from clients.service import models
+from clients.service.__main__ import main
+from clients.service.app import create_app
+from clients.service.catalogue import read_arms
+from clients.service.files import read_token
+from clients.service.logs import Limiter
+from clients.service.models import Arms
+from clients.store import DuelStore, Synchronization
+from clients.validation import check_arms
+from fldb_flower.errors import DataError, FldbError
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "a-token-of-the-tests"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+LINE = [[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]]  # an untrained agent selects 0 and 2
+TEXTS = [{"text": "near"}, {"text": "middle"}, {"text": "far"}]
+
+
+@contextlib.contextmanager
+def running(path: Path, **options: Any):
+    app = create_app(path, TOKEN, **{"body_seconds": 900.0, **options})
+    with TestClient(
+        app, base_url="http://127.0.0.1:8377", headers=BEARER, raise_server_exceptions=False
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+def client(path):
+    with running(path) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory):
+    """A service for tests that do not change it."""
+    with running(tmp_path_factory.mktemp("idle") / "duels.db") as client:
+        propose(client)  # duels have two features
+        client.delete("/answers")
+        yield client
+
+
+@pytest.fixture(scope="module")
+def idle_agent(tmp_path_factory):
+    with PreferenceAgent(tmp_path_factory.mktemp("agent") / "duels.db") as agent:
+        agent.propose(LINE)
+        yield agent
+
+
+def propose(client, features=LINE, **more: Any) -> dict[str, Any]:
+    reply = client.post("/duels", json={"features": features, **more})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def arm_of(key: str | None, text: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return an arm as a page shows it."""
+    return {"key": key, "text": text, "image": None, "features": None, **more}
+
+
+def answer(client, duel: str, preferred: str) -> httpx.Response:
+    return client.post(f"/duels/{duel}/answer", json={"preferred": preferred})
+
+
+def recorded(path: Path) -> dict[str, tuple[int, float]]:
+    """Read number and preference of each answer with SQLite directly."""
+    with contextlib.closing(sqlite3.connect(path)) as rows:
+        assert rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        found = rows.execute("SELECT id, sequence, evidence FROM answers").fetchall()
+    return {row[0]: (row[1], float(np.frombuffer(row[2])[-2])) for row in found}
+
+
+def problem(reply: httpx.Response, status: int, *parts: str) -> str:
+    """Check that a reply is one line of JSON with the given words, and no stack trace."""
+    assert reply.status_code == status, reply.text
+    assert list(reply.json()) == ["detail"]
+    detail = reply.json()["detail"]
+    assert detail.isprintable()
+    assert "Traceback" not in detail
+    for part in parts:
+        assert part in detail
+    return detail
+
+
+# ---- Duels and answers
+
+
+def test_a_duel_is_proposed_answered_and_stored(client, path):
+    duel = propose(client, keys=["tea", "coffee", "cocoa"])
+    assert (duel["first"], duel["second"]) == (0, 2)
+    assert (duel["first_key"], duel["second_key"]) == ("tea", "cocoa")
+    assert duel["predicted"] is None
+    assert duel["expires"] == pytest.approx(time.time() + 7 * 24 * 3600, abs=60)
+    assert answer(client, duel["id"], "second").json() == {"number": 1}
+    with contextlib.closing(sqlite3.connect(path)) as rows:
+        ((evidence,),) = rows.execute("SELECT evidence FROM answers")
+    assert np.frombuffer(evidence).tolist() == pytest.approx([-3, 0, 0, np.nan], nan_ok=True)
+
+
+@pytest.mark.parametrize(("preferred", "y"), [("first", 1.0), ("second", 0.0), ("tie", 0.5)])
+def test_the_preferred_arm_is_stored(preferred, y, client, path):
+    duel = propose(client)["id"]
+    assert answer(client, duel, preferred).status_code == 200
+    assert recorded(path) == {duel: (1, y)}
+
+
+def test_an_answer_may_be_repeated_but_not_changed(client, path):
+    one, other = propose(client)["id"], propose(client)["id"]
+    assert [answer(client, duel, "tie").json()["number"] for duel in (one, other, one)] == [1, 2, 1]
+    problem(answer(client, one, "first"), 409, one, "the first answer stays")
+    assert recorded(path) == {one: (1, 0.5), other: (2, 0.5)}
+
+
+def test_an_unknown_duel_is_not_found(idle):
+    problem(answer(idle, "none", "first"), 404, "'none'")
+    problem(answer(idle, "%00%ff%0aA", "first"), 404)
+
+
+def test_an_expired_duel_has_status_410(path):
+    with running(path, expire_after=0.05) as client:
+        duel = propose(client)["id"]
+        time.sleep(0.1)
+        problem(answer(client, duel, "first"), 410, "expired")
+    assert recorded(path) == {}
+
+
+def test_several_answers_have_separate_results(client, path):
+    one, other = propose(client)["id"], propose(client)["id"]
+    sent = [(one, "first"), ("none", "tie"), (other, "second"), (one, "second"), (one, "first")]
+    reply = client.post("/answers", json=[{"id": i, "preferred": p} for i, p in sent])
+    results = reply.json()
+    assert [result["status"] for result in results] == [200, 404, 200, 409, 200]
+    assert [result["number"] for result in results] == [1, None, 2, None, 1]
+    assert [result["detail"] is None for result in results] == [True, False, True, False, True]
+    assert recorded(path) == {one: (1, 1.0), other: (2, 0.0)}
+    assert client.post("/answers", json=[]).json() == []
+
+
+def test_status_and_prediction_follow_the_last_broadcast(client, path):
+    assert client.get("/status").json() == {
+        "open": 0, "answered": 0, "counted": 0, "sent": 0, "needed": None,
+        "dimension": None, "theta": None, "round": None, "duels": None, "received": None,
+        "secure": False, "privacy": None,
+    }  # fmt: skip
+    answer(client, propose(client)["id"], "first")
+    theta, information = np.array([2.0, -1.0]), np.array([50.0, 0.0, 50.0])
+    with PreferenceAgent(path) as agent:
+        agent.store.synchronize(Synchronization(123.5, 4, 1, 77, theta, information, {}))
+    duel = propose(client)
+    difference = LINE[duel["first"]][0] - LINE[duel["second"]][0]
+    assert duel["predicted"] == pytest.approx(1 / (1 + np.exp(-2.0 * difference)))
+    assert client.get("/status").json() == {
+        "open": 1, "answered": 1, "counted": 1, "sent": 1, "needed": None,
+        "dimension": 2, "theta": [2.0, -1.0], "round": 4, "duels": 77, "received": 123.5,
+        "secure": False, "privacy": None,
+    }  # fmt: skip
+
+
+def test_rankings_predictions_and_weights(client, path, tmp_path):
+    """Theta = (2, -1): rewards 0, 2 and 6; the standard deviations are 2 / sqrt(50)."""
+    theta, information = np.array([2.0, -1.0]), np.array([50.0, 0.0, 50.0])
+    with PreferenceAgent(path) as agent:
+        agent.store.synchronize(Synchronization(123.5, 4, 0, 77, theta, information, {}))
+    assert client.post("/rank", json={"features": LINE}).json() == {
+        "order": [2, 1, 0], "keys": None,
+    }  # fmt: skip
+    named = {"features": LINE, "keys": ["a", "b", "c"]}
+    assert client.post("/rank", json=named).json()["keys"] == ["c", "b", "a"]
+    two = {"first": LINE[1], "second": LINE[0]}
+    probability = client.post("/predict", json=two).json()["probability"]
+    assert probability == pytest.approx(1 / (1 + math.exp(-2)))
+    assert client.get("/weights").json() == {
+        "names": None, "weights": [2.0, -1.0],
+        "deviations": pytest.approx([2 / math.sqrt(50)] * 2), "own": False,
+    }  # fmt: skip
+    problem(client.get("/rank"), 404, "--arms")
+    catalogue = read_arms(write_arms(tmp_path / "arms.json"))
+    with running(tmp_path / "other.db", catalogue=catalogue) as other:
+        assert other.get("/weights").json() == {
+            "names": None, "weights": [], "deviations": [], "own": True,
+        }  # fmt: skip
+        assert other.get("/rank").json() == {
+            "order": list(range(6)), "keys": [f"k{i}" for i in range(6)],
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("purpose", ["suggest", "rank"])
+def test_the_purpose_reaches_the_selection(path, purpose):
+    """Arm 3 always wins. Only duels for a ranking leave it out."""
+    with running(path, purpose=purpose) as client:
+        pairs = set()
+        for _ in range(6):
+            duel = propose(client, features=[[0.0], [1.0], [3.0], [7.0]])
+            pairs.add(frozenset((duel["first"], duel["second"])))
+            answer(client, duel["id"], "first" if duel["first"] > duel["second"] else "second")
+    assert all(3 in pair for pair in pairs) == (purpose == "suggest")
+
+
+def test_the_next_duel_is_the_oldest_that_a_page_can_show(client, path):
+    problem(client.get("/duels/next"), 404, "no open duel has contents")
+    propose(client)  # without contents: not shown in a page
+    with PreferenceAgent(path) as other:
+        duel = other.propose(LINE, ["a", "b", "c"], TEXTS)
+    propose(client, contents=[{"image": "https://a.example/x.png"}] * 3)
+    shown = client.get("/duels/next").json()
+    assert shown == {
+        "id": duel.id,
+        "expires": duel.expires,
+        "first": arm_of("a", "near"),
+        "second": arm_of("c", "far"),
+    }
+    answer(client, duel.id, "tie")
+    shown = client.get("/duels/next").json()
+    assert shown["first"] == arm_of(None, image="https://a.example/x.png")
+
+
+def test_contents_that_were_stored_unchecked_are_not_shown_as_json(client, path):
+    """Earlier versions stored any JSON value."""
+    with DuelStore(path) as other:
+        contents = ["plain", {"text": 5, "more": []}]
+        other.propose(np.ones(2), 0.5, keys=("a", "b"), contents=contents, expire_after=60)
+    shown = client.get("/duels/next").json()
+    assert shown["first"] == arm_of("a", "plain")
+    assert shown["second"] == arm_of("b")  # the page shows the key
+
+
+# ---- Undo and skip
+
+
+def test_an_answer_is_undone_and_given_again(client, path):
+    one, other = propose(client)["id"], propose(client)["id"]
+    answer(client, one, "first")
+    answer(client, other, "first")
+    again = client.delete(f"/duels/{other}/answer").json()["id"]
+    assert again != other
+    assert recorded(path).keys() == {one}
+    assert client.delete(f"/duels/{other}/answer").json() == {"id": again}  # a repeated request
+    problem(answer(client, other, "first"), 404, other, "undone")  # a late one
+    assert answer(client, again, "second").json() == {"number": 2}
+    assert recorded(path) == {one: (1, 1.0), again: (2, 0.0)}
+    problem(client.delete(f"/duels/{one}/answer"), 409, one, "only the last one can be undone")
+    problem(client.delete("/duels/none/answer"), 404, "'none'")
+    with DuelStore(path) as store:
+        assert store.cut(0, 1) == 2
+    problem(client.delete(f"/duels/{again}/answer"), 409, "part of an upload", "no longer")
+    assert client.get("/status").json()["sent"] == 2
+    assert recorded(path) == {one: (1, 1.0), again: (2, 0.0)}
+
+
+def test_a_skipped_duel_is_no_answer_and_another_follows(client, path):
+    duel = propose(client)
+    reply = client.delete(f"/duels/{duel['id']}")
+    assert (reply.status_code, reply.content) == (204, b"")
+    assert (client.get("/status").json()["open"], recorded(path)) == (0, {})
+    problem(client.delete(f"/duels/{duel['id']}"), 404, duel["id"], "skipped")
+    other = propose(client)
+    assert {other["first"], other["second"]} != {duel["first"], duel["second"]}
+    answer(client, other["id"], "tie")
+    problem(client.delete(f"/duels/{other['id']}"), 409, "was answered")
+    assert recorded(path) == {other["id"]: (1, 0.5)}
+
+
+def test_arms_are_proposed_after_a_skip(path, tmp_path):
+    # The three pairs have different differences of features: 0.05, 0.15 and 0.2.
+    catalogue = read_arms(write_arms(tmp_path / "arms.json", 3, features=[0.05, 1.0]))
+    with running(path, catalogue=catalogue) as client:
+        pairs = []
+        for _ in range(2):
+            shown = client.get("/duels/next").json()
+            pairs.append({shown["first"]["key"], shown["second"]["key"]})
+            assert client.delete(f"/duels/{shown['id']}").status_code == 204
+    assert pairs[0] != pairs[1]
+
+
+# ---- Names of features, favourites
+
+TRAINS = """arm,price,time,text
+slow,20,5.5,
+fast,90,2,
+"night, with bed",60,9,Sleep in a bed
+"""
+
+
+@pytest.fixture
+def trains(path, tmp_path):
+    (tmp_path / "trains.csv").write_text(TRAINS)
+    with running(path, catalogue=read_arms(tmp_path / "trains.csv")) as client:
+        yield client
+
+
+def test_a_csv_file_has_the_names_of_the_features(trains, path):
+    assert trains.get("/weights").json()["names"] == ["price", "time"]
+    slow = arm_of("slow", "slow", features=named(price=20, time=5.5))
+    fast = arm_of("fast", "fast", features=named(price=90, time=2))
+    night = arm_of("night, with bed", "Sleep in a bed")  # has a text of its own
+    seen = set()
+    for _ in range(3):
+        shown = trains.get("/duels/next").json()
+        for arm in (shown["first"], shown["second"]):
+            assert arm in (slow, fast, night)
+            seen.add(arm["key"])
+        trains.delete(f"/duels/{shown['id']}")
+    assert seen == {"slow", "fast", "night, with bed"}
+    with PreferenceAgent(path) as other:
+        assert other.explain().names == ["price", "time"]
+
+
+def named(**features: float) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in features.items()]
+
+
+def test_favourites_are_the_best_arms_and_none_at_first(trains, path):
+    assert trains.get("/favourites").json() == []
+    with PreferenceAgent(path) as agent:
+        duel = agent.propose([[0.0, 0.0], [1.0, 1.0]]).id
+        agent.record(duel, "tie")
+        assert trains.get("/favourites").json() == []  # nothing is preferred to anything
+        theta, information = np.array([-1.0, -10.0]), np.array([50.0, 0.0, 50.0])
+        agent.store.synchronize(Synchronization(123.5, 4, 1, 77, theta, information, {}))
+    best = trains.get("/favourites").json()  # rewards -75, -110 and -150
+    assert [arm["key"] for arm in best] == ["slow", "fast", "night, with bed"]
+    assert best[1] == arm_of("fast", "fast", features=named(price=90, time=2))
+    assert trains.get("/favourites?most=1").json() == best[:1]
+    problem(trains.get("/favourites?most=0"), 422, "most")
+    problem(trains.get("/favourites?most=101"), 422, "most")
+
+
+def test_favourites_need_arms(idle):
+    assert idle.get("/favourites").json() == []
+
+
+def test_an_application_names_the_features(client):
+    names = {"names": ["sweetness", "bitterness"]}
+    assert client.put("/features", json=names).json() == names
+    assert client.get("/weights").json()["names"] == names["names"]
+    propose(client)
+    problem(client.put("/features", json={"names": ["a"]}), 422, "1 names for 2 features")
+    problem(client.put("/features", json={"names": ["a", "a"]}), 422, "'a'", "another feature")
+    problem(client.put("/features", json={}), 422, "names", "required")
+    assert client.get("/weights").json()["names"] == names["names"]
+    assert client.put("/features", json={"names": None}).json() == {"names": None}
+    assert client.get("/weights").json()["names"] is None
+
+
+def test_features_that_only_tell_arms_apart_are_not_shown(path, tmp_path):
+    (tmp_path / "names.csv").write_text("arm,Tim,Lucas\nTim,1,0\nLucas,0,1\n")
+    with running(path, catalogue=read_arms(tmp_path / "names.csv")) as client:
+        shown = client.get("/duels/next").json()
+        assert shown["first"] == arm_of(shown["first"]["key"], shown["first"]["key"])
+
+
+# ---- --arms
+
+
+def write_arms(path: Path, count: int = 6, **changes: Any) -> Path:
+    arms = [{"key": f"k{i}", "features": [i / 10, 1.0], "text": f"arm {i}"} for i in range(count)]
+    arms[1:2] = [arms[1] | changes] if count > 1 else []
+    path.write_text(json.dumps(arms))
+    return path
+
+
+def test_arms_are_proposed_if_no_duel_is_open(path, tmp_path):
+    catalogue = read_arms(write_arms(tmp_path / "arms.json"))
+    met = set()
+    with running(path, catalogue=catalogue, choices=2) as client:
+        for _ in range(60):
+            shown = client.get("/duels/next").json()
+            assert client.get("/duels/next").json() == shown  # the same duel until it is answered
+            for arm in (shown["first"], shown["second"]):
+                assert arm == arm_of(arm["key"], f"arm {arm['key'][1:]}")
+            met.add(frozenset((shown["first"]["key"], shown["second"]["key"])))
+            assert answer(client, shown["id"], "first").status_code == 200
+    assert all(len(pair) == 2 for pair in met)
+    assert len(met) > 8  # of 15 pairs: fewer with probability below 1e-6
+    assert len(recorded(path)) == 60
+
+
+BAD_CSV = {
+    "": "the header is '': it must have the column arm",
+    "arm\na\nb\n": "one column per feature",
+    "price\n1\n2\n": "the column arm",
+    "arm,key,price\na,a,1\n": "the column arm",
+    "arm,price,price\na,1,2\nb,1,2\n": "the header: names: name 1, 'price', is also the name",
+    "arm,price,\na,1,2\nb,1,2\n": "the header: names.1",
+    "arm,price\na,1\n": "1 arms: a duel needs at least two",
+    "arm,price\na,1\nb\n": "line 3: 1 fields, but the header has 2",
+    "arm,price\na,1\n\nb,cheap\n": "line 4: price: Input should be a valid number, not 'cheap'",
+    "arm,price\na,1\nb,nan\n": "line 3: price: Input should be a valid number, not 'nan'",
+    "arm,price\na,1\nb,1_0\n": "line 3: price: Input should be a valid number, not '1_0'",
+    "arm,price\na,1\nb,1e999\n": "line 3: price: Input should be a valid number, not '1e999'",
+    "arm,price\na,1\na,2\n": "1.key: 'a' is also the key of another arm",
+    "arm,price\na,1\n,2\n": "line 3: key: String should have at least 1 character, not ''",
+    "arm,price,image\na,1,\nb,2,/etc/passwd\n": "line 3: image",
+    'arm,price\n"a,1\nb,2\n': "line 3: unexpected end of data",
+    "arm,price\na,1\nb,\xe9\n": "byte 16 is not UTF-8",
+}
+
+
+@pytest.mark.parametrize("text", BAD_CSV)
+def test_invalid_csv_files_give_a_one_line_error(text, tmp_path):
+    file = tmp_path / "arms.csv"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError) as error:
+        read_arms(file)
+    message = str(error.value)
+    assert message.startswith(f"{file}: ")
+    assert message.isprintable()
+    assert BAD_CSV[text] in message
+
+
+def test_csv_files_of_other_programs_are_read(tmp_path):
+    """A byte order mark, CRLF, quoted line breaks, and `key` as the name of the column."""
+    text = '\ufefftext,key,"a ""quoted"" name"\r\n"two\r\nlines",one,1e3\r\n,two,-.5\r\n'
+    (tmp_path / "arms.csv").write_bytes(text.encode())
+    catalogue = read_arms(tmp_path / "arms.csv")
+    assert catalogue.names == ['a "quoted" name']
+    one, two = catalogue.arms
+    assert (one.key, one.text, one.features) == ("one", "two\r\nlines", [1000.0])
+    assert (two.key, two.text, two.image, two.features) == ("two", None, None, [-0.5])
+
+
+def test_an_arm_without_text_and_image_shows_its_key(path, tmp_path):
+    image = "data:image/png;base64,AAAA"
+    text = [{"key": "only", "features": [0]}, {"key": "seen", "features": [1], "image": image}]
+    (tmp_path / "arms.json").write_text(json.dumps(text))
+    with running(path, catalogue=read_arms(tmp_path / "arms.json")) as client:
+        shown = client.get("/duels/next").json()
+    assert {shown[side]["key"]: shown[side] for side in ("first", "second")} == {
+        "only": arm_of("only", "only"),
+        "seen": arm_of("seen", image=image),
+    }
+
+
+# ---- Access control
+
+
+def test_everything_but_page_health_and_description_needs_the_token(path):
+    with running(path) as client:
+        paths = client.get("/openapi.json").json()["paths"]
+        guarded = {(m, p) for p, methods in paths.items() for m in methods} - {("get", "/health")}
+        assert len(guarded) == 14
+        for method, place in [*guarded, ("get", "/none"), ("get", "/static-offline-docsx")]:
+            for header in ("", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x"):
+                reply = client.request(method, place, headers={"Authorization": header})
+                assert reply.headers["www-authenticate"] == "Bearer"
+                problem(reply, 401, "token", "Authorization: Bearer")
+        del client.headers["Authorization"]
+        problem(client.get("/status"), 401)
+        for place in ("/", "/health", "/docs", "/openapi.json"):
+            assert client.get(place).status_code == 200
+        assert client.get("/status", headers={"Authorization": f"bearer {TOKEN}"}).is_success
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "LOCALHOST", "[::1]", "[::1]:8377"])
+def test_names_of_this_machine_are_accepted(host, idle):
+    assert idle.get("/health", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8377", "", "[::1]x"]
+)
+def test_other_names_are_refused_on_every_path(host, idle):
+    for place in ("/", "/health", "/docs", "/status", "/none"):
+        problem(idle.get(place, headers={"Host": host}), 400, "localhost")
+
+
+def test_a_remote_service_accepts_any_name(path):
+    with running(path, any_host=True) as client:
+        assert client.get("/health", headers={"Host": "device.lan"}).status_code == 200
+
+
+def test_every_reply_has_the_security_headers(idle):
+    for place in ("/", "/docs", "/health", "/status", "/none"):
+        headers = idle.get(place).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-store"
+        assert headers["content-security-policy"].startswith("default-src 'none';")
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+
+
+def test_the_policy_of_the_page_allows_only_its_own_code(idle):
+    reply = idle.get("/")
+    rules = dict(
+        rule.split(" ", 1) for rule in reply.headers["content-security-policy"].split("; ")
+    )
+    for tag, rule in (("script", "script-src"), ("style", "style-src")):
+        (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", reply.text, re.S)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert rules[rule] == f"'sha256-{digest}'"
+    assert rules["connect-src"] == "'self'"
+    assert rules["img-src"] == "data: https:"
+    assert TOKEN not in reply.text
+
+
+def test_the_api_documentation_is_complete_and_uses_no_other_host(idle):
+    description = idle.get("/openapi.json").json()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert description["info"]["version"] == project["version"]
+    for methods in description["paths"].values():
+        assert all(operation["description"] for operation in methods.values())
+    for name, model in description["components"]["schemas"].items():
+        if "Validation" not in name:
+            assert model["description"], name
+            for field, schema in model["properties"].items():
+                assert schema.get("examples"), f"{name}.{field}"
+    docs = idle.get("/docs").text
+    sources = re.findall(r"(?:src|href)=\"([^\"]*)\"", docs)
+    assert len(sources) == 3
+    assert all(re.match(r"/static-offline-docs/|data:", source) for source in sources)
+    for source in sources[:1] + sources[2:]:
+        assert httpx.Response.is_success.fget(idle.get(source))
+
+
+def test_the_examples_of_the_description_are_valid():
+    kinds = [value for value in vars(models).values() if isinstance(value, type)]
+    kinds = [kind for kind in kinds if issubclass(kind, BaseModel) and kind is not BaseModel]
+    assert len(kinds) > 12
+    for kind in kinds:
+        fields = kind.model_json_schema().get("properties", {}).items()
+        kind.model_validate({name: schema["examples"][0] for name, schema in fields})
+
+
+# ---- Limits and errors
+
+
+def many(count: int) -> list[list[float]]:
+    return [[float(i)] for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("body", "good"),
+    [
+        ({"features": many(10_000)}, True),
+        ({"features": many(10_001)}, False),
+        ({"features": [[0.0] * 2049] * 2}, False),
+        ({"features": LINE, "keys": ["k" * 1000] * 3}, True),
+        ({"features": LINE, "keys": ["k" * 1001] * 3}, False),
+        ({"features": LINE, "contents": [{"text": "t" * 10_000}] * 3}, True),
+        ({"features": LINE, "contents": [{"text": "t" * 10_001}] * 3}, False),
+    ],
+)
+def test_limits(body, good, client):
+    reply = client.post("/duels", json=body)
+    if good:
+        assert reply.status_code == 200
+    else:
+        assert len(problem(reply, 422, "at most")) < 300
+
+
+def test_a_feature_list_may_be_long():
+    assert Arms(features=[[0.0] * 2048] * 2).keys is None  # whose W has 4 M entries
+
+
+def test_a_body_may_be_32_mebibytes_and_no_more_with_and_without_its_length(client):
+    limit = 32 * 2**20
+    body = b'{"features": [[0, 0], [1, 1]]}'
+    sent = {"Content-Type": "application/json"}
+
+    def chunks(size: int):
+        yield body
+        for start in range(len(body), size, 2**20):
+            yield b" " * min(2**20, size - start)
+
+    assert client.post("/duels", content=b"".join(chunks(limit)), headers=sent).is_success
+    assert client.post("/duels", content=chunks(limit), headers=sent).is_success
+    large = b"".join(chunks(limit + 1))
+    problem(client.post("/duels", content=large, headers=sent), 413, "32 MiB")
+    problem(client.post("/duels", content=chunks(limit + 1), headers=sent), 413, "32 MiB")
+
+
+BAD_DUELS = {
+    '{"features": [[1, NaN], [1, 2]]}': (422, "features.0.1", "nan"),
+    '{"features": [[1, 2], [-Infinity, 2]]}': (422, "features.1.0", "inf"),
+    '{"features": [[1, 2], [1e999, 2]]}': (422, "features.1.0", "inf"),
+    '{"features": [[1, 2], [1e200, 2]]}': (422, "features.1.0", "1e+200"),
+    f'{{"features": [[1, 2], [1{"0" * 400}, 2]]}}': (422, "features.1.0", "number"),
+    '{"features": [[1, 2], ["1", 2]]}': (422, "features.1.0", "'1'"),
+    '{"features": [[1, 2], [true, 2]]}': (422, "features.1.0", "True"),
+    '{"features": [[1, 2], [1]]}': (422, "same length"),
+    '{"features": [[1, 2]]}': (422, "features", "at least 2"),
+    '{"features": [[], []]}': (422, "features.0", "at least 1"),
+    '{"features": 7}': (422, "features", "7"),
+    '{"feature": [[1, 2], [3, 4]]}': (422, "features", "required"),
+    '{"features": [[1, 2], [3, 4]], "key": []}': (422, "key", "not permitted"),
+    '{"features": [[1, 2], [3, 4]], "keys": ["a"]}': (422, "1 keys for 2 arms"),
+    '{"features": [[1, 2], [3, 4]], "keys": ["a", 5]}': (422, "keys.1", "5"),
+    r'{"features": [[1, 2], [3, 4]], "keys": ["a", "\ud800"]}': (422, "keys.1"),
+    '{"features": [[1, 2], [3, 4]], "contents": [{}, {}]}': (422, "contents.0", "text or an image"),
+    '{"features": [[1, 2], [3, 4]], "contents": [{"image": "javascript:x"}, {"text": "a"}]}': (
+        422,
+        "contents.0.image",
+        "javascript:x",
+    ),
+    '{"features": [[1, 2], [3, 4]]': (422, "not JSON", "29"),
+    '{"features":\n [[1, 2]': (422, "not JSON", "line 2 column 9"),
+    "{'features': 1}": (422, "not JSON", "line 1 column 2"),
+    "[" * 10**6: (400, "the body cannot be read", "nested too deeply"),
+    f"[1{'0' * 5000}]": (400, "the body cannot be read", "more than 4300 digits"),
+    "\xff": (400, "the body cannot be read", "byte 0 is 0xff, which is not UTF-8"),
+    '{"features": "caf\xe9"}': (400, "byte 17 is 0xe9, which is not UTF-8"),
+    "": (422, "the body", "required"),
+    "[]": (422, "the body"),
+}
+
+
+@pytest.mark.parametrize("body", BAD_DUELS, ids=lambda body: body[:40])
+def test_invalid_bodies_give_a_one_line_error(body, idle):
+    status, *parts = BAD_DUELS[body]
+    sent = {"Content-Type": "application/json"}
+    reply = idle.post("/duels", content=body.encode("latin-1"), headers=sent)
+    assert len(problem(reply, status, *parts)) < 300
+    assert idle.get("/status").json()["open"] == 0
+
+
+def test_invalid_answers_give_a_one_line_error(client, path):
+    duel = propose(client)["id"]
+    problem(answer(client, duel, "me"), 422, "preferred", "'me'")
+    problem(client.post("/answers", json=[{"id": duel}]), 422, "0.preferred")
+    problem(client.post("/answers", json=[{"id": "x", "preferred": "tie"}] * 10_001), 422, "10000")
+    plain = client.post(f"/duels/{duel}/answer", content='{"preferred": "tie"}')
+    problem(plain, 422, "Content-Type: application/json")
+    assert recorded(path) == {}
+
+
+def test_features_of_another_length_are_refused(client):
+    propose(client)
+    problem(client.post("/duels", json={"features": [[1.0], [2.0]]}), 422, "1 numbers", "have 2")
+
+
+def test_wrong_methods_and_paths_give_a_one_line_error(idle):
+    reply = idle.put("/duels")
+    problem(reply, 405, "PUT is not allowed at /duels: use POST")
+    assert reply.headers["allow"] == "POST"
+    problem(idle.get("/none"), 404, "nothing at /none", "/docs")
+    problem(idle.get("/static-offline-docs/none.js"), 404, "nothing at /static-offline-docs/none")
+
+
+def test_the_error_for_a_body_names_the_expected_type(idle):
+    body = b'{"features": [[1, 2], [3, 4]]}'
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        reply = idle.post("/duels", content=body, headers={"Content-Type": kind})
+        problem(reply, 422, f"Content-Type: {kind}", "send JSON, as Content-Type: application/json")
+    problem(idle.post("/duels", content=body), 422, "no Content-Type", "application/json")
+
+
+def test_erasure_over_http(client, path):
+    for marker in ("first", "open"):
+        contents = [{"text": f"text-{marker}"}] * 3
+        duel = propose(client, keys=["key-a", "key-b", "key-c"], contents=contents)["id"]
+        if marker == "first":
+            answer(client, duel, "second")
+    expected = {"proposals": 1, "forgotten": 1, "may_be_counted": 0, "counted": 0}
+    assert client.delete("/answers").json() == expected
+    data = b"".join(file.read_bytes() for file in path.parent.glob("duels.db*"))
+    assert b"text-" not in data
+    assert b"key-" not in data
+    problem(client.get("/duels/next"), 404)
+    problem(answer(client, duel, "first"), 404, "forgotten")
+    assert recorded(path) == {}
+    assert client.delete("/answers").json() == dict.fromkeys(expected, 0)
+
+
+# ---- The service and the Python API
+
+
+def test_limits_are_readable():
+    """pydantic writes 1e100 with 101 digits."""
+    with pytest.raises(DataError) as error:
+        check_arms([[1e101], [0.0]], None, None)
+    expected = "features.0.0: Input should be less than or equal to 1e+100, not 1e+101"
+    assert str(error.value) == expected
+    with pytest.raises(DataError, match=r"greater than or equal to -1e\+100, not -1e\+101$"):
+        check_arms([[-1e101], [0.0]], None, None)
+
+
+broken = st.sampled_from(["\ud800", "x" * 10_001, "", "ok", 5, None, True, [], {}, [[[[]]]], 1e999])
+images = st.sampled_from(["https://a/b", "data:image/png,x", "javascript:x", "http://a", "/a.png"])
+shown_arms = st.one_of(
+    broken,
+    st.fixed_dictionaries({}, optional={"text": broken, "image": images | broken, "txet": broken}),
+    st.just({"text": "tea"}),
+)
+numbers = st.one_of(
+    st.floats(-5, 5), st.sampled_from([math.nan, math.inf, 1e101, 10**400, 7]), broken
+)
+offers = st.fixed_dictionaries(
+    {
+        "features": st.one_of(
+            st.lists(st.lists(numbers, max_size=3), max_size=3), st.just(LINE), broken
+        )
+    },
+    optional={
+        "keys": st.one_of(st.lists(broken, max_size=3), st.just(["a", "b", "c"]), broken),
+        "contents": st.one_of(st.lists(shown_arms, min_size=2, max_size=3), broken),
+    },
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(offer=offers)
+def test_service_and_agent_refuse_the_same_values_with_the_same_message(idle, idle_agent, offer):
+    sent = {"Content-Type": "application/json"}
+    reply = idle.post("/duels", content=json.dumps(offer).encode(), headers=sent)
+    with contextlib.suppress(FldbError):
+        idle_agent.propose(**offer)
+        assert reply.status_code == 200, reply.text
+        assert idle.delete("/answers").json()["proposals"] == 1
+        return
+    with pytest.raises(FldbError) as error:
+        idle_agent.propose(**offer)
+    assert problem(reply, 422) == str(error.value)
+
+
+@pytest.mark.parametrize("preferred", ["me", 5, None, [], {}, True, "\ud800"])
+def test_service_and_agent_refuse_the_same_answers(idle, idle_agent, preferred):
+    sent = {"Content-Type": "application/json"}
+    body = json.dumps({"preferred": preferred}).encode()
+    with pytest.raises(FldbError) as error:
+        idle_agent.record("x", preferred)
+    reply = idle.post("/duels/x/answer", content=body, headers=sent)
+    assert problem(reply, 422) == str(error.value)
+    for bad in ({"id": "x", "preferred": preferred}, {"id": preferred, "preferred": "x"}):
+        body = json.dumps([{"id": "y", "preferred": "tie"}, bad]).encode()
+        with pytest.raises(FldbError) as error:
+            idle_agent.record_many([("y", "tie"), tuple(bad.values())])
+        assert problem(idle.post("/answers", content=body, headers=sent), 422) == str(error.value)
+
+
+@contextlib.contextmanager
+def locked(path: Path):
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            other.execute("ROLLBACK")
+
+
+def test_reads_do_not_wait_for_pending_writes(path):
+    with running(path) as client, ThreadPoolExecutor(1) as pool:
+        duel = propose(client)["id"]
+        with locked(path):
+            late = pool.submit(answer, client, duel, "first")
+            time.sleep(0.1)
+            assert client.get("/health").status_code == 200
+            assert client.get("/status").json()["open"] == 1
+            assert not late.done()
+        assert late.result().json() == {"number": 1}
+
+
+def test_a_locked_store_is_reported_and_nothing_is_recorded(path, monkeypatch):
+    monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 0.05)
+    with running(path) as client:
+        duel = propose(client)["id"]
+        with locked(path):
+            problem(answer(client, duel, "first"), 503, "locked")
+        assert recorded(path) == {}
+        assert answer(client, duel, "first").json() == {"number": 1}
+
+
+def test_requests_wait_for_a_lock_together(path, monkeypatch):
+    """One deadline per request, not one after the other."""
+    monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 1.0)
+    with running(path) as client, ThreadPoolExecutor(6) as pool:
+        duel = propose(client)["id"]
+        began = time.monotonic()
+        with locked(path):
+            for reply in [pool.submit(answer, client, duel, "first") for _ in range(6)]:
+                problem(reply.result(), 503, "locked")
+        assert 1.0 <= time.monotonic() - began < 3.0
+        assert answer(client, duel, "first").json() == {"number": 1}
+
+
+@pytest.mark.parametrize("harm", ["deleted", "overwritten"])
+def test_health_reports_a_store_without_its_path(harm, path):
+    with running(path) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        if harm == "deleted":
+            path.unlink()
+        else:
+            with contextlib.closing(sqlite3.connect(path)) as rows:
+                rows.execute("DROP TABLE proposals")
+        assert problem(client.get("/health"), 503) == "the store cannot be read"
+
+
+def test_an_internal_error_shows_no_stack_trace(client, monkeypatch):
+    def fail(_agent):
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(PreferenceAgent, "status", fail)
+    assert "secret" not in problem(client.get("/status"), 500)
+
+
+# ---- The process
+
+
+class Process:
+    """A service in a subprocess, on a free port."""
+
+    def __init__(self, path: Path, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "clients.service", "--store", path, "--port", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        assert self.process.stdout is not None
+        self.printed = self.process.stdout.readline().strip()
+        found = re.fullmatch(r"http://([\w.\[\]:]+):(\d+)/#token=([\w-]{40,})", self.printed)
+        assert found, self.printed + self.stop()[1]
+        self.port, self.token = int(found[2]), found[3]
+
+    def client(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", headers=headers, trust_env=False, timeout=60
+        )
+
+    def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Stop the service; return its exit status and stderr."""
+        self.process.send_signal(number)
+        _, stderr = self.process.communicate(timeout=300)
+        return self.process.returncode, stderr
+
+
+@pytest.fixture
+def start_service(path):
+    """Start services; stop all of them at the end."""
+    begun: list[Process] = []
+
+    def begin(*options: str) -> Process:
+        begun.append(Process(path, *options))
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        if process.process.poll() is None:
+            process.process.kill()
+            process.process.communicate(timeout=300)
+
+
+def proposed(path: Path, count: int) -> list[str]:
+    with PreferenceAgent(path) as agent:
+        return [agent.propose(LINE).id for _ in range(count)]
+
+
+class Crowd:
+    """Threads that answer duels, each over its own connection, until the service stops."""
+
+    def __init__(self, service: Process, duels: list[str], threads: int) -> None:
+        self.numbers: dict[str, int] = {}
+        self.sent = threading.Semaphore(0)
+        self._service = service
+        self._threads = [
+            threading.Thread(target=self._answer, args=(duels[i::threads],)) for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _answer(self, duels: list[str]) -> None:
+        with self._service.client() as client, contextlib.suppress(httpx.TransportError):
+            for duel in duels:
+                reply = answer(client, duel, "first")
+                assert reply.status_code == 200, reply.text
+                self.numbers[duel] = reply.json()["number"]
+                self.sent.release()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_every_confirmed_answer_is_in_the_store(number, path, start_service):
+    duels = proposed(path, 1000)
+    service = start_service()
+    crowd = Crowd(service, duels, threads=4)
+    for _ in range(30):
+        assert crowd.sent.acquire(timeout=60)
+    status, stderr = service.stop(number)
+    crowd.join()
+    killed = number == signal.SIGKILL
+    assert status == (-signal.SIGKILL if killed else 128 + signal.SIGTERM)
+    assert stderr == ("" if killed else "stopped\n")
+    assert 30 <= len(crowd.numbers) < 1000  # it was stopped in the middle
+    kept = recorded(path)
+    assert crowd.numbers.items() <= {duel: sequence for duel, (sequence, _) in kept.items()}.items()
+    assert sorted(sequence for sequence, _ in kept.values()) == list(range(1, len(kept) + 1))
+    again = start_service()
+    assert again.token == service.token
+    with again.client() as client:
+        assert client.get("/status").json()["answered"] == len(kept)
+
+
+def test_sigterm_waits_for_a_commit_in_progress(path, start_service):
+    (duel,) = proposed(path, 1)
+    service = start_service()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")  # the commit waits for this
+        body = b'{"preferred": "tie"}'
+        with begun(service, f"/duels/{duel}/answer", len(body)) as late:
+            late.sendall(body)
+            time.sleep(1.0)
+            service.process.terminate()
+            time.sleep(0.5)
+            assert service.process.poll() is None
+            other.execute("ROLLBACK")
+            assert ended(late).endswith(b'{"number":1}')
+    assert service.process.wait(60) == 128 + signal.SIGTERM
+    assert recorded(path) == {duel: (1, 0.5)}
+
+
+def test_many_concurrent_connections(path, start_service):
+    duels = proposed(path, 160)
+    crowd = Crowd(start_service(), duels, threads=32)
+    crowd.join()
+    assert sorted(crowd.numbers.values()) == list(range(1, 161))
+    assert recorded(path) == {duel: (number, 1.0) for duel, number in crowd.numbers.items()}
+
+
+def test_a_chunked_body_is_limited_over_a_socket_too(start_service):
+    service = start_service()
+
+    def chunks():
+        for _ in range(33):
+            yield b" " * 2**20
+
+    with service.client() as client:
+        sent = {"Content-Type": "application/json"}
+        problem(client.post("/duels", content=chunks(), headers=sent), 413, "32 MiB")
+        assert client.get("/health").status_code == 200
+
+
+# ---- Connections
+
+
+def connect(service: Process, sent: bytes = b"") -> socket.socket:
+    opened = socket.create_connection(("127.0.0.1", service.port), timeout=60)
+    opened.sendall(sent)
+    return opened
+
+
+def ended(opened: socket.socket) -> bytes:
+    """Return the data received before the service closed the connection."""
+    received = b""
+    with opened, contextlib.suppress(ConnectionResetError):
+        while part := opened.recv(2**16):
+            received += part
+    return received
+
+
+def received(opened: socket.socket, end: bytes) -> bool:
+    """Receive data until the given end."""
+    data = b""
+    while not data.endswith(end) and (part := opened.recv(2**16)):
+        data += part
+    return data.endswith(end)
+
+
+def head(service: Process, path: str = "/duels", length: int = 100, more: str = "") -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {service.token}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {length}\r\n{more}\r\n"
+    ).encode()
+
+
+def begun(service: Process, path: str = "/duels", length: int = 100) -> socket.socket:
+    """Send the head of a request; return when the service waits for the body."""
+    opened = connect(service, head(service, path, length, "Expect: 100-continue\r\n"))
+    assert opened.recv(2**16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    return opened
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux alone")
+def test_hundreds_of_idle_connections_do_not_block_others(start_service):
+    """Also with a limit of 256 open files per process, as on macOS."""
+    service = start_service()
+    resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (256, 256))
+    with contextlib.ExitStack() as idle:
+        client = idle.enter_context(service.client())
+        for number in range(300):
+            idle.enter_context(connect(service, b"GET / HT" if number % 2 else b""))
+            if number % 50 == 49:  # leaves time to close connections before more arrive
+                assert client.get("/health").status_code == 200
+            assert client.get("/status").json()["answered"] == 0
+    _, stderr = service.stop()
+    *lines, counted, stopped = stderr.splitlines()
+    assert stopped == "stopped"
+    assert len(lines) == 3
+    assert "more than 100 connections: those that wait are closed" in lines[0]
+    assert re.search(r" \(and \d+ more in the last minute\)$", counted)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_request_that_does_not_arrive_times_out(start_service, sent, again):
+    """On a new connection, and on one that already had a reply."""
+    service = start_service("--request-seconds", "1")
+    whole = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    opened = connect(service, whole if again else b"")
+    if again:
+        assert opened.recv(2**16).startswith(b"HTTP/1.1 200")
+    opened.sendall(sent)
+    assert ended(opened) in {b"", b'{"status":"ok"}'}
+    _, stderr = service.stop()
+    assert ("head did not arrive within 1 s" in stderr) == bool(sent)
+
+
+@pytest.mark.parametrize("trickle", [False, True])
+def test_a_body_that_does_not_arrive_is_refused(start_service, trickle):
+    service = start_service("--request-seconds", "1")
+    opened = connect(service, head(service) + b"{")
+    if trickle:
+        with contextlib.suppress(OSError):
+            for _ in range(60):
+                opened.sendall(b" ")
+                time.sleep(0.05)
+    received = ended(opened) if not trickle else b""
+    if not trickle:
+        top, _, body = received.partition(b"\r\n\r\n")
+        assert top.startswith(b"HTTP/1.1 408")
+        assert b"connection: close" in top.lower()
+        assert json.loads(body) == {"detail": "the body did not arrive within 1 s"}
+    opened.close()
+    with service.client() as client:
+        assert client.get("/health").status_code == 200
+    _, stderr = service.stop()
+    assert stderr.count("POST /duels: the body did not arrive within 1 s") == 1
+    assert "Traceback" not in stderr
+
+
+BUNDLE = b"GET /static-offline-docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+def holding(service: Process, kind: str) -> socket.socket:
+    """Open a connection that keeps the service waiting."""
+    if kind == "does not read":  # 42 MB, without a token
+        return connect(service, 30 * BUNDLE)
+    return connect(service, head(service) + b"{")
+
+
+@pytest.mark.parametrize("kind", ["does not read", "slow body"])
+def test_clients_that_hold_on_do_not_block_others(kind, start_service):
+    """The first 150 stay; 20 more come again and again, between the requests of an honest client.
+
+    Limits of time do not help here: all that follows takes less than 20 seconds.
+    """
+    service = start_service()
+    with contextlib.ExitStack() as held, service.client() as client:
+        for _ in range(150):
+            held.enter_context(holding(service, kind))
+        for number in range(5):
+            began = time.monotonic()
+            with service.client() as other:
+                statuses = [each.get("/status").status_code for each in (client, other)]
+            assert statuses == [200, 200]
+            assert time.monotonic() - began < 2
+            for _ in range(20 if number else 0):
+                held.enter_context(holding(service, kind))
+    assert service.stop()[0] == 128 + signal.SIGTERM
+
+
+def test_replies_that_are_not_read_are_dropped(start_service):
+    """Wherever they stop: in buffers of the operating system, or of the service."""
+    service = start_service("--request-seconds", "1")
+    process = psutil.Process(service.process.pid)
+    last = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    with contextlib.ExitStack() as held:
+        for number in range(1, 13):
+            for end in (b"", last):
+                held.enter_context(connect(service, number * BUNDLE + end))
+        deadline = time.monotonic() + 20
+        while len(process.net_connections()) < 12:
+            time.sleep(0.01)
+        while len(process.net_connections()) > 1:  # it listens on one
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert "replies were not read within 1 s: closed" in service.stop()[1]
+
+
+def test_a_new_connection_is_refused_if_all_are_busy(path, start_service):
+    (duel,) = proposed(path, 1)
+    service = start_service("--max-connections", "1")
+    body = b'{"preferred": "tie"}'
+    with begun(service, f"/duels/{duel}/answer", len(body)) as busy:
+        with locked(path):
+            busy.sendall(body)
+            time.sleep(0.5)
+            with service.client() as client:
+                assert client.get("/health").status_code == 503
+        assert received(busy, b'{"number":1}')
+    with service.client() as client:
+        assert client.get("/health").status_code == 200
+    assert "all 1 connections are busy: a new one is refused" in service.stop()[1]
+
+
+def test_requests_that_wait_for_a_lock_do_not_block_others(path, start_service):
+    duels = proposed(path, 120)
+    service = start_service()
+    body = b'{"preferred": "tie"}'
+    with contextlib.ExitStack() as held, service.client() as client:
+        with locked(path):
+            first = held.enter_context(begun(service, f"/duels/{duels[0]}/answer", len(body)))
+            first.sendall(body)
+            time.sleep(0.5)
+            for duel in duels[1:]:
+                sent = head(service, f"/duels/{duel}/answer", len(body)) + body
+                held.enter_context(connect(service, sent))
+            began = time.monotonic()
+            assert client.get("/status").json()["answered"] == 0
+            problem(client.delete(f"/duels/{duels[0]}"), 503, "50 requests already wait")
+            assert time.monotonic() - began < 2
+        assert received(first, b'{"number":1}')
+
+
+def test_a_refusal_does_not_wait_for_the_body(start_service):
+    """A request without a token gets an immediate reply, and its body is not read."""
+    service = start_service("--max-connections", "1", "--request-seconds", "30")
+    service.token, token = "wrong" * 10, service.token
+    opened = connect(service, head(service))
+    assert opened.recv(2**16).startswith(b"HTTP/1.1 401")
+    service.token = token
+    with service.client() as client:
+        assert client.get("/status").status_code == 200
+    ended(opened)
+
+
+def test_the_log_has_few_records_of_each_kind(caplog):
+    """A kind is a text, or a place where an exception was raised; nothing is lost unseen."""
+    log, limiter = logging.getLogger("uvicorn.error"), Limiter("secret-token")
+    caplog.set_level(logging.WARNING, log.name)
+
+    def fail(error: BaseException, line: int) -> None:
+        try:
+            exec(compile("\n" * line + "raise error", "code", "exec"), {"error": error})
+        except BaseException:
+            log.exception("failed")
+
+    with limiter.installed():
+        for number in range(9):
+            log.warning("%d: %s", number, "a secret-token")
+            fail(ValueError("x"), line=1)
+            fail(ValueError("x"), line=2)
+            fail(asyncio.CancelledError(), line=3)
+        log.error("another")
+        messages = [record.getMessage() for record in caplog.records]
+        logged = [[f"{number}: a TOKEN", "failed", "failed"] for number in range(3)]
+        assert messages == [*itertools.chain(*logged), "another"]
+        caplog.clear()
+        limiter.report()
+        failed = "failed (and 5 more in the last minute)"
+        messages = [record.getMessage() for record in caplog.records]
+        assert messages == ["8: a TOKEN (and 5 more in the last minute)", failed, failed]
+        caplog.clear()
+        log.error("another")
+        assert len(caplog.records) == 1
+    assert len(caplog.records) == 1
+
+
+BAD_REQUESTS = {
+    "Invalid HTTP request received.": "{token}\r\n\r\n",
+    "Unsupported upgrade request.": "GET /{token}?t={token} HTTP/1.1\r\nHost: x\r\n"
+    "Connection: upgrade, close\r\nUpgrade: websocket\r\n\r\n",
+    "POST /duels/TOKEN/answer: the body did not arrive within 1 s": "POST /duels/{token}/answer"
+    " HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nContent-Length: 9\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("line", BAD_REQUESTS)
+def test_bad_requests_do_not_fill_the_log(line, start_service):
+    """Three lines and the number of the others in a minute; the token is in no line."""
+    service = start_service("--request-seconds", "1")
+    sent = BAD_REQUESTS[line].format(token=service.token).encode()
+    connections = [connect(service, sent) for _ in range(90)]
+    assert all(map(ended, connections))
+    _, stderr = service.stop()
+    assert stderr.count(line) == 4
+    assert f"{line} (and 86 more in the last minute)\n" in stderr
+    assert len(stderr) < 2000
+    assert service.token not in stderr
+
+
+def test_a_second_signal_ends_the_service_at_once(path, start_service):
+    (duel,) = proposed(path, 1)
+    service = start_service()
+    body = b'{"preferred": "tie"}'
+    with locked(path), begun(service, f"/duels/{duel}/answer", len(body)) as busy:
+        busy.sendall(body)
+        time.sleep(0.5)
+        service.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert service.process.poll() is None  # it waits for the answer
+        began = time.monotonic()
+        assert service.stop(signal.SIGINT) == (
+            128 + signal.SIGINT, "stopped without waiting for open requests\n",
+        )  # fmt: skip
+        assert time.monotonic() - began < 5
+    assert recorded(path) == {}
+
+
+def test_a_remote_service_warns(start_service):
+    service = start_service("--host", "0.0.0.0", "--allow-remote")
+    with service.client() as client:
+        assert client.get("/health", headers={"Host": "device.lan"}).status_code == 200
+    status, stderr = service.stop(signal.SIGINT)
+    assert status == 128 + signal.SIGINT
+    assert re.fullmatch(r"warning: .*0\.0\.0\.0.*encrypted.*\nstopped\n", stderr)
+
+
+@pytest.mark.slow
+def test_the_command_s_options_reach_the_service(path, tmp_path, start_service):
+    arms = write_arms(tmp_path / "arms.json")
+    service = start_service("--arms", str(arms), "--choices", "3", "--expire-after", "60")
+    with service.client() as client:
+        shown = client.get("/duels/next").json()
+    assert shown["expires"] == pytest.approx(time.time() + 60, abs=10)
+    assert service.stop() == (128 + signal.SIGTERM, "stopped\n")
+
+
+# ---- Starting
+
+
+BAD_STARTS = {
+    "--store {0}/none/duels.db": "does not exist",
+    "--store {0}": "cannot use the duel store",
+    "--store /proc/duels.db": "/proc/duels.db",
+    "--store {0}/text": "not a duel store",
+    "--store {0}/d.db --port {1}": "port {1}: Address already in use",
+    "--store {0}/d.db --port 70000": "--port: '70000' must be a whole number, from 0 to 65535",
+    "--store {0}/d.db --port x": "--port: 'x' must be a whole number",
+    "--store {0}/d.db --host 0.0.0.0": "--allow-remote",
+    "--store {0}/d.db --host ::": "--allow-remote",
+    "--store {0}/d.db --host 192.0.2.1": "--allow-remote",
+    "--store {0}/d.db --host 192.0.2.1 --allow-remote": "cannot listen on 192.0.2.1",
+    "--store {0}/d.db --token-file {0}/text": "does not contain a token",
+    "--store {0}/d.db --token-file {0}/empty": "does not contain a token",
+    "--store {0}/d.db --token-file {0}": "token file",
+    "--store {0}/d.db --token-file {0}/none/t": "token file",
+    "--store {0}/d.db --token-file {0}/pipe": "token file {0}/pipe: it is not a file",
+    "--store {0}/d.db --token-file {0}/huge": "huge: it has more than 4,096 bytes",
+    "--store {0}/pipe": "cannot use the duel store",
+    "--store /dev/zero": "cannot use the duel store",
+    "--store {0}/d.db --arms {0}/none.json": "No such file",
+    "--store {0}/d.db --arms {0}": "{0}: it is not a file; --arms must be a JSON or CSV file",
+    "--store {0}/d.db --arms {0}/pipe": "{0}/pipe: it is not a file; --arms",
+    "--store {0}/d.db --arms /dev/zero": "/dev/zero: it is not a file; --arms",
+    "--store {0}/d.db --arms {0}/huge": "huge: it has more than 268,435,456 bytes; --arms",
+    "--store {0}/old.db --arms {0}/arms.json": "have 3",
+    "--store {0}/d.db --choices 1": "--choices",
+    "--store {0}/d.db --expire-after nan": "--expire-after",
+    "--store {0}/d.db --expire-after 0": "--expire-after",
+    "--store {0}/d.db --purpose learn": "--purpose",
+    "--store {0}/d.db --stroe x": "--stroe",
+    "": "--store",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "text").write_text("no\ndatabase, no token\n" * 99)
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(2**28 + 1)
+    write_arms(tmp_path / "arms.json")
+    with PreferenceAgent(tmp_path / "old.db") as agent:
+        agent.propose(np.eye(3))
+    return tmp_path
+
+
+@pytest.mark.parametrize("arguments", BAD_STARTS)
+def test_invalid_arguments_give_a_one_line_error(arguments, folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        names = (folder, taken.getsockname()[1])
+        with pytest.raises(SystemExit) as ended:
+            main(["--port", "0", *arguments.format(*names).split()])
+    assert str(ended.value.code).startswith("error: ")  # sys.exit prints it, with status 1
+    assert str(ended.value.code).isprintable()
+    assert BAD_STARTS[arguments].format(*names) in ended.value.code
+
+
+@pytest.mark.slow
+def test_invalid_arguments_give_exit_status_1(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "clients.service", "--store", tmp_path / "none" / "duels.db"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"error: .*\n", done.stderr)
+
+
+BAD_ARMS = {
+    "not JSON": ("[{", "JSON"),
+    "not a list": ("{}", "the file: Input should be a valid array"),
+    "not UTF-8": (b"\xff\xfe", "JSON"),
+    "empty": ("[]", "0 arms"),
+    "one": ({"count": 1}, "1 arms"),
+    "no key": ({"key": None}, "1.key"),
+    "empty key": ({"key": ""}, "1.key"),
+    "same key": ({"key": "k0"}, "'k0' is also the key of another arm"),
+    "NaN": ({"features": [1.0, float("nan")]}, "1.features.1"),
+    "text as number": ({"features": [1.0, "2"]}, "1.features.1"),
+    "another length": ({"features": [1.0]}, "1.features: 1 numbers"),
+    "long text": ({"text": "t" * 10_001}, "1.text"),
+    "local image": ({"image": "file:///etc/passwd"}, "1.image"),
+    "misspelt": ({"txet": "x"}, "1.txet"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ARMS)
+def test_invalid_arms_give_a_one_line_error(case, tmp_path, path):
+    content, reason = BAD_ARMS[case]
+    file = tmp_path / "arms.json"
+    if isinstance(content, dict):
+        write_arms(file, **content)
+    else:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(SystemExit) as ended:
+        main(["--store", str(path), "--arms", str(file)])
+    message = str(ended.value.code)
+    assert message.startswith(f"error: {file}: ")
+    assert message.isprintable()
+    assert len(message) < len(str(file)) + 200
+    assert reason in message
+    assert not path.exists()
+
+
+def test_the_token_is_created_once_and_readable_only_by_its_owner(tmp_path, capsys):
+    file = tmp_path / "duels.db.token"
+    before = os.umask(0)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            made = set(pool.map(read_token, [file] * 8))
+    finally:
+        os.umask(before)
+    assert made == {read_token(file)} == {file.read_text().strip()}
+    assert re.fullmatch(r"[\w-]{43}", made.pop())  # 32 bytes
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [file]
+    assert capsys.readouterr().err == ""
+    assert read_token(tmp_path / "another") != read_token(file)
+    file.chmod(0o644)
+    read_token(file)
+    assert re.fullmatch(r"warning: .*chmod 600\n", capsys.readouterr().err)

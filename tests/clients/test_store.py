@@ -1,0 +1,1888 @@
+"""The duel store: a model-based test, several processes, SIGKILL, and invalid files."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from clients.preference_agent import PreferenceAgent
+from clients.store import (
+    SCHEMA_VERSION,
+    ConflictingAnswerError,
+    DuelExpiredError,
+    DuelStore,
+    Synchronization,
+    UndoError,
+    UnknownDuelError,
+)
+from clients.store.answers import system_uptime
+from clients.store.database import Database
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
+from fldb_flower.errors import DataError, FldbError, OutputError
+
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # for many small transactions
+HOUR = 3600.0
+DATA = Path(__file__).parents[1] / "data"
+
+
+class Clock:
+    def __init__(self, now=1e9):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def store(path):
+    with DuelStore(path) as opened:
+        yield opened
+
+
+def propose(store, difference=(1.0, 2.0), predicted=0.5, **more):
+    return store.propose(np.array(difference), predicted, **{"expire_after": HOUR, **more}).id
+
+
+def answer(store, count, preference=1.0):
+    """Propose and answer `count` distinct duels; return the numbers of the answers."""
+    duels = [propose(store, (store.last + number, 2.0)) for number in range(1, count + 1)]
+    return store.record([(duel, preference) for duel in duels])
+
+
+def rows(path, query):
+    """Query the file with SQLite directly, bypassing the store."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def refused(error, path):
+    """Check that the error is a single line that contains the path."""
+    assert str(path) in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def start(code, *arguments):
+    """Start a Python subprocess."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    """Wait for the process, check its exit status and return its output lines."""
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return output.splitlines()
+
+
+# --- the file --------------------------------------------------------------------------------
+
+
+def test_every_commit_reaches_the_disk(path):
+    for _ in range(2):  # a new file, then an existing one: synchronous is a per-connection setting
+        with contextlib.closing(Database(path)) as opened:
+            assert opened.row("PRAGMA synchronous") == (2,)  # FULL
+            assert opened.row("PRAGMA journal_mode") == ("wal",)
+    header = path.read_bytes()[:20]
+    assert tuple(header[18:]) == (2, 2)  # SQLite file format, section 1.3.3: write-ahead log
+
+
+def test_only_the_owner_may_read(path):
+    before = os.umask(0)
+    try:
+        with DuelStore(path) as store:
+            answer(store, 1)
+            store.backup(path.with_name("copy.db"))
+            files = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    finally:
+        os.umask(before)
+    assert files == dict.fromkeys(["duels.db", "duels.db-wal", "duels.db-shm", "copy.db"], 0o600)
+
+
+def test_a_reopened_store_has_the_same_identifier(path):
+    with DuelStore(path) as store:
+        name = store.device_id
+        answer(store, 3, 0.0)
+    with DuelStore(path) as store, DuelStore(path.with_name("other.db")) as other:
+        assert store.device_id == name != other.device_id
+        assert (store.last, other.last) == (3, 0)
+    assert len(name) == 32  # 128 random bits
+    assert rows(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_a_text_path_and_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    DuelStore("~/duels.db").close()
+    with DuelStore(str(tmp_path / "duels.db")) as store:
+        assert store.path == tmp_path / "duels.db"
+
+
+def test_an_empty_file_becomes_a_store(path):
+    path.touch()
+    with DuelStore(path) as store:
+        assert answer(store, 2) == [1, 2]
+
+
+def test_a_newer_schema_is_refused(path):
+    DuelStore(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    before = path.read_bytes()
+    with pytest.raises(DataError, match=f"newer version.*schema {SCHEMA_VERSION + 1}") as error:
+        DuelStore(path)
+    refused(error, path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "user_version",
+    [
+        0,
+        7,
+        pytest.param(1),
+        pytest.param(-1),
+    ],
+)
+def test_another_programs_database_is_refused(path, user_version):
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE recipes (name TEXT)")
+        connection.execute("INSERT INTO recipes VALUES ('borscht')")
+        connection.execute(f"PRAGMA user_version = {user_version}")
+        connection.commit()
+    before = path.read_bytes()
+    with pytest.raises(DataError) as error:
+        DuelStore(path)
+    refused(error, path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["hi", "a line of text\n" * 1000])
+def test_a_text_file_is_refused(path, text):
+    path.write_text(text)
+    with pytest.raises(DataError, match="not a duel store") as error:
+        DuelStore(path)
+    refused(error, path)
+    assert path.read_text() == text
+
+
+def damaged(path, damage):
+    """Create a store with 300 answers and modify its bytes."""
+    with DuelStore(path) as store:
+        answer(store, 300)
+        store.cut(0, 1)
+    data = bytearray(path.read_bytes())
+    assert len(data) > 10 * 4096  # several pages
+    damage(data)
+    path.write_bytes(data)
+    return bytes(data)
+
+
+def use(path):
+    """Read everything from the store, then write to it."""
+    with DuelStore(path) as store:
+        store.evidence(0, 300)
+        store.counts()
+        answer(store, 1)
+
+
+@pytest.mark.parametrize("left", [2, 99, 100, 512, 4095, 4096, 4097, 5 * 4096, -4096])
+def test_a_truncated_store_is_refused(path, left):
+    def cut_off(data):
+        del data[left:]
+
+    before = damaged(path, cut_off)
+    with pytest.raises(FldbError) as error:
+        use(path)
+    refused(error, path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 16), (100, 4096), (4096, None)])
+def test_a_damaged_store_is_refused(path, first, last):
+    def overwrite(data):
+        end = len(data) if last is None else last
+        data[first:end] = b"\xa5" * (end - first)
+
+    before = damaged(path, overwrite)
+    with pytest.raises(DataError) as error:
+        use(path)
+    refused(error, path)
+    assert path.read_bytes() == before
+
+
+def full_store(path):
+    """Write a store with rows in all tables."""
+    with PreferenceAgent(path) as agent:
+        store = agent.store
+        agent.name_features(["sweetness", "bitterness"])
+        shown = [{"text": "tea"}, {"text": "coffee"}]
+        for numbers in [[1.0, 2.0], [0.5, -1.0], [2.0, 0.0]]:
+            duel = store.propose(np.array(numbers), 0.25, contents=shown, expire_after=HOUR)
+            store.record([(duel.id, 1.0)])
+        store.propose(np.array([3.0, 4.0]), np.nan, contents=shown, expire_after=HOUR)
+        store.cut(0, 2)
+        store.admit(0, 3, np.ones(2), 5)
+        losses = np.zeros(len(VARIANCES))
+        store.keep_share(3, ShareChange(np.eye(2), np.ones(2), losses, 1.0, 1.0))
+        prior = CommonPrior(np.eye(2), np.ones(2), 0.5, 2.0)
+        parameters = {"algorithm": "fldb_personal", "selection": "ucb"}
+        packed = np.array([1.0, 0.0, 1.0])
+        store.synchronize(Synchronization(9.0, 2, 3, 40, np.ones(2), packed, parameters, prior))
+        store.keep_secure_part("ledger", b"ledger")
+        answer(store, 2)
+
+
+def answered(agent):
+    duel = agent.propose(ARMS).id
+    agent.record(duel, "tie")
+    return duel
+
+
+ARMS = [[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]]
+USES = [
+    lambda agent: agent.status(),
+    lambda agent: agent.store.open_proposals(9),
+    lambda agent: agent.propose(ARMS),
+    lambda agent: agent.undo(answered(agent)),
+    lambda agent: agent.skip(agent.propose(ARMS).id),
+    lambda agent: (agent.rank(ARMS), agent.predict(*ARMS[:2]), agent.explain()),
+    lambda agent: agent.store.cut(3, 1),
+    lambda agent: agent.store.admit(0, 3, np.zeros(2), 5),
+    lambda agent: agent.store.evidence(0, 3),
+    lambda agent: agent.store.share_change(0, 3),
+    lambda agent: agent.store.synchronize(synchronization()),
+    lambda agent: agent.store.prune(0.0),
+    lambda agent: agent.store.forget(),
+]
+
+
+def works_or_reports(path):
+    """Return the error of opening a store in one line, or None after using everything in it."""
+    begin, message = time.process_time(), None
+    try:
+        with PreferenceAgent(path) as agent:
+            for use in USES:
+                with contextlib.suppress(FldbError):
+                    use(agent)
+    except FldbError as error:
+        message = str(error)
+        assert str(path) in message
+        assert len(message.splitlines()) == 1
+        assert len(message) < 500
+    assert time.process_time() - begin < 1.0
+    return message
+
+
+NAN = np.full(4, np.nan).tobytes()
+VALUES = [
+    *(None, -1, 0, 7, 2**62, -1.5, 1e300, "", "x", "[", "[" * 100_000, "{}", "5", "[5, 6]"),
+    *(b"", b"x", b"\xff" * 32, NAN, NAN[:8], NAN * 3, np.full(4, 0.25).tobytes()),
+    *(
+        '{"selection": [1]}',
+        '{"algorithm": ["x"]}',
+        '{"lambda_": "x"}',
+        '{"personal_ridge": 1e999}',
+    ),
+    # Text that is not UTF-8, and the evidence of a duel with other dimensions.
+    *(sqlite3.Binary(b"\xff"), np.full(5, 0.5).tobytes(), np.full(4, 1e200).tobytes()),
+]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        *("device", "proposals", "answers", "cuts", "questions"),
+        *("synchronized", "shares", "secure", "sqlite_sequence"),
+    ],
+)
+def test_a_store_with_any_wrong_value_works_or_is_refused_in_one_line(path, table):
+    full_store(path)
+    content, refused = path.read_bytes(), set()
+    columns = [row[1] for row in rows(path, f"PRAGMA table_info({table})")]
+    has_rowid = table not in {"questions", "secure"}
+    first = f"WHERE rowid = (SELECT min(rowid) FROM {table})" if has_rowid else ""
+    for column, value in itertools.product(columns, VALUES):
+        path.write_bytes(content)
+        with (
+            contextlib.closing(sqlite3.connect(path)) as connection,
+            contextlib.suppress(sqlite3.IntegrityError),  # NULL, or a text as an INTEGER KEY
+            connection,
+        ):
+            connection.execute(f"UPDATE {table} SET {column} = ? {first}", [value])
+        message = works_or_reports(path)
+        if message is not None:
+            assert re.search(r" damaged: .*(\w+\.\w+|table \w+)", message)
+            refused.add(column)
+    assert refused >= set(columns) - {"first_key", "second_key", "name"}
+    path.write_bytes(content)
+    assert works_or_reports(path) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("DELETE FROM device", "the table device has 0 rows: must have one"),
+        ("INSERT INTO device (id) VALUES ('x')", "the table device has 2 rows: must have one"),
+        ("UPDATE device SET dimension = NULL", "evidence .* must be 2 numbers in 16 bytes"),
+        ("INSERT INTO synchronized SELECT * FROM synchronized", "synchronized has 2 rows"),
+        (
+            "UPDATE answers SET evidence = zeroblob(50000000) WHERE sequence = 2",
+            "answers.evidence .* length 50000000",
+        ),
+        ("UPDATE synchronized SET theta = zeroblob(50000000)", "synchronized.theta .* 50000000"),
+        (
+            "UPDATE proposals SET contents = hex(zeroblob(20000000))",
+            "contents is not JSON|two arms",
+        ),
+        ("UPDATE sqlite_sequence SET seq = 1 WHERE name = 'answers'", "is 1: must be 5 or more"),
+        ("DELETE FROM sqlite_sequence", "is 0: must be 5 or more"),
+        ("DROP TABLE cuts", "no such table: cuts"),
+        ("ALTER TABLE answers RENAME evidence TO other", "no such column: evidence"),
+    ],
+)
+def test_a_store_with_wrong_content_is_refused_in_one_line(path, change, message):
+    full_store(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(change)
+    assert re.search(message, works_or_reports(path))
+
+
+def test_a_refusal_contains_nothing_of_a_duel(path):
+    """A device sends the message to its server."""
+    full_store(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE answers SET evidence = 'secret'")
+    message = works_or_reports(path)
+    assert "type text and length 6" in message
+    assert "secret" not in message
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(OutputError) as error:
+        DuelStore(tmp_path)
+    refused(error, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    path = tmp_path / "missing" / "duels.db"
+    with pytest.raises(OutputError, match="does not exist") as error:
+        DuelStore(path)
+    refused(error, path)
+    assert not path.parent.exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/tmp/" + "x" * 300,
+        pytest.param("/tmp/" + "x" * 300 + "/duels.db"),
+        pytest.param("~nobody-of-this-name/duels.db"),
+    ],
+)
+def test_an_invalid_path_is_refused(path):
+    with pytest.raises(FldbError) as error:
+        DuelStore(path)
+    refused(error, path)
+
+
+# Root can write everywhere, so the test runs as another user in a shared folder.
+READ_ONLY = """
+import os, sys
+import numpy as np
+from clients.store import DuelStore
+from fldb_flower.errors import FldbError
+folder = sys.argv[1]
+if os.geteuid() == 0:
+    os.chown(folder, 65534, 65534)
+    os.setgid(65534)
+    os.setuid(65534)
+path = os.path.join(folder, "duels.db")
+store = DuelStore(path)
+duel = store.propose(np.ones(2), 0.5, expire_after=60)
+store.record([(duel.id, 1.0)])
+store.close()
+os.chmod(path, 0o400)
+before = open(path, "rb").read()
+try:
+    with DuelStore(path) as store:
+        store.propose(np.ones(2), 0.5, expire_after=60)
+except FldbError as error:
+    print(type(error).__name__, error)
+print(open(path, "rb").read() == before)
+os.chmod(path, 0o600)
+os.chmod(folder, 0o000)  # what is in it cannot even be looked for
+try:
+    DuelStore(os.path.join(folder, "inner", "duels.db"))
+except Exception as error:
+    print(type(error).__name__, error)
+os.chmod(folder, 0o755)
+"""
+
+
+@pytest.fixture(scope="module")
+def without_permission():
+    folder = tempfile.mkdtemp()
+    try:
+        os.chmod(folder, 0o755)  # noqa: PTH101
+        return folder, finish(start(READ_ONLY, folder))
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+def test_a_read_only_file_is_refused(without_permission):
+    folder, (error, unchanged, _) = without_permission
+    assert error.startswith(f"OutputError cannot use the duel store {folder}/duels.db: ")
+    assert "readonly" in error
+    assert unchanged == "True"
+
+
+@pytest.mark.slow
+def test_a_folder_out_of_reach_is_refused(without_permission):
+    folder, (*_, error) = without_permission
+    assert error.startswith("OutputError")
+    assert f"{folder}/inner/duels.db" in error
+
+
+FULL_DISK = """
+import resource, sys
+import numpy as np
+from clients.store import DuelStore
+from fldb_flower.errors import FldbError
+store = DuelStore(sys.argv[1])
+def one():
+    duel = store.propose(np.ones(2000), 0.5, expire_after=60, contents=["x" * 3000])
+    (number,) = store.record([(duel.id, 1.0)])
+    print(number, duel.id, flush=True)
+one()
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
+try:
+    while True:
+        one()
+except FldbError as error:
+    print(type(error).__name__, str(error).replace(chr(10), "NEWLINE"), flush=True)
+print(store.last, flush=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+one()
+"""
+
+
+@pytest.mark.slow
+def test_no_answer_is_lost_on_a_full_disk(path):
+    *before, error, last, after = finish(start(FULL_DISK, path))
+    assert error.startswith(f"OutputError cannot use the duel store {path}: ")
+    assert "NEWLINE" not in error
+    acknowledged = [line.split() for line in [*before, after]]
+    assert len(before) > 5
+    assert [int(number) for number, _ in acknowledged] == list(range(1, len(before) + 2))
+    assert int(last) == len(before)
+    kept = rows(path, "SELECT sequence, id FROM answers ORDER BY sequence")
+    assert kept == [(int(number), duel) for number, duel in acknowledged]
+
+
+def test_a_store_that_stays_locked_raises_an_error(path, monkeypatch):
+    monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 0.05)
+    with DuelStore(path) as store, contextlib.closing(sqlite3.connect(path)) as other:
+        duel = propose(store)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(OutputError, match="locked") as error:
+            store.record([(duel, 1.0)])
+        refused(error, path)
+        assert store.counts()["open"] == 1  # reading does not wait for the lock
+        other.rollback()
+        assert store.record([(duel, 1.0)]) == [1]
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_deleted_or_replaced_file_is_not_written(path, replaced):
+    """SQLite keeps writing to a deleted file; the answer would be lost."""
+    with DuelStore(path) as store:
+        duel = propose(store)
+        path.rename(path.with_name("moved.db"))
+        if replaced:
+            path.touch()
+        with pytest.raises(OutputError) as error:
+            store.record([(duel, 1.0)])
+        refused(error, path)
+
+
+def test_a_closed_store_raises_an_error(path):
+    store = DuelStore(path)
+    store.close()
+    with pytest.raises(FldbError, match="closed") as error:
+        store.counts()
+    assert "damaged" not in str(error.value)
+
+
+# --- proposals and answers -------------------------------------------------------------------
+
+
+def test_answers_in_any_order(store):
+    duels = [propose(store, (float(place), 0.0), 0.1 * place) for place in range(4)]
+    assert len(set(duels)) == 4
+    assert store.record([(duels[2], 0.5)]) == [1]
+    assert store.record([(duels[0], 0.0), (duels[3], 1.0)]) == [2, 3]
+    late = propose(store, (9.0, -1.0), float("nan"))
+    assert store.record([(late, 1.0)]) == [4]
+    assert store.record([(duels[1], 1.0)]) == [5]
+    assert store.cut(0, 1) == 5
+    evidence = store.evidence(0, 5)
+    np.testing.assert_array_equal(evidence.differences, [[2, 0], [0, 0], [3, 0], [9, -1], [1, 0]])
+    np.testing.assert_array_equal(evidence.preferences, [0.5, 0, 1, 1, 1])
+    np.testing.assert_array_equal(evidence.predicted, [0.2, 0.0, 0.1 * 3, np.nan, 0.1])
+    assert store.counts() == {"open": 0, "answered": 5, "counted": 0}
+
+
+@pytest.mark.parametrize("given", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("again", [0.0, 0.5, 1.0])
+def test_a_repeated_answer_keeps_its_number(path, given, again):
+    with DuelStore(path) as store:
+        answer(store, 2)
+        duel = propose(store)
+        assert store.record([(duel, given)]) == [3]
+        answer(store, 2)
+    with DuelStore(path) as store:  # the client crashed before the reply
+        (result,) = store.record([(duel, again)])
+        if again == given:
+            assert result == 3
+        else:
+            assert isinstance(result, ConflictingAnswerError)
+            assert duel in str(result)
+            assert "\n" not in str(result)
+        store.cut(0, 1)
+        assert store.last == 5
+        assert store.evidence(0, 5).preferences[2] == given
+
+
+def test_each_answer_has_its_own_error(path):
+    clock = Clock()
+    with DuelStore(path, clock=clock) as store:
+        early = propose(store, expire_after=10.0)
+        clock.now += 11.0
+        one, two = (store.propose(np.ones(2), 0.5, expire_after=60.0).id for _ in range(2))
+        # `early` was purged by propose; this one has only expired:
+        short = propose(store, expire_after=1.0)
+        clock.now += 2.0
+        results = store.record(
+            [
+                (one, 1.0),
+                ("never", 1.0),
+                (early, 1.0),
+                (short, 1.0),
+                (two, 0.0),
+                (one, 0.0),
+                (one, 1.0),
+            ]
+        )
+        expected = [
+            1, UnknownDuelError, UnknownDuelError, DuelExpiredError, 2, ConflictingAnswerError, 1
+        ]  # fmt: skip
+        assert [r if isinstance(r, int) else type(r) for r in results] == expected
+        assert all(len(str(result).splitlines()) == 1 for result in results)
+        assert "expired 1 s ago" in str(results[3])
+        assert store.last == 2
+
+
+def test_several_answers_are_recorded_in_one_transaction(store):
+    duels = [propose(store) for _ in range(3)]
+
+    def interrupted():
+        yield duels[0], 1.0
+        yield duels[1], 0.0
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.record(interrupted())
+    assert store.counts() == {"open": 3, "answered": 0, "counted": 0}
+    assert store.record([(duels[2], 1.0), (duels[0], 0.0)]) == [1, 2]  # no number is skipped
+    assert store.record([]) == []
+
+
+def test_a_duel_can_be_answered_until_it_expires(path):
+    clock = Clock(1000.0)
+    with DuelStore(path, clock=clock) as store:
+        proposals = [store.propose(np.ones(2), 0.5, expire_after=60.0) for _ in range(3)]
+        assert {(p.created, p.expires) for p in proposals} == {(1000.0, 1060.0)}
+        first, second, third = (p.id for p in proposals)
+        clock.now = 1060.0
+        assert store.record([(first, 1.0)]) == [1]
+        assert store.counts()["open"] == 2
+        clock.now = 1060.5
+        (error,) = store.record([(second, 1.0)])
+        assert isinstance(error, DuelExpiredError)
+        assert store.counts()["open"] == 0
+        assert store.record([(first, 1.0)]) == [1]  # repeated, after the expiry
+        assert rows(path, "SELECT count(*) FROM proposals") == [(2,)]
+        fresh = propose(store)  # deletes expired duels
+        assert rows(path, "SELECT id FROM proposals") == [(fresh,)]
+        (error,) = store.record([(third, 1.0)])
+        assert isinstance(error, UnknownDuelError)
+        assert store.last == 1
+
+
+@pytest.mark.parametrize("jump", [56 * 365.25 * 24 * HOUR, 2 * HOUR, -2 * HOUR, -1.7e9])
+def test_setting_the_clock_expires_no_duel(path, jump):
+    """Duels are proposed before the clock is set; other duels are proposed and answered later."""
+    wall, uptime = Clock(1.8e9 if jump < 0 else 30.0), Clock(30.0)
+    with DuelStore(path, clock=wall, uptime=uptime) as store:
+        shown = [propose(store, contents=["a", "b"]) for _ in range(3)]
+        uptime.now += 60.0
+        wall.now += 60.0 + jump
+        shown.append(propose(store, contents=["a", "b"]))
+        assert [each.id for each in store.open_proposals(9)] == shown  # in the order of proposals
+        assert store.record([(shown[0], 1.0)]) == [1]
+    with DuelStore(path, clock=wall, uptime=uptime) as store:  # as another process does
+        uptime.now += HOUR - 60.0
+        wall.now -= jump
+        assert store.record([(shown[1], 1.0)]) == [2]
+        uptime.now += 1.0  # an hour and a second after the proposal
+        (error,) = store.record([(shown[2], 1.0)])
+        assert isinstance(error, DuelExpiredError)
+        assert "expired 1 s ago" in str(error)
+        assert store.counts()["open"] == 1
+        propose(store)  # deletes the expired one
+        assert len(rows(path, "SELECT id FROM proposals")) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0.0, 2 * HOUR),  # seconds that pass
+            st.floats(-2e9, 2e9),  # the time of the day afterwards
+            st.booleans(),  # whether the device starts again before
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_no_duel_expires_before_its_time(steps):
+    """And without a new start of the device, it expires exactly then."""
+    wall, uptime, passed, was_restarted = Clock(), Clock(5.0), 0.0, False
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        store = DuelStore(Path(folder) / "duels.db", clock=wall, uptime=uptime)
+        propose(store)
+        for seconds, time_of_day, restarts in steps:
+            uptime.now = seconds if restarts else uptime.now + seconds
+            passed, wall.now = passed + seconds, time_of_day
+            was_restarted |= restarts
+            is_open = store.counts()["open"] == 1
+            assert is_open or passed > HOUR - 1e-6
+            assert was_restarted or is_open == (passed <= HOUR) or abs(passed - HOUR) < 1e-6
+        store.close()
+
+
+def test_the_uptime_of_the_system_increases_and_is_that_of_all_processes():
+    command = "from clients.store.answers import system_uptime; print(repr(system_uptime()))"
+    before = system_uptime()
+    other = float(
+        subprocess.run([sys.executable, "-c", command], check=True, capture_output=True).stdout
+    )
+    assert before < other < system_uptime()
+
+
+def test_the_oldest_open_duels_are_listed_first(path):
+    clock = Clock(100.0)
+    contents = [{"text": "tea"}, {"image": "http://x/y.png", "text": "café ☕"}]
+    with DuelStore(path, clock=clock) as store:
+        assert store.open_proposals() == []
+        propose(store)  # without contents: not shown
+        shown = []
+        for place in range(4):
+            clock.now += 1.0
+            shown.append(
+                store.propose(
+                    np.ones(2),
+                    0.5,
+                    keys=(f"a{place}", None),
+                    contents=contents,
+                    expire_after=5.0 if place == 1 else 100.0,
+                )
+            )
+        assert store.open_proposals() == shown[:1]
+        assert store.open_proposals(9) == shown
+        store.record([(shown[0].id, 1.0)])
+        clock.now = shown[1].expires + 0.1
+        assert store.open_proposals(9) == shown[2:]
+    kept = str(rows(path, f"SELECT * FROM answers WHERE id = '{shown[0].id}'"))
+    assert "café" not in kept
+    assert "a0" not in kept
+
+
+def test_the_first_use_fixes_the_dimension(path):
+    with DuelStore(path) as store:
+        assert store.dimension is None
+        propose(store, (1.0, 2.0, 3.0))
+        assert store.dimension == 3
+    with DuelStore(path) as store:
+        assert store.dimension == 3
+        with pytest.raises(DataError, match="dimension 3, not 2") as error:
+            propose(store, (1.0, 2.0))
+        refused(error, path)
+        with pytest.raises(DataError, match="dimension 3, not 2"):
+            store.synchronize(synchronization(d=2))
+        assert store.synchronized() is None
+        assert store.counts()["open"] == 1
+    other = path.with_name("other.db")
+    with DuelStore(other) as store:
+        store.synchronize(synchronization(d=4))
+        assert store.dimension == 4
+        with pytest.raises(DataError, match="dimension 4, not 3"):
+            propose(store, (1.0, 2.0, 3.0))
+
+
+# --- undo and skip ---------------------------------------------------------------------------
+
+
+def test_an_answer_is_undone_and_given_again_by_hand(path):
+    clock = Clock(1000.0)
+    with DuelStore(path, clock=clock) as store:
+        answer(store, 2)
+        duel = propose(store, (3.0, -4.0), 0.25, keys=("a", "b"), contents=["x", "y"])
+        assert store.record([(duel, 1.0)]) == [3]
+        removals = store.version()[2]
+        clock.now = 2000.0
+        again = store.undo(duel, expire_after=60.0)
+        assert again not in {duel, ""}
+        assert store.version()[2] == removals + 1  # learners start again without the answer
+        assert store.counts() == {"open": 1, "answered": 2, "counted": 0}
+        assert len(store.answers().numbers) == 2
+        assert store.open_proposals() == []  # its contents were deleted with the answer
+        assert rows(path, "SELECT expires, first_key FROM proposals") == [(2060.0, None)]
+        assert store.record([(again, 0.0)]) == [3]
+        found = store.answers(2)
+        np.testing.assert_array_equal(found.differences, [[3.0, -4.0]])
+        assert (found.preferences.tolist(), found.predicted.tolist()) == ([0.0], [0.25])
+
+
+def test_late_copies_of_requests_before_and_after_an_undo_change_nothing(path):
+    with DuelStore(path) as store:
+        duel = propose(store)
+        store.record([(duel, 1.0)])
+        again = store.undo(duel, expire_after=HOUR)
+        (late,) = store.record([(duel, 1.0)])  # the answer that was undone arrives once more
+        assert isinstance(late, UnknownDuelError)
+        assert "undone" in str(late)
+    with DuelStore(path) as store:  # the process was killed before its reply
+        assert store.undo(duel, expire_after=HOUR) == again
+        assert store.record([(again, 0.0)]) == [1]
+        assert store.undo(duel, expire_after=HOUR) == again
+        assert (store.last, store.answers().preferences.tolist()) == (1, [0.0])
+        third = store.undo(again, expire_after=HOUR)  # the second answer, in turn
+        assert third not in {duel, again}
+        assert store.last == 0
+
+
+def test_only_the_last_answer_that_was_not_sent_can_be_undone(store):
+    duels = [propose(store, (float(number), 1.0)) for number in range(5)]
+    store.record([(duel, 1.0) for duel in duels[:3]])
+    assert store.sent == 0
+    with pytest.raises(UndoError, match="number 1, and the last one 3") as error:
+        store.undo(duels[0], expire_after=HOUR)
+    assert len(str(error.value).splitlines()) == 1
+    assert store.cut(0, 2) == 3
+    assert store.sent == 3
+    with pytest.raises(UndoError, match="part of an upload to the server") as error:
+        store.undo(duels[2], expire_after=HOUR)
+    assert duels[2] in str(error.value)
+    store.record([(duels[3], 0.0)])
+    assert store.cut(3, 2) == 3  # too few for an upload: not sent
+    again = store.undo(duels[3], expire_after=HOUR)
+    assert (store.last, store.cut(3, 1)) == (3, 3)  # the next upload does not contain it
+    assert store.record([(duels[4], 1.0), (again, 1.0)]) == [4, 5]
+    assert store.undo(again, expire_after=HOUR)
+    assert store.undo(duels[4], expire_after=HOUR)
+    assert store.cut(3, 1) == 3
+    assert len(store.evidence(0, 3).preferences) == 3
+    for unknown in ("never", duels[4] + "x", "\ud800"):
+        with pytest.raises(UnknownDuelError):
+            store.undo(unknown, expire_after=HOUR)
+
+
+def test_an_answer_that_only_the_server_knows_to_be_counted_is_not_undone(path):
+    """The store is an old backup: the server acknowledges more answers than it has."""
+    with DuelStore(path) as store:
+        duel = propose(store)
+        store.record([(duel, 1.0)])
+        store.synchronize(synchronization(counted=5))
+        assert store.sent == 5
+        with pytest.raises(UndoError, match="part of an upload"):
+            store.undo(duel, expire_after=HOUR)
+
+
+def test_a_skipped_duel_leaves_nothing(path):
+    with DuelStore(path) as store:
+        duel = propose(store, (3.0, -4.0), contents=["a picture of tea", None], keys=("tea", None))
+        answered = propose(store)
+        store.record([(answered, 0.5)])
+        assert store.skip(duel).tolist() == [3.0, -4.0]
+        assert store.counts() == {"open": 0, "answered": 1, "counted": 0}
+        for gone in (duel, "never", "\ud800"):
+            with pytest.raises(UnknownDuelError):
+                store.skip(gone)
+        (late,) = store.record([(duel, 1.0)])
+        assert isinstance(late, UnknownDuelError)
+        with pytest.raises(ConflictingAnswerError, match="was answered"):
+            store.skip(answered)
+        data = b"".join(file.read_bytes() for file in path.parent.glob("duels.db*"))
+        assert b"a picture of tea" not in data
+
+
+def test_the_duels_that_the_next_upload_needs(store):
+    assert store.needed is None  # no server has asked yet
+    assert store.cut(0, 3) == 0
+    assert store.needed == 3
+    answer(store, 2)
+    store.record([(propose(store, (-1.0, -2.0)), 1.0)])  # the first one, mirrored
+    assert store.needed == 1
+    answer(store, 2)
+    assert store.needed == 0
+    assert store.cut(0, 3) == 5
+    assert store.needed == 3
+
+
+def test_names_of_features(path):
+    with DuelStore(path) as store:
+        store.name_features(["price", "time"])
+        assert store.feature_names == ["price", "time"]
+        propose(store, (1.0, 2.0))
+    with DuelStore(path) as store:
+        assert store.feature_names == ["price", "time"]
+        store.name_features(["price"])  # by another version: of another number of features
+        assert store.feature_names is None
+        store.name_features(None)
+        assert store.feature_names is None
+
+
+# --- uploads ---------------------------------------------------------------------------------
+
+
+class Server(RuleBasedStateMachine):
+    """Random sequences of answers, undone answers, uploads, restarts, pruning and backups.
+
+    The model consists of a dictionary of answers and the set of returned upload ends.
+    """
+
+    @initialize(at_least=st.integers(1, 5))
+    def begin(self, at_least):
+        self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
+        self.path = Path(self.folder.name) / "duels.db"
+        self.copy = Path(self.folder.name) / "copy.db"
+        self.store = DuelStore(self.path)
+        self.at_least = at_least
+        self.answers = {}
+        self.duels = {}
+        self.last = 0
+        self.cuts = {0}
+        self.ends = {}
+        self.count = 0
+
+    def teardown(self):
+        self.store.close()
+        self.folder.cleanup()
+
+    @rule(
+        answers=st.lists(
+            st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 9)), min_size=1, max_size=7
+        )
+    )
+    def record(self, answers):
+        """Propose duels, then answer them in one call, in the order of the drawn integers."""
+        duels = []
+        for preference, place in answers:
+            self.count += 1
+            row = (float(self.count), -0.5 * self.count, preference, 1 / self.count)
+            duels.append((place, propose(self.store, row[:2], row[3]), row))
+        duels.sort(key=lambda duel: duel[0])
+        numbers = self.store.record([(duel, row[2]) for _, duel, row in duels])
+        assert numbers == list(range(self.last + 1, self.last + 1 + len(duels)))
+        self.answers.update(zip(numbers, (row for *_, row in duels), strict=True))
+        self.duels.update(zip(numbers, (duel for _, duel, _ in duels), strict=True))
+        self.last += len(duels)
+        assert self.store.last == self.last
+
+    @rule(again=st.sampled_from([None, 0.0, 0.5, 1.0]), reopened=st.booleans())
+    def undo(self, again, reopened):
+        """Undo the last answer, twice because a reply was lost; perhaps give another one."""
+        if self.last not in self.answers:  # none yet, pruned, or lost with a newer store
+            return
+        duel, row = self.duels[self.last], self.answers[self.last]
+        if self.last <= max(self.cuts):
+            with pytest.raises(UndoError, match="part of an upload"):
+                self.store.undo(duel, expire_after=HOUR)
+            return
+        other = self.store.undo(duel, expire_after=HOUR)
+        if reopened:
+            self.reopen()
+        assert self.store.undo(duel, expire_after=HOUR) == other
+        assert isinstance(self.store.record([(duel, row[2])])[0], UnknownDuelError)
+        if again is None:
+            del self.answers[self.last]
+            self.last -= 1
+        else:
+            assert self.store.record([(other, again)]) == [self.last]
+            self.answers[self.last] = (*row[:2], again, row[3])
+            self.duels[self.last] = other
+        assert self.store.last == self.last
+
+    @rule(data=st.data())
+    def cut(self, data):
+        self.ask(data.draw(st.sampled_from(sorted(self.cuts))))
+
+    def ask(self, start):
+        newest = max(self.cuts)
+        end = self.store.cut(start, self.at_least)
+        self.cuts.add(end)
+        ordered = sorted(self.cuts)
+        assert all(b - a >= self.at_least for a, b in itertools.pairwise(ordered))
+        assert start <= end <= self.last
+        assert end >= self.ends.get(start, 0)  # an upload never shrinks
+        self.ends[start] = end
+        if self.last - newest >= self.at_least:
+            assert end == self.last  # and does not hold back answers unnecessarily
+        self.compare(start, end)
+
+    @rule(data=st.data())
+    def evidence(self, data):
+        start, end = (data.draw(st.sampled_from(sorted(self.cuts))) for _ in range(2))
+        self.compare(start, end)
+
+    def compare(self, start, end):
+        wanted = range(start + 1, end + 1)
+        if not all(number in self.answers for number in wanted):
+            with pytest.raises(DataError, match="pruned"):
+                self.store.evidence(start, end)
+            return
+        found = self.store.evidence(start, end)
+        right = np.array([self.answers[number] for number in wanted]).reshape(-1, 4)
+        np.testing.assert_array_equal(found.preferences, right[:, 2])
+        np.testing.assert_array_equal(found.predicted, right[:, 3])
+        if len(right) or self.store.dimension is not None:
+            np.testing.assert_array_equal(found.differences, right[:, :2])
+
+    @rule(data=st.data(), number=st.integers(-3, 30))
+    def not_a_cut(self, data, number):
+        if number in self.cuts:
+            return
+        with pytest.raises(DataError):
+            self.store.evidence(0, number)
+        with pytest.raises(DataError):
+            self.store.evidence(number, max(self.cuts))
+        if number < self.last:
+            with pytest.raises(DataError):
+                self.store.cut(number, self.at_least)
+
+    @rule()
+    def reopen(self):
+        self.store.close()
+        self.store = DuelStore(self.path)
+
+    @rule()
+    def prune(self):
+        counted = max(self.cuts)
+        if self.store.dimension is not None:
+            self.store.synchronize(synchronization(counted=counted))
+            expected = [number for number in self.answers if number <= counted]
+            assert self.store.prune(-HOUR) == len(expected)
+            for number in expected:
+                del self.answers[number]
+
+    @rule(rounds=st.lists(st.lists(st.sampled_from([0.0, 1.0]), max_size=7), max_size=3))
+    def lose(self, rounds):
+        """Back up the store, continue to use it, then replace it with the backup."""
+        saved = (dict(self.answers), dict(self.duels), set(self.cuts), self.last)
+        self.copy.unlink(missing_ok=True)
+        self.store.backup(self.copy)
+        for preferences in rounds:
+            self.record([(preference, place) for place, preference in enumerate(preferences)])
+            self.ask(max(self.cuts))
+        answers, duels, cuts, last = saved
+        counted = max(self.cuts)
+        if counted not in cuts and counted == last:
+            return  # covered by test_a_copy_made_just_before_an_upload
+        self.store.close()
+        for file in self.path.parent.glob("duels.db*"):
+            file.unlink()
+        shutil.copy(self.copy, self.path)
+        self.store = DuelStore(self.path)
+        self.answers, self.duels, self.cuts, self.last, self.ends = answers, duels, cuts, last, {}
+        if counted not in cuts:  # the server has counted answers that this copy lacks
+            assert self.store.cut(counted, self.at_least) == counted
+            self.cuts.add(counted)
+            self.last = counted
+            assert self.store.last == counted
+
+
+Server.TestCase.settings = examples(100, 2, stateful_step_count=25)
+TestServer = Server.TestCase
+
+
+def test_uploads_by_hand(store):
+    assert store.cut(0, 3) == 0
+    answer(store, 2)
+    assert store.cut(0, 3) == 0  # fewer than the minimum
+    answer(store, 2)
+    assert store.cut(0, 3) == 4
+    answer(store, 2)
+    assert store.cut(0, 3) == 4
+    assert store.cut(4, 3) == 4  # an empty upload
+    answer(store, 3)
+    assert store.cut(4, 3) == 9
+    assert store.cut(0, 3) == 9
+    assert len(store.evidence(0, 9).preferences) == 9
+    assert len(store.evidence(4, 9).preferences) == 5
+    assert store.evidence(9, 9).differences.shape == (0, 2)
+
+
+def test_an_upload_covers_distinct_duels(store):
+    """Repeated and mirrored duels are one duel, and duels of equal arms are none."""
+    for difference in [(1.0, 2.0), (-1.0, -2.0), (0.0, 0.0), (1.0, 2.0), (-0.0, 3.0), (0.0, -3.0)]:
+        store.record([(propose(store, difference), 1.0)])
+    assert store.cut(0, 3) == 0
+    store.record([(propose(store, (2.0, 4.0)), 1.0)])  # another duel in the same direction
+    assert store.cut(0, 3) == 7
+    store.record([(propose(store, (1.0, 2.0)), 1.0)] * 3)
+    store.record([(propose(store, (float(n), 2.0)), 1.0) for n in (1, 2)])
+    assert store.cut(7, 3) == 7  # they count again for the next upload: two so far
+    store.record([(propose(store, (3.0, 2.0)), 1.0)])
+    assert store.cut(7, 3) == 11
+
+
+def test_answers_about_too_few_duels_are_reported(store):
+    for _ in range(5):
+        store.record([(propose(store, (1.0, 2.0)), 1.0)])
+    assert store.cut(0, 2, at_most=5) == 0  # another duel may be answered
+    answer(store, 1)
+    with pytest.raises(DataError, match=r"after 0 .* cover 2 distinct duels .*more than the 5 "):
+        store.cut(0, 2, at_most=5)
+
+
+def test_an_upload_covers_no_more_than_the_limit_of_the_server(store):
+    answer(store, 10)
+    assert store.cut(0, 2, at_most=4) == 4
+    assert store.cut(4, 2, at_most=4) == 8
+    assert store.cut(8, 2, at_most=4) == 10
+    # The server lost its state and starts again from the existing cuts.
+    assert store.cut(0, 2, at_most=9) == 8
+    assert store.cut(0, 2, at_most=4) == 4
+    assert store.cut(0, 2) == 10
+    answer(store, 5)
+    assert store.cut(8, 1, at_most=2) == 10
+    with pytest.raises(DataError, match=r"after 0 .* more than the 3 .*devices-max-duels"):
+        store.cut(0, 2, at_most=3)
+    assert store.cut(10, 2, at_most=5) == 15
+
+
+@pytest.mark.parametrize("start", [1, 3, 6, -1])
+def test_a_start_that_is_not_a_cut_is_refused(store, start):
+    answer(store, 4)
+    assert store.cut(0, 2) == 4
+    answer(store, 2)
+    with pytest.raises(DataError, match=f"no upload ever ended at answer {start}") as error:
+        store.cut(start, 5)
+    refused(error, store.path)
+    for ends in [(0, start), (start, 4)]:
+        with pytest.raises(DataError, match=f"answer {start}"):
+            store.evidence(*ends)
+    assert store.cut(0, 5) == 4  # no cut was made
+
+
+def restored(path, *, before, between, at_least=1):
+    """Return a backup that had `before` answers, and the newest cut it lacks."""
+    copy = path.with_name("old.db")
+    with DuelStore(path) as store:
+        answer(store, before)
+        store.backup(copy)
+        answer(store, between)
+        return DuelStore(copy), store.cut(0, at_least)
+
+
+def test_an_old_copy_continues_from_the_count_of_the_server(path):
+    store, counted = restored(path, before=4, between=6)
+    assert counted == 10
+    with store:
+        assert store.last == 4
+        assert store.cut(10, 1) == 10
+        assert store.last == 10
+        assert answer(store, 3) == [11, 12, 13]
+        assert store.cut(10, 1) == 13
+        assert store.evidence(10, 13).differences.shape == (3, 2)
+        for start, end in [(0, 10), (0, 13)]:  # lost answers are not replaced
+            with pytest.raises(DataError, match="answers 1 to 1"):
+                store.evidence(start, end)
+    with DuelStore(store.path) as store:
+        assert answer(store, 1) == [14]
+
+
+def test_a_copy_made_just_before_an_upload(path):
+    store, counted = restored(path, before=10, between=0)
+    with store:
+        assert counted == store.last == 10  # the copy has every answer but not the cut
+        assert store.cut(10, 5) == 10
+        answer(store, 5)
+        assert store.cut(10, 5) == 15
+
+
+@pytest.mark.parametrize("start", [2**63 - 1, 2**63])
+def test_a_server_cannot_exhaust_the_numbers(store, start):
+    answer(store, 1)
+    with contextlib.suppress(FldbError):
+        store.cut(start, 1)
+    assert isinstance(answer(store, 1)[0], int)
+
+
+def test_cuts_with_no_answers_between_them(store):
+    """`at_least` must be at least 1; the error for 0 does not report a damaged file."""
+    said = ""
+    try:
+        assert [store.cut(0, 0), store.cut(0, 0)] == [0, 0]
+    except FldbError as error:
+        said = str(error)
+    assert "damaged" not in said
+
+
+def test_only_counted_answers_are_pruned(path):
+    clock = Clock(1000.0)
+    with DuelStore(path, clock=clock) as store:
+        for _ in range(3):
+            answer(store, 2)
+            store.cut(0, 1)
+            clock.now += 100.0
+        duel = rows(path, "SELECT id FROM answers WHERE sequence = 1")[0][0]
+        assert store.prune(0.0) == 0  # nothing has been acknowledged yet
+        store.synchronize(synchronization(counted=4))
+        # Now 1300; answers 1 and 2 were given at 1000, 3 and 4 at 1100, 5 and 6 at 1200.
+        assert store.prune(250.0) == 2
+        assert store.prune(250.0) == 0
+        assert store.prune(0.0) == 2
+        assert rows(path, "SELECT sequence FROM answers ORDER BY 1") == [(5,), (6,)]
+        with pytest.raises(
+            DataError, match=r"answers 1 to 6 .* 2 of them are left.*pruned"
+        ) as error:
+            store.evidence(0, 6)
+        refused(error, path)
+        assert len(store.evidence(4, 6).preferences) == 2
+        assert store.counts() == {"open": 0, "answered": 6, "counted": 4}
+        assert isinstance(store.record([(duel, 1.0)])[0], UnknownDuelError)
+        store.synchronize(synchronization(counted=6))
+        assert store.prune(0.0) == 2
+        assert answer(store, 1) == [7]  # numbers are never reused
+
+
+def test_a_store_of_the_previous_release_opens(path):
+    """`data/device_store.db.gz` was written by an earlier version.
+
+    Answer 1 was forgotten. Answers 1 to 4 were uploaded in two parts and acknowledged; answer 5 was
+    not uploaded. Three duels are open, two of them with contents. W is diagonal.
+    """
+    path.write_bytes(gzip.decompress((DATA / "device_store.db.gz").read_bytes()))
+    with DuelStore(path, clock=Clock(1.7e9)) as store:
+        assert (store.device_id, store.dimension, store.last) == ("5eed" * 8, 3, 5)
+        assert store.counts() == {"open": 3, "answered": 5, "counted": 4}
+        tea, lake = store.open_proposals(9)
+        contents = [{"text": "A pot of tea"}, {"text": "A cup of coffee"}]
+        assert tea == ("duel-6", 1600000006.0, 2600000006.0, "tea", "coffee", contents)
+        contents = [{"image": "data:image/png,x", "text": "Lake at dawn"}, {"text": "Städte ☕"}]
+        assert lake == ("duel-7", 1600000007.0, 2600000007.0, "left", "right", contents)
+        estimate = store.synchronized()
+        assert (estimate.received, estimate.round) == (1600000005.0, 7)
+        assert store.version() == (7, 1600000005.0, 0)
+        assert (estimate.counted, estimate.duels) == (4, 120)
+        assert estimate.theta.tolist() == [0.5, -1.0, 0.25]
+        assert estimate.information.tolist() == [2.0, 3.0, 4.0]
+        assert store.record([("duel-3", 1.0), ("duel-6", 0.0)]) == [2, 6]
+        assert isinstance(store.record([("duel-2", 1.0)])[0], ConflictingAnswerError)
+        assert isinstance(store.record([("duel-1", 1.0)])[0], UnknownDuelError)
+        assert store.cut(4, 1) == 6
+        kept = store.evidence(1, 6)
+    np.testing.assert_array_equal(
+        kept.differences,
+        [[0.25, 4, -1], [1, -2, 0.5], [-3, 0, 2], [0.5, 0.5, 0.5], [7, 0, -7]],
+    )
+    np.testing.assert_array_equal(kept.preferences, [1, 0, 0.5, 1, 0])
+    np.testing.assert_array_equal(kept.predicted, [0.75, np.nan, 0.125, 0.5, 0.625])
+    with PreferenceAgent(path) as agent:
+        duel = agent.propose([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    # Rewards 0.5, 0.25 and -1. Width 0.25 sqrt(2 ln 10 + 3 ln(1 + 121 / 0.03)) = 1.358; bounds of
+    # the others: -0.25 + 1.358 sqrt(1/2 + 1/4) = 0.93, -1.5 + 1.358 sqrt(1/2 + 1/3) = -0.26.
+    assert (duel.first, duel.second) == (0, 1)
+    assert duel.predicted == pytest.approx(1 / (1 + np.exp(-0.25)))
+
+
+def test_a_store_of_schema_3_opens(path):
+    """`data/device_store_3.db.gz` was written by version 0.1, with FLDB-Personal.
+
+    Answers 1 to 3 were uploaded with a share and acknowledged; answer 4 was not. Two duels are
+    open, one of them with contents.
+    """
+    path.write_bytes(gzip.decompress((DATA / "device_store_3.db.gz").read_bytes()))
+    with DuelStore(path, clock=Clock(1.8e9)) as store:
+        assert (store.device_id, store.dimension, store.last) == ("5eed" * 8, 2, 4)
+        assert store.counts() == {"open": 2, "answered": 4, "counted": 3}
+        (shown,) = store.open_proposals(9)
+        assert (shown.id, shown.first_key, shown.second_key) == ("duel-6", "tea", "towns")
+        assert shown.contents == [{"text": "A pot of tea"}, {"text": "Städte ☕"}]
+        found = store.answers()
+        right = [[1, -2], [0.5, 0.25], [-3, 1], [2, 2]]
+        np.testing.assert_array_equal(found.differences, right)
+        np.testing.assert_array_equal(found.preferences, [1, 0, 0.5, 1])
+        np.testing.assert_array_equal(found.predicted, [0.5, 0.5625, 0.625, 0.6875])
+        estimate = store.synchronized()
+        assert (estimate.round, estimate.counted, estimate.duels) == (2, 3, 40)
+        assert estimate.prior.precision.tolist() == [[4.0, 1.0], [1.0, 3.0]]
+        assert estimate.prior.shift.tolist() == [1.0, -2.0]
+        assert estimate.prior[2:] == (0.25, 2.0)
+        precision, shift = store.share(3)
+        assert (precision.tolist(), shift.tolist()) == ([[2.0, 0.5], [0.5, 1.0]], [0.75, -1.5])
+        # What this version adds.
+        assert (store.sent, store.needed, store.feature_names) == (3, None, None)
+        with pytest.raises(UndoError, match="part of an upload"):
+            store.undo("duel-3", expire_after=HOUR)
+        again = store.undo("duel-4", expire_after=HOUR)
+        assert store.record([(again, 0.0)]) == [4]
+        assert store.cut(3, 1) == 4
+    assert rows(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_a_store_of_schema_4_opens(path):
+    """`data/device_store_4.db.gz` was written by version 0.2, with FLDB-Personal.
+
+    Answers 1 to 3 were uploaded with a share and acknowledged; answers 4 and 5 were not. One duel
+    is open. The features have names, and an upload needs 2 distinct duels.
+    """
+    path.write_bytes(gzip.decompress((DATA / "device_store_4.db.gz").read_bytes()))
+    assert rows(path, "PRAGMA user_version") == [(4,)]
+    with DuelStore(path, clock=Clock(1.6e9 + 1000)) as store:
+        assert (store.device_id, store.dimension, store.last) == ("5eed" * 8, 2, 5)
+        assert store.counts() == {"open": 1, "answered": 5, "counted": 3}
+        assert (store.sent, store.needed) == (3, 0)
+        assert store.feature_names == ["sweetness", "bitterness"]
+        (shown,) = store.open_proposals(9)
+        assert (shown.id, shown.first_key, shown.second_key) == ("duel-6", "tea", "towns")
+        assert shown.contents == [{"text": "A pot of tea"}, {"text": "Städte ☕"}]
+        found = store.answers()
+        right = [[1, -2], [0.5, 0.25], [-3, 1], [2, 2], [4, -1]]
+        np.testing.assert_array_equal(found.differences, right)
+        np.testing.assert_array_equal(found.preferences, [1, 0, 0.5, 1, 0])
+        np.testing.assert_array_equal(found.predicted, [0.5, 0.5625, 0.625, 0.6875, 0.75])
+        estimate = store.synchronized()
+        assert (estimate.received, estimate.round, estimate.duels) == (1600000100.0, 2, 40)
+        assert estimate.prior.precision.tolist() == [[4.0, 1.0], [1.0, 3.0]]
+        precision, shift = store.share(3)
+        assert (precision.tolist(), shift.tolist()) == ([[2.0, 0.5], [0.5, 1.0]], [0.75, -1.5])
+        store.admit(0, 3, np.array([0.5, -1.0]), 1)  # the question is known
+        with pytest.raises(DataError, match="at 1 different estimates"):
+            store.admit(0, 3, np.array([0.5, 1.0]), 1)
+        # What this version adds.
+        for part in ("journal", "report"):
+            assert store.secure_part(part) is None
+        store.keep_secure_part("report", b"bytes")
+        assert store.secure_part("report") == b"bytes"
+        store.mark_sent(5)
+        assert store.sent == 5
+    assert rows(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+# --- secure sums ----------------------------------------------------------------------------
+
+
+def test_a_transaction_is_rolled_back_as_a_whole(store):
+    answer(store, 3)
+
+    def fail():
+        with store.transaction():
+            store.keep_secure_part("journal", b"new")
+            store.mark_sent(3)
+            store.synchronize(synchronization())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert store.secure_part("journal") is None
+    assert (store.sent, store.synchronized()) == (0, None)
+    with store.transaction():
+        store.keep_secure_part("journal", b"new")
+        store.mark_sent(3)
+    assert (store.secure_part("journal"), store.sent) == (b"new", 3)
+
+
+def test_other_processes_do_not_write_within_a_transaction(store, path, monkeypatch):
+    monkeypatch.setattr("clients.store.database.BUSY_SECONDS", 0.05)
+    with DuelStore(path) as other, store.transaction():
+        store.keep_secure_part("journal", b"new")
+        with pytest.raises(OutputError, match="locked"):
+            other.keep_secure_part("journal", b"old")
+        assert other.secure_part("journal") is None
+
+
+def test_a_report_and_a_restored_store_mark_answers_as_sent(store):
+    answer(store, 3)
+    for position in (0, 2, 2):  # the last cut of a report, or an earlier one of a newer store
+        store.mark_sent(position)
+    assert (store.last, store.sent) == (3, 2)
+    store.mark_sent(7)  # of a newer store
+    assert (store.last, store.sent) == (7, 7)
+    assert answer(store, 1) == [8]
+    assert len(store.evidence(7, 7).numbers) == 0
+
+
+# --- broadcasts ------------------------------------------------------------------------------
+
+
+def synchronization(d=2, **changes):
+    rng = np.random.default_rng(d)
+    values = {
+        "received": 1234.5,
+        "round": 7,
+        "counted": 3,
+        "duels": 1000,
+        "theta": rng.normal(size=d),
+        "information": rng.normal(size=d * (d + 1) // 2),
+        "parameters": {"selection": "ucb", "beta_scale": 0.1, "lambda_": "auto"},
+    }
+    return Synchronization(**{**values, **changes})
+
+
+def same(found, right):
+    assert found is not None
+    assert (found.received, found.round, found.counted, found.duels, found.parameters) == (
+        right.received,
+        right.round,
+        right.counted,
+        right.duels,
+        right.parameters,
+    )
+    np.testing.assert_array_equal(found.theta, right.theta)
+    np.testing.assert_array_equal(found.information, right.information)
+
+
+def test_a_broadcast_is_kept_until_the_next(path):
+    with DuelStore(path) as store, DuelStore(path) as other:
+        assert store.synchronized() is None
+        versions = {store.version()}
+        for changes in [{}, {"round": 8}, {"received": 1240.0}, {"round": 1, "received": 1300.0}]:
+            brought = synchronization(theta=np.array([5e-324, -1 / 3]), **changes)
+            store.synchronize(brought)
+            same(other.synchronized(), brought)
+            assert store.version() == other.version()
+            versions.add(other.version())
+        assert len(versions) == 5
+        assert other.counts()["counted"] == 3
+    with DuelStore(path) as store:
+        same(store.synchronized(), brought)
+    assert rows(path, "SELECT count(*) FROM synchronized") == [(1,)]
+
+
+# --- copies ----------------------------------------------------------------------------------
+
+
+def test_a_copy_is_a_store(path):
+    copy = path.with_name("copy.db")
+    with DuelStore(path) as store:
+        waiting = propose(store, (3.0, 4.0), 0.25)
+        answer(store, 2)
+        store.cut(0, 1)
+        store.backup(copy)
+        answer(store, 1)
+        name = store.device_id
+    with DuelStore(copy) as store:
+        assert (store.device_id, store.last, store.dimension) == (name, 2, 2)
+        assert store.record([(waiting, 0.0)]) == [3]
+        assert store.cut(2, 1) == 3
+        np.testing.assert_array_equal(store.evidence(2, 3).differences, [[3.0, 4.0]])
+    assert rows(copy, "PRAGMA journal_mode") == [("wal",)]
+
+
+def test_a_copy_that_cannot_be_written(store):
+    copy = store.path.parent / "missing" / "copy.db"
+    with pytest.raises(OutputError) as error:
+        store.backup(copy)
+    refused(error, copy)
+
+
+def test_a_copy_does_not_replace_another_store(store):
+    answer(store, 1)
+    other = store.path.with_name("other.db")
+    with DuelStore(other) as kept:
+        answer(kept, 2)
+        name = kept.device_id
+    with pytest.raises(FldbError):
+        store.backup(other)
+    with DuelStore(other) as kept:
+        assert (kept.device_id, kept.last) == (name, 2)
+
+
+# --- threads and processes -------------------------------------------------------------------
+
+
+def in_threads(count, work):
+    """Call work(number) in `count` concurrent threads; return the results."""
+    ready = threading.Barrier(count)
+    results = [None] * count
+
+    def run(number):
+        ready.wait()
+        try:
+            results[number] = work(number)
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_concurrent_threads(path, shared):
+    with DuelStore(path) as store:
+
+        def work(number):
+            own = store if shared else DuelStore(path)
+            numbers = []
+            for place in range(20):
+                duel = propose(own, (float(number), float(place)))
+                numbers += own.record([(duel, 0.5)])
+                own.cut(0, 10)
+                own.counts()
+            if not shared:
+                own.close()
+            return numbers
+
+        results = in_threads(6, work)
+        assert sorted(number for numbers in results for number in numbers) == list(range(1, 121))
+        store.cut(0, 1)
+        evidence = store.evidence(0, 120)
+        for number, numbers in enumerate(results):
+            for place, sequence in enumerate(numbers):
+                assert tuple(evidence.differences[sequence - 1]) == (number, place)
+
+
+HAMMER = """
+import random, sys, time
+import numpy as np
+from clients.store import DuelStore
+path, worker, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+store = DuelStore(path)
+print("ready", flush=True)
+sys.stdin.readline()
+own = 0
+for number in range(rounds):
+    time.sleep(random.uniform(0, 0.002))  # or the other one only ever waits
+    while number == rounds // 2 and store.last == own:
+        time.sleep(0.001)  # the other one has not begun
+    duels = []
+    for place in range(1 + number % 3):
+        difference = np.array([worker, number, place], float)
+        duels.append(store.propose(difference, 0.25, expire_after=600).id)
+    for place, sequence in enumerate(store.record([(duel, number % 2) for duel in duels])):
+        print(sequence, worker, number, place, number % 2)
+    own += len(duels)
+    store.cut(0, 7)
+    store.counts()
+"""
+
+
+@pytest.mark.slow
+def test_concurrent_processes(path):
+    DuelStore(path).close()
+    workers = [start(HAMMER, path, worker, 100) for worker in range(2)]
+    for worker in workers:
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    lines = [[int(word) for word in line.split()] for w in workers for line in finish(w)]
+    count = 2 * (34 + 33 * 2 + 33 * 3)  # twice 100 rounds of 1, 2, 3, 1, ... duels
+    assert sorted(line[0] for line in lines) == list(range(1, count + 1))
+    turns = [line[1] for line in sorted(lines)]
+    assert sum(a != b for a, b in itertools.pairwise(turns)) > 1  # the processes alternate
+    cuts = [0, *(position for (position,) in rows(path, "SELECT position FROM cuts ORDER BY 1"))]
+    assert len(cuts) > 10
+    assert all(b - a >= 7 for a, b in itertools.pairwise(cuts))
+    with DuelStore(path) as store:
+        assert store.last == count
+        assert store.cut(0, 1) == count
+        evidence = store.evidence(0, count)
+    for sequence, *difference, preference in lines:
+        assert evidence.differences[sequence - 1].tolist() == difference
+        assert evidence.preferences[sequence - 1] == preference
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+OPEN = """
+import sys, time
+from clients.store import DuelStore
+print("ready", flush=True)
+for line in sys.stdin:
+    path, begin = line.split()
+    while time.time() < float(begin):
+        pass
+    try:
+        with DuelStore(path) as store:
+            print(store.device_id, flush=True)
+    except Exception as error:
+        print(str(error).replace(path, ""), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_create_one_store_concurrently(tmp_path):
+    workers = [start(OPEN) for _ in range(3)]
+    for worker in workers:
+        worker.stdout.readline()
+    names = []
+    for number in range(60):
+        begin = time.time() + 0.005
+        for worker in workers:
+            worker.stdin.write(f"{tmp_path / str(number)} {begin}\n")
+            worker.stdin.flush()
+        names.append({worker.stdout.readline() for worker in workers})
+    for worker in workers:
+        finish(worker)
+    assert [name for name in names if len(name) > 1] == []
+    assert len(set().union(*names)) == 60
+
+
+def test_threads_that_create_one_store_concurrently(tmp_path):
+    for number in range(60):
+
+        def work(_, path=tmp_path / str(number)):
+            with DuelStore(path) as store:
+                return store.device_id
+
+        assert len({str(name) for name in in_threads(4, work)}) == 1
+
+
+def open_while(path, place, meanwhile):
+    """Open a store; call `meanwhile(path)` before the statement with number `place`."""
+    connect, statements = sqlite3.connect, 0
+
+    class Connection(sqlite3.Connection):
+        def execute(self, *arguments):
+            nonlocal statements
+            statements += 1
+            if statements == place and not self.in_transaction:
+                with pytest.MonkeyPatch.context() as undone:
+                    undone.setattr(sqlite3, "connect", connect)
+                    meanwhile(path)
+            return super().execute(*arguments)
+
+    def spied(*arguments, **options):
+        return connect(*arguments, **options, factory=Connection)
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(sqlite3, "connect", spied)
+        return DuelStore(path)
+
+
+def test_another_process_creates_the_store_between_two_statements(tmp_path):
+    names = {}
+
+    def create(path):
+        with DuelStore(path) as store:
+            names[path] = store.device_id
+
+    for place in range(1, 9):
+        path = tmp_path / str(place)
+        with open_while(path, place, create) as store:
+            assert store.device_id == names.get(path, store.device_id)
+            assert answer(store, 1) == [1]
+    assert len(names) >= 2  # before the schema check, and before the creation
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [
+        pytest.param("IMMEDIATE"),
+        "EXCLUSIVE",
+    ],
+)
+def test_another_process_is_creating_the_store(tmp_path, lock):
+    threads = []
+
+    def begin(path):
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        other.execute(f"BEGIN {lock}")
+
+        def give_up():
+            time.sleep(0.05)
+            other.rollback()
+            other.close()
+
+        threads.append(threading.Thread(target=give_up))
+        threads[-1].start()
+
+    try:
+        for place in range(1, 9):
+            with open_while(tmp_path / str(place), place, begin) as store:
+                assert answer(store, 1) == [1]
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+ANSWER = """
+import sys
+import numpy as np
+from clients.store import DuelStore
+with DuelStore(sys.argv[1]) as store:
+    print(store.last)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_thread_does_not_drop_the_locks(path, monkeypatch):
+    """POSIX: closing any descriptor of a file drops all locks of the process on it.
+
+    Another process would then consider the store unused and delete its log. Later answers would be
+    written to a file without a name.
+    """
+    with DuelStore(path) as store:
+        looked = Path.exists
+        monkeypatch.setattr(Path, "exists", lambda self: self != path and looked(self))
+        DuelStore(path).close()  # checks for the file just before it is created
+        monkeypatch.undo()
+        finish(start(ANSWER, path))  # opens the store and is the last process to close it
+        assert answer(store, 1) == [1]
+        assert finish(start(ANSWER, path)) == ["1"]
+
+
+RECORD = """
+import os, sys
+import numpy as np
+from clients.store import DuelStore
+store = DuelStore(sys.argv[1])
+number = 0
+while True:
+    number += 1
+    duels = [store.propose(np.ones(2), 0.5, expire_after=600).id for _ in range(1 + number % 3)]
+    results = store.record([(duel, 1.0) for duel in duels])
+    os.write(1, "".join(f"{s} {d};" for s, d in zip(results, duels)).encode() + b"\\n")
+    if number % 5 == 0:
+        store.cut(0, 4)
+"""
+
+
+@pytest.mark.slow
+def test_acknowledged_answers_survive_a_kill(path):
+    rng = random.Random(3)
+    acknowledged = {}
+    for _ in range(8):  # kill and recover the same file repeatedly
+        with start(RECORD, path) as process:
+            lines = [process.stdout.readline() for _ in range(rng.randrange(1, 30))]
+            time.sleep(rng.uniform(0.0, 0.003))
+            process.send_signal(signal.SIGKILL)
+            lines += process.stdout.readlines()  # already written, still in the pipe
+            assert process.wait() == -signal.SIGKILL
+        for line in lines:
+            for word in line.strip().split(";")[:-1]:
+                sequence, duel = word.split()
+                assert acknowledged.setdefault(duel, int(sequence)) == int(sequence)
+        kept = dict(rows(path, "SELECT id, sequence FROM answers"))
+        assert acknowledged.items() <= kept.items()
+        assert sorted(kept.values()) == list(range(1, len(kept) + 1))
+        assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+    assert len(acknowledged) > 50
+    cuts = [0, *(position for (position,) in rows(path, "SELECT position FROM cuts ORDER BY 1"))]
+    assert all(b - a >= 4 for a, b in itertools.pairwise(cuts))
+    with DuelStore(path) as store:
+        duels = list(acknowledged)
+        assert store.record([(duel, 1.0) for duel in duels]) == list(acknowledged.values())
+        assert answer(store, 1) == [len(kept) + 1]
+
+
+UNDO = """
+import os, sys
+import numpy as np
+from clients.store import DuelStore
+store = DuelStore(sys.argv[1])
+number = store.last
+while True:
+    number += 1
+    duel = store.propose(np.array([number, 1.0]), 0.5, expire_after=600).id
+    store.record([(duel, 1.0)])
+    os.write(1, f"answered {duel}\\n".encode())
+    if number % 3:
+        again = store.undo(duel, expire_after=600)
+        os.write(1, f"undone {duel}\\n".encode())
+        store.record([(again, 0.0)])
+        os.write(1, f"again {duel}\\n".encode())
+    if number % 7 == 0:
+        store.cut(0, 4)
+"""
+
+
+@pytest.mark.slow
+def test_undone_answers_survive_a_kill_and_count_once(path):
+    """What was reported is durable; the step that was interrupted is repeated, and counts once."""
+    rng, repeated = random.Random(5), set()
+    for _ in range(12):
+        with start(UNDO, path) as process:
+            lines = [process.stdout.readline() for _ in range(rng.randrange(1, 40))]
+            time.sleep(rng.uniform(0.0, 0.004))
+            process.send_signal(signal.SIGKILL)
+            lines += process.stdout.readlines()
+        assert process.returncode == -signal.SIGKILL
+        steps = [line.split() for line in lines if line.endswith("\n")]
+        done = {duel: step for step, duel in steps}  # the last step of each duel
+        last_step, last = steps[-1]
+        with DuelStore(path) as store, contextlib.suppress(UndoError):
+            again = store.undo(last, expire_after=HOUR)  # unless it was sent, or another followed
+            store.record([(again, 0.0)])
+            done[last] = "again"
+            repeated.add(last_step)
+        kept = dict(rows(path, "SELECT id, sequence FROM answers"))
+        assert sorted(kept.values()) == list(range(1, len(kept) + 1))
+        for duel, step in done.items():
+            assert (duel in kept, f"{duel}~" in kept) == (step == "answered", step == "again")
+        assert len(kept) == len({duel.rstrip("~") for duel in kept})  # each duel at most once
+        assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+    assert repeated
+    with DuelStore(path) as store:
+        end = store.cut(0, 1)
+        found = store.evidence(0, end)
+    by_number = {number: duel for duel, number in kept.items()}
+    right = [0.0 if by_number[n].endswith("~") else 1.0 for n in range(1, end + 1)]
+    np.testing.assert_array_equal(found.preferences, right)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_answers_undone_during_uploads_are_either_sent_or_undone(path, shared):
+    """One thread uploads; the others answer, undo and answer again."""
+    ends, finished = {}, threading.Event()
+    with DuelStore(path) as store:
+
+        def upload():
+            own = store if shared else DuelStore(path)
+            while not finished.is_set():
+                end = own.cut(0, 1)
+                ends.setdefault(end, own.evidence(0, end).preferences.tolist())
+            if not shared:
+                own.close()
+
+        uploading = threading.Thread(target=upload)
+        uploading.start()
+        kept, refused = [], 0
+        for number in range(60):
+            duel = propose(store, (float(number), 1.0))
+            store.record([(duel, 1.0)])
+            try:
+                again = store.undo(duel, expire_after=HOUR)
+            except UndoError:
+                refused += 1
+                kept.append(1.0)
+            else:
+                store.record([(again, 0.0)])
+                kept.append(0.0)
+            time.sleep(0.001 * (number % 3))
+        finished.set()
+        uploading.join()
+        assert store.cut(0, 1) == 60
+        assert store.evidence(0, 60).preferences.tolist() == kept
+    assert all(sent == kept[:end] for end, sent in ends.items())
+
+
+INTERRUPTED = """
+import sys, time
+from clients.store import DuelStore
+store = DuelStore(sys.argv[1])
+def slowly():
+    for duel in sys.argv[2:]:
+        yield duel, 1.0
+        print("one more", flush=True)
+    time.sleep(60)
+store.record(slowly())
+"""
+
+
+@pytest.mark.slow
+def test_a_transaction_interrupted_by_a_kill_is_rolled_back(path):
+    with DuelStore(path) as store:
+        answer(store, 3)
+        duels = [propose(store) for _ in range(2)]
+        with start(INTERRUPTED, path, *duels) as process:
+            assert [process.stdout.readline() for _ in duels] == ["one more\n"] * 2
+            process.send_signal(signal.SIGKILL)
+        assert store.counts() == {"open": 2, "answered": 3, "counted": 0}
+        assert store.record([(duel, 0.0) for duel in duels]) == [4, 5]  # no lock, no number left
+
+
+@pytest.mark.slow
+def test_backups_during_writes(path):
+    DuelStore(path).close()
+    acknowledged = []
+    with start(RECORD, path) as process, DuelStore(path) as store:
+        for number in range(6):
+            for _ in range(5):
+                acknowledged += process.stdout.readline().strip().split(";")[:-1]
+            copy = path.with_name(f"copy{number}.db")
+            store.backup(copy)
+            kept = dict(rows(copy, "SELECT id, sequence FROM answers"))
+            assert {word.split()[1] for word in acknowledged} <= kept.keys()
+            assert sorted(kept.values()) == list(range(1, len(kept) + 1))
+            assert rows(copy, "PRAGMA integrity_check") == [("ok",)]
+        process.send_signal(signal.SIGKILL)
+    assert len(acknowledged) > 30
+
+
+@pytest.mark.slow
+def test_another_process_reads_the_contents_shown(path):
+    code = """
+import json, sys
+from clients.store import DuelStore
+with DuelStore(sys.argv[1]) as store:
+    (shown,) = store.open_proposals()
+    print(json.dumps([shown.id, shown.contents]))
+    print(store.record([(shown.id, 0.5)]))
+"""
+    with DuelStore(path) as store:
+        duel = propose(store, contents=["a\nb", None])
+        shown, recorded = finish(start(code, path))
+        assert json.loads(shown) == [duel, ["a\nb", None]]
+        assert recorded == "[1]"
+        assert store.last == 1
+        assert store.open_proposals() == []
+
+
+def test_a_store_without_duels_takes_the_dimension_of_the_arms(tmp_path):
+    with DuelStore(tmp_path / "duels.db") as store:
+        store.synchronize(synchronization(d=3))  # of a server, with another dimension
+        assert store.settle_dimension(2) == 2
+        assert store.synchronized() is None
+        with pytest.raises(DataError, match="dimension 2, not 3"):
+            store.synchronize(synchronization(d=3))
+        store.propose(np.array([1.0, 0.0]), np.nan, expire_after=60.0)
+        assert store.settle_dimension(3) == 2  # the duel stays

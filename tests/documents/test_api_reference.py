@@ -1,0 +1,100 @@
+"""Every name of the API reference has a valid docstring, and its example runs."""
+
+import doctest
+import importlib
+import inspect
+import re
+
+import pytest
+from conftest import ROOT
+
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
+
+validate = pytest.importorskip("numpydoc.validate", reason="needs numpydoc (the docs extra)")
+
+PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
+PUBLIC = (  # every name of their `__all__` is in the reference
+    "fldb_flower",
+    "fldb_flower.algorithms",
+    "fldb_flower.algorithms.schedules",
+    "fldb_flower.bandit.policies",
+    "fldb_flower.bandit.selection",
+    "fldb_flower.environments",
+    "fldb_flower.federation.exchange",
+    "clients.preference_agent",
+    "clients.store",
+    "strategies",
+)
+CODES = {  # https://numpydoc.readthedocs.io/en/latest/validation.html
+    *("GL05", "GL06", "GL07", "GL08", "SS01", "SS02", "SS03", "SS04", "SS06"),
+    *("PR02", "PR03", "PR05", "PR06", "PR07", "PR08", "PR09", "PR10"),
+    *("RT02", "YD01", "SA02", "SA03", "SA04", "EX01"),
+}
+
+
+def listed() -> list[str]:
+    """Return the names in the tables of the reference, ``module.name``."""
+    names, module = [], ""
+    for page in PAGES:
+        for block in re.findall(r"```\{eval-rst\}\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.splitlines():
+                if found := re.match(r"\.\. currentmodule:: (\S+)", line):
+                    module = found[1]
+                elif found := re.fullmatch(r"   (\w+)", line):
+                    names.append(f"{module}.{found[1]}")
+    return names
+
+
+NAMES = listed()
+
+
+def find(name):
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def docstring(name):
+    """Return the docstring of a name; that of a value is the string after its assignment."""
+    return inspect.getdoc(find(name)) or ""
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    """Remove what an example registers."""
+    before = [(each, set(each)) for each in (ALGORITHMS, SELECTIONS, ENVIRONMENTS)]
+    yield
+    for catalogue, names in before:
+        for name in set(catalogue) - names:
+            catalogue.remove(name)
+
+
+def test_names_are_found_once():
+    assert "fldb_flower.algorithms.Algorithm" in NAMES
+    assert "fldb_flower.bandit.selection.whiten" in NAMES
+    assert len(set(NAMES)) == len(NAMES)
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_is_listed(module):
+    exported = {name for name in importlib.import_module(module).__all__ if not name.isupper()}
+    parts = [name.rpartition(".") for name in NAMES]
+    here = {name for owner, _, name in parts if owner == module}
+    elsewhere = {name for _, _, name in parts} if module == "fldb_flower" else set()  # its errors
+    assert here <= exported <= here | elsewhere
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_docstring_is_valid(name):
+    found = [f"{code}: {text}" for code, text in validate.validate(name)["errors"] if code in CODES]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_example_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    example = doctest.DocTestParser().get_doctest(docstring(name), {}, name, None, None)
+    assert example.examples, "no example"
+    report: list[str] = []
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    doctest.DocTestRunner(optionflags=options).run(example, out=report.append)
+    assert not report, "".join(report)

@@ -1,0 +1,353 @@
+"""The documents contain the numbers of the result files, which match the current code."""
+
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fldb_flower.errors import DataError, SettingsError
+from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.linalg.forms import make_form
+from fldb_flower.secure.report import SCALE, Header, make_report
+from fldb_flower.settings import Settings
+from fldb_flower.wire.secure_vector import size_of
+from simulations import documents, figures, heterogeneity, measured
+from simulations.benchmark.algorithms import ALGORITHMS
+
+pytest.importorskip("jinja2")
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """Create a checkout with one page and one result file."""
+    (tmp_path / "docs" / "templates").mkdir(parents=True)
+    (tmp_path / "docs" / "results").mkdir()
+    monkeypatch.setattr(documents, "ROOT", tmp_path)
+    monkeypatch.setattr(documents, "TEMPLATES", tmp_path / "docs" / "templates")
+    monkeypatch.setattr(measured, "FOLDER", tmp_path / "docs" / "results")
+    monkeypatch.delenv("FLDB_ML100K", raising=False)
+    monkeypatch.delenv("FLDB_DUELS", raising=False)
+    run = {"settings": {"num_agents": 3, "horizon": 12, "tau": 2}, "seeds": 3, "regret": []}
+    measured.write(measured.FOLDER / "small.json", {"ogd": run, "seconds": 0.25})
+    template = "{{ small.ogd.regret | mean | fixed(2) }} in {{ small.seconds }} s\n"
+    (documents.TEMPLATES / "README.md.j2").write_text(template)
+    return tmp_path
+
+
+def run_tool(monkeypatch, *arguments):
+    """Call the command; return its error message, empty on success."""
+    monkeypatch.setattr(sys, "argv", ["documents", *arguments])
+    try:
+        documents.main()
+    except SystemExit as error:
+        return str(error.code)
+    return ""
+
+
+def test_pages_agree_with_the_result_files():
+    assert documents.differing(documents.pages(documents.load_results())) == []
+
+
+@pytest.mark.parametrize("name", ["security", "privacy"])
+def test_the_tests_that_a_page_names_exist(name):
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    names = set(re.findall(r"`(test_\w+)`", page))
+    source = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert names
+    assert [name for name in sorted(names) if f"def {name}(" not in source] == []
+    files = re.findall(r"`(tests/[\w/]+\.py)`", page)
+    assert [name for name in files if not (ROOT / name).exists()] == []
+
+
+def test_check_reports_a_run_without_values(tree, monkeypatch):
+    (documents.TEMPLATES / "README.md.j2").write_text("empty\n")
+    run_tool(monkeypatch)
+    message = run_tool(monkeypatch, "--check")
+    assert message == "error: docs/results: small.ogd.regret has 0 values of 3: recompute it"
+
+
+def test_recompute_requires_ratings_before_the_first_run(tree, monkeypatch):
+    world = {"settings": {"environment": {"name": "movielens"}}, "seeds": 10, "regret": []}
+    measured.write(measured.FOLDER / "world.json", {"a": world})
+    monkeypatch.setattr(measured, "simulate", None)
+    message = run_tool(monkeypatch, "--recompute")
+    assert message == "error: world.a needs MovieLens ratings: name them with --movielens PATH"
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Create a study with two people and two arms; return the folder of studies."""
+    (tmp_path / "studies" / "Two").mkdir(parents=True)
+    (tmp_path / "studies" / "Two" / "arms.csv").write_text("arm,size\na,1\nb,2\n")
+    rows = "person,first,second,preference\np,a,b,1\nq,a,b,0\n"
+    (tmp_path / "studies" / "Two" / "duels.csv").write_text(rows)
+    return tmp_path / "studies"
+
+
+def test_the_path_of_a_study_is_relative_to_the_folder_of_studies(study):
+    world = {"name": "duels", "path": "Two"}
+    run = {"settings": {"horizon": 1, "num_arms": 2, "environment": world}, "seeds": 1}
+    settings = measured.settings_of(run, 0, "here", {"duels": str(study)})
+    assert settings.environment.path == str(study / "Two")
+    assert settings.num_agents == 2
+    with pytest.raises(SettingsError, match=r"^here needs studies of real people: .* --duels DIR$"):
+        measured.settings_of(run, 0, "here")
+    assert list(measured.sample(run, "here")) == []
+    assert [name for name, _ in measured.sample(run, "here", {"duels": str(study)})] == ["here"]
+
+
+def test_log_loss_accuracy_and_heterogeneity_are_measures():
+    """A first prediction is 1/2, with log loss log 2; a v that is set is not estimated."""
+    small = {"num_agents": 3, "horizon": 1, "algorithm": "fldb_personal", "personal_variance": 0.25}
+    runs = [
+        {"settings": small, "seeds": 1, "log_loss": [], "heterogeneity": []},
+        {"settings": {**small, "engine": {"name": "inprocess"}}, "seeds": 1, "log_loss": []},
+        {"settings": {**small, "algorithm": "random"}, "seeds": 1, "log_loss": []},
+    ]
+    measured.repeat(runs[:2], "here")
+    assert runs[0]["log_loss"] == runs[1]["log_loss"] == [0.693147]
+    assert runs[0]["heterogeneity"] == [0.25]
+    with pytest.raises(SettingsError, match="log_loss: no such measure: there are regret, "):
+        measured.repeat(runs[2], "here")
+
+
+def test_the_results_of_personal_have_the_settings_of_their_names():
+    content = documents.load_results()["personal"]
+    for size, by_sigma in content["synthetic"].items():
+        for sigma, runs in by_sigma.items():
+            for name, run in runs.items():
+                settings = run["settings"]
+                assert f"n{settings['num_agents']}" == size
+                assert settings["environment"] == {"sigma": float(sigma)}
+                if name == "known":
+                    assert settings["personal_variance"] == pytest.approx(float(sigma) ** 2)
+                elif name == "theory":
+                    assert settings["beta_scale"] == 1
+                elif name not in ("personal", "common"):
+                    assert settings["algorithm"] == name
+    for study, runs in content["studies"].items():
+        assert {run["settings"]["environment"]["path"] for run in runs.values()} == {study}
+
+
+def test_the_headline_compares_tuned_widths():
+    """The differences are computed again here, with NumPy."""
+    results = documents.load_results()
+    runs, tuned = results["readme"]["algorithms"], results["widths"]["gd"]["n100"]["one"]["0.3"]
+    panel = figures.curves_of(figures.OVERVIEW, ours=False)
+    curves = [panel["LDB, tuned"], panel["FLDB-GD, tuned"], tuned["settings"]]
+    assert [(each["lambda"], each["beta_scale"]) for each in curves] == [(1.0, 0.3)] * 3
+    pages = [" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/speed.md")]
+    for name in ("FLDB-ONS", "FLDB-ONS geometric 1.5"):
+        difference = np.subtract(runs[name]["regret"], tuned["regret"])
+        error = difference.std(ddof=1) / len(difference) ** 0.5
+        for page in pages:
+            assert f"{difference.mean():+.1f} ± {error:.1f}" in page
+            assert f"{np.mean(tuned['exchanges']):,.0f}" in page
+
+
+def test_the_bytes_of_an_exchange():
+    """d = 5: vectors have 5 numbers of 8 bytes, symmetric matrices 15.
+
+    FLDB-ONS uploads the gradient, W and the Hessian, and receives two vectors and W. Its first
+    round needs 8 exchanges; 7 of them play nothing, and their broadcast is one vector.
+    """
+    up, down = 8 * (5 + 15 + 15), 8 * (500 * (5 + 5 + 15) + 7 * 5) / 507
+    page = (ROOT / "docs" / "personal.md").read_text()
+    assert f"(FLDB-ONS: {up} and {down:.0f})" in page
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_personal"])
+def test_the_bytes_of_a_report(algorithm):
+    """A sealed seed of 64 bytes, and 8 for each number."""
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    name = {"fldb_ons": "FLDB-ONS", "fldb_personal": "FLDB-Personal"}[algorithm]
+    (row,) = re.findall(rf"^\| {name}: .*? \| ([\d,]+) \| ([\d,]+) \|$", page, re.MULTILINE)
+    for d, cell in zip((5, 64), row, strict=True):
+        settings = Settings(algorithm=algorithm, dimension=d)
+        is_shares = algorithm == "fldb_personal"
+        broadcast = Broadcast(None, None if is_shares else np.zeros(d), hessian=not is_shares)
+        numbers = size_of(broadcast._replace(shares=is_shares), make_form(settings))
+        header = Header(bytes(32), 1, numbers, SCALE, 0, bytes(32))
+        key = X25519PrivateKey.generate().public_key()
+        report = make_report(header, np.zeros(numbers, dtype=np.int64), key).to_bytes()
+        assert f"{len(report):,}" == cell
+
+
+def test_pictures_are_drawn_from_the_results(tmp_path):
+    paths = heterogeneity.draw(documents.load_results()["personal"], tmp_path)
+    assert [path.name for path in paths] == ["heterogeneity.png", "studies.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert heterogeneity.summary([1.0, 2.0, 6.0]) == pytest.approx((3, 7**0.5 / 3**0.5))
+
+
+def test_the_results_match_the_current_figures():
+    """Each curve of each panel with its settings; no results of other figures."""
+    content = documents.load_results()["figures"]
+    names = [*figures.PANELS, figures.OVERVIEW]
+    assert sorted(content) == sorted([*names, "processor_seconds"])
+    for name in names:
+        runs = figures.runs_of(name, ours=True, seeds=documents.SEEDS)
+        assert list(content[name]) == list(runs), name
+        for label, run in runs.items():
+            found = content[name][label]
+            assert found["settings"] == run["settings"], (name, label)
+            assert list(found) == list(run), (name, label)
+            assert all(len(found[key]) == found["seeds"] >= 10 for key in measured.measures_of(run))
+
+
+def test_the_speed_table_lists_the_algorithms_of_the_benchmark():
+    results = documents.load_results()
+    runs = results["readme"]["algorithms"]
+    assert (
+        list(runs)
+        == list(ALGORITHMS)
+        == [row["algorithm"] for row in results["algorithms"]["rows"]]
+    )
+    for name, run in runs.items():
+        assert run["settings"] == {"tau": 1, **ALGORITHMS[name]}
+
+
+def test_results_are_finite_and_of_at_least_ten_seeds():
+    for name, content in documents.load_results().items():
+        for where, run in measured.runs_in(content, name):
+            assert run["seeds"] >= 10, where
+            for key in measured.measures_of(run):
+                assert len(run[key]) == run["seeds"], where
+                assert np.isfinite(run[key]).all(), where
+
+
+@pytest.mark.slow
+def test_a_run_over_messages_has_the_measurements_of_a_vectorized_run():
+    """The same seed on both engines."""
+    run = {
+        "settings": {"num_agents": 4, "horizon": 8, "tau": 2},
+        "seeds": 1,
+        "regret": [],
+        "rounds": [],
+    }
+    messages = {
+        **run,
+        "settings": {**run["settings"], "engine": {"name": "inprocess", "num_nodes": 2}},
+    }
+    content = [run, messages]
+    measured.repeat(content, "test")
+    np.testing.assert_allclose(content[0]["regret"], content[1]["regret"], rtol=1e-9)
+    assert content[0]["rounds"] == content[1]["rounds"] == [5]  # t = 1, 2, 4, 6, 8
+
+
+def test_regret_at_intermediate_iterations():
+    curve, counts = [1.0, 2.5, 4.0], dict.fromkeys(measured.COUNTS, 7)
+    assert measured.measured("regret", curve, counts) == 4
+    assert measured.measured("regret_2", curve, counts) == 2.5
+    assert measured.measured("exchanges", curve, counts) == 7
+    for name in ("regret_", "regret_x", "regrets", "regret_4", "regret_0"):
+        with pytest.raises(SettingsError, match="no such measure"):
+            measured.measured(name, curve, counts)
+
+
+@pytest.mark.slow
+def test_recompute_then_check(tree, monkeypatch):
+    assert run_tool(monkeypatch, "--recompute") == ""
+    (content,) = (json.loads(path.read_text()) for path in measured.FOLDER.iterdir())
+    # The same three runs through the documented command.
+    regrets = []
+    for seed in range(3):
+        out = tree / f"run{seed}"
+        words = ["num_agents=3", "horizon=12", "tau=2", "plot=false", f"seed={seed}"]
+        words.append(f"hydra.run.dir={out}")
+        command = [sys.executable, "-m", "simulations.run", *words]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        regrets.append(json.loads((out / "summary.json").read_text())["final_regret"])
+    np.testing.assert_allclose(content["ogd"]["regret"], regrets, atol=1e-4)
+    assert content["seconds"] == 0.25
+    page = (tree / "README.md").read_text()
+    assert "docs/templates/README.md.j2" in page.splitlines()[0]
+    assert page.splitlines()[1] == f"{statistics.fmean(regrets):.2f} in 0.25 s"
+    assert run_tool(monkeypatch, "--check") == ""
+
+
+def test_check_reports_an_edited_page(tree, monkeypatch):
+    run_tool(monkeypatch, "--recompute")
+    page = tree / "README.md"
+    page.write_text(page.read_text().replace("0.25 s", "0.26 s"))
+    before = page.read_text()
+    assert "README.md differs from its template" in run_tool(monkeypatch, "--check")
+    assert page.read_text() == before
+
+
+def test_check_reports_a_stale_result(tree, monkeypatch):
+    run_tool(monkeypatch, "--recompute")
+    path = measured.FOLDER / "small.json"
+    content = json.loads(path.read_text())
+    content["ogd"]["regret"][0] += 0.01
+    measured.write(path, content)
+    run_tool(monkeypatch)
+    message = run_tool(monkeypatch, "--check")
+    assert "small.ogd.regret of seed 0 is" in message
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("one\n{{ small.missing | fixed }}\n", "line 2: 'dict object' has no attribute 'missing'"),
+        ("{{ large }}\n", "line 1: 'large' is undefined"),
+        ("one\ntwo {{ small. }}\n", "line 2: "),
+        ("{{ [] | mean }}\n", "line 1: "),
+        ("{{ [1] | sem }}\n", "line 1: "),
+    ],
+)
+def test_an_invalid_template_gives_a_one_line_error(tree, monkeypatch, template, reason):
+    (documents.TEMPLATES / "README.md.j2").write_text(template)
+    message = run_tool(monkeypatch)
+    assert message.startswith("error: docs/templates/README.md.j2, ")
+    assert reason in message
+    assert len(message.splitlines()) == 1
+
+
+def test_invalid_arguments_and_files_give_a_one_line_error(tree, monkeypatch):
+    message = run_tool(monkeypatch, "--recompute", "smal")
+    assert message == "error: no result file 'smal' in docs/results: there are small"
+    (measured.FOLDER / "broken.json").write_text("{")
+    assert "broken.json: not JSON" in run_tool(monkeypatch)
+    with pytest.raises(DataError, match="cannot read"):
+        measured.read(tree / "none.json")
+    shutil.rmtree(documents.TEMPLATES)
+    (measured.FOLDER / "broken.json").unlink()
+    assert "no templates" in run_tool(monkeypatch)
+
+
+def test_result_files_are_read_as_they_were_written(tmp_path):
+    content = {
+        "a": {"settings": {"x": {"y": 1}}, "seeds": 2, "r": [0.1, 2]},
+        "t": [{"s": "±"}],
+        "n": 1,
+    }
+    measured.write(tmp_path / "a.json", content)
+    assert measured.read(tmp_path / "a.json") == content
+
+
+def test_holds_compares_means_by_paired_standard_errors():
+    """Differences of 1, 2 and 3: mean 2, standard error 1/sqrt(3) = 0.577, so 2 > 1.155."""
+    base, larger = [10.0, 50.0, 90.0], [11.0, 52.0, 93.0]
+    assert documents.holds(base, larger) == "yes"
+    assert documents.holds(larger, base) == "no"
+    # Differences of -1, 1 and 2: mean 0.667, standard error 0.882.
+    assert documents.holds(base, [9.0, 51.0, 92.0]) == "within noise"
+    assert documents.holds(base, larger, larger) == "within noise"
+    assert documents.holds(base, larger, base) == "no"
+
+
+def test_filters():
+    values = [1.0, 2.0, 6.0]
+    assert documents.mean(values) == 3
+    np.testing.assert_allclose(documents.sem(values), np.std(values, ddof=1) / 3**0.5)
+    assert documents.fixed(1271.6) == "1,272"
+    assert documents.mean_sem(values, 1) == "3.0 ± 1.5"

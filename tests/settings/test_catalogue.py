@@ -1,0 +1,502 @@
+"""Registration of an external algorithm, selection rule and environment."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT, nested
+
+import fldb_flower as fldb
+from fldb_flower.algorithms.base import Algorithm
+from fldb_flower.algorithms.ogd import FLDBOGD
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS, Catalogue
+from fldb_flower.environments import synthetic
+from fldb_flower.environments.base import Contexts
+from fldb_flower.errors import DataError, SettingsError
+from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.federation.history import History
+from fldb_flower.runs.results import identity
+from fldb_flower.settings import (
+    ENVIRONMENT_OF,
+    from_keywords,
+    from_nested,
+    takes_one_exchange,
+    to_dotted,
+    unused,
+    without_effect,
+)
+from simulations.engines import vectorized
+from simulations.run import run
+
+ENGINES = ["vectorized", "inprocess"]
+
+
+@pytest.fixture(autouse=True)
+def removed_afterwards():
+    before = [(each, set(each)) for each in (ALGORITHMS, SELECTIONS, ENVIRONMENTS)]
+    yield
+    for catalogue, names in before:
+        for name in set(catalogue) - names:
+            catalogue.remove(name)
+
+
+def regret(tmp_path, engine, **values):
+    """Run settings on an engine; return the text of regret.csv and the cumulative regrets."""
+    small = {"num_agents": 4, "horizon": 12, "num_arms": 3, "dimension": 2, "plot": False}
+    path = tmp_path / f"{engine}{len(list(tmp_path.iterdir()))}"
+    run(from_nested(nested(**small | values, engine__name=engine), "a test"), path)
+    text = (path / "regret.csv").read_text()
+    return text, np.loadtxt(text.splitlines()[1:], delimiter=",")[:, 1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_copy_of_an_algorithm_gives_the_same_results(tmp_path, engine):
+    ALGORITHMS.register("copy_of_ogd", FLDBOGD, online=True)
+    expected, _ = regret(tmp_path, engine, algorithm="fldb_ogd")
+    text, _ = regret(tmp_path, engine, algorithm="copy-of-ogd")
+    assert text == expected
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_algorithm(tmp_path, engine):
+    """With theta = 0 all scores are equal, so the first pair is always selected."""
+
+    @ALGORITHMS.register("stubborn")
+    class ConstantEstimate(Algorithm):
+        def learn(self, federation, round_):
+            federation.exchange(Broadcast(self.play(round_), self.theta_sync))
+            return {"theta_sync": np.zeros(2)}
+
+    SELECTIONS.register("first_pair", first_pair)
+    values = {"algorithm": "stubborn", "beta_scale": 0}
+    _, got = regret(tmp_path, engine, **values, selection="ucb")
+    _, expected = regret(tmp_path, engine, **values, selection="first_pair")
+    assert got == pytest.approx(expected)
+
+
+def first_pair(features, theta, whitener, width, noise):
+    zeros = np.zeros(len(features), dtype=np.int64)
+    return zeros, zeros
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "fldb_ons", "ldb"])
+def test_a_rule_and_an_environment(tmp_path, engine, algorithm):
+    """Arms 0 and 1 have rewards 1 and 2, the best arm 4: the mean regret is 2 * 4 - 1 - 2."""
+
+    @SELECTIONS.register("zero_and_one")
+    def zero_and_one(features, theta, whitener, width, noise):
+        zeros = np.zeros(len(features), dtype=np.int64)
+        return zeros, zeros + 1
+
+    @ENVIRONMENTS.register("ladder")
+    class Ladder:
+        def __init__(self, settings, agents):
+            self.agents = len(agents)
+
+        def contexts(self, streams, iterations):
+            shape = (self.agents, iterations, 3)
+            features = np.broadcast_to(np.array([[1.0, 0], [2, 0], [4, 0]]), (*shape, 2))
+            return Contexts(features.copy(), np.broadcast_to([1.0, 2, 4], shape).copy())
+
+    values = {"algorithm": algorithm, "selection": "zero_and_one", "environment__name": "ladder"}
+    _, got = regret(tmp_path, engine, **values)
+    assert got == pytest.approx(5.0 * np.arange(1, 13))
+
+
+def test_noise_is_drawn_and_given_to_the_rule(tmp_path):
+    def noise(streams, iterations, shape):
+        return streams.random("selection", iterations, shape[0])
+
+    @SELECTIONS.register("of_noise", noise=noise)
+    def of_noise(features, theta, whitener, width, noise):
+        assert noise.shape == features.shape[:2]
+        return np.argmin(noise, axis=1), np.argmax(noise, axis=1)
+
+    assert regret(tmp_path, "vectorized", selection="of_noise")[1][-1] > 0
+
+
+def test_errors_list_registered_names():
+    for catalogue, name in ((ALGORITHMS, "algorithm"), (SELECTIONS, "selection")):
+        with pytest.raises(SettingsError, match="must be one of") as error:
+            from_nested({name: "mine"}, "a test")
+        assert "mine," not in str(error.value)
+        catalogue.register("mine", "a_module_that_is_not_imported:Mine")
+        with pytest.raises(SettingsError, match=r", mine; did you mean mine\?$"):
+            from_nested({name: "mina"}, "a test")
+        assert getattr(from_nested({name: "MINE"}, "a test"), name) == "mine"
+
+
+def test_only_an_online_algorithm_can_be_robust():
+    values = {"algorithm": "mine", "robust": "trimmed"}
+    ALGORITHMS.register("mine", FLDBOGD)
+    with pytest.raises(SettingsError, match="needs algorithm fldb_ogd or fldb_ons, not mine"):
+        from_nested(values, "a test")
+    ALGORITHMS.register("mine", FLDBOGD, online=True)
+    assert from_nested(values, "a test").robust == "trimmed"
+
+
+def test_a_registered_algorithm_states_whether_it_has_a_first_round_of_several_exchanges():
+    values = {"algorithm": "mine", "first_round": "step"}
+    ALGORITHMS.register("mine", FLDBOGD)
+    with pytest.raises(SettingsError, match="needs algorithm fldb_ogd or fldb_ons, not mine"):
+        from_nested(values, "a test")
+    ALGORITHMS.register("mine", FLDBOGD, exchanges="several_first")
+    assert takes_one_exchange(from_nested(values, "a test"))
+    ALGORITHMS.register("mine", FLDBOGD, exchanges="one")
+    assert takes_one_exchange(from_nested({"algorithm": "mine"}, "a test"))
+
+
+def test_names_of_the_package_are_fixed_and_others_can_be_replaced():
+    for name in ("Mine", "my-own", "1st", "", "fldb_ogd"):
+        with pytest.raises(SettingsError, match=f"^{name!r} cannot be registered"):
+            ALGORITHMS.register(name, FLDBOGD)
+    for target in (FLDBOGD, "fldb_flower.algorithms.ons:FLDBONS"):
+        assert ALGORITHMS.register("mine", target) is target
+    assert ALGORITHMS.load("mine").__name__ == "FLDBONS"
+    ALGORITHMS.remove("mine")
+    ALGORITHMS.remove("fldb_ogd")
+    assert "mine" not in ALGORITHMS
+    assert "fldb_ogd" in ALGORITHMS
+
+
+@pytest.mark.parametrize(
+    ("register", "message"),
+    [
+        (lambda: fldb.register_environment("x")(3), "'x' cannot .*: 3 must be a class or function"),
+        (lambda: fldb.register_selection("x")("ucb"), "'ucb' must be a class or function"),
+        (lambda: fldb.register_selection("x")(".rules:ucb"), "'.rules:ucb' must be a class"),
+        (lambda: fldb.register_selection("x", noise=1), "noise=1 must be a function"),
+        (lambda: fldb.register_algorithm("x", online="yes"), "online='yes' must be True or False"),
+        (lambda: fldb.register_algorithm("x", agents="all"), "agents='all' must be one of common"),
+        (lambda: fldb.register_algorithm(FLDBOGD), "FLDBOGD'> cannot .* must be the name"),
+    ],
+)
+def test_an_invalid_registration_is_refused(register, message):
+    with pytest.raises(SettingsError, match=message) as error:
+        register()
+    assert "\n" not in str(error.value)
+    assert not any("x" in each for each in (ALGORITHMS, SELECTIONS, ENVIRONMENTS))
+
+
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [("nomod.a:X", "No module named 'nomod'"), ("os:X", "module 'os' has no attribute 'X'")],
+)
+@pytest.mark.parametrize("setting", ["algorithm", "environment", "selection", "noise"])
+def test_a_reference_to_nothing_is_refused_on_first_use(setting, reference, reason):
+    part, used = "target", setting
+    if setting == "noise":
+        part, used = "noise", "selection"
+        fldb.register_selection("mine", noise=reference)(lambda *_: None)
+    else:
+        getattr(fldb, f"register_{setting}")("mine")(reference)
+    message = (
+        f"{used}=mine: its {part} is registered as '{reference}', which cannot be imported"
+        f" ({reason}); register a class or function, or where it can be imported"
+    )
+    with pytest.raises(SettingsError, match=f"^{re.escape(message)}$"):
+        fldb.run(num_agents=2, horizon=2, **{used: "mine"})
+    if used == "selection":
+        with pytest.raises(SettingsError, match=f"^{re.escape(message)}$"):
+            fldb.DuelingBandit(selection="mine").propose([[1.0], [2.0]])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda zeros: (np.ma.array(zeros, mask=zeros == 0), zeros + 1), "must be 4 whole numbers"),
+        (lambda zeros: (zeros - 1, zeros + 1), "returned arm -1: must be 4 whole .* from 0 to 2,"),
+        (lambda zeros: (zeros, zeros + 3), "returned arm 3: must be"),
+        (lambda zeros: (zeros[1:], zeros), r"of shape \(3,\): must be 4 whole numbers"),
+        (lambda zeros: (0, zeros), r"returned 0 of shape \(\): must be"),
+        (lambda zeros: (zeros, zeros + 0.5), "must be 4 whole numbers"),
+        (lambda zeros: None, r"returned None: must be \(first, second\)"),
+    ],
+)
+def test_an_invalid_pair_of_arms_is_refused(change, message):
+    @SELECTIONS.register("wrong")
+    def wrong(features, theta, whitener, width, noise):
+        return change(np.zeros(len(features), dtype=np.int64))
+
+    values = {"num_agents": 4, "horizon": 1, "num_arms": 3, "dimension": 2, "selection": "wrong"}
+    with pytest.raises(DataError, match=f"^selection=wrong: the rule .*{message}") as error:
+        vectorized.run(from_nested(values, "a test"), History(1))
+    assert "\n" not in str(error.value)
+    with pytest.raises(DataError, match=r"^selection=wrong: the rule"):
+        fldb.DuelingBandit(selection="wrong").propose([[1.0]] * 2)
+
+
+def test_a_rule_may_return_lists_and_other_integers():
+    @SELECTIONS.register("lists")
+    def lists(features, theta, whitener, width, noise):
+        return [1] * len(features), np.full(len(features), 2, np.uint8)
+
+    assert fldb.DuelingBandit(selection="lists").propose([[1.0]] * 3) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "returned None: must return Contexts"),
+        ((1, 2), r"returned \(1, 2\): must return"),
+        (
+            Contexts(np.ma.masked_equal(np.ones((4, 1, 3, 2)), 1), np.ones((4, 1, 3))),
+            "returned features with masked entries",
+        ),
+        (
+            Contexts(np.ones((4, 1, 3, 2)), np.ma.masked_equal(np.ones((4, 1, 3)), 1)),
+            "returned rewards with masked entries",
+        ),
+        (Contexts([1.0], [2.0]), "features of type list and rewards of type list: must"),
+        (
+            Contexts(np.ones((4, 1, 2, 2)), np.ones((4, 1, 2))),
+            r"features of shape \(4, 1, 2, 2\) and rewards of shape \(4, 1, 2\): must return"
+            r" .* features of shape \(4, 1, 3, 2\) and rewards of shape \(4, 1, 3\)$",
+        ),
+    ],
+)
+def test_invalid_contexts_are_refused(returned, message):
+    @ENVIRONMENTS.register("wrong")
+    class Wrong:
+        def __init__(self, settings, agents):
+            pass
+
+        def contexts(self, streams, iterations):
+            return returned
+
+    values = {"num_agents": 4, "horizon": 1, "num_arms": 3, "dimension": 2}
+    settings = from_nested({**values, "environment": {"name": "wrong"}}, "a test")
+    with pytest.raises(DataError, match=rf"^Wrong\.contexts .*{message}"):
+        vectorized.run(settings, History(1))
+
+
+def test_masked_arrays_without_masked_entries_are_arrays(register_world):
+    class World:
+        shows_pairs = False
+
+        def __init__(self, settings, agents):
+            shape = len(agents), 1, settings.num_arms, settings.dimension
+            self.features = np.arange(np.prod(shape), dtype=float).reshape(shape)
+
+        def contexts(self, streams, iterations):
+            return Contexts(np.ma.array(self.features), np.ma.array(self.features[..., 0]))
+
+        def answers(self, first, second):
+            return np.ma.array(np.ones(len(first)), mask=self.masked)
+
+        def state(self):
+            return {}
+
+        def restore(self, state):
+            pass
+
+    settings = from_nested(
+        {"num_agents": 4, "horizon": 1, "environment": {"name": register_world(World)}}, "a test"
+    )
+    World.masked = False
+    vectorized.run(settings, History(1))
+    World.masked = True
+    with pytest.raises(DataError, match=r"^World\.answers returned masked entries: must"):
+        vectorized.run(settings, History(1))
+
+
+def test_an_environment_without_contexts_is_refused(register_world):
+    settings = from_nested({"environment": {"name": register_world(lambda *_: "Oslo")}}, "a test")
+    with pytest.raises(DataError, match=r"^environment world: str has no method contexts$"):
+        vectorized.run(settings, History(1))
+
+
+class Rare:
+    """The first arm is better than the second in a few iterations of a few agents."""
+
+    better = frozenset()  # agents and iterations
+
+    def __init__(self, settings, agents):
+        self.agents, self.drawn = agents, 0
+
+    def contexts(self, streams, iterations):
+        features = streams.standard_normal("arms", iterations, 2, 3)
+        rewards = np.full(features.shape[:3], 0.1)
+        for agent, iteration in self.better:
+            if agent in self.agents and self.drawn < iteration <= self.drawn + iterations:
+                place = self.agents.index(agent), iteration - 1 - self.drawn
+                rewards[place] = [1.0, 0.1]
+        self.drawn += iterations
+        return Contexts(features, rewards)
+
+
+@pytest.mark.parametrize("algorithm", ["fldb_ons", "ldb", "random"])
+def test_an_environment_in_which_no_arm_is_better_is_refused(algorithm, register_world):
+    name, run = register_world(Rare), {"num_agents": 50, "horizon": 40, "num_arms": 2}
+    values = {"algorithm": algorithm, "dimension": 3, "environment": {"name": name}}
+    chosen = from_nested({**run, **values}, "a test")
+    with pytest.raises(DataError, match=r"^environment=world: no arm is better than another, "):
+        vectorized.run(chosen, History(40))
+    with pytest.raises(DataError, match=r"^environment=world: no arm is better than another, "):
+        fldb.run(**run, algorithm=algorithm, dimension=3, environment=name)
+
+
+@pytest.mark.parametrize("better", [(49, 40), (0, 1), (32, 17)])
+def test_one_better_arm_suffices(better, register_world, monkeypatch):
+    """Whichever agent has it, and in whichever iteration."""
+    monkeypatch.setattr(Rare, "better", {better})
+    values = {"num_agents": 50, "horizon": 40, "num_arms": 2, "dimension": 3}
+    chosen = from_nested({**values, "environment": {"name": register_world(Rare)}}, "a test")
+    history = History(40)
+    vectorized.run(chosen, history)
+    assert history.regret in (0.0, pytest.approx(0.9 / 50), pytest.approx(1.8 / 50))
+
+
+def test_a_theta_of_zero_is_refused(monkeypatch):
+    class Zeros:
+        def standard_normal(self, dimension):
+            return np.zeros(dimension)
+
+    monkeypatch.setattr(synthetic, "shared_generator", lambda *_: Zeros())
+    values = {"num_agents": 3, "horizon": 20}
+    with pytest.raises(DataError, match=r"^environment=synthetic: no arm .* algorithm is 0$"):
+        vectorized.run(from_nested(values, "a test"), History(20))
+    values["environment"] = {"sigma": 0.5}  # agents then have a theta of their own
+    vectorized.run(from_nested(values, "a test"), History(20))
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "returned None: must be a dict"),
+        ({"theta_sync": np.zeros(3)}, r"theta_sync of shape \(3,\): .* shape \(2,\)$"),
+        ({"theta_sync": [0.0, 0.0]}, "theta_sync of type list: must be an array"),
+        ({"theta": np.zeros(2)}, "returned 'theta': must be one of .* theta_sync, information"),
+    ],
+)
+def test_an_invalid_change_of_the_state_is_refused(returned, message):
+    @ALGORITHMS.register("wrong")
+    class Wrong(Algorithm):
+        def learn(self, federation, round_):
+            federation.exchange(Broadcast(self.play(round_), self.theta_sync))
+            return returned
+
+    @ALGORITHMS.register("wrong_step", online=True)
+    class WrongStep(FLDBOGD):
+        def step(self, upload, round_):
+            return returned
+
+    for name, method in (("wrong", r"Wrong\.learn"), ("wrong_step", r"WrongStep\.step")):
+        values = {"num_agents": 4, "horizon": 3, "num_arms": 3, "dimension": 2, "algorithm": name}
+        with pytest.raises(DataError, match=f"^{method} .*{message}"):
+            vectorized.run(from_nested({**values, "tau": 1}, "a test"), History(3))
+
+
+@pytest.mark.parametrize("catalogue", [ALGORITHMS, SELECTIONS, ENVIRONMENTS])
+def test_every_entry_of_the_package_can_be_imported(catalogue: Catalogue):
+    assert all(callable(catalogue.load(name)) for name in catalogue)
+
+
+def test_a_script_accepts_its_algorithm_on_the_command_line(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "from fldb_flower.algorithms.ogd import FLDBOGD\n"
+        "from fldb_flower.catalogue import ALGORITHMS\n"
+        "from simulations.run import main\n"
+        "ALGORITHMS.register('mine', FLDBOGD)\n"
+        "if __name__ == '__main__':\n"
+        "    main()\n"
+    )
+    words = ["algorithm=mine", "selection=thompson", "num_agents=3", "horizon=5"]
+    done = subprocess.run(
+        [sys.executable, str(script), *words, f"hydra.run.dir={tmp_path / 'run'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "algorithm: mine\n" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+# --- settings without effect -----------------------------------------------------------------
+
+OTHER = {  # another value of each setting that may be without effect
+    "tau": 3, "schedule.name": "geometric", "schedule.ratio": 3.0, "selection": "thompson",
+    "lambda": 50.0, "kappa_mu": 0.01, "delta": 0.9, "beta_scale": 3e4, "alpha": 20.0,
+    "step_index": "round", "projection_center": "current", "projection_radius": 0.05,
+    "solver": "gd", "gd_steps": 2, "gd_step_size": 0.01, "first_round": "step", "ons_ridge": 3.0,
+    "ons_width": 0.1, "personal_ridge": 3.0, "personal_width": 2.0, "personal_variance": 0.3,
+    "refit_ratio": 9.0, "matrix_form": "diagonal", "sketch_rank": 2, "max_difference": 2.0,
+    "environment.sigma": 0.4, "environment.users": "persistent", "privacy.delta": 1e-3,
+    "privacy.unit": "answer", "privacy.clip": 1.5, "privacy.min_variance": 0.5,
+    "privacy.parties": 2, "quorum": 0.5,
+    "node_wait": 5.0, "reply_timeout": 5.0, "max_message_mb": 7.0, "engine.num_nodes": 3,
+    "engine.num_cpus": 2, "engine.num_gpus": 1.0, "checkpoint_seconds": 1.0,
+}  # fmt: skip
+WITHOUT_RESULTS = {"checkpoint_seconds"}  # settings with an effect on other things
+NOISE = {"privacy.epsilon": 1.0, "first_round": "step"}
+PROJECTED = {"projection_radius": 0.05, "alpha": 1.0}
+CASES = [
+    *({"algorithm": name} for name in ALGORITHMS if name != "fldb_ogd"),
+    {"algorithm": "fldb_ogd", "kappa_mu": 1e4, "alpha": 0.03},
+    {"algorithm": "fldb_ogd", "schedule.name": "geometric", **PROJECTED},
+    {
+        "algorithm": "fldb_ogd",
+        "matrix_form": "sketch",
+        "sketch_rank": 1,
+        "dimension": 5,
+        **PROJECTED,
+    },
+    {"algorithm": "fldb_ogd", **NOISE, **PROJECTED},
+    {"algorithm": "fldb_ons", "beta_scale": 1.0},
+    {"algorithm": "fldb_ons", **NOISE},
+    {"algorithm": "fldb_personal", "personal_variance": "auto", "privacy.epsilon": 100.0},
+    {"algorithm": "fldb_gd", "solver": "gd", "gd_steps": 3},
+    *({"algorithm": name, "environment.name": "duels"} for name in ("fldb_gd", "ldb")),
+    {"algorithm": "fldb_ogd", "environment.name": "duels", "kappa_mu": 1e4, "alpha": 1.0},
+    {"algorithm": "fldb_ons", "environment.name": "duels", "beta_scale": 0.5},
+    {"algorithm": "fldb_personal", "environment.name": "duels"},
+]
+
+
+def all_results(chosen):
+    history = History(chosen.horizon)
+    theta = vectorized.run(chosen, history)
+    counts = history.uploaded_bytes, history.downloaded_bytes, history.rounds
+    return (history.cumulative_regret.tolist(), history.log_loss, theta.tolist(), *counts)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_results_depend_on_a_setting_if_and_only_if_it_is_not_unused(case, tmp_path):
+    common = {"num_agents": 3, "horizon": 30, "num_arms": 5, "dimension": 3} | case
+    if "environment.name" in case:  # recorded answers, which are predicted
+        arms = np.random.default_rng(0).normal(size=(8, 3))
+        rows = [f"{arm}," + ",".join(map(str, row)) for arm, row in enumerate(arms)]
+        (tmp_path / "arms.csv").write_text("\n".join(["arm,a,b,c", *rows]))
+        duels = np.random.default_rng(1).integers(0, 7, size=(160, 2))
+        rows = [f"p{n % 3},{a},{a + 1},{int(b > 3)}" for n, (a, b) in enumerate(duels)]
+        (tmp_path / "duels.csv").write_text("\n".join(["person,first,second,preference", *rows]))
+        common |= {"environment.path": str(tmp_path), "environment.play": "predict"}
+    base = from_keywords(common, "a test")
+    expected, reasons = all_results(base), unused(to_dotted(base))
+    assert set(OTHER) >= set(reasons) - {f"environment.{own}" for own in ENVIRONMENT_OF} - {
+        "environment.path"
+    }
+    without = {}  # settings without effect
+    for name, value in OTHER.items():
+        if value == common.get(name):
+            continue
+        try:
+            changed = from_keywords({**common, name: value}, "a test")
+        except SettingsError:  # refused
+            continue
+        is_unused = name in unused(to_dotted(changed))
+        assert is_unused == (name in reasons)
+        assert is_unused == (f"{name.removesuffix('.name')}={value!r}" in without_effect([changed]))
+        is_centered = name == "projection_center" and base.projection_radius == "auto"
+        if is_unused:
+            without[name] = value
+        elif name not in WITHOUT_RESULTS and not is_centered:  # nothing is projected
+            assert all_results(changed) != expected, name
+    together = from_keywords({**common, **without}, "a test")
+    assert all_results(together) == expected
+    assert identity(together) == identity(base)

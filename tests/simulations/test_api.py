@@ -1,0 +1,542 @@
+"""The Python API: run, sweep, load, callbacks, registration and the public names."""
+
+import doctest
+import importlib
+import itertools
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ROOT, nested
+
+import fldb_flower as fldb
+from fldb_flower.algorithms.base import Algorithm
+from fldb_flower.algorithms.ogd import FLDBOGD
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
+from fldb_flower.environments.base import Contexts
+from fldb_flower.errors import DataError, OutputError, SettingsError
+from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.runs.plots import describe
+from fldb_flower.settings import Settings, from_nested
+from simulations.run import run as run_command
+
+SMALL = {"num_agents": 4, "horizon": 12, "num_arms": 3, "dimension": 2, "tau": 3}
+PUBLIC_MODULES = (
+    *("fldb_flower", "fldb_flower.catalogue", "fldb_flower.bandit.learner"),
+    *("fldb_flower.bandit.estimator", "simulations.api.results", "simulations.api.runs"),
+    "simulations.api.sweeps",
+)
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    """Remove what a test registers, and draw without a screen."""
+    before = [(each, set(each)) for each in (ALGORITHMS, SELECTIONS, ENVIRONMENTS)]
+    backend = mpl.get_backend()
+    mpl.use("agg")
+    yield
+    mpl.use(backend)
+    for catalogue, names in before:
+        for name in set(catalogue) - names:
+            catalogue.remove(name)
+
+
+def by_command(path, **values):
+    """Run settings as the command line does; return the directory."""
+    run_command(from_nested(nested(**SMALL | values, plot=False), "a test"), path)
+    return path
+
+
+def python(code, cwd):
+    """Run a script in a new process; return what it printed."""
+    script = cwd / "script.py"
+    script.write_text(textwrap.dedent(code))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=cwd,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_a_saved_run_has_the_files_of_the_command_line(tmp_path, engine):
+    expected = by_command(tmp_path / "command", algorithm="fldb_ons", engine__name=engine)
+    result = fldb.run(SMALL, algorithm="fldb_ons", engine=engine)
+    saved = result.save(tmp_path / "python")
+    names = sorted(path.name for path in expected.iterdir())
+    assert sorted(path.name for path in saved.iterdir()) == names
+    for name in set(names) - {"summary.json"}:
+        assert (saved / name).read_bytes() == (expected / name).read_bytes(), name
+    theirs = json.loads((expected / "summary.json").read_text())
+    changes = {"runtime_seconds": 0}
+    assert result.summary | changes == theirs | changes
+    model = json.loads((expected / "model.json").read_text())
+    assert result.theta.tolist() == model["theta_sync"]
+
+
+def test_a_run_writes_no_file(tmp_path):
+    code = "import fldb_flower as fldb\nprint(fldb.run(num_agents=3, horizon=5))"
+    assert "final regret" in python(code, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def test_a_saved_run_is_read_back(tmp_path):
+    result = fldb.run(SMALL, engine="inprocess", dropout=0.2, quorum=0.5)
+    loaded = fldb.load(result.save(tmp_path / "run"))
+    pd.testing.assert_frame_equal(loaded.regret, result.regret, check_exact=True)
+    pd.testing.assert_frame_equal(loaded.participation, result.participation)
+    pd.testing.assert_frame_equal(loaded.prediction, result.prediction, check_exact=True)
+    assert loaded.settings == result.settings
+    assert loaded.summary == result.summary
+    assert loaded.theta.tolist() == result.theta.tolist()
+    assert repr(loaded) == repr(result)
+    with pytest.raises(OutputError, match="already holds a run"):
+        result.save(tmp_path / "run")
+
+
+def test_the_settings_of_a_result_repeat_it():
+    result = fldb.run(SMALL, seed=3)
+    assert fldb.run(result.settings).regret.equals(result.regret)
+    other = fldb.run(result.settings, seed=4)
+    assert not other.regret.equals(result.regret)
+    assert other.settings == result.settings | {"seed": 4}
+
+
+def test_names_of_groups():
+    """Keywords, dotted names and the command line's groups set the same settings."""
+    keywords = fldb.run(
+        SMALL, schedule="geometric", schedule_ratio=2, environment_sigma=0.5, lambda_=0.1
+    )
+    dotted = fldb.run(
+        {**SMALL, "schedule.name": "geometric", "schedule.ratio": 2, "environment.sigma": 0.5},
+        **{"lambda": 0.1},
+    )
+    assert keywords.settings == dotted.settings
+    assert keywords.settings["schedule.name"] == "geometric"
+    assert keywords.settings["lambda"] == 0.1
+
+
+def test_a_path_may_be_an_object(tmp_path):
+    with pytest.raises(DataError, match=str(tmp_path / "none")):
+        fldb.run(environment="duels", environment_path=tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"taau": 1}, r"^taau \(from Python\): there is no such setting; did you mean tau\?$"),
+        ({"environment_sgima": 1}, "did you mean environment_sigma"),
+        ({"environment.sgima": 1}, "did you mean environment_sigma"),
+        ({"tau": 0}, r"^tau=0 \(from Python\): must be at least 1"),
+        ({"environment.sigma": -1}, r"^environment_sigma=-1.0 \(from Python\): must be at least 0"),
+        ({"algorithm": "fldb_osn"}, r"must be one of fldb_ogd.*did you mean fldb_ons\?$"),
+        ({"tau": [1, 2]}, r"^tau=\[1, 2\] \(from Python\): must be a whole number"),
+        ({"dropout": 0.5}, "needs engine=inprocess"),
+        ({"lambda": 1, "lambda_": 1}, "a setting is given twice"),
+    ],
+)
+def test_invalid_settings(values, message):
+    with pytest.raises(fldb.SettingsError, match=message) as error:
+        fldb.run(values)
+    assert "\n" not in str(error.value)
+
+
+def test_flower_needs_no_callbacks_and_settings_a_mapping():
+    with pytest.raises(fldb.SettingsError, match=r"^callbacks need engine=vectorized or"):
+        fldb.run(SMALL, engine="flower", callbacks=[fldb.Callback()])
+    with pytest.raises(fldb.SettingsError, match="must be a mapping"):
+        fldb.run(7)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.xdist_group("flower")
+def test_flower_gives_the_same_regret():
+    """With secure sums and FLDB-Personal; test_flower has a run without them."""
+    chosen = {**SMALL, "algorithm": "fldb_personal", "secure": True}
+    flower = fldb.run(chosen, engine="flower")
+    expected = fldb.run(chosen).regret
+    assert flower.regret.to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-9)
+    assert flower.participation["replied"].tolist() == flower.participation["asked"].tolist()
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_callbacks(engine):
+    seen = []
+
+    class Recorder(fldb.Callback):
+        def on_round(self, history):
+            seen.append((history.iteration, history.regret, history.exchanges))
+
+        def on_result(self, result):
+            seen.append(result)
+
+    result = fldb.run(SMALL, engine=engine, callbacks=[fldb.Callback(), Recorder()])
+    assert seen.pop() is result
+    assert [iteration for iteration, _, _ in seen] == [1, 3, 6, 9, 12]  # ends of rounds, tau=3
+    rows = result.regret.set_index("iteration")
+    for iteration, regret, exchanges in seen:
+        assert regret == pytest.approx(rows.cumulative_regret[iteration])
+        assert exchanges == rows.exchanges[iteration]
+
+
+def test_result_of_algorithms_without_a_common_estimate():
+    result = fldb.run(SMALL, algorithm="ldb")
+    assert result.theta is None
+    assert result.participation is None
+
+
+def test_plot_and_representations():
+    result = fldb.run(SMALL)
+    ax = result.plot()
+    assert result.plot(ax, label="again", linestyle=":") is ax
+    first, second = ax.lines
+    assert first.get_ydata() == pytest.approx(result.regret.cumulative_regret)
+    assert (first.get_label(), second.get_label()) == ("FLDB-OGD", "again")
+    assert ax.get_xlabel() == "iteration $t$"
+    high = fldb.run(SMALL, algorithm="random", horizon=40)
+    high.plot(ax)
+    assert ax.get_ylim()[0] == 0
+    assert ax.get_ylim()[1] >= high.regret.cumulative_regret.max() > first.get_ydata().max()
+    assert ax.get_xlim() == (0, 40)
+    ax.set_yscale("log")
+    lowest = min(float(line.get_ydata()[0]) for line in ax.lines)
+    assert lowest / 2 < ax.get_ylim()[0] <= lowest
+    assert len({line.get_color() for line in ax.lines}) == 3
+    show_html = getattr(result, "_repr_html_")  # noqa: B009 - what notebooks call
+    assert "final_regret" in show_html()
+    assert len(repr(result)) < 120
+
+
+def test_sweep_has_a_row_per_combination(tmp_path):
+    table = fldb.sweep(
+        SMALL, algorithm=["fldb_ogd", "ldb"], environment_sigma=np.array([0.0, 0.5]),
+        seed=range(2), tau=2, progress=False,
+    )  # fmt: skip
+    assert table.columns[:4].to_list() == ["algorithm", "environment.sigma", "seed", "final_regret"]
+    assert len(table) == 8
+    for row in table.to_dict("records"):
+        settings = {name: row[name] for name in ("algorithm", "environment.sigma", "seed")}
+        summary = fldb.run(SMALL | settings, tau=2).summary
+        for name in ("final_regret", "exchanges", "uploaded_bytes", "log_loss"):
+            assert row[name] == summary.get(name) or pd.isna(row[name])
+
+
+def test_sweep_shows_no_value_of_a_setting_without_effect():
+    values = {"algorithm": ["random", "fldb_ogd", "ldb"], "tau": [1, 2], "num_agents": 3}
+    text = "tau: has no effect with algorithm=random or algorithm=ldb"
+    with pytest.warns(UserWarning, match=text) as warned:
+        table = fldb.sweep(values, horizon=6, seed=0, progress=False)
+    assert [str(each.message) for each in warned] == [text]
+    assert table["algorithm"].tolist() == ["random", "fldb_ogd", "fldb_ogd", "ldb"]
+    assert table["tau"].tolist() == [pd.NA, 1, 2, pd.NA]
+    assert table["tau"].dtype == "Int64"
+
+
+def test_a_run_is_not_labelled_with_a_setting_without_effect(tmp_path):
+    with pytest.warns(UserWarning, match=r"^tau=3: has no effect with algorithm=ldb$"):
+        result = fldb.run(algorithm="ldb", tau=3, num_agents=3, horizon=6)
+    assert "tau" not in repr(result)
+    assert result.summary["tau"] == 3
+    chosen = Settings(algorithm="random", tau=3)
+    assert describe(chosen) == "random on synthetic: N=100, T=500, K=10, d=5, seed=0"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"seed": range(30_000_000)}, "30,000,000 values of seed (from Python): a sweep has at"),
+        ({"seed": range(10**30, 0, -2)}, "500,000,000,000,000,000,000,000,000,000 values of seed"),
+        ({"seed": itertools.count()}, "more than 100,000 values of seed (from Python): a sweep"),
+        ({"seed": np.arange(100_001)}, "100,001 values of seed (from Python): a sweep has at most"),
+        (
+            {"seed": iter(range(1001)), "tau": range(1, 101)},
+            "1,001 values of seed x 100 values of tau (from Python) are 100,100 jobs: a sweep has",
+        ),
+    ],
+)
+def test_sweep_counts_too_many_runs_and_does_not_build_them(values, words):
+    with pytest.raises(SettingsError) as error:
+        fldb.sweep(**values)
+    assert str(error.value).startswith(words)
+
+
+def test_sweep_runs_equal_settings_once():
+    table = fldb.sweep(SMALL, algorithm=["fldb_ogd", "FLDB-OGD"], seed=[1, 1, 2], progress=False)
+    assert table[["algorithm", "seed"]].to_numpy().tolist() == [["fldb_ogd", 1], ["fldb_ogd", 2]]
+
+
+def test_processes_give_the_same_table_and_know_what_is_registered():
+    @fldb.register_selection("last_two")
+    def last_two(features, theta, whitener, width, noise):
+        last = np.full(len(features), features.shape[1] - 1)
+        return last, last - 1
+
+    values = {"selection": ["ucb", "last_two"], "seed": range(2), "progress": False}
+    tables = [fldb.sweep(SMALL, jobs=jobs, **values) for jobs in (1, 2)]
+    one, two = (each.drop(columns="runtime_seconds") for each in tables)
+    pd.testing.assert_frame_equal(one, two, check_exact=True)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_failed_run_is_named_and_the_others_finish(jobs):
+    steps = [0.1, 1e9, 0.2]
+    values = {"algorithm": "fldb_gd", "solver": "gd", "gd_step_size": steps, "gd_steps": 5}
+    with pytest.raises(fldb.SweepError, match=r"^1 of 3 runs failed: gd_step_size=10000") as error:
+        fldb.sweep(SMALL, jobs=jobs, progress=False, **values)
+    assert error.value.table["gd_step_size"].tolist() == [0.1, 0.2]
+    assert list(error.value.errors) == ["gd_step_size=1000000000.0"]
+    assert "\n" not in str(error.value)
+
+
+def test_a_saved_sweep_is_read_back_and_extended(tmp_path):
+    values = {"tau": [1, 2], "progress": False, "directory": tmp_path}
+    first = fldb.sweep(SMALL, seed=range(2), **values)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("regret.csv")}
+    assert len(times) == 4
+    table = fldb.sweep(SMALL, seed=range(3), **values)
+    assert len(table) == 6
+    assert all(path.stat().st_mtime_ns == before for path, before in times.items())
+    assert table.merge(first, how="inner").shape == first.shape
+    loaded = fldb.load(tmp_path).set_index("job").sort_index()
+    pd.testing.assert_frame_equal(loaded, table.set_index("job").sort_index(), check_exact=True)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "sweep.csv"), table)
+    assert fldb.load(tmp_path / table["job"][0]).summary["tau"] == table["tau"][0]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tau": []}, "needs at least one value"),
+        ({"tau": {1, 2}}, "must be a value or a list"),
+        ({"tau": [1, 0]}, "^tau=0 .* must be at least 1"),
+        ({"taus": [1, 2]}, "did you mean tau"),
+        ({"jobs": 0}, "^jobs=0 .* must be a whole number, at least 1"),
+        ({"jobs": 2.0}, "^jobs=2.0 .* must be a whole number"),
+    ],
+)
+def test_an_invalid_sweep_starts_no_run(monkeypatch, values, message):
+    monkeypatch.setattr("simulations.api.sweeps.run_settings", pytest.fail)
+    with pytest.raises(fldb.SettingsError, match=message):
+        fldb.sweep(SMALL, **values)
+
+
+def test_load_names_what_is_missing(tmp_path):
+    for path, reason in ((tmp_path / "none", "does not exist"), (tmp_path, "no finished run")):
+        with pytest.raises(DataError, match=reason):
+            fldb.load(path)
+    result = fldb.run(SMALL)
+    for name in ("a", "b"):
+        result.save(tmp_path / name)
+    (tmp_path / "a" / "summary.json").unlink()
+    with pytest.raises(DataError, match=r"a: no summary\.json$"):
+        fldb.load(tmp_path / "a")
+    with pytest.warns(UserWarning, match=r"a: no summary\.json$"):
+        table = fldb.load(tmp_path)
+    assert table["job"].to_list() == ["b"]
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_an_environment_and_an_algorithm_of_ones_own(engine):
+    """With theta fixed at (1, 0) and no exploration, the best of the arms 1, 2, 4 is always shown.
+
+    The environment's reward is the first feature.
+    """
+
+    @fldb.register_environment("ladder")
+    class Ladder:
+        def __init__(self, settings, agents):
+            self.agents = len(agents)
+
+        def contexts(self, streams, iterations):
+            shape = (self.agents, iterations, 3)
+            features = np.broadcast_to(np.array([[1.0, 0], [2, 0], [4, 0]]), (*shape, 2))
+            return Contexts(features.copy(), np.broadcast_to([1.0, 2, 4], shape).copy())
+
+    @fldb.register_algorithm("fixed")
+    class Fixed(Algorithm):
+        def learn(self, federation, round_):
+            federation.exchange(Broadcast(self.play(round_), self.theta_sync))
+            return {"theta_sync": np.array([1.0, 0.0])}
+
+    result = fldb.run(
+        SMALL, environment="ladder", algorithm="fixed", beta_scale=0, tau=1, engine=engine
+    )
+    assert result.theta.tolist() == [1.0, 0.0]
+    steps = np.diff(result.regret.cumulative_regret, prepend=0)
+    assert steps == pytest.approx([6.0] + [0.0] * 11)  # theta = 0 at first: 2 * 4 - 1 - 1
+    with pytest.raises(fldb.SettingsError, match="random, fixed; did you mean fixed"):
+        fldb.run(algorithm="fixd")
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_a_subclass_of_online_may_exchange_again(engine):
+    """Its second exchange sums over the same fresh duels: those of 4 agents in each round."""
+    numbers = []
+
+    @fldb.register_algorithm("twice")
+    class Twice(FLDBOGD):
+        def learn(self, federation, round_):
+            changed = super().learn(federation, round_)
+            numbers.append(federation.exchange(Broadcast(None, self.theta_hat)).num_duels)
+            return changed
+
+    fldb.run({**SMALL, "horizon": 9}, algorithm="twice", engine=engine)
+    assert numbers == [4 * 1, 4 * 2, 4 * 3, 4 * 3]  # t = 1, 2 and 3, 4 to 6, 7 to 9
+
+
+def test_names_of_the_package_cannot_be_replaced():
+    for register in (fldb.register_algorithm, fldb.register_environment, fldb.register_selection):
+        with pytest.raises(fldb.SettingsError, match="must be in snake_case"):
+            register("Not-Snake")
+    with pytest.raises(fldb.SettingsError, match="the package has it already"):
+        fldb.register_algorithm("fldb_ons")
+
+
+def test_the_import_is_light():
+    """NumPy, pandas, Flower and Matplotlib are imported on first use."""
+    code = (
+        "import sys, time\nbegin = time.perf_counter()\nimport fldb_flower\n"
+        "print(time.perf_counter() - begin)\n"
+        "print({'numpy', 'pandas', 'flwr', 'matplotlib', 'sklearn', 'tqdm'} & set(sys.modules))\n"
+    )
+    seconds = []
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        duration, found = done.stdout.splitlines()
+        seconds.append(float(duration))
+        assert found == "set()"
+    print(f"import fldb_flower: {sorted(seconds)[1]:.3f} s")
+
+
+def test_public_names():
+    assert set(fldb.__all__) <= set(dir(fldb))
+    for name in fldb.__all__:
+        documented = getattr(fldb, name).__doc__
+        assert documented, name
+        assert "Examples\n" in textwrap.dedent(documented) or issubclass(
+            getattr(fldb, name), Exception
+        ), name
+    with pytest.raises(AttributeError, match="no attribute 'swep'"):
+        fldb.swep  # noqa: B018
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_examples_of_docstrings(module):
+    result = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
+    assert result.attempted > 0
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_sweep_and_its_processes(tmp_path):
+    psutil = pytest.importorskip("psutil")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import signal\n"
+        "import fldb_flower as fldb\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # not that of a shell's `&`\n"
+        "try:\n"
+        "    fldb.sweep(num_agents=50, horizon=3000, tau=1, seed=range(50), jobs=2)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted', flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    parent = psutil.Process(process.pid)
+    deadline = time.monotonic() + 120
+    while len(children := parent.children()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=300)
+    assert output == "interrupted\n", errors
+    assert "Traceback" not in errors
+    assert not psutil.wait_procs(children, timeout=100)[1]
+
+
+QUIET = {"num_agents": 4, "horizon": 8, "progress": False}
+
+
+def test_an_unfinished_run_of_a_sweep_is_run_again_and_kept(tmp_path):
+    fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
+    damaged = next(tmp_path.glob("*/summary.json"))
+    damaged.write_text('{"algor')
+    before = sorted(damaged.parent.iterdir())
+    table = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
+    assert table["tau"].to_list() == [1, 2]
+    assert sorted(damaged.parent.iterdir()) == before
+    assert len(list(tmp_path.glob("*/summary.json"))) == 3
+    again = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)  # nothing is left to run
+    assert len(list(tmp_path.glob("*/summary.json"))) == 3
+    pd.testing.assert_frame_equal(again, table)
+
+
+@pytest.mark.parametrize("directory", ["/etc/hostname", "/proc/x", "", 3])
+def test_the_folder_of_a_sweep_is_checked_before_the_first_run(directory, monkeypatch):
+    monkeypatch.setattr("simulations.api.sweeps.run_settings", None)
+    with pytest.raises(fldb.FldbError, match=r"^directory="):
+        fldb.sweep(tau=[1, 2], directory=directory, **QUIET)
+
+
+def test_a_table_of_the_user_is_not_overwritten(tmp_path, monkeypatch):
+    monkeypatch.setattr("simulations.api.sweeps.run_settings", None)
+    (tmp_path / "sweep.csv").write_text("precious")
+    with pytest.raises(fldb.FldbError, match="not a table of runs"):
+        fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
+    assert (tmp_path / "sweep.csv").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["model.json", "prediction.csv"])
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "a,b\n"])
+def test_a_damaged_file_is_named_by_load(name, content, tmp_path):
+    folder = fldb.run(num_agents=4, horizon=8).save(tmp_path / "run")
+    (folder / name).write_text(content)
+    with pytest.raises(fldb.FldbError, match=f"{name} is damaged"):
+        fldb.load(folder)
+
+
+def test_a_sweep_error_can_be_pickled():
+    error = fldb.SweepError(pd.DataFrame({"tau": [1]}), {"tau=2": "no"})
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.errors) == (str(error), error.errors)
+
+
+@pytest.mark.parametrize("given", [None, print, fldb.Callback, [fldb.Callback], [print]])
+def test_callbacks_are_checked_before_the_run(given):
+    with pytest.raises(fldb.SettingsError, match=r"must be a list of instances of fldb_flower"):
+        fldb.run(num_agents=4, horizon=8, callbacks=given)
+
+
+def test_plot_accepts_short_names_of_styles():
+    (line,) = fldb.run(num_agents=4, horizon=8).plot(c="red", ls="--").lines
+    assert (line.get_color(), line.get_linestyle()) == ("red", "--")
+
+
+def test_jobs_may_be_an_integer_of_numpy():
+    assert len(fldb.sweep(seed=range(2), jobs=np.int64(1), **QUIET)) == 2
+
+
+@pytest.mark.parametrize("path", [None, 3, ""])
+def test_what_is_not_a_path_is_refused(path):
+    with pytest.raises(fldb.SettingsError, match="must be the path of a folder"):
+        fldb.load(path)

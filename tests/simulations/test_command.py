@@ -1,0 +1,324 @@
+"""The command `fldb`: dispatch, help, mistakes and completion."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from fldb_flower.settings import hydra_entries
+from fldb_flower.system import startup
+from fldb_flower.system.commands import bounded
+from simulations import command, run
+from simulations.completion import SHELLS
+from simulations.overrides import CONF, store_settings
+from simulations.settings_help import HEADINGS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def fldb(tmp_path):
+    """Return a function that runs `fldb` as pip installs it, in an empty folder."""
+    script = tmp_path / "bin" / "fldb"
+    script.parent.mkdir()
+    script.write_text(
+        f"#!{sys.executable}\n"
+        "import sys\n"
+        "from simulations.command import main\n"
+        "if __name__ == '__main__':\n"
+        "    sys.exit(main())\n"
+    )
+    script.chmod(0o755)
+
+    def call(*words, shell=None, **environment):
+        return subprocess.run(
+            [*(shell or [str(script)]), *words],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "PATH": f"{script.parent}{os.pathsep}{os.environ['PATH']}",
+                **environment,
+            },
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+
+    return call
+
+
+def test_the_script_of_the_package_is_this_command():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"fldb": "simulations.command:main"}
+
+
+def test_help_lists_the_commands_and_imports_almost_nothing():
+    code = (
+        "import sys; sys.argv = ['fldb', '--help']\n"
+        "from simulations.command import main; main()\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    listed = re.findall(r"^  (\w+) +\w", done.stdout, re.MULTILINE)
+    assert listed == list(command.COMMANDS)
+    assert {"run", "sweep", "figures", "report", "demo", "benchmark", "keys"} <= set(listed)
+    assert not {"numpy", "hydra", "flwr", "pandas"} & set(done.stderr.split())
+
+
+def test_no_argument_prints_the_help(fldb):
+    assert fldb().stdout == fldb("-h").stdout == command.help_text() + "\n"
+
+
+def test_python_m_is_the_same_command(fldb):
+    done = fldb("-m", "fldb_flower", "keys", "--help", shell=[sys.executable])
+    assert done.stdout == fldb("keys", "--help").stdout
+    assert done.stdout.startswith("usage: fldb keys ")
+
+
+def test_the_version_is_that_of_the_distribution(fldb):
+    import importlib.metadata
+
+    expected = f"fldb-flower {importlib.metadata.version('fldb-flower')}\n"
+    assert fldb("--version").stdout == expected
+
+
+@pytest.mark.parametrize("name", command.COMMANDS)
+def test_each_help_names_its_command_and_no_other_spelling(name, in_process, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    status, out, error = in_process(command.main, "fldb", name, "--help")
+    assert (status, error) == (0, "")
+    assert re.match(rf"usage: fldb {name.replace('sweep', 'run')}\b", out)
+    assert "python -m simulations.run" not in out
+    assert "``" not in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("swep", "swep: there is no such command; did you mean sweep?"),
+        ("run tau=1,2", "several values are a sweep, which needs -m"),
+        ("sweep tau=0", "tau=0"),
+        ("keys make", "invalid choice: 'make' (choose from"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_1(words, message, fldb):
+    done = fldb(*words.split())
+    *before, line = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert not before
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("x", "x: there is no such command; there are run, sweep, figures"),
+        ("--x", "unrecognized arguments: --x"),
+        ("run --tau=2", "--tau=2 (from the command line): a setting is written tau=2"),
+        ("run --num-agents 2", "--num-agents (from the command line): a setting is written"),
+        ("run tau 2", "tau (from the command line): a setting is written tau=5"),
+        ("run nothing", "nothing (from the command line): there is no such setting"),
+        ("run --nothing", "--nothing (from the command line): there is no such option"),
+        ("run --cfg x", "argument --cfg/-c: invalid choice: 'x'"),
+        ("run taus=2", "taus (from the command line): there is no such setting; did you mean tau?"),
+        ("figures fig9", "no figure 'fig9': there are fig1a"),
+        ("report", "the following arguments are required: DIR"),
+        ("report missing", "missing: does not exist"),
+        ("benchmark algoritms", "there is no section 'algoritms'; did you mean algorithms?"),
+        ("benchmark --repetitions 0", "'0' must be a whole number, from 1 to 1000"),
+        ("demo --devices x", "'x' must be a whole number, at least 1"),
+        ("keys credentials keys", "the following arguments are required: --host"),
+        ("keys make", "invalid choice: 'make' (choose from"),
+        ("serve", "the following arguments are required: --store"),
+        ("completion ksh", "invalid choice: 'ksh' (choose from"),
+    ],
+)
+def test_the_line_names_the_mistake(words, message, in_process):
+    line, *output = in_process(command.main, "fldb", *words.split())
+    assert output == ["", ""]
+    assert line.startswith("error: ")
+    assert message in line
+    assert len(line.splitlines()) == 1
+
+
+def test_a_number_that_is_out_of_range_is_named_with_the_range():
+    integer, real = bounded(int, 1), bounded(float, 0.5, 2)
+    assert integer("7") == 7
+    assert real("2") == 2
+    for convert, text, needle in (
+        (integer, "1.5", "'1.5' must be a whole number, at least 1"),
+        (real, "nan", "'nan' must be a number, from 0.5 to 2"),
+    ):
+        with pytest.raises(Exception, match=needle):
+            convert(text)
+
+
+@pytest.mark.exhaustive
+def test_run_and_sweep_are_those_of_python_m(fldb, tmp_path):
+    sizes = ["num_agents=5", "horizon=5", "plot=false"]
+    assert fldb("run", *sizes, "hydra.run.dir=a").returncode == 0
+    there = fldb("-m", "simulations.run", *sizes, "hydra.run.dir=b", shell=[sys.executable])
+    assert there.returncode == 0
+    files = [(tmp_path / folder / "regret.csv").read_bytes() for folder in "ab"]
+    assert files[0] == files[1]
+    done = fldb("sweep", *sizes, "tau=1,2", "hydra.sweep.dir=c", "hydra/launcher=joblib")
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("c/*/summary.json"))) == 2
+
+
+@pytest.mark.slow
+def test_all_options_of_hydra_are_known(fldb):
+    """Otherwise they would be refused as unknown options."""
+    options = set(re.findall(r"--([a-z-]+)", fldb("run", "--hydra-help").stdout))
+    known = {*run.FLAGS, *run.OPTIONS_WITH_VALUE, "cfg", "info", "config-dir"}
+    assert {"cfg", "multirun", "experimental-rerun"} <= options <= known
+
+
+@pytest.mark.slow
+def test_help_ends_quietly_if_its_reader_ends(fldb):
+    done = fldb("-c", "fldb run --help | head -n 1", shell=["bash"])
+    assert done.stdout.startswith("usage: fldb run ")
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("fldb run num_agents=3 horizon=5 hydra.run.dir=run | true", 0),  # the run is finished
+        ("fldb sweep seed=0,1 num_agents=3 horizon=5 hydra.sweep.dir=sweep | head -n 1", 1),
+        (f"{sys.executable} -m simulations.run --help | true", 1),
+    ],
+)
+def test_commands_are_quiet_if_the_reader_of_their_output_ends(fldb, tmp_path, line, status):
+    done = fldb("-c", f"{line}; exit ${{PIPESTATUS[0]}}", shell=["bash"])
+    assert (done.returncode, done.stderr) == (status, "")
+    folder = tmp_path / ("sweep" if "sweep" in line else "run")
+    assert len(list(folder.rglob("summary.json"))) == {"run": 1, "sweep": 2}.get(line.split()[1], 0)
+
+
+def test_another_broken_pipe_than_that_of_the_output_is_reported(capfd):
+    try:
+        raise BrokenPipeError(32, "of a worker")
+    except BrokenPipeError as error:
+        startup.report_exception(type(error), error, error.__traceback__)
+    assert "of a worker" in capfd.readouterr().err
+
+
+def test_each_heading_of_the_help_precedes_a_setting():
+    assert set(HEADINGS) <= {entry.dotted for entry in hydra_entries()}
+
+
+# --- completion -----------------------------------------------------------------------------
+
+COMPLETE = """
+. ./definition
+COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9
+COMP_WORDS=() COMP_CWORD=0
+_python_argcomplete fldb
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def complete(fldb, tmp_path):
+    """Return a function that returns the completions that bash gets for a line."""
+    pytest.importorskip("argcomplete", reason="needs argcomplete (the completion extra)")
+    (tmp_path / "definition").write_text(fldb("completion", "bash").stdout)
+
+    def completions(line):
+        done = fldb("-c", COMPLETE, "bash", line, shell=["bash", "--norc"])
+        assert not done.stderr
+        return {each.strip() for each in done.stdout.splitlines()}
+
+    return completions
+
+
+@pytest.mark.slow
+def test_bash_completes_commands_and_options(complete):
+    assert complete("fldb s") == {"sweep", "serve"}
+    assert complete("fldb report --o") == {"--output"}
+    assert complete("fldb keys add") == {"add-devices"}
+    assert complete("fldb keys add-devices --d") == {"--devices"}
+    assert complete("fldb serve --purpose ") == {"rank", "suggest"}
+    assert complete("fldb benchmark sca") == {"scale"}
+    assert complete("fldb run --multi") == {"--multirun"}
+
+
+@pytest.mark.slow
+def test_bash_completes_settings_and_their_values(complete):
+    """Readline replaces the text after ``=``, one of its word breaks."""
+    assert complete("fldb run alg") == {"algorithm="}
+    assert complete("fldb run algorithm=fldb_o") == {"fldb_ogd", "fldb_ons"}
+    assert complete("fldb sweep tau=1 solver=newton,l") == {"newton,lbfgs"}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "found"),
+    [
+        ("alg", ["algorithm="]),
+        ("algorithm=ldb,fldb_g", ["algorithm=ldb,fldb_gd"]),
+        ("resume=", ["resume=true", "resume=false"]),
+        ("environment.s", ["environment.sigma="]),
+        ("environment=d", ["environment=duels"]),
+        ("hydra/launcher=j", ["hydra/launcher=joblib"]),
+        ("tau=", ["tau=5"]),
+        ("nothing", []),
+    ],
+)
+def test_a_setting_is_completed(prefix, found):
+    from argparse import Namespace
+
+    from simulations.completers import complete_setting
+
+    assert complete_setting(prefix, Namespace(overrides=["seed=1"])) == found
+
+
+def test_completed_settings_are_those_that_hydra_accepts():
+    """Each completed value composes to a configuration with that value."""
+    from argparse import Namespace
+
+    from simulations.completers import complete_setting
+
+    for prefix, name in (("solver=", "solver"), ("plot=", "plot"), ("wire=", "wire")):
+        found = complete_setting(prefix, Namespace(overrides=[]))
+        assert len(found) > 1
+        store_settings()
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            values = [compose("config", [each])[name] for each in found]
+        assert len(set(values)) == len(found)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_has_a_definition(shell, capsys):
+    pytest.importorskip("argcomplete", reason="needs argcomplete (the completion extra)")
+    from simulations import completion
+
+    completion.main([shell])
+    assert re.search(r"\bfldb\b", capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_the_command_of_hydra_for_completion_prints_ours(fldb):
+    """Hydra's definition calls the program without the name of the command."""
+    pytest.importorskip("argcomplete", reason="needs argcomplete (the completion extra)")
+    ours = fldb("completion", "bash").stdout
+    assert fldb("run", "-sc", "install=bash").stdout == ours
+
+
+@pytest.mark.slow
+def test_completion_without_argcomplete_names_the_extra(fldb, tmp_path):
+    (tmp_path / "argcomplete.py").write_text("raise ImportError\n")
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = fldb("completion", "bash", PYTHONPATH=path)
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("pip install -e '.[completion]' in the clone")
+    assert done.returncode == 1

@@ -1,0 +1,175 @@
+"""Tests of the demonstration: a local federation with simulated people."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from local_processes import logs_on_failure, processes_of
+
+from fldb_flower.errors import FederationError
+from simulations import demo as demo_module
+from simulations.local_process import LocalProcess
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """Start `python -m simulations.demo`; check that it leaves no process."""
+    folder = tmp_path / "demo"
+    command = [sys.executable, "-m", "simulations.demo", "--dir", str(folder)]
+    started = []
+
+    def start(*options: str) -> subprocess.Popen[str]:
+        pipes = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
+        started.append(subprocess.Popen([*command, *options], cwd=ROOT, text=True, **pipes))
+        return started[-1]
+
+    with logs_on_failure(folder):
+        yield start
+        for process in started:
+            assert process.poll() is not None
+        assert not processes_of(folder)
+
+
+def read_until(process, words, lines):
+    """Append the lines of the output, up to one that contains the words."""
+    while words not in (line := process.stdout.readline()):
+        assert line, "".join(lines)
+        lines.append(line)
+    lines.append(line)
+
+
+def round_line(number, of=""):
+    return re.compile(
+        rf"^round {number}{of}: \d+ duels, 50% of the devices took part, (\d+% as predicted"
+        r"|no forecast), cosine to the hidden theta -?0\.\d+$",
+        re.MULTILINE,
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+def test_the_demonstration_runs_until_ctrl_c_and_cleans_up(demo):
+    process, output = demo("--devices", "2", "--people", "1"), []
+    read_until(process, " of the devices took part", output)
+    process.send_signal(signal.SIGINT)
+    output += process.communicate(timeout=300)[0].splitlines(keepends=True)
+    assert process.returncode == 128 + signal.SIGINT, output
+    assert output[-1] == "stopped\n"
+    lines = [re.sub("(?<=#token=).{16,}", "TOKEN", line.strip()) for line in output]
+    assert [re.sub(r":\d+/", ":PORT/", line) for line in lines[1:8]] == [
+        "starting the SuperLink",
+        "registering the keys of 2 devices",
+        *(f"waiting for devices: {connected} of 2 are connected" for connected in range(2)),
+        "simulated users are answering duels on device1",
+        "device2 is yours: http://127.0.0.1:PORT/#token=TOKEN",
+        "starting the rounds; the first one takes several exchanges",
+    ]
+    # The first round needs one exchange to count the answers, and more for the minimisation.
+    for exchange in (1, 2, 3):
+        assert lines.count(f"round 1: exchange {exchange} of about 8") == 1, output
+    assert round_line(1).search("".join(output))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+def test_the_demonstration_ends_after_its_rounds(demo):
+    process = demo("--devices", "2", "--people", "1", "--rounds", "2")
+    output = process.communicate(timeout=500)[0]
+    assert process.returncode == 0, output
+    for number in (1, 2):
+        assert round_line(number, " of 2").search(output), output
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+def test_the_server_of_the_secure_demonstration_learns_sums(demo):
+    process = demo("--secure", "--devices", "5", "--rounds", "2")
+    output = process.communicate(timeout=800)[0]
+    assert process.returncode == 0, output
+    assert "secure sums: each device requires 3 devices in a sum" in output
+    assert "starting the rounds; each is one sum over at least 4 devices with new answers" in output
+    line = r"the server learns one sum, over 4 devices and \d+ duels, cosine to the hidden theta -?"
+    for number in (1, 2):
+        for exchange in (1, 2):
+            assert f"round {number} of 2: exchange {exchange} of about 2\n" in output
+        assert re.search(rf"^round {number} of 2: {line}0\.\d+$", output, re.MULTILINE), output
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", ["flower-supernode", "flwr-serverapp"])
+def test_a_process_that_is_killed_ends_the_demonstration_with_one_line(demo, tmp_path, part):
+    process, lines = demo("--devices", "2", "--people", "1"), []
+    read_until(process, "round 1: exchange 1 ", lines)
+    found = [each for each in processes_of(tmp_path) if part in " ".join(each.cmdline()[:2])]
+    found[0].kill()
+    output = process.communicate(timeout=300)[0].splitlines()
+    assert process.returncode == 1
+    assert [line for line in output if line.startswith("error: ")] == output[-1:]
+    what = r"device\d-supernode .* SIGKILL" if part == "flower-supernode" else "the ServerApp ended"
+    assert re.match(f"error: {what}", output[-1])
+
+
+@pytest.mark.exhaustive
+def test_the_demonstration_is_stopped_by_sigterm(demo):
+    process, lines = demo("--devices", "1", "--people", "0"), []
+    read_until(process, "is yours", lines)
+    process.terminate()
+    assert process.communicate(timeout=300)[0].splitlines()[-1] == "stopped"
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--people", "4"], "--people 4: must be at most --devices 3"),
+        (["--devices", "0"], "argument --devices: '0' must be a whole number, at least 1"),
+        (["--rounds", "3", "--minutes", "2"], "not allowed with argument"),
+        (["--dir", "/dev/null/demo"], "cannot use /dev/null/demo: Not a directory"),
+    ],
+)
+def test_an_invalid_option_gives_a_one_line_error(options, words):
+    done = subprocess.run(
+        [sys.executable, "-m", "simulations.demo", *options],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ")
+    assert words in done.stderr
+
+
+def test_a_relative_folder_is_that_of_the_caller(tmp_path, monkeypatch):
+    folders = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo_module, "demonstrate", lambda _options, folder: folders.append(folder))
+    demo_module.main(["--dir", "demo"])
+    assert folders == [tmp_path / "demo"]  # the processes have other working directories
+
+
+def test_a_failed_start_is_reported_with_its_log(tmp_path):
+    part = LocalProcess("broken", tmp_path, [sys.executable, "-c", "print('no power'); exit(3)"])
+    part.start()
+    with pytest.raises(
+        FederationError, match=r"broken should be ready: .* status 3; .*: no power$"
+    ):
+        part.wait_until(lambda: False, "ready", 60)
+    part = LocalProcess("slow", tmp_path, [sys.executable, "-c", "import time; time.sleep(60)"])
+    part.start()
+    with pytest.raises(FederationError, match=r"slow should be ready: not within 0\.1 s, .*"):
+        part.wait_until(lambda: False, "ready", 0.1)
+    part.stop()
+    assert not processes_of(tmp_path)

@@ -1,0 +1,446 @@
+"""Figures for papers: sizes, fonts, styles, labels, standard errors, and reproducible files."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ROOT
+from flwr.cli.build import build_fab_from_disk
+from matplotlib.figure import Figure
+from scipy.optimize import minimize
+
+from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.runs import plots, styles
+from fldb_flower.runs.curves import Curve, regret, setting_text, spread, wrap
+from simulations import figures, heterogeneity
+from simulations.drawing import Output
+from simulations.saved_runs import Run
+from simulations.sweeps.tables import mean_curves, statistics
+
+WHITE, DARK = "#ffffff", "#191f26"
+
+
+# ---- Styles
+
+
+def linear(color):
+    """Return a color of sRGB in linear light."""
+    values = np.array([int(color[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(first, second):
+    """Return the contrast ratio of WCAG 2."""
+    low, high = sorted(linear(each) @ [0.2126, 0.7152, 0.0722] + 0.05 for each in (first, second))
+    return high / low
+
+
+def lab(light):
+    """Return the coordinates in CIELAB (D65) of a color in linear light."""
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.array(to_xyz) @ np.clip(light, 0, 1) / [0.9505, 1, 1.089]
+    f = [np.cbrt(t) if t > (6 / 29) ** 3 else t / 3 / (6 / 29) ** 2 + 4 / 29 for t in (x, y, z)]
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+# Machado, Oliveira and Fernandes (2009), table 1, severity 1.0.
+VISION = {
+    "normal": np.eye(3),
+    "protanopia": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+                            [-0.003882, -0.048116, 1.051998]]),
+    "deuteranopia": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+                              [-0.011820, 0.042940, 0.968881]]),
+    "tritanopia": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+                            [0.004733, 0.691367, 0.303900]]),
+}  # fmt: skip
+
+
+def closest(colors, vision):
+    """Return the distance of the closest two of some colors; one of 2.3 is just noticeable."""
+    places = [lab(VISION[vision] @ linear(color)) for color in colors]
+    return min(np.linalg.norm(a - b) for a, b in itertools.combinations(places, 2))
+
+
+def test_the_formulas_of_colors_give_known_values():
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
+    assert lab(linear("#ff0000")) == pytest.approx([53.24, 80.09, 67.20], abs=0.1)
+    red, green = (VISION["deuteranopia"] @ linear(each) for each in ("#b00000", "#5c5c00"))
+    assert np.linalg.norm(lab(red) - lab(green)) < 20  # they look alike to a deuteranope
+
+
+@pytest.mark.parametrize(("key", "background"), [("color", WHITE), ("dark", DARK)])
+def test_colors_of_algorithms_differ_in_every_vision_and_from_the_background(key, background):
+    colors = [style[key] for style in styles.ALGORITHM_STYLES.values()]
+    assert min(contrast(color, background) for color in colors) >= 3
+    assert all(closest(colors, vision) >= 20 for vision in VISION)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "background"), [(styles.SEQUENCE, WHITE), (styles.DARK_SEQUENCE, DARK)]
+)
+def test_ordered_colors_ascend_in_lightness_and_differ_in_every_vision(sequence, background):
+    assert min(contrast(color, background) for color in sequence) >= 3
+    assert all(closest(sequence, vision) >= 6 for vision in VISION)
+    lightness = [lab(linear(color))[0] for color in sequence]
+    assert lightness == sorted(lightness)
+
+
+def pair(style):
+    return style["color"], tuple(style["dash"])
+
+
+def test_every_algorithm_has_its_own_dash_pattern_and_marker():
+    assert set(styles.ALGORITHM_STYLES) == set(ALGORITHMS)
+    own = list(styles.ALGORITHM_STYLES.values())
+    for key in ("label", "color", "dark", "marker"):
+        assert len({style[key] for style in own}) == len(own)
+    assert len({tuple(style["dash"]) for style in own}) == len(own)
+    assert json.loads(json.dumps(styles.ALGORITHM_STYLES)) == styles.ALGORITHM_STYLES
+
+
+@pytest.mark.parametrize(
+    "algorithms",
+    [
+        ["ldb", "fldb_ogd", "fldb_gd", "ldb", "fldb_ons"],
+        ["fldb_ons"] * 3,
+        ["fldb_ons"] * 64,
+        ["fldb_ogd", "fldb_ons"] * 8,
+        ["fldb_ons", "mine", "yours", "mine"],
+    ],
+)
+def test_curves_of_a_figure_differ_in_color_or_dash(algorithms):
+    found = styles.styles_of(algorithms)
+    assert len(found) == len({pair(style) for style in found}) == len(algorithms)
+    assert [style["label"] for style in found][-1] == styles.style_of(algorithms[-1])["label"]
+
+
+def test_the_style_of_an_algorithm_does_not_depend_on_the_other_curves():
+    for algorithms in itertools.permutations(["fldb_ons", "ldb", "fldb_gd"]):
+        for name, style in zip(algorithms, styles.styles_of(algorithms), strict=True):
+            assert style == styles.ALGORITHM_STYLES[name]
+    assert styles.styles_of(["ldb", "fldb_ons", "ldb"])[2]["color"] == "#000000"
+
+
+# ---- Files
+
+
+def paint(figure):
+    curves = [Curve(name, [[0.0, 3, 4], [1, 3, 6]]) for name in ("ldb", "fldb_ons")]
+    regret(figure.add_subplot(), curves)
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.25), ("page", 6.75)])
+def test_files_have_the_width_asked_for_and_embed_their_fonts(width, inches, tmp_path):
+    wanted = ("pdf", "svg", "png")
+    paths = plots.save_figure(tmp_path / "a.png", paint, height=2, width=width, formats=wanted)
+    assert [path.name for path in paths] == ["a.pdf", "a.svg", "a.png"]
+    pdf, svg, png = (path.read_bytes() for path in paths)
+
+    box = [float(number) for number in re.search(rb"/MediaBox \[([^\]]+)\]", pdf)[1].split()]
+    assert box == pytest.approx([0, 0, inches * 72, 2 * 72])
+    assert b"/CIDFontType2" in pdf  # TrueType, "Type 42"
+    assert b"/FontFile2" in pdf
+    assert b"/Type3" not in pdf
+
+    size = re.search(rb'<svg[^>]* width="([\d.]+)pt" height="([\d.]+)pt"|height="([\d.]+)pt"', svg)
+    assert size is not None
+    points = {
+        name: float(value)
+        for name, value in re.findall(r'(width|height)="([\d.]+)pt"', svg.decode())
+    }
+    assert points == pytest.approx({"width": inches * 72, "height": 2 * 72})
+    assert b"<text" not in svg  # outlines: the same with any fonts
+
+    assert [int.from_bytes(png[place : place + 4]) for place in (16, 20)] == [
+        round(inches * plots.DPI), 2 * plots.DPI
+    ]  # fmt: skip
+    assert plots.DPI >= 200
+
+
+@pytest.mark.parametrize("kind", plots.FORMATS)
+def test_the_same_figure_has_the_same_bytes_and_no_date(kind, tmp_path, monkeypatch):
+    first, second = (
+        plots.save_figure(tmp_path / name, paint, height=2, formats=(kind,))[0].read_bytes()
+        for name in ("a.png", "b.png")
+    )
+    assert first == second
+    assert not re.search(rb"Date|dc:date|20\d\d-\d\d", first)
+
+
+def test_the_style_sheet_is_used_and_is_part_of_flowers_app():
+    with plots.style():
+        assert (mpl.rcParams["pdf.fonttype"], mpl.rcParams["axes.labelsize"]) == (42, 8)
+    assert mpl.rcParams["pdf.fonttype"] == 3  # Matplotlib's default
+    names = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))).namelist()
+    assert "fldb_flower/runs/figure_style.yaml" in names
+
+
+# ---- Curves
+
+
+def drawn(curves, size=(3.25, 2.4)):
+    """Draw curves as a figure is; return its axes."""
+    with plots.style():
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.add_subplot()
+        regret(axes, curves)
+        figure.draw_without_rendering()
+    return axes
+
+
+def test_bands_show_the_standard_error_worked_by_hand():
+    axes = drawn([Curve("ldb", [[1, 3], [3, 9]])])  # means 2 and 6, |a - b| / 2 = 1 and 3
+    assert axes.lines[0].get_ydata().tolist() == [2, 6]
+    (band,) = axes.collections
+    heights = {round(y, 9) for _, y in band.get_paths()[0].vertices.tolist()}
+    assert heights == {1, 3, 9}
+    assert not axes.texts  # one curve needs no label
+
+
+def test_eight_curves_have_error_bars_at_a_few_points_each():
+    rows = np.arange(1, 101) * np.array([[1.0], [3.0]])  # mean 2 t, standard error t
+    axes = drawn([Curve("fldb_ons", rows + place, f"{place}") for place in range(8)])
+    bars = [each.get_segments() for each in axes.collections]
+    assert [len(segments) for segments in bars] == [5] * 8
+    places = [segment[0][0] for segments in bars for segment in segments]
+    assert len(set(places)) == 40  # no two bars at one iteration
+    for place, segments in enumerate(bars):
+        for (t, low), (_, high) in segments:
+            assert (low, high) == pytest.approx((t + place, 3 * t + place))
+    assert [text.get_text() for text in axes.texts] == [f"{place}" for place in range(8)]
+
+
+@pytest.mark.parametrize("count", [2, 8, 13])
+@pytest.mark.parametrize("level", [0.0, 50.0, 100.0])
+def test_labels_are_beside_the_axes_and_do_not_overlap(count, level):
+    curves = [
+        Curve("fldb_ons", [0, level + 0.01 * place, 100], f"N={place}") for place in range(count)
+    ]
+    axes = drawn([*curves[:-1], Curve("ldb", [0, 1, 0.1])])
+    figure = axes.get_figure()
+    frame = axes.get_window_extent()
+    boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: box.y0)
+    assert len(boxes) == count
+    assert all(box.x0 > frame.x1 and box.x1 <= figure.bbox.x1 for box in boxes)
+    assert all(below.y1 <= above.y0 + 0.5 for below, above in itertools.pairwise(boxes))
+    assert axes.get_legend() is None
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_lines_to_labels_start_at_the_ends_of_curves_and_end_at_their_labels(scale):
+    ends = {"ldb": 900.0, "fldb_ogd": 3.0, "fldb_ons": 2.0}
+    with plots.style():
+        figure = Figure(figsize=(3.25, 2.4), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_yscale(scale)
+        regret(axes, [Curve(name, [1.0, end]) for name, end in ends.items()])
+        figure.draw_without_rendering()
+    curves, leads = axes.lines[:3], axes.lines[3:]
+    for curve, lead, text in zip(curves, leads, axes.texts, strict=True):
+        where = axes.transData.transform(curve.get_xydata()[-1])
+        start, end = lead.get_transform().transform(lead.get_xydata())
+        assert start == pytest.approx(where, abs=0.1)
+        assert lead.get_color() == curve.get_color()
+        box = text.get_window_extent()
+        assert end[0] < box.x0 < end[0] + 10
+        assert box.y0 < end[1] < box.y1
+    assert axes.get_ylim()[1] < 2000  # the lines do not change the limits
+
+
+def test_more_curves_than_labels_fit_have_a_legend_beside_the_axes():
+    axes = drawn([Curve("fldb_ons", [0, place], f"N={place}") for place in range(40)])
+    assert not axes.texts
+    legend = axes.get_legend()
+    assert len(legend.get_texts()) == 40
+    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1 - 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_heights_of_labels_are_the_nearest_that_keep_their_distance(seed):
+    """Against a general solver."""
+    random = np.random.default_rng(seed)
+    count, gap = 5, 0.15
+    wanted = np.sort(random.random(count) ** 2)
+    solved = minimize(
+        lambda x: ((x - wanted) ** 2).sum(), np.linspace(0, 1, count), method="SLSQP",
+        bounds=[(0, 1)] * count, tol=1e-12,
+        constraints={"type": "ineq", "fun": lambda x: np.diff(x) - gap},
+    )  # fmt: skip
+    order = random.permutation(count)
+    assert spread(wanted[order], gap) == pytest.approx(solved.x[order], abs=1e-4)
+
+
+def test_a_long_run_is_drawn_with_few_points_and_its_last():
+    axes = drawn([Curve("ldb", np.arange(1.0, 100_001.0))])
+    x, y = axes.lines[0].get_data()
+    assert len(x) <= 1000
+    assert (x[0], x[-1], y[-1]) == (1, 100_000, 100_000)
+    assert (x == y).all()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("tau", 4, r"$\tau=4$"),
+        ("environment.sigma", 0.1**0.5, r"$\sigma=0.3162$"),
+        ("lambda", "auto", "lambda=auto"),
+        ("schedule.name", "geometric", "schedule=geometric"),
+        ("environment.path", "/a/$x$", r"environment.path=/a/\$x\$"),
+        ("algorithm", "fldb_gd", "FLDB-GD"),
+    ],
+)
+def test_settings_are_written_with_the_papers_symbols(key, value, expected):
+    assert setting_text(key, value) == expected
+
+
+def test_text_is_wrapped_by_its_visible_length():
+    assert wrap(r"$\tau=4$, $N=5$, a", 14) == "$\\tau=4$, $N=5$,\na"  # "τ = 4, N = 5,"
+    assert wrap("a", 1) == "a"
+
+
+# ---- Sweeps
+
+
+def a_run(regrets, **settings):
+    curve = pd.DataFrame({"cumulative_regret": regrets})
+    return Run(Path(), settings, {"final_regret": regrets[-1]}, curve)
+
+
+def test_algorithms_that_ignore_tau_have_one_curve():
+    runs = [
+        a_run([1.0, final], algorithm=name, tau=tau, seed=seed, num_agents=5)
+        for name, finals in {"ldb": (4.0, 4.0), "fldb_ons": (2.0, 3.0)}.items()
+        for tau, final in zip((1, 2), finals, strict=True)
+        for seed in (0, 1)
+    ]
+    found = mean_curves(runs)
+    assert [curve.label for curve in found] == [
+        "LDB", r"FLDB-ONS, $\tau=1$", r"FLDB-ONS, $\tau=2$"
+    ]  # fmt: skip
+    assert [np.shape(curve.values) for curve in found] == [(2, 2)] * 3  # each seed once
+    table = statistics(runs)
+    assert table["seeds"].tolist() == [2, 2, 2]
+    assert table["mean"].tolist() == [4, 2, 3]
+    assert pd.isna(table["tau"][0])
+
+
+def test_labels_have_only_the_settings_that_differ():
+    runs = [a_run([1.0], algorithm="fldb_ons", tau=tau, num_agents=5, seed=0) for tau in (1, 2)]
+    assert [curve.label for curve in mean_curves(runs)] == [r"$\tau=1$", r"$\tau=2$"]
+    assert [curve.label for curve in mean_curves(runs[:1])] == [""]
+
+
+# ---- Commands
+
+
+def texts(svg):
+    """Return the texts of an SVG file, which Matplotlib also writes as comments."""
+    return re.findall(r"<!-- (.*?) -->", svg.read_text(encoding="utf-8"))
+
+
+def table_of(name, folder):
+    """Write the CSV of a figure with random curves."""
+    random = np.random.default_rng(0)
+    parts = []
+    for label, overrides in figures.curves_of(name, ours=True).items():
+        for seed in range(2):
+            values = figures.values_of(name, overrides)
+            part = {"iteration": range(1, 501), "cumulative_regret": random.random(500).cumsum()}
+            tau, arms = values.get("tau", 5), values.get("num_arms", 10)
+            fixed = {"curve": label, "tau": tau, "num_arms": arms, "rounds": 500 // tau}
+            fixed["seed"] = seed
+            parts.append(pd.DataFrame({**part, **fixed}))
+    pd.concat(parts).to_csv(folder / f"{name}.csv", index=False)
+
+
+def command(module, monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["command", *map(str, arguments)])
+    module.main()
+
+
+def test_a_figure_is_drawn_again_in_other_formats_and_widths(tmp_path, monkeypatch, capsys):
+    table_of("fig4a", tmp_path)
+    here = ("fig4a", "+bounds", "--redraw", "--output", tmp_path)
+    command(figures, monkeypatch, *here, "--format", "svg,pdf", "--width", "page")
+    names = ["fig4a.svg", "fig4a.pdf"]
+    assert [Path(line).name for line in capsys.readouterr().out.split()] == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["fig4a.csv", *names])
+    svg = tmp_path / "fig4a.svg"
+    assert 'width="486pt"' in svg.read_text()
+    shown = texts(svg)
+    for text in ("LDB", "FLDB-OGD", "FLDB-OGD, bound", "LDB, tuned", "FLDB-ONS", "iteration $t$"):
+        assert shown.count(text) == 1, text
+    assert "average cumulative regret" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fig2c", [r"$\sigma^2=0.1$", r"$\sigma^2=0.25$"]),
+        ("fig2a", ["$N=20$", "$N=200$"]),
+        ("fig5a", ["$K=5$", "$K=20$", r"communication period $\tau$"]),
+        ("fig2d", ["communication rounds"]),
+    ],
+)
+def test_figures_have_formulas_and_the_terms_of_the_field(name, expected, tmp_path):
+    table_of(name, tmp_path)
+    output = Output(None, ("svg",))
+    figures.redraw(name, tmp_path, bounds=False, movielens="", output=output)
+    shown = texts(tmp_path / f"{name}.svg")
+    assert set(expected) <= set(shown)
+    assert ("$K=10$" in shown) == (name == "fig5a")  # the one curve of fig2d has no label
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--format", "pdf,jpg"), "'jpg' is not a format: there are png, svg, pdf"),
+        (("--width", "wide"), "'wide'"),
+        (("--redraw",), "cannot read"),
+    ],
+)
+@pytest.mark.parametrize("module", [figures, heterogeneity])
+def test_bad_options_give_one_line(module, arguments, reason, tmp_path, monkeypatch):
+    if arguments == ("--redraw",):
+        arguments = ("--redraw", "fig1a", "--output", tmp_path)
+        if module is heterogeneity:
+            return
+    with pytest.raises(SystemExit) as ended:
+        command(module, monkeypatch, *arguments)
+    assert reason in str(ended.value)
+    assert "\n" not in str(ended.value)
+
+
+def test_a_table_that_cannot_be_written_gives_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures.measured, "each_once", dict.fromkeys)
+    monkeypatch.setattr(figures.measured, "fill", lambda _run, _results: None)
+    monkeypatch.setattr(figures, "_table", lambda _curves, _results: pd.DataFrame({"curve": ["a"]}))
+    (tmp_path / "fig1a.csv").mkdir()
+    with pytest.raises(SystemExit, match=r"^error: cannot write .*fig1a\.csv: Is a directory$"):
+        command(figures, monkeypatch, "fig1a", "--output", tmp_path)
+
+
+def test_a_table_of_another_figure_is_refused(tmp_path, monkeypatch):
+    table_of("fig2a", tmp_path)
+    (tmp_path / "fig2a.csv").rename(tmp_path / "fig1a.csv")
+    with pytest.raises(SystemExit, match=r"fig1a\.csv is not the CSV file of fig1a"):
+        command(figures, monkeypatch, "fig1a", "--redraw", "--output", tmp_path)
+
+
+def test_a_table_with_a_damaged_number_is_refused(tmp_path, monkeypatch):
+    table_of("fig2a", tmp_path)
+    path = tmp_path / "fig2a.csv"
+    lines = path.read_text().split("\n")
+    path.write_text("\n".join([lines[0], "1,1_0" + lines[1][lines[1].index(",", 2) :], *lines[2:]]))
+    with pytest.raises(SystemExit, match=r"^error: .*fig2a\.csv is not the CSV file of fig2a"):
+        command(figures, monkeypatch, "fig2a", "--redraw", "--output", tmp_path)
