@@ -249,7 +249,7 @@ def test_bash_completes_commands_and_options(complete):
     assert complete("fldb keys add") == {"add-devices"}
     assert complete("fldb keys add-devices --d") == {"--devices"}
     assert complete("fldb serve --purpose ") == {"rank", "suggest"}
-    assert complete("fldb benchmark sca") == {"scale"}
+    assert complete("fldb benchmark --r") == {"--repetitions"}
     assert complete("fldb run --multi") == {"--multirun"}
 
 
