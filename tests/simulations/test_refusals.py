@@ -10,6 +10,7 @@ import pytest
 from fldb_flower.errors import SettingsError
 from fldb_flower.settings import from_flat
 from simulations import command
+from simulations.overrides import CONF
 
 REFUSALS = Path(__file__).parents[1] / "data" / "refusals.json"
 
@@ -23,7 +24,7 @@ def refusal(text, folder, in_process):
         return f"error: {error.value}"
     status, out, err = in_process(command.main, "fldb", *words)
     assert (out, err) == ("", ""), text
-    return str(status).replace(str(folder), "DIR")
+    return str(status).replace(str(folder), "DIR").replace(str(CONF), "CONF")
 
 
 def test_every_wrong_command_is_refused_in_one_line(in_process, tmp_path, monkeypatch):
