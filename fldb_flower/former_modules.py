@@ -38,7 +38,6 @@ MODULES = {
     "fldb_flower.selection.rules": "fldb_flower.bandit.selection.rules",
     "fldb_flower.selection.scores": "fldb_flower.bandit.selection.scores",
     "fldb_flower.selection.selector": "fldb_flower.bandit.selection.selector",
-    "fldb_flower.selection.whiteners": "fldb_flower.linalg.whiteners",
     "fldb_flower.algorithms.alone": "fldb_flower.algorithms.independent",
     "fldb_flower.algorithms.estimation": "fldb_flower.algorithms.solvers",
     "strategies.device_results": "strategies.device_directory",
