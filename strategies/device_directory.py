@@ -124,7 +124,7 @@ class DeviceDirectory(ResultsDirectory):
             for entry in flower_entries()
             if entry.kebab not in free and is_in_identity(entry, flat[entry.kebab])
         ]
-        super().__init__(path, "".join(lines), user="server", dropped=free)
+        super().__init__(path, "".join(lines), user="server")
         self._sizes = {ROUNDS: 0, UPLOADS: 0}  # bytes, at the last checkpoint
         try:
             self.write_json(CONFIG, flat)

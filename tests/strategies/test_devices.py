@@ -7,7 +7,6 @@ import json
 import math
 import random
 import re
-import shutil
 import sqlite3
 import tempfile
 import threading
@@ -1001,7 +1000,7 @@ def test_without_a_written_checkpoint_no_answer_is_counted(tmp_path, monkeypatch
     def full(_path, _content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fldb_flower.runs.checkpoints.replace_file", full)
+    monkeypatch.setattr("fldb_flower.runs.directory.replace_file", full)
     with pytest.raises(OutputError, match="No space left on device"):
         server.serve(federation.grid)
     server.directory.close()
@@ -1094,39 +1093,3 @@ def test_a_checkpoint_suffices_for_a_restart_and_contains_no_answer(tmp_path):
     assert set(checkpoint.arrays) == {"theta_sync", "information", "theta_hat", "curvature"}
     assert set(checkpoint.numbers) == {"round", "devices", "counts", "sizes"}
     assert issubclass(CheckpointError, FldbError)
-
-
-# --- a directory written by an earlier version -----------------------------------------------
-
-EARLIER = Path(__file__).parents[1] / "data" / "device_server"  # three rounds of FLDB-ONS, d = 3
-EARLIER_THETA = [0.6910004544792054, -1.4213676922251297, 0.44197573490679076]
-EARLIER_INFORMATION = [
-    [60.266176271146904, 10.924096392228948, -6.015590276378839],
-    [10.924096392228948, 51.97669908614472, 0.20926908767655394],
-    [-6.015590276378839, 0.20926908767655394, 60.619247204158256],
-]  # three devices with 10, 8 and 10 answers
-
-
-def test_a_directory_of_an_earlier_version_opens_and_its_federation_resumes(tmp_path):
-    shutil.copytree(EARLIER, tmp_path / "server")
-    federation = Federation(tmp_path, devices=1)
-    server = federation.server()
-    algorithm = server.strategy.algorithm
-    assert (server.round, server.devices.duels) == (3, 28)
-    assert algorithm.theta_sync.tolist() == algorithm.theta_hat.tolist() == EARLIER_THETA
-    np.testing.assert_allclose(algorithm.information, EARLIER_INFORMATION, rtol=1e-15)
-    assert sorted(server.devices.counted.values()) == [8, 10, 10]
-    server.directory.close()
-    # A new device answers three duels: they are counted in round 4, in addition to the others.
-    federation.answer(0, 3)
-    server = federation.serve()
-    assert (server.round, server.devices.duels) == (4, 31)
-    (x,) = federation.differences()
-    information = np.array(EARLIER_INFORMATION) + x.T @ x
-    np.testing.assert_allclose(server.strategy.algorithm.information, information, rtol=1e-12)
-    for name, rows in (("rounds.csv", 3), ("uploads.csv", 6)):
-        before = (EARLIER / name).read_text().splitlines()
-        after = (tmp_path / "server" / name).read_text().splitlines()
-        assert len(before) == rows + 1
-        assert after[:-1] == before
-        assert after[-1].startswith("4,")
