@@ -18,7 +18,7 @@ from fldb_flower.federation.exchange import Upload, total
 from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible
 from fldb_flower.settings import from_nested, to_flat
-from simulations.benchmark.robust import Case, LyingAgents, regret
+from robust import Case, LyingAgents, regret
 from simulations.engines import vectorized
 from simulations.engines.grid import InProcessGrid
 from strategies import make_strategy
