@@ -41,11 +41,6 @@ MODULES = {
     "fldb_flower.selection.whiteners": "fldb_flower.linalg.whiteners",
     "fldb_flower.algorithms.alone": "fldb_flower.algorithms.independent",
     "fldb_flower.algorithms.estimation": "fldb_flower.algorithms.solvers",
-    "strategies.device_results": "strategies.device_directory",
-    "strategies.device_server": "strategies.device_rounds",
-    "strategies.devices": "strategies.device_nodes",
-    "strategies.members": "strategies.nodes",
-    "strategies.simulated": "strategies.simulated_nodes",
 }
 """Current names by former name."""
 
