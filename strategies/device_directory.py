@@ -6,6 +6,7 @@ import csv
 import datetime
 import io
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from fldb_flower.errors import FldbError
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.runs.directory import MODEL, SUMMARY, ResultsDirectory
-from fldb_flower.settings import Settings, flower_entries, to_dotted, to_flat, unused
+from fldb_flower.settings import Settings, to_flat
 from strategies.devices import DeviceChannel, Tally
 from strategies.dueling import DuelingStrategy
 
@@ -24,13 +25,11 @@ _COLUMNS = {
     "agreement,exchanges,rejected\n",
     UPLOADS: "round,device,start,end\n",
 }
-_MAY_DIFFER = {  # between two runs of one federation
-    "output-dir", "resume", "quorum", "node-wait", "reply-timeout", "max-message-mb",
-    "checkpoint-seconds", "plot", "num-agents", "num-arms", "seed", "tau", "schedule",
-    "schedule-ratio", "environment", "environment-sigma", "solver", "beta-scale", "ons-width",
-    "first-round", "devices-round-seconds", "devices-at-least", "devices-first-duels",
-    "devices-max-duels", "devices-helper", "devices-helper-key", "devices-helper-token",
-}  # fmt: skip
+_MAY_DIFFER = re.compile(  # between two runs of one federation
+    r"(environment|schedule|devices)(-.*)?|output-dir|resume|quorum|node-wait|reply-timeout|plot"
+    r"|max-message-mb|checkpoint-seconds|num-agents|num-arms|seed|tau|solver|gd-.*|beta-scale"
+    r"|ons-width|first-round"
+)
 
 
 @dataclass(frozen=True)
@@ -90,13 +89,13 @@ class DeviceDirectory(ResultsDirectory):
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._settings, flat = settings, to_flat(settings)
-        free = _MAY_DIFFER | unused(to_dotted(settings)).keys()
-        if not settings.is_private:  # else the noise is calibrated to the number of rounds
-            free |= {"devices-rounds"}
+        fixed = {"devices-federation"}
+        if settings.is_private:  # the noise is calibrated to the number of rounds
+            fixed |= {"devices-rounds"}
         lines = [
-            f"{entry.kebab}={flat[entry.kebab]!r}\n"
-            for entry in flower_entries()
-            if not free & {entry.kebab, entry.dotted}
+            f"{name}={value!r}\n"
+            for name, value in flat.items()
+            if name in fixed or not _MAY_DIFFER.fullmatch(name)
         ]
         super().__init__(path, "".join(lines), user="server")
         self._sizes = {ROUNDS: 0, UPLOADS: 0}  # bytes, at the last checkpoint

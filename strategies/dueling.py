@@ -92,7 +92,8 @@ class DuelingStrategy(Federation, Strategy):
         self._sent: Sequence[Message] = ()
         self._sum: Upload | None = None
         self._metrics = MetricRecord()
-        self._result, self._evaluate = Result(), None
+        self._result = Result()
+        self._evaluate: Evaluate | None = None
 
     def start(  # noqa: PLR0917 - as in Flower
         self,

@@ -22,7 +22,6 @@ from fldb_flower.settings import (
     PrivacySettings,
     ScheduleSettings,
     Settings,
-    current_identity,
     defaults_nested,
     entries,
     flower_entries,
@@ -328,20 +327,6 @@ def test_unknown_settings_are_refused_with_a_suggestion(build, values, words):
         build(values, "x")
     assert words in str(error.value)
     assert "from x" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("kappa_mu", "matrix_form"), [("kappa_mu", "matrix_form"), ("kappa-mu", "matrix-form")]
-)
-def test_a_saved_identity_with_former_names_is_translated(kappa_mu, matrix_form):
-    saved = f"run, format 1\ndevice='numpy'\n{kappa_mu}=1.0\ninformation='full'\nx='device=1'\n"
-    expected = (
-        f"run, format 1\nbackend='numpy'\n{kappa_mu}=1.0\n{matrix_form}='full'\nx='device=1'\n"
-    )
-    assert current_identity(saved) == expected
-    assert current_identity(expected) == expected
-    without = f"run, format 1\n{kappa_mu}=1.0\nx='device=1'\n"
-    assert current_identity(saved, ["backend", matrix_form, "device"]) == without
 
 
 @pytest.mark.parametrize("name", ["num_agents", "environment.sigma", "algorithm"])

@@ -1089,5 +1089,5 @@ def test_a_checkpoint_suffices_for_a_restart_and_contains_no_answer(tmp_path):
     server = federation.serve()
     checkpoint = server.directory.load()
     assert set(checkpoint.arrays) == {"theta_sync", "information", "theta_hat", "curvature"}
-    assert set(checkpoint.numbers) == {"round", "devices", "counts", "sizes"}
+    assert set(checkpoint.numbers) == {"round", "devices", "counts", "openings", "sizes"}
     assert issubclass(CheckpointError, FldbError)
