@@ -19,7 +19,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible
 from fldb_flower.server_app import play
 from fldb_flower.settings import from_nested, to_flat
-from simulations.benchmark.robust import Case, LyingAgents, regret
+from robust import Case, LyingAgents, regret
 from simulations.engines import vectorized
 from simulations.engines.grid import InProcessGrid
 

@@ -113,7 +113,6 @@ ALGORITHMS = {
     "ldb thompson": {"algorithm": "ldb", "selection": "thompson"},
     "different agents": {"environment__sigma": 0.7},
     "diagonal": {"algorithm": "fldb_ons", "matrix_form": "diagonal"},
-    "sketch": {"algorithm": "fldb_ons", "matrix_form": "sketch", "sketch_rank": 1},
 }  # fmt: skip
 
 
