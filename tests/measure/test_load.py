@@ -12,7 +12,7 @@ import deployment
 from clients.store import DuelStore
 from load import Load
 from strategies.device_directory import UPLOADS
-from strategies.device_nodes import short_name
+from strategies.devices import short_name
 
 D, RIDGE = 5, 1.0
 
