@@ -23,8 +23,7 @@ from strategies.device_nodes import DeviceNodes
 from strategies.device_tally import Devices
 from strategies.grid_federation import GridFederation
 from strategies.helper_client import HelperClient
-from strategies.secure_budget import PlannedExchanges
-from strategies.secure_nodes import SecureNodes
+from strategies.secure_nodes import PlannedExchanges, SecureNodes
 
 REPORT_SECONDS = 15.0  # between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
