@@ -13,7 +13,7 @@ from fldb_flower.errors import RoundAbandonedError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.secure.messages import SumRequest
 from fldb_flower.secure.report import KINDS, SCALE, Header, Report, signed
-from strategies.device_nodes import short_name
+from strategies.devices import short_name
 from strategies.helper_client import HelperClient
 
 MOST_PARTS = 2**18

@@ -20,7 +20,7 @@ from fldb_flower.bandit.prior import VARIANCES, ShareChange
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, Noise, Upload
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.forms import Form, make_form, off_diagonal
+from fldb_flower.linalg.forms import Form, make_form, pack
 from fldb_flower.secure.canonical import checked_fields, checked_integer, framed, unframed
 from fldb_flower.settings import SELECTION_SETTINGS, PrivacySettings, Settings
 from fldb_flower.wire.codec import BroadcastHeader, decode_broadcast, encode_broadcast
@@ -115,7 +115,7 @@ def vector_of(
     for name in parts_of(broadcast):
         value = upload.num_duels if name == DUELS else getattr(holder, name)
         if name in _MATRICES:
-            value = form.pack(value) * off_diagonal(form)
+            value = pack(value) * form.off_diagonal()
         values.append(np.ravel(value) / units[name])
     return np.concatenate(values)
 
@@ -136,7 +136,7 @@ def upload_of(
         end = start + _size(name, form)
         value = vector[start:end] * units[name]
         if name in _MATRICES:
-            value = form.unpack(value / off_diagonal(form))
+            value = form.unpack(value / form.off_diagonal())
         values[name], noise[name], start = value, deviation * units[name], end
     duels = max(0, round(float(values.pop(DUELS)[0])))
     gradient = values.pop("gradient", np.zeros(form.dimension))

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from vaults import KEY, key_of, personal, request_for
+from vaults import KEY, common, key_of, personal, request_for, settings_of
 
 from clients.vault.ledger import Journal, Last, Ledger, Sent
 from fldb_flower.errors import DataError
@@ -20,27 +20,35 @@ from fldb_flower.secure.messages import (
     SumAnswer,
     SumRequest,
 )
-from fldb_flower.secure.report import Report, mask, open_seed, task_of
-from fldb_flower.secure.statistics import Shared
+from fldb_flower.secure.report import SCALE, Header, Report, mask, open_seed, task_of
+from fldb_flower.secure.statistics import Shared, parts_of
 
-NUMBER = 1_800_000_000_000
 SEALED = bytes.fromhex(
-    "23329f021603e675eea28ef16be32312163e40a5264c5096a61db74929588617"
-    "ae1294c2f154fa1c36f25dac9342264aa5db867654ad265fb62a71c5aa12f3f4"
+    "c4211b377318c961c11ec75b296e7d9e0a9235c5cbca34f127bc7b412f11a818"
+    "53c7196dd6f8802a775a8ebb672734ad7481d2bc1d8a33c35672bf0245ac5688"
 )
-"""The seed 0, 1, ..., 15, sealed for KEY under the header of REQUEST."""
+"""The seed 0, 1, ..., 15, sealed for KEY under HEADER."""
 
-REQUEST = request_for(NUMBER, counted=5)
-PERSONAL = request_for(NUMBER, personal())
-SUMS = SumRequest(REQUEST.header, "parts", (1, 2), tuple(bytes([n]) * 64 for n in range(3)))
+HEADER = Header(
+    bytes(range(32)), 1_800_000_000_000, 9, 20 * SCALE, 7, hashlib.sha256(b"broadcast").digest()
+)
+REQUEST = Request(REPORT, HEADER, key_of(), 5, b"broadcast")
+SUMS = SumRequest(HEADER, "parts", (1, 2), tuple(bytes([n]) * 64 for n in range(3)))
 ANSWER = SumAnswer(
     hashlib.sha256(SUMS.to_bytes()).digest(), (1,), np.arange(18, dtype=np.uint64).reshape(2, 9)
 )
-TASK = REQUEST.header.task.hex()
+TASK = HEADER.task.hex()
 
 
 def short_hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def vector_in(broadcast) -> bytes:
+    """Return the bytes of a broadcast after its JSON, whose fields depend on the settings."""
+    units = dict.fromkeys(parts_of(broadcast), 4.0)
+    content = Shared(broadcast, settings_of(), 9, units).to_bytes()
+    return content[4 + int.from_bytes(content[:4], "big") :]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +58,7 @@ def short_hash(content: bytes) -> str:
          b'\x00\x00\x005{"counted":0,"header":null,"key":null,"kind":"hello"}'),
         (Reply(REFUSED, "d", "why").to_bytes(),
          b'\x00\x00\x00:{"device":"d","digest":"","kind":"refused","reason":"why"}'),
-        (Ledger().charged(20000, 0.25).begun(REQUEST.header.task, Last(10, "ab"))
+        (Ledger().charged(20000, 0.25).begun(HEADER.task, Last(10, "ab"))
          .with_sent("store", Sent(10, 3)).to_bytes(),
          b'{"created":0,"days":{"20000":0.25},"stores":{"store":[10,3]},"tasks":{"'
          + TASK.encode() + b'":[10,"ab"]}}'),
@@ -66,19 +74,20 @@ def test_short_messages_and_files_have_these_bytes(content, known):
 @pytest.mark.parametrize(
     ("content", "known"),
     [
-        (REQUEST.to_bytes(), "de1041dc8d6e3f2b"),
-        (PERSONAL.to_bytes(), "b79bb53240b3cc29"),
+        (REQUEST.to_bytes(), "930950a39aa33dbc"),
         (Reply(REPORT, "d", report=b"abc", digest=bytes(32)).to_bytes(), "e793facf7f5f9870"),
-        (SUMS.to_bytes(), "e85c132f3493309f"),
-        (ANSWER.to_bytes(), "2e69bc63278ccfe2"),
+        (SUMS.to_bytes(), "fc929e1509d4ff5c"),
+        (ANSWER.to_bytes(), "2494d47a6758b47e"),
         (Report(np.arange(9, dtype=np.uint64), bytes(64)).to_bytes(), "f8063abb82dba435"),
         (mask(bytes(range(16)), 9).tobytes(), "f28bb145eebe8639"),
         (key_of().signature, "95895770811e8a6e"),
-        (REQUEST.header.digest, "2de4fef6c18c0a32"),
+        (HEADER.digest, "bd571b4167fd1b39"),
         (task_of("tea", bytes(32), 2), "de8872bb0f0900bb"),
+        (vector_in(common((2.0, 3.0))), "16d6c54e0af18247"),
+        (vector_in(personal()), "e2c24f3ff0c36cd7"),
     ],
-    ids=["request", "personal", "reply", "sums", "answer", "report", "mask", "key", "header",
-         "task"],
+    ids=["request", "reply", "sums", "answer", "report", "mask", "key", "header",
+         "task", "vector", "prior"],
 )  # fmt: skip
 def test_messages_have_the_known_bytes(content, known):
     """Devices, helper and server of different versions agree; values of the first version."""
@@ -86,18 +95,19 @@ def test_messages_have_the_known_bytes(content, known):
 
 
 def test_a_seed_that_was_sealed_before_opens():
-    assert open_seed(REQUEST.header, SEALED, KEY) == bytes(range(16))
+    assert open_seed(HEADER, SEALED, KEY) == bytes(range(16))
 
 
 def test_messages_are_read_as_they_were_written():
-    for request in (REQUEST, PERSONAL, Request(HELLO)):
+    for request in (REQUEST, Request(HELLO)):
         assert Request.from_bytes(request.to_bytes()) == request
     assert SumRequest.from_bytes(SUMS.to_bytes()) == SUMS
     read = SumAnswer.from_bytes(ANSWER.to_bytes(), SUMS)
     assert (read.request, read.refused) == (ANSWER.request, ANSWER.refused)
     np.testing.assert_array_equal(read.sums, ANSWER.sums)
-    shared = Shared.from_bytes(PERSONAL.broadcast)
-    assert shared.to_bytes() == PERSONAL.broadcast
+    for broadcast in (common((2.0, 3.0)), personal()):
+        content = request_for(1, broadcast).broadcast
+        assert Shared.from_bytes(content).to_bytes() == content
 
 
 def changed(message: bytes, names: tuple[str, ...], body: bytes | None = None, **changes) -> bytes:
