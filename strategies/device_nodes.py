@@ -60,7 +60,7 @@ class DeviceNodes(Nodes):
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._form, self._wire = make_form(settings), settings.wire
+        self._form = make_form(settings)
         self._max_mb = settings.max_message_mb
         chosen = settings.devices.first_duels
         self._max_duels = settings.devices.max_duels
@@ -105,7 +105,7 @@ class DeviceNodes(Nodes):
         self._identities.claim(node, checked_id(device))
         if self._identities.at(node) != device:
             return None
-        upload = decode_statistics(vector, header.num_duels, broadcast, self._form, self._wire)
+        upload = decode_statistics(vector, header.num_duels, broadcast, self._form)
         self._check_span(node, device, header, broadcast)
         self._asked[node] = header._replace(held=0, missing=0)
         return Contribution(device, upload, CountedSpan(device, header))

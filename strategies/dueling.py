@@ -275,8 +275,7 @@ class DuelingStrategy(GridFederation, Strategy):
             return
         asked = {message.metadata.dst_node_id for message in messages}
         uploads = {node for node, _ in exchange.senders(replies)} - exchange.introduced
-        settings = self.settings
-        up, down = traffic(exchange.broadcast, self.algorithm.form, wire=settings.wire)
+        up, down = traffic(exchange.broadcast, self.algorithm.form)
         self.history.count_bytes(
             up * self.nodes.count_agents(uploads, exchange.connected),
             down * self.nodes.count_agents(asked, exchange.connected),

@@ -40,7 +40,7 @@ class Exchange:
     max_difference: float  # of two arms, in norm
 
     def __post_init__(self) -> None:
-        vector, header = encode_broadcast(self.broadcast, self.settings.wire)
+        vector, header = encode_broadcast(self.broadcast)
         self.arrays = pack_vector(vector)
         self.config = ConfigRecord({"header": list(header)})
         self.contributions: dict[int, Contribution] = {}
@@ -173,11 +173,10 @@ class Exchange:
                 self.broadcast,
                 ridge=settings.personal_ridge,
                 longest=longest,
-                wire=settings.wire,
             )
         else:
             limited = settings.is_private and settings.privacy.unit == "person"
-            reasons = implausible(uploads, self.broadcast, longest, settings.wire, weighted=limited)
+            reasons = implausible(uploads, self.broadcast, longest, weighted=limited)
         refused = {node: reason for node, reason in zip(fresh, reasons, strict=True) if reason}
         self.refused |= refused
         return {node: each for node, each in fresh.items() if node not in refused}

@@ -90,8 +90,7 @@ class SimulatedNodes(Nodes):
         self._claims[node] = claim
         if exchange != number:
             raise UploadError(f"an answer to exchange {exchange} instead of {number}")
-        wire = self._settings.wire
-        upload = decode_upload(vector, header, outcomes, broadcast, self._form, wire=wire)
+        upload = decode_upload(vector, header, outcomes, broadcast, self._form)
         self._check_counts(node, upload, agents, broadcast)
         return Contribution(header.partition_id, upload, claim)
 

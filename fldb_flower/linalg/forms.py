@@ -73,10 +73,6 @@ class Form(ABC):
     def unpack(self, packed: FloatArray) -> FloatArray:
         """Undo :meth:`pack`."""
 
-    def cover(self, matrix: FloatArray, unit: float) -> FloatArray:
-        """Return a matrix at least as large as before rounding with relative error ``unit``."""
-        return matrix
-
     def rotated(self, matrix: FloatArray) -> FloatArray:
         """Return the same matrix in a representation that depends on the matrix only."""
         return matrix
@@ -121,13 +117,6 @@ class Full(Form):
 
     def unpack(self, packed: FloatArray) -> FloatArray:
         return unpack_symmetric(packed, self.dimension)
-
-    def cover(self, matrix: FloatArray, unit: float) -> FloatArray:
-        # The sum of a row's rounding errors, scaled to a diagonal of 1, is added to its diagonal
-        # entry. Errors and additions together are diagonally dominant.
-        units = units_of(matrix)
-        errors = unit * (np.abs(matrix) @ (1.0 / units))
-        return matrix + np.diag(units * errors)
 
     def solve(self, matrix: Array, vector: Array, ridge: float = 0.0) -> Array:
         if ridge:

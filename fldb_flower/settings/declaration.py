@@ -53,7 +53,6 @@ from fldb_flower.settings.needs import (
 )
 
 MATRIX_FORMS = ("full", "diagonal", "sketch")
-WIRES = ("float64", "float32")
 BACKENDS = ("numpy", "cpu", "cuda")
 SOLVERS = ("newton", "lbfgs", "gd")
 FIRST_ROUNDS = (AUTO, "minimise", "step")
@@ -282,11 +281,6 @@ class Settings(Checked):
         "matrix_form=sketch: m, the number of directions.",
         COUNT,
         needs=(_COMMON, only("matrix_form", "sketch")),
-    )
-    wire: str = setting(
-        "float64",
-        "Precision of numbers in messages: float32 halves the bytes (Flower).",
-        choices=WIRES,
     )
     robust: str = setting(
         "none",

@@ -417,7 +417,6 @@ def test_nothing_is_sent_that_the_budget_does_not_cover():
         ),
         ({**ONS, "robust": "trimmed"}, "robust=trimmed: a trimmed mean has no known"),
         ({**ONS, "matrix_form": "sketch", "sketch_rank": 1}, "matrix_form=sketch: noise is added"),
-        ({**ONS, "wire": "float32"}, "wire=float32: rounded sums"),
     ],
 )
 def test_what_has_no_noise_is_refused_with_the_reason(values, words):

@@ -288,7 +288,7 @@ def test_completed_settings_are_those_that_hydra_accepts():
 
     from simulations.completers import complete_setting
 
-    for prefix, name in (("solver=", "solver"), ("plot=", "plot"), ("wire=", "wire")):
+    for prefix, name in (("solver=", "solver"), ("plot=", "plot")):
         found = complete_setting(prefix, Namespace(overrides=[]))
         assert len(found) > 1
         store_settings()

@@ -250,12 +250,10 @@ def test_rounds_equal_a_central_computation(tmp_path):
     [
         {"matrix-form": "diagonal"},
         {"matrix-form": "sketch", "sketch-rank": 1},
-        {"wire": "float32"},
-        {"matrix-form": "sketch", "sketch-rank": 1, "wire": "float32"},
     ],
     ids=lambda changes: " ".join(map(str, changes.values())),
 )
-def test_matrix_forms_and_precisions_reduce_the_upload(tmp_path, changes):
+def test_matrix_forms_reduce_the_upload(tmp_path, changes):
     """W is compared with the duels in the stores; devices select with the A they received."""
     federation = Federation(tmp_path, **changes)
     for _ in range(4):
@@ -265,9 +263,7 @@ def test_matrix_forms_and_precisions_reduce_the_upload(tmp_path, changes):
     (x,) = [np.concatenate(list(federation.differences()))]
     exact = x.T @ x + np.eye(D) / 500
     got = server.strategy.algorithm.information
-    if "matrix-form" not in changes:
-        np.testing.assert_allclose(got, exact, rtol=1e-5)
-    elif changes["matrix-form"] == "diagonal":
+    if changes["matrix-form"] == "diagonal":
         np.testing.assert_allclose(got, np.diag(exact), rtol=1e-9)
     else:
         written_out = got[:-1].T @ got[:-1] + np.diag(got[-1])
