@@ -34,7 +34,6 @@ from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import unpack_symmetric
-from fldb_flower.settings import current_names
 
 
 class DuelStore(SumLog):
@@ -335,7 +334,7 @@ class DuelStore(SumLog):
             return None
         received, number, counted, duels, *vectors, parameters, packed = row
         theta, information = map(np.frombuffer, vectors)
-        chosen = current_names(json.loads(parameters))
+        chosen = json.loads(parameters)
         prior = None
         if packed is not None:
             *shift, variance, scale = np.frombuffer(packed).tolist()

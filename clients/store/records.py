@@ -10,7 +10,7 @@ from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import FldbError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
-from fldb_flower.settings import SELECTION_SETTINGS, Settings, current_names
+from fldb_flower.settings import SELECTION_SETTINGS, Settings
 
 
 class UnknownDuelError(FldbError):
@@ -153,8 +153,7 @@ class Synchronization:
 
 def selection_settings(parameters: Mapping[str, Any], dimension: int) -> Settings:
     """Return the settings with which a device selects, from those of a server's run."""
-    known = current_names(parameters)  # a newer server may have others
-    chosen = {name: known[name] for name in SELECTION_SETTINGS if name in known}
+    chosen = {name: parameters[name] for name in SELECTION_SETTINGS if name in parameters}
     if str(chosen.get("algorithm")) not in ALGORITHMS:  # only registered in the ClientApp's process
         chosen.pop("algorithm", None)
     return replace(Settings(), dimension=dimension, **chosen)

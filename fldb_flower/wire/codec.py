@@ -28,7 +28,7 @@ from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, Outcomes, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array, FloatArray
-from fldb_flower.linalg.forms import Form, form_of, pack_symmetric
+from fldb_flower.linalg.forms import Form, pack, pack_symmetric
 
 _COMMON, _PERSONAL = 1, 2  # kinds of estimates and statistics
 _PRIOR_NUMBERS, _SHARE_NUMBERS = 2, 2  # v and scale; squares and members
@@ -175,7 +175,7 @@ def encode_broadcast(broadcast: Broadcast) -> tuple[FloatArray, BroadcastHeader]
         parts += [estimate.shift, pack_symmetric(estimate.precision), numbers]
     elif estimate is not None:
         information = estimate.information
-        parts += [estimate.theta_sync, form_of(information).pack(information)]
+        parts += [estimate.theta_sync, pack(information)]
     return _vector(parts), _header(broadcast)
 
 
@@ -299,10 +299,9 @@ def encode_statistics(upload: Upload, broadcast: Broadcast) -> FloatArray:
         return _vector([change.shift, pack_symmetric(change.precision), change.losses, numbers])
     if broadcast.theta_hat is None:
         return _vector([])
-    form = form_of(upload.information)
-    parts = [upload.gradient, form.pack(upload.information)]
+    parts = [upload.gradient, pack(upload.information)]
     if upload.hessian is not None:
-        parts.append(form.pack(upload.hessian))
+        parts.append(pack(upload.hessian))
     if upload.loss is not None:
         parts.append(np.array([upload.loss]))
     return _vector(parts)

@@ -113,7 +113,6 @@ ALGORITHMS = {
     "ldb thompson": {"algorithm": "ldb", "selection": "thompson"},
     "different agents": {"environment__sigma": 0.7},
     "diagonal": {"algorithm": "fldb_ons", "matrix_form": "diagonal"},
-    "sketch": {"algorithm": "fldb_ons", "matrix_form": "sketch", "sketch_rank": 1},
 }  # fmt: skip
 
 
@@ -205,13 +204,9 @@ def test_settings_with_the_same_results_identify_the_same_run():
     ons, paper = own(algorithm="fldb_ons"), own(algorithm="fldb_ons", beta_scale=1)
     assert len({ons, paper, own(algorithm="fldb_ons", ons_width=2.0)}) == 3
     assert own(algorithm="fldb_ons", beta_scale=1, ons_width=2.0) == paper
-    # The identities of version 0.1.0 do not have it.
-    assert "first_round" not in ons
     assert own(algorithm="fldb_ons", first_round="auto") == ons
     step = own(algorithm="fldb_ons", first_round="step").splitlines()
     assert set(step) - set(ons.splitlines()) == {"first_round='step'"}
-    personal = own(algorithm="fldb_personal")
-    assert "secure" not in personal
 
 
 # --- the state of agents ---------------------------------------------------------------------
