@@ -22,7 +22,7 @@ from fldb_flower.bandit.learner_checks import (
 )
 from fldb_flower.bandit.newton import Prior, minimise
 from fldb_flower.bandit.preference import logistic, residuals
-from fldb_flower.bandit.selection import find_rule, norms, rewards
+from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
@@ -278,20 +278,16 @@ class DuelingBandit:
         width = checked_number("width", self.width)
         theta, whitener = self._estimate(features.shape[1])
         rule = find_rule(checked_selection(self.selection))
-        noise = None if rule.noise is None else rule.noise(self._streams(), 1, features.shape)[:, 0]
         try:
-            firsts, seconds = rule.select(features[None], theta, whitener, width, noise)
+            first, second = rule.pair(features, theta, whitener, width, self._streams())
         except FloatingPointError as error:
             raise ValueError(
                 f"arms up to {np.abs(features).max():g}, width={width:g}, ridge={self.ridge:g}:"
                 f" {error}; use numbers of about 1"
             ) from None
-        first, second = int(firsts[0]), int(seconds[0])
         if first == second:
-            bonus = norms((features - features[first])[None], whitener)
-            bounds = (rewards(features[None], theta) + width * bonus)[0]
-            bounds[first] = -np.inf
-            second = int(np.argmax(bounds))
+            others = np.arange(len(features)) != first
+            second = best_challenger(features, first, theta, whitener, width, allowed=others)
         return first, second
 
     def rank(self, arms: ArrayLike) -> IntArray:

@@ -25,8 +25,8 @@ from fldb_flower.bandit.prior import (
     mean_squared_length,
     scale_of,
 )
-from fldb_flower.bandit.selection import Selector
 from fldb_flower.bandit.selection.rules import Pair
+from fldb_flower.bandit.selection.selector import Selector
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
