@@ -97,8 +97,8 @@ class FederationError(FldbError):
     --------
     >>> from fldb_flower.federation.history import History
     >>> from fldb_flower.settings import Settings
-    >>> from strategies.simulated_nodes import SimulatedNodes
-    >>> SimulatedNodes(Settings(num_agents=2), History(5)).check_number(range(3))
+    >>> from strategies.simulated import SimulatedChannel
+    >>> SimulatedChannel(Settings(num_agents=2), History(5)).check_number(range(3))
     Traceback (most recent call last):
     fldb_flower.errors.FederationError: 3 nodes for num-agents=2: ...
     """

@@ -35,7 +35,7 @@ from fldb_flower.settings import Entry, Settings, from_nested, hydra_entries
 from fldb_flower.system import memory
 from fldb_flower.system.memory import size_text
 from simulations.engines import vectorized
-from simulations.measured import simulate
+from simulations.figures import simulate
 from simulations.run import run
 
 SMALL = {
