@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from fldb_flower.algorithms import base
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.preference import logistic
-from fldb_flower.bandit.selection import find_rule, norms
+from fldb_flower.bandit.selection import norms
+from fldb_flower.bandit.selection.selector import find_rule
 from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, SettingsError

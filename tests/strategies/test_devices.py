@@ -956,7 +956,7 @@ def test_without_a_written_checkpoint_no_answer_is_counted(tmp_path, monkeypatch
     def full(_path, _content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fldb_flower.runs.checkpoints.replace_file", full)
+    monkeypatch.setattr("fldb_flower.runs.directory.replace_file", full)
     with pytest.raises(OutputError, match="No space left on device"):
         server.serve(federation.grid)
     server.directory.close()
