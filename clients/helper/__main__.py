@@ -27,7 +27,7 @@ from clients.service.errors import add_handlers
 from clients.service.files import read_token
 from clients.service.guard import BINARY, Guard, binary_body
 from clients.service.logs import Limiter
-from fldb_flower.deployment.helper_keys import load_helper_key, public_hex
+from fldb_flower.deployment.keys import load_helper_key, public_hex
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.privacy.discrete import require_sampler
 from fldb_flower.secure.canonical import to_json
