@@ -5,17 +5,23 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from clients.knowledge import Knowledge
-from clients.results import Duel, Weights
-from clients.selection import PURPOSES
+from clients.selection import PURPOSES, PairSelector
 from clients.store import DuelStore, Forgotten, duel_key
-from clients.validation import check_answer, check_answers, check_arms, check_names, shortened
+from clients.validation import (
+    check_answer,
+    check_answers,
+    check_arms,
+    check_features,
+    check_names,
+    shortened,
+)
 from fldb_flower.bandit import preference
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
@@ -31,6 +37,74 @@ EXPIRE_AFTER = 7 * 24 * 3600.0
 
 MOST_SECONDS = 1e9
 """Largest ``expire_after``: about 31 years."""
+
+
+@dataclass(frozen=True)
+class Duel:
+    """Two arms to show.
+
+    The first arm is the favourite: show the two in random order, or a preference for a position is
+    learned as a preference for an arm.
+
+    Attributes
+    ----------
+    id : str
+        Argument of :meth:`~clients.preference_agent.PreferenceAgent.record`.
+    first, second : int
+        Indices of the arms among those proposed, from 0; they differ.
+    first_key, second_key : str or None
+        Their keys, if keys were given.
+    predicted : float or None
+        P(first preferred); None before the first answer and broadcast.
+    expires : float
+        In seconds since 1970.
+
+    Examples
+    --------
+    >>> from clients.preference_agent import PreferenceAgent
+    >>> with PreferenceAgent("duels.db") as agent:
+    ...     duel = agent.propose([[0.1, 0.9], [0.8, 0.2]], keys=["tea", "coffee"])
+    >>> sorted([duel.first_key, duel.second_key]), duel.predicted
+    (['coffee', 'tea'], None)
+    """
+
+    id: str
+    first: int
+    second: int
+    first_key: str | None
+    second_key: str | None
+    predicted: float | None
+    expires: float
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What was learned: the estimate of theta and its uncertainty.
+
+    Attributes
+    ----------
+    weights : list of float
+        theta, of d features.
+    deviations : list of float
+        A standard deviation of each weight.
+    names : list of str or None
+        Names of the features, if they have names.
+    own : bool
+        True: the person's own theta, which each answer changes at once. False: the server's.
+
+    Examples
+    --------
+    Nothing is known before the first duel:
+
+    >>> from clients.preference_agent import PreferenceAgent
+    >>> PreferenceAgent("duels.db").explain()
+    Weights(weights=[], deviations=[], names=None, own=True)
+    """
+
+    weights: list[float]
+    deviations: list[float]
+    names: list[str] | None
+    own: bool
 
 
 class PreferenceAgent:
@@ -98,7 +172,7 @@ class PreferenceAgent:
         self._expire_after = expire_after
         self._purpose = purpose
         self._skipped: Counter[bytes] = Counter()
-        self._knowledge: Knowledge | None = None
+        self._selector: PairSelector | None = None
 
     def close(self) -> None:
         """Close the store."""
@@ -222,7 +296,7 @@ class PreferenceAgent:
         UndoError, UnknownDuelError
             See :meth:`~clients.store.DuelStore.undo`.
         """
-        check_answer(duel_id, "tie")
+        check_answer(duel_id)
         return self.store.undo(duel_id, expire_after=self._expire_after)
 
     def skip(self, duel_id: str) -> None:
@@ -236,7 +310,7 @@ class PreferenceAgent:
         ConflictingAnswerError, UnknownDuelError
             The duel was answered, or is not open.
         """
-        check_answer(duel_id, "tie")
+        check_answer(duel_id)
         self._skipped[duel_key(self.store.skip(duel_id))] += 1
 
     def name_features(self, names: Sequence[str] | None) -> None:
@@ -280,7 +354,7 @@ class PreferenceAgent:
         return _best_first(rewards)[:most] if np.ptp(rewards) > 0 else []
 
     def _rewards(self, features: ArrayLike) -> FloatArray:
-        arms, _, _ = check_arms(features, None, None)
+        arms = check_features(features)
         rewards: FloatArray = arms @ self._current(arms.shape[1]).learner.theta
         return rewards
 
@@ -296,7 +370,7 @@ class PreferenceAgent:
             See :meth:`propose`.
         """
         pair: Any = [first, second]
-        arms, _, _ = check_arms(pair, None, None)
+        arms = check_features(pair)
         return _probability(self._current(arms.shape[1]).learner.logit(arms[0] - arms[1]))
 
     def explain(self) -> Weights:
@@ -351,19 +425,17 @@ class PreferenceAgent:
             **{name: None if last is None else getattr(last, name) for name in names},
         }
 
-    def _current(self, dimension: int) -> Knowledge:
+    def _current(self, dimension: int) -> PairSelector:
         expected = self.store.dimension
         if expected is not None and expected != dimension:
             raise DataError(f"features of {dimension} numbers each: this device's have {expected}")
-        current = self._knowledge
-        version = self.store.version()
+        current, version = self._selector, self.store.version()
         if current is not None and (current.version, current.dimension) == (version, dimension):
             current.update()
             return current
         with one_blas_thread():
-            current = self._knowledge = Knowledge(
-                self.store, dimension, self._purpose, self._skipped
-            )
+            current = PairSelector(self.store, dimension, self._purpose, self._skipped)
+        self._selector = current
         return current
 
 

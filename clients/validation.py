@@ -1,7 +1,7 @@
-"""Validation of what applications send, to :class:`PreferenceAgent` or to the service.
+"""What applications send, to :class:`PreferenceAgent` or to the service: one schema for both.
 
 Both report the first error with :func:`first_error`, so that an invalid value gives the same
-message in both. The ``check`` functions raise :class:`DataError`.
+message in both. The ``check`` functions are those of :class:`PreferenceAgent`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,8 +27,6 @@ from pydantic import (
 from fldb_flower.errors import DataError, one_line
 from fldb_flower.linalg.arrays import FloatArray, has_masked
 from fldb_flower.settings import MAX_DIMENSION
-
-_T = TypeVar("_T")
 
 LONGEST = 1e100
 """Largest absolute value of a feature, so that sums of squares are finite."""
@@ -168,21 +166,14 @@ class FeatureNames(Model):
     )
 
 
-_ARMS, _ANSWER = TypeAdapter(Arms), TypeAdapter(NamedAnswer)
-_NAMES = TypeAdapter(FeatureNames)
 _ANSWERS = TypeAdapter(list[NamedAnswer])
 _SIZES = {"missing", "too_short", "too_long", "string_too_long", "value_error"}
 
 
 def first_error(errors: Sequence[Any], value_name: str = "") -> str:
-    """Return pydantic's first error as one line that names the field and its value.
+    """Return the first of ``ValidationError.errors()`` as one line: the field, and its value.
 
-    Parameters
-    ----------
-    errors : sequence of dict
-        What ``ValidationError.errors()`` returns.
-    value_name : str
-        Name of the whole value, for errors that are in no single field.
+    ``value_name`` is the name of the whole value, for errors that are in no single field.
     """
     error = errors[0]
     place = ".".join(str(part) for part in error["loc"] if part not in {"body", "path", "query"})
@@ -205,6 +196,19 @@ def shortened(value: object) -> str:
         return f"a value of type {type(value).__name__}"
 
 
+@contextlib.contextmanager
+def _as_data_error() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise DataError(first_error(error.errors(include_url=False))) from None
+
+
+def check_features(features: ArrayLike) -> FloatArray:
+    """Return valid features, (K, d)."""
+    return check_arms(features, None, None)[0]
+
+
 def check_arms(
     features: ArrayLike, keys: object, contents: object
 ) -> tuple[FloatArray, list[str] | None, list[dict[str, Any]] | None]:
@@ -218,8 +222,10 @@ def check_arms(
             rows = [_plain(row, deep=True) for row in rows]
     else:
         rows = [[0.0]] * len(array)  # the number of arms; validating each number is slow
-    given = {"features": rows, "keys": _plain(keys), "contents": _plain(contents)}
-    arms = _validated(_ARMS, given)
+    with _as_data_error():
+        arms = Arms.model_validate(
+            {"features": rows, "keys": _plain(keys), "contents": _plain(contents)}
+        )
     if array is None:
         array = np.array(arms.features, dtype=np.float64)
     shown = arms.contents
@@ -227,9 +233,10 @@ def check_arms(
     return array, arms.keys, dumped
 
 
-def check_answer(duel_id: object, preferred: object) -> None:
+def check_answer(duel_id: object, preferred: object = "tie") -> None:
     """Check one :class:`NamedAnswer`."""
-    _validated(_ANSWER, {"id": duel_id, "preferred": preferred})
+    with _as_data_error():
+        NamedAnswer.model_validate({"id": duel_id, "preferred": preferred})
 
 
 def check_answers(answers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -238,22 +245,17 @@ def check_answers(answers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         given = [dict(zip(("id", "preferred"), each, strict=True)) for each in answers]
     except (TypeError, ValueError):
         raise DataError("answers must be pairs of a duel's id and a preference") from None
-    return [(answer.id, answer.preferred) for answer in _validated(_ANSWERS, given)]
+    with _as_data_error():
+        return [(answer.id, answer.preferred) for answer in _ANSWERS.validate_python(given)]
 
 
 def check_names(names: object, dimension: int | None) -> list[str] | None:
     """Return names of d features as a list; d is None if it is not yet known."""
-    checked = _validated(_NAMES, {"names": _plain(names)}).names
+    with _as_data_error():
+        checked = FeatureNames.model_validate({"names": _plain(names)}).names
     if checked is not None and dimension not in {None, len(checked)}:
         raise DataError(f"names: {len(checked)} names for {dimension} features: one for each")
     return checked
-
-
-def _validated(kind: TypeAdapter[_T], value: object) -> _T:
-    try:
-        return kind.validate_python(value)
-    except ValidationError as error:
-        raise DataError(first_error(error.errors(include_url=False))) from None
 
 
 def _valid_array(features: Any) -> FloatArray | None:

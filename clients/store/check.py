@@ -12,189 +12,136 @@ from typing import Any
 import numpy as np
 
 from clients.store.database import Database
-from clients.store.records import selection_settings
-from clients.store.schema import EXTRA, MAX_ANSWERS
+from clients.store.records import EXTRA, MAX_ANSWERS, selection_settings
 from fldb_flower.bandit.prior import VARIANCES
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import MAX_DIMENSION
 
 _LONGEST = 2e100  # of a difference of two features, which are at most 1e100
-_TIME = 1e15  # seconds
-_FLOAT = 8  # bytes
 
 
-class _Fault(Exception):  # noqa: N818 - never leaves this module
-    """What is wrong, without the name of the file."""
+def _is(kind: str, least: float, most: float) -> str:
+    return f"typeof({{0}}) = '{kind}' AND {{0}} BETWEEN {least!r} AND {most!r}"
+
+
+def _floats(count: int) -> str:
+    return f"typeof({{0}}) = 'blob' AND length({{0}}) = {8 * count}"
+
+
+def _json(condition: str) -> str:
+    return f"typeof({{0}}) = 'text' AND CASE WHEN json_valid({{0}}) THEN {condition} ELSE 0 END"
+
+
+_TEXT, _BLOB = "typeof({0}) = 'text'", "typeof({0}) = 'blob'"
+_COUNT, _NUMBER = _is("integer", 0, MAX_ANSWERS), _is("integer", 1, MAX_ANSWERS)
+_SECONDS = _is("real", -1e15, 1e15)
+_NULL = "{0} IS NULL OR "
+_NAMES = _json(
+    "json_type({0}) = 'array' AND NOT EXISTS"
+    " (SELECT 1 FROM json_each({0}) AS each WHERE each.type != 'text')"
+)
+_DEVICE = {
+    "id": f"{_TEXT} AND length({{0}}) = 32 AND {{0}} NOT GLOB '*[^0-9a-f]*'",
+    "dimension": _NULL + _is("integer", 1, MAX_DIMENSION),
+    "removals": _COUNT, "minimum": _NULL + _NUMBER, "features": _NULL + _NAMES,
+    "running": _SECONDS, "uptime": _NULL + _SECONDS,
+}  # fmt: skip
 
 
 def check(database: Database) -> None:
-    """Check all tables of a store.
-
-    Raises
-    ------
-    DataError
-        A value is not one that a store contains, or a table has a wrong number of rows.
-    """
-    try:
-        with database.snapshot():
-            _check_device(database)
-            d = database.row("SELECT dimension FROM device")[0] or 0
-            _check_tables(database, d)
-            _check_numbers(database, d)
-            _check_estimate(database, d)
-    except _Fault as damage:
-        raise DataError(f"{database.path} is damaged: {damage}") from None
+    """Raise DataError if a value is not one that a store contains, or rows are missing."""
+    with database.reading():
+        if fault := _fault(database):
+            raise DataError(f"{database.path} is damaged: {fault}")
 
 
-def _integer(least: int, most: int) -> tuple[str, str]:
-    condition = f"typeof({{0}}) = 'integer' AND {{0}} BETWEEN {least} AND {most}"
-    return condition, f"an integer from {least} to {most}"
-
-
-def _real(least: float, most: float) -> tuple[str, str]:
-    condition = f"typeof({{0}}) = 'real' AND {{0}} BETWEEN {least!r} AND {most!r}"
-    return condition, f"a number from {least:g} to {most:g}"
-
-
-def _floats(count: int) -> tuple[str, str]:
-    condition = f"typeof({{0}}) = 'blob' AND length({{0}}) = {_FLOAT * count}"
-    return condition, f"{count} numbers in {_FLOAT * count} bytes"
-
-
-def _or_null(kind: tuple[str, str]) -> tuple[str, str]:
-    return f"{{0}} IS NULL OR {kind[0]}", f"{kind[1]}, or NULL"
-
-
-_TEXT = "typeof({0}) = 'text'", "text"
-_BLOB = "typeof({0}) = 'blob'", "bytes"
-_COUNT, _BOOLEAN, _NUMBER = _integer(0, MAX_ANSWERS), _integer(0, 1), _integer(1, MAX_ANSWERS)
-_SECONDS = _real(-_TIME, _TIME)
-_DEVICE = {
-    "id": (
-        f"{_TEXT[0]} AND length({{0}}) = 32 AND {{0}} NOT GLOB '*[^0-9a-f]*'",
-        "32 hexadecimal digits",
-    ),
-    "dimension": _or_null(_integer(1, MAX_DIMENSION)),
-    "removals": _COUNT,
-    "minimum": _or_null(_NUMBER),
-    "features": _or_null(_TEXT),
-    "running": _SECONDS,
-    "uptime": _or_null(_SECONDS),
-}
-
-
-def _check_columns(database: Database, table: str, columns: dict[str, tuple[str, str]]) -> None:
-    valid = {column: f"({kind[0].format(column)})" for column, kind in columns.items()}
-    if not database.row(
-        f"SELECT 1 FROM {table} WHERE NOT ({' AND '.join(valid.values())}) LIMIT 1"
-    ):
-        return
-    for column, (_, expected) in columns.items():
-        query = f"SELECT typeof({column}), length({column}) FROM {table} WHERE NOT {valid[column]}"
-        if found := database.row(f"{query} LIMIT 1"):
-            raise _Fault(
-                f"{table}.{column} contains a value of type {found[0]} and length {found[1]}:"
-                f" must be {expected}"
-            )
-
-
-def _check_device(database: Database) -> None:
-    (rows,) = database.row("SELECT count(*) FROM device")
-    if rows != 1:
-        raise _Fault(f"the table device has {rows} rows: must have one")
-    _check_columns(database, "device", _DEVICE)
-    names = _from_json(database.row("SELECT features FROM device")[0], "device.features", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _Fault("device.features is not a list of texts")
-
-
-def _check_tables(database: Database, d: int) -> None:
-    duel = _floats(d + EXTRA)
+def _fault(database: Database) -> str | None:
+    """Return the first fault; the conditions of values are written in SQL."""
+    if database.row("SELECT count(*) FROM device") != (1,):
+        return "the table device has not one row"
+    if fault := _wrong_value(database, "device", _DEVICE):
+        return fault
+    d = database.row("SELECT dimension FROM device")[0] or 0
+    evidence, contents = _floats(d + EXTRA), _json("json_array_length({0}) = 2")
     share = _floats(d + d * (d + 1) // 2 + len(VARIANCES) + 1)
     tables = {
         "proposals": {
-            "id": _TEXT, "created": _SECONDS, "expires": _SECONDS, "evidence": duel,
-            "first_key": _or_null(_TEXT), "second_key": _or_null(_TEXT),
-            "contents": _or_null(_TEXT), "begun": _SECONDS,
+            "id": _TEXT, "created": _SECONDS, "expires": _SECONDS, "evidence": evidence,
+            "first_key": _NULL + _TEXT, "second_key": _NULL + _TEXT,
+            "contents": _NULL + contents, "begun": _SECONDS,
         },
         "answers": {
-            "sequence": _NUMBER, "id": _or_null(_TEXT), "answered": _SECONDS, "evidence": duel,
+            "sequence": _NUMBER, "id": _NULL + _TEXT, "answered": _SECONDS, "evidence": evidence,
         },
         "sqlite_sequence": {"seq": _COUNT},
-        "cuts": {"position": _NUMBER, "forgotten": _BOOLEAN},
+        "cuts": {"position": _NUMBER, "forgotten": _is("integer", 0, 1)},
         "questions": {"cut": _NUMBER, "point": _floats(4)},
         "synchronized": {
             "received": _SECONDS, "round": _COUNT, "counted": _COUNT, "duels": _COUNT,
-            "theta": _floats(d), "information": _BLOB, "parameters": _TEXT,
-            "prior": _or_null(_floats(d + 2)),
+            "theta": _floats(d), "information": _BLOB, "parameters": _json("1"),
+            "prior": _NULL + _floats(d + 2),
         },
-        "shares": {"cut": _NUMBER, "share": _or_null(share)},
+        "shares": {"cut": _NUMBER, "share": _NULL + share},
         "secure": {"name": _TEXT, "content": _BLOB},
     }  # fmt: skip
     for table, columns in tables.items():
-        _check_columns(database, table, columns)
+        if fault := _wrong_value(database, table, columns):
+            return fault
     query = "SELECT count(*), coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'answers'"
     rows, last = database.row(query)
     queries = "SELECT max(sequence) AS number FROM answers UNION ALL SELECT max(position) FROM cuts"
     (newest,) = database.row(f"SELECT coalesce(max(number), 0) FROM ({queries})")
     if rows > 1 or newest > last:
-        raise _Fault(f"sqlite_sequence.seq of the answers is {last}: must be {newest} or more")
+        return f"sqlite_sequence.seq of the answers is {last}: must be {newest} or more"
+    return _wrong_number(database, d) or _wrong_estimate(database, d)
 
 
-def _check_numbers(database: Database, d: int) -> None:
-    answers = _numbers(database, "SELECT evidence FROM answers", d + EXTRA)
-    proposals = _numbers(database, "SELECT evidence FROM proposals", d + EXTRA)
-    for table, duels in (("answers", answers), ("proposals", proposals)):
-        predicted = duels[:, -1]
-        if not (np.abs(duels[:, :-EXTRA]) <= _LONGEST).all():  # NaN too
-            raise _Fault(f"{table}.evidence contains a difference that is not a finite number")
+def _wrong_value(database: Database, table: str, columns: dict[str, str]) -> str | None:
+    valid = [f"({condition.format(column)})" for column, condition in columns.items()]
+    found = database.row(
+        f"SELECT {', '.join(valid)} FROM {table} WHERE NOT ({' AND '.join(valid)}) LIMIT 1"
+    )
+    if not found:
+        return None
+    wrong = found.index(0)
+    return f"{table}.{list(columns)[wrong]} must satisfy {valid[wrong]}"
+
+
+def _wrong_number(database: Database, d: int) -> str | None:
+    for table, valid in (("answers", (0.0, 0.5, 1.0)), ("proposals", None)):
+        numbers = _numbers(database, f"SELECT evidence FROM {table}").reshape(-1, d + EXTRA)
+        differences, preferred, predicted = numbers[:, :d], numbers[:, d], numbers[:, d + 1]
+        if not (np.abs(differences) <= _LONGEST).all():  # NaN too
+            return f"{table}.evidence contains a difference that is not a finite number"
         if not (np.isnan(predicted) | ((predicted >= 0.0) & (predicted <= 1.0))).all():
-            raise _Fault(f"{table}.evidence contains a prediction that is no probability")
-    preferred = answers[:, -EXTRA]
-    if not ((preferred == 0.0) | (preferred == 0.5) | (preferred == 1.0)).all():
-        raise _Fault("answers.evidence contains a preference that is not 0, 0.5 or 1")
-    query = "SELECT share FROM shares WHERE share IS NOT NULL"
-    shares = database.execute(query).fetchall()
-    if not all(np.isfinite(np.frombuffer(share)).all() for (share,) in shares):
-        raise _Fault("shares.share contains a number that is not finite")
-    rows = database.execute("SELECT contents FROM proposals WHERE contents IS NOT NULL")
-    for (contents,) in rows:
-        shown = _from_json(contents, "proposals.contents", [])
-        if not isinstance(shown, list) or len(shown) != 2:
-            raise _Fault("proposals.contents does not describe two arms")
+            return f"{table}.evidence contains a prediction that is no probability"
+        if valid and not np.isin(preferred, valid).all():
+            return f"{table}.evidence contains a preference that is not 0, 0.5 or 1"
+    if not np.isfinite(_numbers(database, "SELECT share FROM shares WHERE share NOTNULL")).all():
+        return "shares.share contains a number that is not finite"
+    return None
 
 
-def _numbers(database: Database, query: str, width: int) -> Any:
-    rows = database.execute(query).fetchall()
-    return np.frombuffer(b"".join(row[0] for row in rows)).reshape(-1, width)
+def _numbers(database: Database, query: str) -> Any:
+    return np.frombuffer(b"".join(row[0] for row in database.rows(query)))
 
 
-def _check_estimate(database: Database, d: int) -> None:
-    rows = database.execute("SELECT theta, information, parameters, prior FROM synchronized")
-    estimates = rows.fetchall()
+def _wrong_estimate(database: Database, d: int) -> str | None:
+    estimates = database.rows("SELECT theta, information, parameters, prior FROM synchronized")
     if len(estimates) > 1:
-        raise _Fault(f"the table synchronized has {len(estimates)} rows: must have at most one")
+        return f"the table synchronized has {len(estimates)} rows: must have at most one"
     for theta, information, parameters, prior in estimates:
-        chosen = _from_json(parameters, "synchronized.parameters", {})
+        chosen = json.loads(parameters)
         if not isinstance(chosen, dict):
-            raise _Fault("synchronized.parameters are not settings by name")
+            return "synchronized.parameters are not settings by name"
         try:
             form = make_form(selection_settings(chosen, d))
         except SettingsError as reason:
-            raise _Fault(f"synchronized.parameters: {reason}") from None
+            return f"synchronized.parameters: {reason}"
         size = d * (d + 1) // 2 if prior is not None else form.size
-        if len(information) != _FLOAT * size:
-            raise _Fault(
-                f"synchronized.information has {len(information)} bytes: must be {size} numbers in"
-                f" {_FLOAT * size} bytes"
-            )
+        if len(information) != 8 * size:
+            return f"synchronized.information must have {size} numbers in {8 * size} bytes"
         if not np.isfinite(np.frombuffer(theta + information + (prior or b""))).all():
-            raise _Fault("the table synchronized contains a number that is not finite")
-
-
-def _from_json(text: str | None, name: str, default: Any) -> Any:
-    try:
-        return default if text is None else json.loads(text)
-    except (ValueError, RecursionError):
-        raise _Fault(f"{name} is not JSON") from None
+            return "the table synchronized contains a number that is not finite"
+    return None

@@ -20,7 +20,8 @@ from fldb_flower.bandit.learner_checks import (
 )
 from fldb_flower.bandit.one_fit import fit_one
 from fldb_flower.bandit.preference import logistic
-from fldb_flower.bandit.selection import find_rule, norms, rewards
+from fldb_flower.bandit.selection import find_rule
+from fldb_flower.bandit.selection.scores import challenger
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 
@@ -263,10 +264,8 @@ class DuelingBandit(Estimator):
             ) from None
         first, second = int(firsts[0]), int(seconds[0])
         if first == second:
-            bonus = norms((features - features[first])[None], whitener)
-            bounds = (rewards(features[None], theta) + width * bonus)[0]
-            bounds[first] = -np.inf
-            second = int(np.argmax(bounds))
+            others = np.arange(len(features)) != first
+            second = challenger(features, first, others, theta, whitener, width=width)
         return first, second
 
     def rank(self, arms: ArrayLike) -> IntArray:
