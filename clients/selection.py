@@ -15,7 +15,7 @@ from fldb_flower.bandit.selection import find_rule, norms
 from fldb_flower.bandit.selection.scores import challenger, tie_breaks, tie_step
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.whiteners import whitened
+from fldb_flower.linalg.linear import whitened
 from fldb_flower.system.process import one_blas_thread
 
 PURPOSES = ("suggest", "rank")

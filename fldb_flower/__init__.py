@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import importlib
 
-from fldb_flower import former_modules
-
 TYPE_CHECKING = False  # commands install signal handlers before slow imports such as typing
 if TYPE_CHECKING:
     from typing import Any
@@ -55,6 +53,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-former_modules.install()

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
-REMOVAL = "0.3"
-"""The version in which the names that version 0.2 replaced are removed."""
-
 
 def one_line(text: object) -> str:
     """Return text with unprintable characters escaped, so that it is safe on a terminal line."""
@@ -20,12 +15,6 @@ def shown(value: object) -> str:
     except Exception:  # repr fails, for example of an integer of 5,000 digits
         return f"<{type(value).__name__}>"
     return text if len(text) <= 100 else f"{text[:97]}..."
-
-
-def warn_renamed(former: str, current: str) -> None:
-    """Warn that a name has a successor, and until when it is valid."""
-    message = f"{former} is now called {current}; the former name is removed in version {REMOVAL}"
-    warnings.warn(message, FutureWarning, stacklevel=3)
 
 
 class FldbError(Exception):

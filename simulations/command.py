@@ -5,7 +5,6 @@ Each command is the module of the same `python -m MODULE`. Only that module is i
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import NamedTuple
 
@@ -46,9 +45,6 @@ GROUPS: dict[str, dict[str, Command]] = {
             extra=("service", "fastapi", "uvicorn", "fastapi_offline"),
         ),
     },
-    "shell": {
-        "completion": Command("simulations.completion", "set up completion in bash, zsh or fish"),
-    },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
@@ -78,8 +74,6 @@ def main() -> None:
     """Run the command that the first argument names; exit status 1 if it does not exist."""
     start.begin()
     _, *words = sys.argv
-    if "_ARGCOMPLETE" in os.environ:
-        words = _words_to_complete()
     if not words or words[0] not in COMMANDS:
         _answer(words)
         return
@@ -116,22 +110,6 @@ def _answer(words: list[str]) -> None:
         sys.exit(f"error: {one_line(words[0])}: there is no such command{hint}")
     asked = parser.parse_args(words)
     print(f"fldb-flower {installed_version()}" if asked.version else help_text())
-
-
-def _words_to_complete() -> list[str]:
-    """Return the complete words before the one that the shell completes.
-
-    The arguments of a command start one word later than those of ``fldb``.
-    """
-    from argcomplete.lexers import split_line  # noqa: PLC0415 - the completion extra
-
-    before = int(os.environ["_ARGCOMPLETE"])
-    line, point = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
-    words: list[str] = split_line(line, point)[3][before:]
-    if words and words[0] in COMMANDS:
-        os.environ["_ARGCOMPLETE"] = str(before + 1)
-        return words
-    return []
 
 
 if __name__ == "__main__":

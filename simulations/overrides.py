@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import conf
 from fldb_flower.errors import SettingsError, extra_missing, one_line
-from fldb_flower.settings import current_name, defaults_nested, hydra_entries, suggestion
+from fldb_flower.settings import defaults_nested, hydra_entries, suggestion
 
 CONF = Path(conf.__path__[0])
 _HERE = "(from the command line)"
@@ -125,17 +125,6 @@ def check_overrides(
             _check(override, groups, choices)
 
 
-def with_current_name(text: str) -> str:
-    """Return an override with the current name of its setting; warn of a former name."""
-    name, equals, value = text.partition("=")
-    plain = name.lstrip("+")
-    if not plain:
-        raise SettingsError(f"{_named(text)}: the name of the setting is missing")
-    return (
-        f"{name[: len(name) - len(plain)]}{current_name(plain, 'the command line')}{equals}{value}"
-    )
-
-
 def require_settings(words: Sequence[str]) -> None:
     """Refuse arguments that are neither options nor overrides, except deletions (``~NAME``).
 
@@ -234,6 +223,10 @@ def _check_experiments(names: Sequence[Any]) -> None:
 
 def _check(override: Override, groups: Sequence[str], choices: Choices) -> None:
     key = override.key_or_group
+    if not key:
+        raise SettingsError(
+            f"{_named(str(override.input_line))}: the name of the setting is missing"
+        )
     swept = override.is_sweep_override()
     # Values of settings are checked with the jobs; there may be too many to list here.
     limit = 1 if key in _ENTRIES and key not in groups else None

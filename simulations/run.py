@@ -42,7 +42,7 @@ from fldb_flower.runs.results import (
     stop_requested,
 )
 from fldb_flower.settings import Settings
-from fldb_flower.system.commands import COMPLETING, Parser
+from fldb_flower.system.commands import Parser
 from fldb_flower.system.files import reason_of
 from fldb_flower.system.signals import (
     Interrupted,
@@ -52,14 +52,11 @@ from fldb_flower.system.signals import (
     watching_signals,
 )
 from fldb_flower.system.startup import INTERRUPTED, SIGNALLED, leave, say_interrupted
-from simulations.completers import complete_settings
-from simulations.completion import shell_code
 from simulations.overrides import (
     CONF,
     check_overrides,
     require_settings,
     undecodable,
-    with_current_name,
 )
 from simulations.settings_help import help_text
 from simulations.sweeps.callbacks import jobs_without_result
@@ -263,8 +260,6 @@ def _arguments() -> tuple[Namespace, list[str]]:
         parser.add_argument(f"--{name}", *short)
     for name, short in FLAGS.items():
         parser.add_argument(f"--{name}", *short, action="store_true")
-    if COMPLETING in os.environ:
-        complete_settings(parser)
     return parser.parse_known_args()
 
 
@@ -295,11 +290,8 @@ def _searched(rest: Sequence[str]) -> list[str]:
 def _main(asked: Namespace, rest: Sequence[str]) -> None:
     _check_options(asked)
     given = [arg for arg in rest if "=" in arg and not arg.startswith("-")]
-    if asked.shell_completion and given == ["install=bash"]:
-        print(shell_code("bash"))
-        return
     require_settings([arg for arg in rest if arg not in given])
-    overrides = [with_current_name(arg) for arg in given]
+    overrides = given
     check_overrides(overrides, config_dir=asked.config_dir, sweep=asked.multirun)
     is_plain = len(overrides) == len(sys.argv) - 1 and all(
         text.startswith("hydra.run.dir=") or "hydra" not in text.partition("=")[0]

@@ -23,7 +23,7 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.results import CONFIG, PARTICIPATION, PREDICTION, REGRET, identity
-from fldb_flower.settings import current_names, from_nested, unused
+from fldb_flower.settings import from_nested, unused
 from fldb_flower.system.files import read_file
 from fldb_flower.system.progress import progress
 
@@ -231,7 +231,7 @@ def _settings(path: Path) -> dict[str, Any]:
         raise DataError(f"{path.name} is not valid YAML") from None
     if not isinstance(values, dict):
         raise DataError(f"{path.name} holds no settings")
-    settings = current_names(dict(_flatten(values, path.name)))
+    settings = dict(_flatten(values, path.name))
     if not isinstance(settings.get("horizon"), int):
         raise DataError(f"{path.name} has no integer as horizon")
     return settings

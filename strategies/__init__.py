@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from fldb_flower.errors import warn_renamed
 from fldb_flower.federation.history import Counts
 from fldb_flower.settings import Settings
 from strategies.dueling import DuelingStrategy
@@ -101,21 +98,6 @@ def make_strategy(
     'fldb_ons'
     """
     return DuelingStrategy(settings, history, nodes or SimulatedNodes(settings, history))
-
-
-_FORMER = {
-    "FLDBOGD": FLDBOGDStrategy,
-    "FLDBGD": FLDBGDStrategy,
-    "FLDBONS": FLDBONSStrategy,
-    "Alone": DuelingStrategy,
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _FORMER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn_renamed(f"strategies.{name}", f"strategies.{_FORMER[name].__name__}")
-    return _FORMER[name]
 
 
 __all__ = [

@@ -12,7 +12,7 @@ from fldb_flower.errors import FldbError
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.runs.directory import MODEL, SUMMARY, ResultsDirectory
-from fldb_flower.settings import Settings, flower_entries, is_in_identity, to_flat
+from fldb_flower.settings import Settings, flower_entries, to_flat
 from strategies.device_tally import Devices, Tally
 from strategies.grid_federation import GridFederation
 
@@ -122,9 +122,9 @@ class DeviceDirectory(ResultsDirectory):
         lines = [
             f"{entry.kebab}={flat[entry.kebab]!r}\n"
             for entry in flower_entries()
-            if entry.kebab not in free and is_in_identity(entry, flat[entry.kebab])
+            if entry.kebab not in free
         ]
-        super().__init__(path, "".join(lines), user="server", dropped=free)
+        super().__init__(path, "".join(lines), user="server")
         self._sizes = {ROUNDS: 0, UPLOADS: 0}  # bytes, at the last checkpoint
         try:
             self.write_json(CONFIG, flat)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from fldb_flower.errors import CheckpointError, OutputError
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
-from fldb_flower.settings import current_identity
 from fldb_flower.system.files import replace_file
 
 _MAGIC = b"FLDBcp01"
@@ -54,11 +53,8 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         raise OutputError(f"cannot write the checkpoint {path}: {error.strerror}") from None
 
 
-def load_checkpoint(path: Path, identity: str, dropped: Collection[str] = ()) -> Checkpoint | None:
+def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
     """Read a checkpoint; return None if the file does not exist.
-
-    ``dropped`` has the names of settings that only checkpoints of earlier versions identify a run
-    by.
 
     Raises
     ------
@@ -85,13 +81,12 @@ def load_checkpoint(path: Path, identity: str, dropped: Collection[str] = ()) ->
     try:
         arrays = unpack_arrays(body)
         meta = json.loads(arrays.pop(_META).tobytes())
-        theirs, numbers = current_identity(meta["identity"], dropped), meta["numbers"]
-        ours = current_identity(identity, dropped)
+        theirs, numbers = meta["identity"], meta["numbers"]
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{path}: {_UNKNOWN}") from None
-    if theirs != ours:
+    if theirs != identity:
         raise CheckpointError(
-            f"{path} belongs to another run ({_difference(theirs, ours)}): use another"
+            f"{path} belongs to another run ({_difference(theirs, identity)}): use another"
             " directory or the same settings"
         )
     return Checkpoint(identity, numbers, arrays)

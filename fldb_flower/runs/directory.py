@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,7 @@ class ResultsDirectory:
 
     It is created if missing. A checkpoint with another ``identity``, the settings that determine
     the results, is refused. ``user`` is what uses the directory, for the error if it is locked:
-    ``"run"`` or ``"server"``. ``dropped`` has the names of settings that were part of the identity
-    in earlier versions.
+    ``"run"`` or ``"server"``.
 
     Raises
     ------
@@ -40,12 +39,9 @@ class ResultsDirectory:
         The directory cannot be created, or another process uses it.
     """
 
-    def __init__(
-        self, path: Path, identity: str, *, user: str, dropped: Collection[str] = ()
-    ) -> None:
+    def __init__(self, path: Path, identity: str, *, user: str) -> None:
         self.path = path.expanduser()
         self._identity = identity
-        self._dropped = dropped
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             try:
@@ -62,7 +58,7 @@ class ResultsDirectory:
 
     def load(self) -> Checkpoint | None:
         """Return the checkpoint, or None if there is none; see :func:`load_checkpoint`."""
-        return load_checkpoint(self.path / CHECKPOINT, self._identity, self._dropped)
+        return load_checkpoint(self.path / CHECKPOINT, self._identity)
 
     def save(self, numbers: dict[str, Any], arrays: Mapping[str, Array]) -> None:
         """Replace the checkpoint; see :func:`save_checkpoint`."""

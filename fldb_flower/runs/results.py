@@ -31,11 +31,9 @@ from fldb_flower.runs.plots import plot_regret
 from fldb_flower.settings import (
     AUTO,
     Settings,
-    current_names,
     default_of,
     from_nested,
     hydra_entries,
-    is_in_identity,
     to_dotted,
     to_nested,
     unused,
@@ -76,8 +74,7 @@ class RunDirectory(ResultsDirectory):
 
     def __init__(self, path: Path, settings: Settings) -> None:
         # Earlier versions stored settings without effect as they were given.
-        dropped = unused(to_dotted(settings))
-        super().__init__(path, identity(settings), user="run", dropped=dropped)
+        super().__init__(path, identity(settings), user="run")
         self.saved: Checkpoint | None = None
         self._settings = settings
         try:
@@ -255,7 +252,7 @@ def _saved_identity(config: Path) -> str:
         values = yaml.safe_load(read_file(config, _MOST_BYTES))
         if not isinstance(values, dict):
             return ""
-        return identity(from_nested(current_names(values), str(config)))
+        return identity(from_nested(values, str(config)))
     except OSError as error:
         raise OutputError(f"cannot read {config}: {error.strerror}") from None
     except (FldbError, ValueError, yaml.YAMLError):
@@ -274,7 +271,7 @@ def identity(settings: Settings) -> str:
     lines = [
         f"{entry.dotted}={values[entry.dotted]!r}\n"
         for entry in hydra_entries()
-        if entry.dotted not in ignored and is_in_identity(entry, values[entry.dotted])
+        if entry.dotted not in ignored
     ]
     return f"run, format {_FORMAT}\n" + "".join(lines)
 

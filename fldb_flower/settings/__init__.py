@@ -23,9 +23,6 @@ from fldb_flower.settings.groups import (
 )
 from fldb_flower.settings.spellings import (
     check_value,
-    current_identity,
-    current_name,
-    current_names,
     default_of,
     defaults_nested,
     entries,
@@ -34,7 +31,6 @@ from fldb_flower.settings.spellings import (
     from_keywords,
     from_nested,
     hydra_entries,
-    is_in_identity,
     keyword_entry,
     to_dotted,
     to_flat,
@@ -47,8 +43,8 @@ __all__ = [
     "AUTO", "EMBEDDING_DIMENSIONS", "ENVIRONMENT_OF", "MAX_DIMENSION", "MOVIELENS_DIMENSIONS",
     "MOVIELENS_ITEMS", "NONE", "RAY", "SELECTION_SETTINGS", "WIRES", "DevicesSettings",
     "EngineSettings", "Entry", "EnvironmentSettings", "PrivacySettings", "ScheduleSettings",
-    "Settings", "check_value", "current_identity", "current_name", "current_names",
+    "Settings", "check_value",
     "default_of", "defaults_nested", "entries", "flower_entries", "from_flat", "from_keywords",
-    "from_nested", "hydra_entries", "is_in_identity", "keyword_entry", "suggestion",
+    "from_nested", "hydra_entries", "keyword_entry", "suggestion",
     "takes_one_exchange", "to_dotted", "to_flat", "to_nested", "unused", "without_effect",
 ]  # fmt: skip

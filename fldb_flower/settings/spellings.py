@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from os import PathLike, fspath
 from typing import Any, Literal, NoReturn
 
-from fldb_flower.errors import SettingsError, one_line, warn_renamed
+from fldb_flower.errors import SettingsError, one_line
 from fldb_flower.settings.declaration import Settings
 from fldb_flower.settings.entries import (
     ORIGIN,
@@ -19,7 +18,6 @@ from fldb_flower.settings.entries import (
     suggestion,
 )
 
-FORMER_NAMES = {"information": "matrix_form", "device": "backend"}
 _FLOWER_ONLY = ("output_dir", "mode", "devices")
 _HYDRA_ONLY = ("engine", "dropout")
 
@@ -34,14 +32,6 @@ def entries() -> tuple[Entry, ...]:
         for name in Settings.__dataclass_fields__
         for entry in (entries_of(groups[name]) if name in groups else (own[name],))
     )
-
-
-_ADDED = (  # after version 0.1.0: identities of its checkpoints do not have them
-    "environment.play", "environment.max_people", "environment.min_answers", "environment.users",
-    "ons_width", "personal_ridge", "personal_width", "personal_variance", "first_round",
-    "secure", "privacy.epsilon", "privacy.delta", "privacy.unit", "privacy.clip",
-    "privacy.min_variance", "privacy.parties", "refit_ratio", "devices.federation",
-)  # fmt: skip
 
 
 def flower_entries() -> Iterator[Entry]:
@@ -125,14 +115,9 @@ def keyword_entry(key: str, source: str) -> Entry:
     SettingsError
         There is no such setting.
     """
-    key, known = current_name(key, source), _spelled("keyword")
+    known = _spelled("keyword")
     entry = known.get(key) or _spelled("dotted").get(key)
     return entry or _unknown(key, source, known)
-
-
-def is_in_identity(entry: Entry, value: Any) -> bool:
-    """Return whether a value distinguishes runs: of new settings, not the default."""
-    return entry.dotted not in _ADDED or value != entry.default
 
 
 def default_of(name: str) -> Any:
@@ -235,54 +220,6 @@ def _nested(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
     return nested
 
 
-def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return saved settings with former names, in snake_case, replaced by current ones."""
-    return {FORMER_NAMES.get(name, name): value for name, value in values.items()}
-
-
-def current_identity(identity: str, dropped: Collection[str] = ()) -> str:
-    """Return a saved run identity, ``name=value`` lines, with former names replaced.
-
-    The names keep the spelling of the identity, snake_case or kebab-case. ``dropped`` has the
-    names of settings that are no longer part of an identity.
-    """
-    is_kebab = "\nkappa-mu=" in identity
-    for old, new in FORMER_NAMES.items():
-        name = new.replace("_", "-") if is_kebab else new
-        identity = re.sub(rf"^{old}=", f"{name}=", identity, flags=re.MULTILINE)
-    lines = identity.splitlines(keepends=True)
-    return "".join(line for line in lines if line.partition("=")[0] not in dropped)
-
-
-def current_name(key: str, source: str) -> str:
-    """Return the current name of a setting, in snake_case; warn if ``key`` is its former name."""
-    if key not in FORMER_NAMES:
-        return key
-    name = FORMER_NAMES[key]
-    kebab = f" ({name.replace('_', '-')} with Flower)" if "_" in name else ""
-    warn_renamed(f"the setting {key} (from {source})", f"{name}{kebab}")
-    return name
-
-
-def _with_current_names(
-    values: Mapping[str, Any], known: Mapping[str, Entry], source: str
-) -> dict[str, Any]:
-    """Return settings with former names replaced; warn for each.
-
-    The current name may be there with its default, which configurations contain.
-    """
-    current = {key: value for key, value in values.items() if key not in FORMER_NAMES}
-    names = {entry.dotted: key for key, entry in known.items()}
-    for key in values.keys() - current.keys():
-        name = names[current_name(key, source)]
-        if current.get(name, known[name].default) != known[name].default:
-            raise SettingsError(
-                f"{key} and {name} (from {source}): two names of one setting; give only {name}"
-            )
-        current[name] = values[key]
-    return current
-
-
 @functools.cache
 def _dotted() -> dict[str, Entry]:
     return {entry.dotted: entry for entry in entries()}
@@ -317,7 +254,7 @@ def _build(
     """Build settings; ``shown`` is the spelling of names in error messages."""
     known = _spelled(spelling)
     given: dict[str, dict[str, Any]] = {}
-    for key, value in _with_current_names(values, known, source).items():
+    for key, value in values.items():
         entry = known.get(key) or _unknown(key, source, known)
         group = entry.path[0] if len(entry.path) > 1 else ""
         given.setdefault(group, {})[entry.field] = value

@@ -5,22 +5,15 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from fldb_flower.system.startup import discard_output
 
 _N = TypeVar("_N", int, float)
-
-COMPLETING = "_ARGCOMPLETE"
-"""argcomplete sets this environment variable if the shell requests completions.
-
-Its value is one more than the number of words of the command line before the arguments.
-"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,13 +29,6 @@ class Parser(argparse.ArgumentParser):
             text = re.sub(r"\A`python -m [^`]*`: (.)", lambda match: match[1].upper(), text)
             options["description"] = text.replace("``", "")
         super().__init__(**options)
-
-    def parse_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None
-    ) -> argparse.Namespace:
-        """Parse arguments, or print completions of them if the shell requests that."""
-        complete(self)
-        return super().parse_args(args)
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 1."""
@@ -66,14 +52,6 @@ def installed_version() -> str:
         return version("fldb-flower")
     except PackageNotFoundError:
         return "(not installed)"
-
-
-def complete(parser: argparse.ArgumentParser) -> None:
-    """Print completions and exit if the shell requests them, else do nothing."""
-    if COMPLETING in os.environ:
-        import argcomplete  # noqa: PLC0415 - the completion extra
-
-        argcomplete.autocomplete(parser)
 
 
 class OutputHandler(logging.StreamHandler):  # type: ignore[type-arg]

@@ -17,7 +17,7 @@ import pandas as pd
 from fldb_flower.errors import DataError
 
 ROOT = Path(__file__).parent.parent.parent
-EXTRAS = ("completion", "service", "report", "joblib", "slurm")
+EXTRAS = ("service", "report", "joblib", "slurm")
 """Extras to measure; PyTorch and the language model take gigabytes, and are left out."""
 CORE, DEVICE = "all dependencies", "a device"
 _Sizes = dict[str, int]  # bytes by name of the package

@@ -39,7 +39,7 @@ from simulations.measured import simulate
 from simulations.run import run
 
 SMALL = {
-    "num_agents": 3, "horizon": 6, "num_arms": 3, "dimension": 4, "tau": 2, "sketch_rank": 2,
+    "num_agents": 3, "horizon": 6, "num_arms": 3, "dimension": 4, "tau": 2,
     "gd_steps": 4, "checkpoint_seconds": 1e9, "node_wait": 0.01,
     "plot": False,
 }  # fmt: skip

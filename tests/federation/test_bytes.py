@@ -42,10 +42,8 @@ def in_process(chosen):
 GRID = [
     {"algorithm": "fldb_ogd"},
     {"algorithm": "fldb_ogd", "schedule__name": "geometric", "matrix_form": "diagonal"},
-    {"algorithm": "fldb_ogd", "matrix_form": "sketch", "sketch_rank": 2},
     {"algorithm": "fldb_ons", "schedule__name": "geometric"},
     {"algorithm": "fldb_ons", "matrix_form": "diagonal"},
-    {"algorithm": "fldb_ons", "matrix_form": "sketch", "sketch_rank": 2, "tau": 1},
     {"algorithm": "fldb_gd"},
     {"algorithm": "fldb_gd", "solver": "gd", "gd_steps": 3, "schedule__name": "geometric"},
     {"algorithm": "ldb"},

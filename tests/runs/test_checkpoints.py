@@ -67,14 +67,6 @@ def test_any_arrays_are_read_back(tmp_path, arrays):
         np.testing.assert_array_equal(got[name], array, strict=True)
 
 
-def test_settings_without_effect_may_differ(tmp_path):
-    """Identities of earlier versions have them as they were given."""
-    assert load_checkpoint(saved(tmp_path), "a=1\nb=5\n", dropped=["b"]).numbers == SAVED.numbers
-    assert load_checkpoint(saved(tmp_path), "a=1\n", dropped=["b"]).numbers == SAVED.numbers
-    with pytest.raises(CheckpointError, match="'a=1' there, 'a=2' here"):
-        load_checkpoint(saved(tmp_path), "a=2\nb=2\n", dropped=["b"])
-
-
 def test_no_checkpoint_is_none(tmp_path):
     assert load_checkpoint(tmp_path / "checkpoint.bin", HERE) is None
 

@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -114,7 +113,6 @@ ALGORITHMS = {
     "ldb thompson": {"algorithm": "ldb", "selection": "thompson"},
     "different agents": {"environment__sigma": 0.7},
     "diagonal": {"algorithm": "fldb_ons", "matrix_form": "diagonal"},
-    "sketch": {"algorithm": "fldb_ons", "matrix_form": "sketch", "sketch_rank": 1},
 }  # fmt: skip
 
 
@@ -194,31 +192,6 @@ def test_movielens_resumes_too(tmp_path, ratings):
     assert results(tmp_path / "cut") == results(tmp_path / "whole")
 
 
-FORMER = Path(__file__).parents[1] / "data" / "interrupted"
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"algorithm": "fldb_gd"},
-        {"algorithm": "fldb_ons", "beta_scale": 1, "matrix_form": "diagonal",
-         "selection": "thompson",
-         "environment__sigma": 0.3},
-    ],
-    ids=lambda values: values["algorithm"],
-)  # fmt: skip
-def test_a_checkpoint_of_an_earlier_version_resumes_to_the_same_bytes(tmp_path, values):
-    """Version 0.1.0 wrote the checkpoint in the middle of a run, and the complete regret.csv."""
-    there = FORMER / values["algorithm"]
-    for name in ("config.yaml", "checkpoint.bin"):
-        shutil.copy(there / name, tmp_path)
-    run(from_nested(nested(num_agents=5, horizon=40, num_arms=4, dimension=3, tau=3,
-                           resume=True, **values), "a test"), tmp_path)  # fmt: skip
-    assert (tmp_path / "regret.csv").read_bytes() == (there / "regret.csv").read_bytes()
-    # Predictions are those after the checkpoint: 0.1.0 recorded none.
-    assert 0 < json.loads((tmp_path / "summary.json").read_text())["log_loss"] < 2
-
-
 def test_settings_with_the_same_results_identify_the_same_run():
     def own(**values):
         return identity(settings(**values))
@@ -231,13 +204,9 @@ def test_settings_with_the_same_results_identify_the_same_run():
     ons, paper = own(algorithm="fldb_ons"), own(algorithm="fldb_ons", beta_scale=1)
     assert len({ons, paper, own(algorithm="fldb_ons", ons_width=2.0)}) == 3
     assert own(algorithm="fldb_ons", beta_scale=1, ons_width=2.0) == paper
-    # The identities of version 0.1.0 do not have it.
-    assert "first_round" not in ons
     assert own(algorithm="fldb_ons", first_round="auto") == ons
     step = own(algorithm="fldb_ons", first_round="step").splitlines()
     assert set(step) - set(ons.splitlines()) == {"first_round='step'"}
-    personal = own(algorithm="fldb_personal")
-    assert "secure" not in personal
 
 
 # --- the state of agents ---------------------------------------------------------------------

@@ -22,7 +22,7 @@ from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
-from fldb_flower.linalg.forms import Full
+from fldb_flower.linalg.forms import Form
 from fldb_flower.settings import from_flat, from_nested
 from fldb_flower.wire.codec import UploadError, decode_statistics
 from fldb_flower.wire.records import pack_vector, unpack_vector
@@ -56,7 +56,7 @@ class QueriedDevice:
         vector, config = device_request(broadcast, device, counted=counted, upto=upto)
         (answer,), duels, _ = self.agent.fit([vector], config)
         self.exchanges += 1
-        return decode_statistics(answer, duels, broadcast, Full(self.dimension))
+        return decode_statistics(answer, duels, broadcast, Form(self.dimension))
 
 
 def some_duels(n, d, seed=0):

@@ -22,7 +22,6 @@ from fldb_flower.settings import (
     PrivacySettings,
     ScheduleSettings,
     Settings,
-    current_identity,
     defaults_nested,
     entries,
     flower_entries,
@@ -195,7 +194,6 @@ MEANINGFUL = {
     "beta_scale": ([-1e-9], [0, 3]),
     "ons_width": ([-1e-9], [0, 3]),
     "alpha": ([0, -5], [1e-3]),
-    "sketch_rank": ([0, -1], [1, 16]),
     "node_wait": ([0, -1], [0.05]),
 }
 
@@ -211,7 +209,7 @@ def test_meaningful_numbers_are_accepted_and_others_refused(name):
             assert f"={shown!r} (from" in str(error.value)
     for value in MEANINGFUL[name][1]:
         assert check(entry, value) == value
-        if name not in {"dropout", "sketch_rank"}:  # which require other settings
+        if name != "dropout":  # which requires another setting
             assert entry.value(in_python(name, value)) == value
 
 
@@ -328,20 +326,6 @@ def test_unknown_settings_are_refused_with_a_suggestion(build, values, words):
         build(values, "x")
     assert words in str(error.value)
     assert "from x" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("kappa_mu", "matrix_form"), [("kappa_mu", "matrix_form"), ("kappa-mu", "matrix-form")]
-)
-def test_a_saved_identity_with_former_names_is_translated(kappa_mu, matrix_form):
-    saved = f"run, format 1\ndevice='numpy'\n{kappa_mu}=1.0\ninformation='full'\nx='device=1'\n"
-    expected = (
-        f"run, format 1\nbackend='numpy'\n{kappa_mu}=1.0\n{matrix_form}='full'\nx='device=1'\n"
-    )
-    assert current_identity(saved) == expected
-    assert current_identity(expected) == expected
-    without = f"run, format 1\n{kappa_mu}=1.0\nx='device=1'\n"
-    assert current_identity(saved, ["backend", matrix_form, "device"]) == without
 
 
 @pytest.mark.parametrize("name", ["num_agents", "environment.sigma", "algorithm"])
@@ -555,9 +539,6 @@ def test_a_group_must_have_its_type():
 def test_incompatible_settings_are_refused_in_python():
     with pytest.raises(SettingsError, match=r"engine.num_nodes=4 \(from Python\)"):
         Settings(num_agents=3, engine=EngineSettings("inprocess", num_nodes=4))
-    whole = Settings(algorithm="fldb_ons", matrix_form="sketch", dimension=20)
-    with pytest.raises(SettingsError, match=r"sketch_rank=16 \(from Python\)"):
-        dataclasses.replace(whole, dimension=17)
 
 
 def test_the_origin_is_reset_after_an_error():
@@ -613,7 +594,7 @@ def fit_privacy(values):
     """Use no privacy with settings that refuse it, and fit the length that clips."""
     able = values["algorithm"] == "fldb_personal" or values["first_round"] == "step"
     plain = {"robust": "none", "wire": "float64"}.items() <= values.items()
-    if not (able and plain and values["matrix_form"] != "sketch"):
+    if not (able and plain):
         values["privacy.epsilon"] = "none"
     if values["privacy.epsilon"] == "none":
         values |= {name: ALL[name].default for name in values if name.startswith("privacy.")}
@@ -640,8 +621,6 @@ def together(values):
         values["matrix_form"] = "full"
     if values["matrix_form"] != "full" and values["solver"] == "newton":
         values["solver"] = "gd"
-    if values["matrix_form"] == "sketch":
-        values["sketch_rank"] = values["sketch_rank"] % (values["dimension"] - 2) + 1
     fit_privacy(values)
     if "engine.name" in values and values["engine.name"] != "inprocess":
         values.update({name: 0 for name in values if name == "dropout"})

@@ -1,4 +1,4 @@
-"""The command `fldb`: dispatch, help, mistakes and completion."""
+"""The command `fldb`: dispatch, help and mistakes."""
 
 import os
 import re
@@ -8,14 +8,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from fldb_flower.settings import hydra_entries
 from fldb_flower.system import startup
 from fldb_flower.system.commands import bounded
 from simulations import command, run
-from simulations.completion import SHELLS
-from simulations.overrides import CONF, store_settings
 from simulations.settings_help import HEADINGS
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +135,6 @@ def test_a_mistake_is_one_line_and_status_1(words, message, fldb):
         ("keys credentials keys", "the following arguments are required: --host"),
         ("keys make", "invalid choice: 'make' (choose from"),
         ("serve", "the following arguments are required: --store"),
-        ("completion ksh", "invalid choice: 'ksh' (choose from"),
     ],
 )
 def test_the_line_names_the_mistake(words, message, in_process):
@@ -215,110 +211,3 @@ def test_another_broken_pipe_than_that_of_the_output_is_reported(capfd):
 
 def test_each_heading_of_the_help_precedes_a_setting():
     assert set(HEADINGS) <= {entry.dotted for entry in hydra_entries()}
-
-
-# --- completion -----------------------------------------------------------------------------
-
-COMPLETE = """
-. ./definition
-COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9
-COMP_WORDS=() COMP_CWORD=0
-_python_argcomplete fldb
-printf '%s\\n' "${COMPREPLY[@]}"
-"""
-
-
-@pytest.fixture
-def complete(fldb, tmp_path):
-    """Return a function that returns the completions that bash gets for a line."""
-    pytest.importorskip("argcomplete", reason="needs argcomplete (the completion extra)")
-    (tmp_path / "definition").write_text(fldb("completion", "bash").stdout)
-
-    def completions(line):
-        done = fldb("-c", COMPLETE, "bash", line, shell=["bash", "--norc"])
-        assert not done.stderr
-        return {each.strip() for each in done.stdout.splitlines()}
-
-    return completions
-
-
-@pytest.mark.slow
-def test_bash_completes_commands_and_options(complete):
-    assert complete("fldb s") == {"sweep", "serve"}
-    assert complete("fldb report --o") == {"--output"}
-    assert complete("fldb keys add") == {"add-devices"}
-    assert complete("fldb keys add-devices --d") == {"--devices"}
-    assert complete("fldb serve --purpose ") == {"rank", "suggest"}
-    assert complete("fldb benchmark sca") == {"scale"}
-    assert complete("fldb run --multi") == {"--multirun"}
-
-
-@pytest.mark.slow
-def test_bash_completes_settings_and_their_values(complete):
-    """Readline replaces the text after ``=``, one of its word breaks."""
-    assert complete("fldb run alg") == {"algorithm="}
-    assert complete("fldb run algorithm=fldb_o") == {"fldb_ogd", "fldb_ons"}
-    assert complete("fldb sweep tau=1 solver=newton,l") == {"newton,lbfgs"}
-
-
-@pytest.mark.parametrize(
-    ("prefix", "found"),
-    [
-        ("alg", ["algorithm="]),
-        ("algorithm=ldb,fldb_g", ["algorithm=ldb,fldb_gd"]),
-        ("resume=", ["resume=true", "resume=false"]),
-        ("environment.s", ["environment.sigma="]),
-        ("environment=d", ["environment=duels"]),
-        ("hydra/launcher=j", ["hydra/launcher=joblib"]),
-        ("tau=", ["tau=5"]),
-        ("nothing", []),
-    ],
-)
-def test_a_setting_is_completed(prefix, found):
-    from argparse import Namespace
-
-    from simulations.completers import complete_setting
-
-    assert complete_setting(prefix, Namespace(overrides=["seed=1"])) == found
-
-
-def test_completed_settings_are_those_that_hydra_accepts():
-    """Each completed value composes to a configuration with that value."""
-    from argparse import Namespace
-
-    from simulations.completers import complete_setting
-
-    for prefix, name in (("solver=", "solver"), ("plot=", "plot"), ("wire=", "wire")):
-        found = complete_setting(prefix, Namespace(overrides=[]))
-        assert len(found) > 1
-        store_settings()
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            values = [compose("config", [each])[name] for each in found]
-        assert len(set(values)) == len(found)
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_each_shell_has_a_definition(shell, capsys):
-    pytest.importorskip("argcomplete", reason="needs argcomplete (the completion extra)")
-    from simulations import completion
-
-    completion.main([shell])
-    assert re.search(r"\bfldb\b", capsys.readouterr().out)
-
-
-@pytest.mark.slow
-def test_the_command_of_hydra_for_completion_prints_ours(fldb):
-    """Hydra's definition calls the program without the name of the command."""
-    pytest.importorskip("argcomplete", reason="needs argcomplete (the completion extra)")
-    ours = fldb("completion", "bash").stdout
-    assert fldb("run", "-sc", "install=bash").stdout == ours
-
-
-@pytest.mark.slow
-def test_completion_without_argcomplete_names_the_extra(fldb, tmp_path):
-    (tmp_path / "argcomplete.py").write_text("raise ImportError\n")
-    path = f"{tmp_path}{os.pathsep}{ROOT}"
-    done = fldb("completion", "bash", PYTHONPATH=path)
-    (line,) = done.stderr.splitlines()
-    assert line.endswith("pip install -e '.[completion]' in the clone")
-    assert done.returncode == 1

@@ -16,7 +16,7 @@ from test_run import ROOT, call
 from fldb_flower.environments.movielens import MovieLens
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.settings import Settings, from_nested
-from simulations.overrides import check_overrides, with_current_name
+from simulations.overrides import check_overrides
 from simulations.run import help_text
 
 
@@ -252,8 +252,3 @@ def test_a_missing_config_dir_is_named_before_its_choices(tmp_path):
     missing = str(tmp_path / "nope")
     expected = f"--config-dir {missing}: there is no such folder"
     assert refusal("experiment=mine", config_dir=missing) == expected
-
-
-def test_an_override_without_a_name_is_refused():
-    with pytest.raises(SettingsError, match=r"^=1 \(from the command line\): the name .* missing$"):
-        with_current_name("=1")
