@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 from fldb_flower.errors import DataError, OutputError, one_line
 
@@ -83,8 +83,7 @@ CREATE TABLE secure (            -- of secure sums
 class Database:
     """One connection to the file of a duel store, for all threads of a process.
 
-    Transactions are durable: write-ahead log with ``synchronous=FULL``. The parameter and errors
-    are those of :class:`~clients.store.DuelStore`.
+    Transactions are durable: write-ahead log with ``synchronous=FULL``.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -116,6 +115,12 @@ class Database:
             self._timer = None
             self._connection.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
     def wait_at_most(self, seconds: float) -> None:
         """Set the seconds to wait for a transaction of another process."""
         with self._lock:
@@ -140,17 +145,14 @@ class Database:
 
     def reading(self) -> AbstractContextManager[None]:
         """Read within one transaction: what other processes write meanwhile is not seen."""
-        return self._transaction("DEFERRED")
+        return self.transaction("DEFERRED")
 
-    def writing(self) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def transaction(self, kind: Literal["IMMEDIATE", "DEFERRED"] = "IMMEDIATE") -> Iterator[None]:
         """Run one durable transaction, while no other process writes; an exception rolls it back.
 
         Within another one of the same thread, it is part of that one.
         """
-        return self._transaction("IMMEDIATE")
-
-    @contextlib.contextmanager
-    def _transaction(self, kind: str) -> Iterator[None]:
         with self._lock, self._errors():
             if self._connection.in_transaction:
                 yield
@@ -192,7 +194,12 @@ class Database:
             self.erase_deleted()
 
     def backup(self, path: str | Path) -> None:
-        """Copy the database into a new file; see :meth:`~clients.store.DuelStore.backup`."""
+        """Write a copy into a new file; other processes may use the store meanwhile.
+
+        Before a copy replaces the store, delete the old ``-wal`` and ``-shm`` files: SQLite would
+        apply them to the copy. The ledger of secure sums (``clients.vault.ledger``) is not part of
+        a backup, and stays as it is.
+        """
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             with contextlib.closing(sqlite3.connect(path)) as copy:
@@ -207,7 +214,7 @@ class Database:
         if self._has_tables():
             return
         self._use_write_ahead_log()
-        with self.writing():
+        with self.transaction():
             if self._has_tables():  # another process was faster
                 return
             for statement in _TABLES.strip().split(";\n"):

@@ -18,7 +18,6 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,7 +66,7 @@ def system_uptime() -> float:
     return time.monotonic()
 
 
-class DuelStore:
+class DuelStore(Database):
     """The duels of one device.
 
     Every method is one transaction, safe for concurrent threads and processes, and durable when it
@@ -112,45 +111,20 @@ class DuelStore:
     ) -> None:
         self._clock = clock
         self._uptime = uptime or (system_uptime if clock is time.time else clock)
-        self._database = Database(path)
-        self.path = self._database.path
-        self.wait_at_most = self._database.wait_at_most
+        super().__init__(path)
         try:
-            check(self._database)
-            self.device_id = str(self._database.row("SELECT id FROM device")[0])
+            check(self)
+            self.device_id = str(self.row("SELECT id FROM device")[0])
         except BaseException:
             self.close()
             raise
-
-    def close(self) -> None:
-        """Close the file."""
-        self._database.close()
-
-    def __enter__(self) -> DuelStore:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
-
-    def transaction(self) -> AbstractContextManager[None]:
-        """Make one durable transaction of all calls within; an exception rolls everything back."""
-        return self._database.writing()
-
-    def backup(self, path: str | Path) -> None:
-        """Write a copy of the store; other processes may use the store meanwhile.
-
-        Before a copy replaces the store, delete the old ``-wal`` and ``-shm`` files: SQLite would
-        apply them to the copy. The ledger of secure sums (``clients.vault.ledger``) is not part of
-        a backup, and stays as it is. Raises OutputError if the file exists or cannot be written.
-        """
-        self._database.backup(path)
 
     # The device.
 
     @property
     def dimension(self) -> int | None:
         """d, or None before the first duel or broadcast."""
-        dimension: int | None = self._database.row("SELECT dimension FROM device")[0]
+        dimension: int | None = self.row("SELECT dimension FROM device")[0]
         return dimension
 
     def settle_dimension(self, dimension: int) -> int:
@@ -159,23 +133,18 @@ class DuelStore:
         Otherwise the first broadcast would set it, and a server could send one of another
         dimension. An estimate of another dimension is removed.
         """
-        database = self._database
-        with database.writing():
+        with self.transaction():
             known = self.dimension
-            if (
-                known != dimension
-                and self.last == 0
-                and not database.row("SELECT 1 FROM proposals")
-            ):
-                database.execute("UPDATE device SET dimension = ?", dimension)
-                database.execute("DELETE FROM synchronized")
+            if known != dimension and self.last == 0 and not self.row("SELECT 1 FROM proposals"):
+                self.execute("UPDATE device SET dimension = ?", dimension)
+                self.execute("DELETE FROM synchronized")
                 known = dimension
         return known or dimension
 
     def _fix_dimension(self, dimension: int) -> None:
         known = self.dimension
         if known is None:
-            self._database.execute("UPDATE device SET dimension = ?", dimension)
+            self.execute("UPDATE device SET dimension = ?", dimension)
         elif known != dimension:
             raise DataError(
                 f"{self.path} contains duels of dimension {known}, not {dimension}: use another"
@@ -185,13 +154,13 @@ class DuelStore:
     def name_features(self, names: Sequence[str] | None) -> None:
         """Set the names of the d features; None removes them."""
         text = None if names is None else json.dumps(list(names))
-        with self._database.writing():
-            self._database.execute("UPDATE device SET features = ?", text)
+        with self.transaction():
+            self.execute("UPDATE device SET features = ?", text)
 
     @property
     def feature_names(self) -> list[str] | None:
         """Names of the d features, or None if they have none, or another number of them."""
-        text, dimension = self._database.row("SELECT features, dimension FROM device")
+        text, dimension = self.row("SELECT features, dimension FROM device")
         names: list[str] | None = None if text is None else json.loads(text)
         return None if names is None or dimension not in {None, len(names)} else names
 
@@ -201,7 +170,7 @@ class DuelStore:
         Unlike the time of the day, which can be set, it never jumps. When the device starts again,
         its uptime begins at 0, and what is unknown is not counted.
         """
-        running, last = self._database.row("SELECT running, uptime FROM device")
+        running, last = self.row("SELECT running, uptime FROM device")
         passed = 0.0 if last is None else self._uptime() - last
         return float(running + (passed if 0.0 < passed <= LONGEST_STEP else 0.0))
 
@@ -209,17 +178,17 @@ class DuelStore:
         """Store what :meth:`_running` returns, within a transaction, and return it."""
         running = self._running()
         update = "UPDATE device SET running = ?, uptime = ?"
-        self._database.execute(update, running, self._uptime())
+        self.execute(update, running, self._uptime())
         return running
 
     def _count_removal(self) -> None:
-        self._database.execute("UPDATE device SET removals = removals + 1")
+        self.execute("UPDATE device SET removals = removals + 1")
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of open duels, of answers, and of acknowledged answers."""
-        with self._database.reading():
+        with self.reading():
             query = f"SELECT count(*) FROM proposals WHERE {_OPEN}"
-            number = self._database.row(query, self._running())[0]
+            number = self.row(query, self._running())[0]
             return {"open": number, "answered": self.last, "counted": self.acknowledged}
 
     # Duels.
@@ -242,20 +211,19 @@ class DuelStore:
         proposal = Proposal(duel, now, now + expire_after, keys[0], keys[1], contents)
         evidence = np.concatenate([difference, [np.nan, predicted]]).tobytes()
         shown = None if contents is None else json.dumps(contents)
-        database = self._database
-        with database.writing():
+        with self.transaction():
             self._fix_dimension(difference.size)
             running = self._count_running()
-            expired = database.execute(f"DELETE FROM proposals WHERE NOT {_OPEN}", running)
+            expired = self.execute(f"DELETE FROM proposals WHERE NOT {_OPEN}", running)
             insert = "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-            database.execute(insert, duel, now, proposal.expires, evidence, *keys, shown, running)
+            self.execute(insert, duel, now, proposal.expires, evidence, *keys, shown, running)
         if expired.rowcount:
-            database.erase_deleted()
+            self.erase_deleted()
         return proposal
 
     def open_proposals(self, limit: int = 1) -> list[Proposal]:
         """Return the oldest open duels that have contents."""
-        rows = self._database.rows(
+        rows = self.rows(
             "SELECT id, created, expires, first_key, second_key, contents FROM proposals"
             f" WHERE contents IS NOT NULL AND {_OPEN} ORDER BY rowid LIMIT ?",
             self._running(),
@@ -269,16 +237,15 @@ class DuelStore:
         Returns for each answer its number, which is the same if the answer is repeated; or its
         error: UnknownDuelError, DuelExpiredError or ConflictingAnswerError.
         """
-        with self._database.writing():
+        with self.transaction():
             before = self.last
             results = [self._record(duel, preference) for duel, preference in answers]
             recorded = self.last > before
         if recorded:
-            self._database.erase_deleted()
+            self.erase_deleted()
         return results
 
     def _record(self, duel: str, preference: float) -> int | FldbError:
-        database = self._database
         if answer := self._answer(duel):
             before = np.frombuffer(answer[1])[-EXTRA]
             if before == preference:
@@ -293,10 +260,10 @@ class DuelStore:
         late = self._count_running() - proposal[0]
         if late > 0.0:
             return DuelExpiredError(f"duel {duel!r} expired {late:.0f} s ago: propose a new one")
-        database.execute("DELETE FROM proposals WHERE id = ?", duel)
+        self.execute("DELETE FROM proposals WHERE id = ?", duel)
         insert = "INSERT INTO answers (id, answered, evidence) VALUES (?, ?, ?)"
         evidence = _with_preference(proposal[1], preference)
-        return int(database.execute(insert, duel, self._clock(), evidence).lastrowid or 0)
+        return int(self.execute(insert, duel, self._clock(), evidence).lastrowid or 0)
 
     def undo(self, duel: str, *, expire_after: float) -> str:
         """Remove the last answer; its duel is open again, under another id, which is returned.
@@ -304,8 +271,8 @@ class DuelStore:
         Because of the other id, late copies of earlier requests change nothing: neither one with
         the answer that was undone, nor one of this method, which then returns the same id.
         """
-        database, again = self._database, f"{duel}~"
-        with database.writing():
+        again = f"{duel}~"
+        with self.transaction():
             answer = self._answer(duel)
             if not answer:
                 if self._proposal(again) or self._answer(again):
@@ -322,27 +289,27 @@ class DuelStore:
                     f"the answer to duel {duel!r} has number {number}, and the last one"
                     f" {self.last}: only the last one can be undone"
                 )
-            database.execute("DELETE FROM answers WHERE sequence = ?", number)
-            database.execute("UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'answers'")
+            self.execute("DELETE FROM answers WHERE sequence = ?", number)
+            self.execute("UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'answers'")
             now, changed = self._clock(), _with_preference(evidence, np.nan)
             columns = "id, created, expires, evidence, begun"
             insert = f"INSERT INTO proposals ({columns}) VALUES (?, ?, ?, ?, ?)"
             running = self._count_running()
-            database.execute(insert, again, now, now + expire_after, changed, running)
+            self.execute(insert, again, now, now + expire_after, changed, running)
             self._count_removal()
-        database.erase_deleted()
+        self.erase_deleted()
         return again
 
     def skip(self, duel: str) -> FloatArray:
         """Remove an open duel without an answer; return phi(first) - phi(second), (d,)."""
-        with self._database.writing():
+        with self.transaction():
             if self._answer(duel):
                 raise ConflictingAnswerError(f"duel {duel!r} was answered: it cannot be skipped")
             proposal = self._proposal(duel)
             if not proposal:
                 raise _unknown(duel)
-            self._database.execute("DELETE FROM proposals WHERE id = ?", duel)
-        self._database.erase_deleted()
+            self.execute("DELETE FROM proposals WHERE id = ?", duel)
+        self.erase_deleted()
         difference: FloatArray = np.frombuffer(proposal[1])[:-EXTRA]
         return difference
 
@@ -356,7 +323,7 @@ class DuelStore:
         return self._duel(query, duel)
 
     def _duel(self, query: str, duel: str) -> Any:
-        return self._database.row(query, duel) if duel.isascii() else ()  # no lone surrogates
+        return self.row(query, duel) if duel.isascii() else ()  # no lone surrogates
 
     # Answers, and which of them an upload covers.
 
@@ -364,12 +331,12 @@ class DuelStore:
     def last(self) -> int:
         """Number of the last answer; 0 if there is none."""
         query = "SELECT seq FROM sqlite_sequence WHERE name = 'answers'"
-        return int(self._database.row(query, default=(0,))[0])
+        return int(self.row(query, default=(0,))[0])
 
     @property
     def acknowledged(self) -> int:
         """Number of the last answer that the server has acknowledged."""
-        return int(self._database.row("SELECT counted FROM synchronized", default=(0,))[0])
+        return int(self.row("SELECT counted FROM synchronized", default=(0,))[0])
 
     @property
     def sent(self) -> int:
@@ -379,19 +346,19 @@ class DuelStore:
     @property
     def minimum(self) -> int | None:
         """Distinct duels of an upload, at least; None before one was requested."""
-        minimum: int | None = self._database.row("SELECT minimum FROM device")[0]
+        minimum: int | None = self.row("SELECT minimum FROM device")[0]
         return minimum
 
     @property
     def needed(self) -> int | None:
         """Distinct duels that the next upload lacks; None before one was requested."""
-        with self._database.reading():
+        with self.reading():
             minimum, waiting = self.minimum, self._evidence(self._last_cut(), MAX_ANSWERS)
         return None if minimum is None else max(0, minimum - distinct_duels(waiting.differences))
 
     def held_back(self) -> tuple[int, int]:
         """Return how many answers no upload covers yet, and how many distinct duels these lack."""
-        with self._database.reading():
+        with self.reading():
             return self.last - self._last_cut(), self.needed or 0
 
     def asked(self) -> set[bytes]:
@@ -399,10 +366,10 @@ class DuelStore:
 
         It is empty before an upload was requested: then none needs distinct duels.
         """
-        with self._database.reading():
+        with self.reading():
             if self.minimum is None:
                 return set()
-            rows = self._database.rows(
+            rows = self.rows(
                 "SELECT evidence FROM answers WHERE sequence > ? UNION ALL"
                 f" SELECT evidence FROM proposals WHERE {_OPEN}",
                 self._last_cut(),
@@ -422,9 +389,8 @@ class DuelStore:
         Raises DataError, and makes no cut, if ``start`` is not a cut of this store, or the next cut
         is more than ``at_most`` answers away, or these cover too few distinct duels.
         """
-        database = self._database
-        with database.writing():
-            database.execute("UPDATE device SET minimum = ?", at_least)
+        with self.transaction():
+            self.execute("UPDATE device SET minimum = ?", at_least)
             last = self.last
             if start > MAX_ANSWERS or last < start > MAX_ANSWERS // 2:  # numbers have to be left
                 raise DataError(f"{self.path}: no device has {start} answers")
@@ -434,7 +400,7 @@ class DuelStore:
             end, newest = min(last, start + at_most), self._last_cut()
             found = distinct_duels(self._evidence(newest, end).differences)
             if end > newest and found >= at_least:
-                database.execute("INSERT INTO cuts (position) VALUES (?)", end)
+                self.execute("INSERT INTO cuts (position) VALUES (?)", end)
             self.expect_cut(start)
             newest = self._last_cut(end)
             if newest <= start and end < last:
@@ -444,7 +410,7 @@ class DuelStore:
                     f" than the {at_most} that the server accepts (devices-max-duels)"
                 )
             # Until answers are forgotten again, repeated requests return the same answers.
-            database.execute("UPDATE cuts SET forgotten = 0 WHERE position = ?", newest)
+            self.execute("UPDATE cuts SET forgotten = 0 WHERE position = ?", newest)
             return newest
 
     def mark_sent(self, position: int) -> None:
@@ -453,16 +419,16 @@ class DuelStore:
         If the number is that of an answer that only a newer store had, the next answer has the
         number after it.
         """
-        with self._database.writing():
+        with self.transaction():
             if position > self.last:
                 self._skip_to(position)
             elif position:
-                self._database.execute("INSERT OR IGNORE INTO cuts (position) VALUES (?)", position)
+                self.execute("INSERT OR IGNORE INTO cuts (position) VALUES (?)", position)
 
     def expect_cut(self, position: int) -> None:
         """Raise DataError if a number is neither 0 nor that of the last answer of an upload."""
         query = "SELECT 1 FROM cuts WHERE position = ?"
-        if position and not self._database.row(query, position):
+        if position and not self.row(query, position):
             raise DataError(
                 f"{self.path}: no upload ever ended at answer {position}: the server refers to"
                 " another store, or this store is an old backup"
@@ -470,16 +436,16 @@ class DuelStore:
 
     def _last_cut(self, up_to: int = MAX_ANSWERS) -> int:
         query = "SELECT coalesce(max(position), 0) FROM cuts WHERE position <= ?"
-        return int(self._database.row(query, up_to)[0])
+        return int(self.row(query, up_to)[0])
 
     def _skip_to(self, counted: int) -> None:
         """Continue the numbers of answers after ``counted``: this store is an old backup.
 
         The server has counted its answers, and those that were lost with the newer store.
         """
-        self._database.execute("DELETE FROM sqlite_sequence WHERE name = 'answers'")
-        self._database.execute("INSERT INTO sqlite_sequence VALUES ('answers', ?)", counted)
-        self._database.execute("INSERT INTO cuts (position) VALUES (?)", counted)
+        self.execute("DELETE FROM sqlite_sequence WHERE name = 'answers'")
+        self.execute("INSERT INTO sqlite_sequence VALUES ('answers', ?)", counted)
+        self.execute("INSERT INTO cuts (position) VALUES (?)", counted)
 
     def admit(self, start: int, end: int, theta: FloatArray, at_most: int) -> None:
         """Count a question: a request for gradients at ``theta`` of the answers between two cuts.
@@ -488,9 +454,8 @@ class DuelStore:
         at the same ``theta``, for example after a lost reply, are counted once. Raises DataError if
         the server has asked about one answer at ``at_most`` other ``theta`` before.
         """
-        database = self._database
-        with database.writing():
-            database.execute(
+        with self.transaction():
+            self.execute(
                 "INSERT OR IGNORE INTO questions SELECT position, ? FROM cuts"
                 " WHERE position > ? AND position <= ?",
                 hashlib.sha256(theta.tobytes()).digest(),
@@ -501,7 +466,7 @@ class DuelStore:
                 "SELECT coalesce(max(points), 0) FROM (SELECT count(*) AS points FROM questions"
                 " WHERE cut > ? AND cut <= ? GROUP BY cut)"
             )
-            if database.row(query, start, end)[0] > at_most:
+            if self.row(query, start, end)[0] > at_most:
                 raise DataError(
                     f"{self.path}: the server has asked about the same answers at {at_most}"
                     " different estimates; more would reveal single answers: refused. The device's"
@@ -515,11 +480,11 @@ class DuelStore:
         were forgotten since :meth:`cut` last returned ``end``: one round must not mix sums with and
         without them.
         """
-        with self._database.reading():
+        with self.reading():
             self.expect_cut(start)
             self.expect_cut(end)
             query = "SELECT forgotten FROM cuts WHERE position = ?"
-            if start < end and self._database.row(query, end)[0]:
+            if start < end and self.row(query, end)[0]:
                 raise self._forgotten(end)
             found = self._evidence(start, end)
         left = len(found.numbers)
@@ -544,8 +509,8 @@ class DuelStore:
         return self._evidence(start, end, "AND id IS NOT NULL")
 
     def _evidence(self, start: int, end: int, condition: str = "") -> Evidence:
-        with self._database.reading():
-            rows = self._database.rows(
+        with self.reading():
+            rows = self.rows(
                 "SELECT sequence, evidence FROM answers WHERE sequence > ? AND sequence <= ?"
                 f" {condition} ORDER BY sequence",
                 start,
@@ -562,14 +527,14 @@ class DuelStore:
         A server that is restored from an old backup cannot request them again. The device itself no
         longer learns from them, and with FLDB-Personal the next share does not contain them.
         """
-        with self._database.writing():
+        with self.transaction():
             delete = "DELETE FROM answers WHERE sequence <= ? AND answered < ?"
             oldest = self._clock() - older_than
-            pruned = self._database.execute(delete, self.acknowledged, oldest).rowcount
+            pruned = self.execute(delete, self.acknowledged, oldest).rowcount
             if pruned:
                 self._count_removal()
         if pruned:
-            self._database.erase_deleted()
+            self.erase_deleted()
         return pruned
 
     def forget(self) -> Forgotten:
@@ -582,32 +547,31 @@ class DuelStore:
         next upload subtracts the device's share from the server's sums. Earlier backups are not
         changed.
         """
-        database = self._database
-        with database.writing():
+        with self.transaction():
             sent = self._last_cut()
             counted = self._last_cut(self.acknowledged)  # an upload is kept or removed as a whole
-            proposals = database.execute("DELETE FROM proposals").rowcount
-            unsent = database.execute("DELETE FROM answers WHERE sequence > ?", sent).rowcount
-            database.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'answers'", sent)
+            proposals = self.execute("DELETE FROM proposals").rowcount
+            unsent = self.execute("DELETE FROM answers WHERE sequence > ?", sent).rowcount
+            self.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'answers'", sent)
             query = "SELECT count(*) FROM answers WHERE sequence > ? AND id IS NOT NULL"
-            uncertain = database.row(query, counted)[0]
+            uncertain = self.row(query, counted)[0]
             placeholder = np.zeros((self.dimension or 0) + EXTRA)
             placeholder[-EXTRA:] = 0.5, np.nan
             blank = self._clock(), placeholder.tobytes()
             update = "UPDATE answers SET id = NULL, answered = ?, evidence = ?"
-            database.execute(f"{update} WHERE id IS NOT NULL", *blank)
-            database.execute("UPDATE cuts SET forgotten = 1")
-            newest = database.row("SELECT share FROM shares ORDER BY cut DESC LIMIT 1")
+            self.execute(f"{update} WHERE id IS NOT NULL", *blank)
+            self.execute("UPDATE cuts SET forgotten = 1")
+            newest = self.row("SELECT share FROM shares ORDER BY cut DESC LIMIT 1")
             if newest and newest[0] is not None:
                 # This share may be in the server's sums. At another cut, after a placeholder, the
                 # share is 0: the next upload subtracts it, without new answers.
                 insert = "INSERT INTO answers (answered, evidence) VALUES (?, ?)"
-                cut = database.execute(insert, *blank).lastrowid
-                database.execute("INSERT INTO cuts (position) VALUES (?)", cut)
-                database.execute("INSERT INTO shares VALUES (?, NULL)", cut)
-                database.execute("DELETE FROM shares WHERE cut < ?", counted)
+                cut = self.execute(insert, *blank).lastrowid
+                self.execute("INSERT INTO cuts (position) VALUES (?)", cut)
+                self.execute("INSERT INTO shares VALUES (?, NULL)", cut)
+                self.execute("DELETE FROM shares WHERE cut < ?", counted)
             self._count_removal()
-        database.erase_deleted()
+        self.erase_deleted()
         return Forgotten(proposals, unsent + uncertain, uncertain, counted)
 
     # Estimates of the server.
@@ -622,16 +586,15 @@ class DuelStore:
         if prior is not None:
             values["prior"] = np.append(prior.shift, [prior.variance, prior.scale])
         row = [v.tobytes() if isinstance(v, np.ndarray) else v for v in values.values()]
-        database = self._database
-        with database.writing():
+        with self.transaction():
             self._fix_dimension(received.theta.size)
-            database.execute("DELETE FROM synchronized")
-            database.execute("INSERT INTO synchronized VALUES (?, ?, ?, ?, ?, ?, ?, ?)", *row)
-            database.execute("DELETE FROM shares WHERE cut < ? AND share IS NOT NULL", counted)
+            self.execute("DELETE FROM synchronized")
+            self.execute("INSERT INTO synchronized VALUES (?, ?, ?, ?, ?, ?, ?, ?)", *row)
+            self.execute("DELETE FROM shares WHERE cut < ? AND share IS NOT NULL", counted)
 
     def synchronized(self) -> Synchronization | None:
         """Return the estimate of the last broadcast, or None before the first."""
-        row = self._database.row("SELECT * FROM synchronized")
+        row = self.row("SELECT * FROM synchronized")
         if not row:
             return None
         received, number, counted, duels, *vectors, parameters, packed = row
@@ -648,10 +611,10 @@ class DuelStore:
 
         It is cheaper than :meth:`synchronized`.
         """
-        with self._database.reading():
+        with self.reading():
             query = "SELECT round, received FROM synchronized"
-            number, received = self._database.row(query, default=(0, 0.0))
-            return number, received, self._database.row("SELECT removals FROM device")[0]
+            number, received = self.row(query, default=(0, 0.0))
+            return number, received, self.row("SELECT removals FROM device")[0]
 
     # Shares of FLDB-Personal. A share is computed once for each cut, so that repeated requests
     # return the same change. The server acknowledges the cut whose share its sums contain, and the
@@ -664,7 +627,7 @@ class DuelStore:
 
     def has_share(self, cut: int) -> bool:
         """Return whether the share at a cut was computed."""
-        return bool(self._database.row("SELECT cut FROM shares WHERE cut = ?", cut))
+        return bool(self.row("SELECT cut FROM shares WHERE cut = ?", cut))
 
     def share_span(self, start: int, end: int) -> tuple[int, int]:
         """Return which answers the share at ``end`` covers, after an upload to ``start``.
@@ -674,16 +637,15 @@ class DuelStore:
         backup or has met a server that was restored, it cannot be replaced: it stays in the
         server's sums, and later shares cover the later answers only.
         """
-        database = self._database
-        with database.writing():
+        with self.transaction():
             if start and not self.has_share(start):
-                database.execute("DELETE FROM shares WHERE cut > ?", start)
-                database.execute("INSERT INTO shares VALUES (?, NULL)", start)
+                self.execute("DELETE FROM shares WHERE cut > ?", start)
+                self.execute("INSERT INTO shares VALUES (?, NULL)", start)
             query = (
                 "SELECT coalesce(max(cut) FILTER (WHERE share IS NULL), 0), coalesce(max(cut), 0)"
                 " FROM shares WHERE cut < ?"
             )
-            first, scored = database.row(query, end)
+            first, scored = self.row(query, end)
         return first, scored
 
     def keep_share(self, cut: int, share: ShareChange) -> None:
@@ -692,8 +654,8 @@ class DuelStore:
         ``losses`` and ``squares`` are those of the answers since the share before.
         """
         numbers = [share.shift, pack_symmetric(share.precision), share.losses, [share.squares]]
-        with self._database.writing():
-            self._database.execute(
+        with self.transaction():
+            self.execute(
                 "INSERT OR IGNORE INTO shares SELECT position, ? FROM cuts"
                 " WHERE position = ? AND NOT forgotten",
                 np.concatenate(numbers).tobytes(),
@@ -705,12 +667,12 @@ class DuelStore:
 
         Raises DataError if the share at ``end`` was not stored, because answers were forgotten.
         """
-        with self._database.reading():
+        with self.reading():
             if start < end and not self.has_share(end):
                 raise self._forgotten(end)
             before, after = self._share(start), self._share(end)
             query = "SELECT cut FROM shares WHERE cut > ? AND cut <= ? ORDER BY cut"
-            shares = [self._share(cut) for (cut,) in self._database.rows(query, start, end)]
+            shares = [self._share(cut) for (cut,) in self.rows(query, start, end)]
         return ShareChange(
             precision=after.precision - before.precision,
             shift=after.shift - before.shift,
@@ -721,7 +683,7 @@ class DuelStore:
 
     def _share(self, cut: int) -> ShareChange:
         d = self.dimension or 0
-        row = self._database.row("SELECT share FROM shares WHERE cut = ?", cut, default=(None,))
+        row = self.row("SELECT share FROM shares WHERE cut = ?", cut, default=(None,))
         if row[0] is None:
             return ShareChange(np.zeros((d, d)), np.zeros(d), np.zeros(len(VARIANCES)), 0.0, 0.0)
         *numbers, squares = np.frombuffer(row[0])
@@ -734,13 +696,13 @@ class DuelStore:
     def secure_part(self, part: Literal["journal", "report"]) -> bytes | None:
         """Return a part of the state of secure sums, or None if it is not stored."""
         query = "SELECT content FROM secure WHERE name = ?"
-        content: bytes | None = self._database.row(query, part, default=(None,))[0]
+        content: bytes | None = self.row(query, part, default=(None,))[0]
         return content
 
     def keep_secure_part(self, part: Literal["journal", "report"], content: bytes) -> None:
         """Replace a part of the state of secure sums."""
-        with self._database.writing():
-            self._database.execute("INSERT OR REPLACE INTO secure VALUES (?, ?)", part, content)
+        with self.transaction():
+            self.execute("INSERT OR REPLACE INTO secure VALUES (?, ?)", part, content)
 
 
 def _unknown(duel: str) -> UnknownDuelError:

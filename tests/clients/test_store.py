@@ -332,8 +332,8 @@ def test_a_store_with_wrong_content_is_refused_in_one_line(path):
     full_store(path)
     content = path.read_bytes()
     for change, message in [
-        ("DELETE FROM device", "the table device has not one row"),
-        ("INSERT INTO device (id) VALUES ('x')", "the table device has not one row"),
+        ("DELETE FROM device", "the table device has 0 rows: must have one"),
+        ("INSERT INTO device (id) VALUES ('x')", "the table device has 2 rows: must have one"),
         ("UPDATE device SET dimension = NULL", r"evidence must .*length\(evidence\) = 16"),
         ("INSERT INTO synchronized SELECT * FROM synchronized", "synchronized has 2 rows"),
         (
