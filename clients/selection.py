@@ -10,7 +10,7 @@ import numpy as np
 
 from clients.learning import make_learner, settings_of
 from clients.store import DuelStore, Evidence, duel_key
-from fldb_flower.bandit.preference import link
+from fldb_flower.bandit.preference import link, logistic
 from fldb_flower.bandit.selection import find_rule, norms
 from fldb_flower.bandit.selection.scores import challenger, tie_breaks, tie_step
 from fldb_flower.bandit.streams import AgentStreams
@@ -88,6 +88,10 @@ class PairSelector:
     def _count(self, duels: Evidence) -> None:
         self._answered.update(duel_key(difference) for difference in duels.differences)
         self._known = int(duels.numbers.max(initial=self._known))
+
+    def predict(self, difference: FloatArray) -> float:
+        """Return the probability that the first arm is preferred."""
+        return float(logistic(np.float64(self.learner.logit(difference))))
 
     def select(self, arms: FloatArray) -> tuple[int, int]:
         """Return the indices of two different arms, (K, d); the first is the favourite of both."""

@@ -91,6 +91,7 @@ class Database:
         self._lock = threading.RLock()
         self._timer: threading.Timer | None = None
         self._busy_seconds = BUSY_SECONDS
+        self._has_deleted = False  # within the current transaction
         with self._errors():
             if not self.path.parent.is_dir():
                 raise OutputError(f"{self.path}: the folder {self.path.parent} does not exist")
@@ -130,7 +131,9 @@ class Database:
     def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
         """Execute a statement that returns no rows."""
         with self._lock, self._errors():
-            return self._connection.execute(statement, values)
+            cursor = self._connection.execute(statement, values)
+            self._has_deleted |= statement.startswith("DELETE") and cursor.rowcount > 0
+            return cursor
 
     def rows(self, query: str, *values: Any) -> list[Any]:
         """Return all rows of a query."""
@@ -151,7 +154,8 @@ class Database:
     def transaction(self, kind: Literal["IMMEDIATE", "DEFERRED"] = "IMMEDIATE") -> Iterator[None]:
         """Run one durable transaction, while no other process writes; an exception rolls it back.
 
-        Within another one of the same thread, it is part of that one.
+        Within another one of the same thread, it is part of that one. If rows were deleted, the log
+        is emptied afterwards.
         """
         with self._lock, self._errors():
             if self._connection.in_transaction:
@@ -160,6 +164,7 @@ class Database:
             if kind == "IMMEDIATE" and self.path.stat().st_ino != self._inode:
                 raise OutputError(f"{self.path} was replaced by another file: open it again")
             self.execute(f"BEGIN {kind}")
+            self._has_deleted = False
             try:
                 yield
                 self.execute("COMMIT")
@@ -167,6 +172,8 @@ class Database:
                 if self._connection.in_transaction:
                     self.execute("ROLLBACK")
                 raise
+            if self._has_deleted:
+                self.erase_deleted()
 
     def erase_deleted(self) -> None:
         """Empty the write-ahead log, which still holds deleted data.

@@ -214,11 +214,9 @@ class DuelStore(Database):
         with self.transaction():
             self._fix_dimension(difference.size)
             running = self._count_running()
-            expired = self.execute(f"DELETE FROM proposals WHERE NOT {_OPEN}", running)
+            self.execute(f"DELETE FROM proposals WHERE NOT {_OPEN}", running)
             insert = "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
             self.execute(insert, duel, now, proposal.expires, evidence, *keys, shown, running)
-        if expired.rowcount:
-            self.erase_deleted()
         return proposal
 
     def open_proposals(self, limit: int = 1) -> list[Proposal]:
@@ -238,12 +236,7 @@ class DuelStore(Database):
         error: UnknownDuelError, DuelExpiredError or ConflictingAnswerError.
         """
         with self.transaction():
-            before = self.last
-            results = [self._record(duel, preference) for duel, preference in answers]
-            recorded = self.last > before
-        if recorded:
-            self.erase_deleted()
-        return results
+            return [self._record(duel, preference) for duel, preference in answers]
 
     def _record(self, duel: str, preference: float) -> int | FldbError:
         if answer := self._answer(duel):
@@ -297,7 +290,6 @@ class DuelStore(Database):
             running = self._count_running()
             self.execute(insert, again, now, now + expire_after, changed, running)
             self._count_removal()
-        self.erase_deleted()
         return again
 
     def skip(self, duel: str) -> FloatArray:
@@ -309,7 +301,6 @@ class DuelStore(Database):
             if not proposal:
                 raise _unknown(duel)
             self.execute("DELETE FROM proposals WHERE id = ?", duel)
-        self.erase_deleted()
         difference: FloatArray = np.frombuffer(proposal[1])[:-EXTRA]
         return difference
 
@@ -533,8 +524,6 @@ class DuelStore(Database):
             pruned = self.execute(delete, self.acknowledged, oldest).rowcount
             if pruned:
                 self._count_removal()
-        if pruned:
-            self.erase_deleted()
         return pruned
 
     def forget(self) -> Forgotten:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import random
 import re
@@ -141,12 +140,6 @@ def test_a_text_path_and_the_home_folder(tmp_path, monkeypatch):
         assert store.path == tmp_path / "duels.db"
 
 
-def test_an_empty_file_becomes_a_store(path):
-    path.touch()
-    with DuelStore(path) as store:
-        assert answer(store, 2) == [1, 2]
-
-
 def test_the_file_of_another_version_or_program_is_refused_and_unchanged(path):
     def version(number):
         DuelStore(path).close()
@@ -195,29 +188,24 @@ def use(path):
         answer(store, 1)
 
 
-@pytest.mark.parametrize("left", [2, 99, 100, 512, 4095, 4096, 4097, 5 * 4096, -4096])
-def test_a_truncated_store_is_refused(path, left):
-    def cut_off(data):
-        del data[left:]
+def test_a_truncated_or_damaged_store_is_refused_and_unchanged(path):
+    def shortened(left):
+        return lambda data: data.__delitem__(slice(left, None))
 
-    before = damaged(path, cut_off)
-    with pytest.raises(FldbError) as error:
-        use(path)
-    refused(error, path)
-    assert path.read_bytes() == before
+    def overwritten(first, last):
+        return lambda data: data.__setitem__(
+            slice(first, last), b"\xa5" * len(data[slice(first, last)])
+        )
 
-
-@pytest.mark.parametrize(("first", "last"), [(0, 16), (100, 4096), (4096, None)])
-def test_a_damaged_store_is_refused(path, first, last):
-    def overwrite(data):
-        end = len(data) if last is None else last
-        data[first:end] = b"\xa5" * (end - first)
-
-    before = damaged(path, overwrite)
-    with pytest.raises(DataError) as error:
-        use(path)
-    refused(error, path)
-    assert path.read_bytes() == before
+    lengths = (2, 99, 100, 512, 4095, 4096, 4097, 5 * 4096, -4096)
+    ranges = ((0, 16), (100, 4096), (4096, None))
+    for damage in (*map(shortened, lengths), *(overwritten(*each) for each in ranges)):
+        before = damaged(path, damage)
+        with pytest.raises(FldbError) as error:
+            use(path)
+        refused(error, path)
+        assert path.read_bytes() == before
+        path.unlink()
 
 
 def full_store(path):
@@ -355,33 +343,16 @@ def test_a_store_with_wrong_content_is_refused_in_one_line(path):
         assert re.search(message, works_or_reports(path)), change
 
 
-def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(OutputError) as error:
-        DuelStore(tmp_path)
-    refused(error, tmp_path)
+def test_a_path_that_cannot_be_a_store_is_refused(tmp_path):
+    long = "x" * 300
+    for path in (
+        *(tmp_path, tmp_path / "missing" / "duels.db", f"/tmp/{long}", f"/tmp/{long}/duels.db"),
+        "~nobody-of-this-name/duels.db",
+    ):
+        with pytest.raises(OutputError) as error:
+            DuelStore(path)
+        refused(error, path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_folder_is_refused(tmp_path):
-    path = tmp_path / "missing" / "duels.db"
-    with pytest.raises(OutputError, match="does not exist") as error:
-        DuelStore(path)
-    refused(error, path)
-    assert not path.parent.exists()
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/tmp/" + "x" * 300,
-        pytest.param("/tmp/" + "x" * 300 + "/duels.db"),
-        pytest.param("~nobody-of-this-name/duels.db"),
-    ],
-)
-def test_an_invalid_path_is_refused(path):
-    with pytest.raises(FldbError) as error:
-        DuelStore(path)
-    refused(error, path)
 
 
 # Root can write everywhere, so the test runs as another user in a shared folder.
@@ -418,29 +389,19 @@ os.chmod(folder, 0o755)
 """
 
 
-@pytest.fixture(scope="module")
-def without_permission():
+@pytest.mark.slow
+def test_a_read_only_file_and_a_folder_out_of_reach_are_refused():
     folder = tempfile.mkdtemp()
     try:
         os.chmod(folder, 0o755)  # noqa: PTH101
-        return folder, finish(start(READ_ONLY, folder))
+        read_only, unchanged, out_of_reach = finish(start(READ_ONLY, folder))
     finally:
         shutil.rmtree(folder)
-
-
-@pytest.mark.slow
-def test_a_read_only_file_is_refused(without_permission):
-    folder, (error, unchanged, _) = without_permission
-    assert error.startswith(f"OutputError cannot use the duel store {folder}/duels.db: ")
-    assert "readonly" in error
+    assert read_only.startswith(f"OutputError cannot use the duel store {folder}/duels.db: ")
+    assert "readonly" in read_only
     assert unchanged == "True"
-
-
-@pytest.mark.slow
-def test_a_folder_out_of_reach_is_refused(without_permission):
-    folder, (*_, error) = without_permission
-    assert error.startswith("OutputError")
-    assert f"{folder}/inner/duels.db" in error
+    assert out_of_reach.startswith("OutputError")
+    assert f"{folder}/inner/duels.db" in out_of_reach
 
 
 FULL_DISK = """
@@ -533,25 +494,23 @@ def test_answers_in_any_order(store):
     assert store.counts() == {"open": 0, "answered": 5, "counted": 0}
 
 
-@pytest.mark.parametrize("given", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("again", [0.0, 0.5, 1.0])
-def test_a_repeated_answer_keeps_its_number(path, given, again):
+def test_a_repeated_answer_keeps_its_number(path):
+    values = (0.0, 0.5, 1.0)
     with DuelStore(path) as store:
-        answer(store, 2)
-        duel = propose(store)
-        assert store.record([(duel, given)]) == [3]
-        answer(store, 2)
+        duels = [propose(store) for _ in values]
+        assert store.record(zip(duels, values, strict=True)) == [1, 2, 3]
     with DuelStore(path) as store:  # the client crashed before the reply
-        (result,) = store.record([(duel, again)])
-        if again == given:
-            assert result == 3
-        else:
-            assert isinstance(result, ConflictingAnswerError)
-            assert duel in str(result)
-            assert "\n" not in str(result)
-        store.cut(0, 1)
-        assert store.last == 5
-        assert store.evidence(0, 5).preferences[2] == given
+        for number, given in enumerate(values, 1):
+            for again in values:
+                (result,) = store.record([(duels[number - 1], again)])
+                if again == given:
+                    assert result == number
+                else:
+                    assert isinstance(result, ConflictingAnswerError)
+                    assert duels[number - 1] in str(result)
+                    assert "\n" not in str(result)
+        assert store.last == 3
+        assert store.answers().preferences.tolist() == list(values)
 
 
 def test_each_answer_has_its_own_error(path):
@@ -841,19 +800,6 @@ def test_the_duels_that_the_next_upload_needs(store):
     assert store.needed == 3
 
 
-def test_names_of_features(path):
-    with DuelStore(path) as store:
-        store.name_features(["price", "time"])
-        assert store.feature_names == ["price", "time"]
-        propose(store, (1.0, 2.0))
-    with DuelStore(path) as store:
-        assert store.feature_names == ["price", "time"]
-        store.name_features(["price"])  # by another version: of another number of features
-        assert store.feature_names is None
-        store.name_features(None)
-        assert store.feature_names is None
-
-
 # --- uploads ---------------------------------------------------------------------------------
 
 
@@ -1131,16 +1077,6 @@ def test_a_server_cannot_exhaust_the_numbers(store, start):
     assert isinstance(answer(store, 1)[0], int)
 
 
-def test_cuts_with_no_answers_between_them(store):
-    """`at_least` must be at least 1; the error for 0 does not report a damaged file."""
-    said = ""
-    try:
-        assert [store.cut(0, 0), store.cut(0, 0)] == [0, 0]
-    except FldbError as error:
-        said = str(error)
-    assert "damaged" not in said
-
-
 def test_only_counted_answers_are_pruned(path):
     clock = Clock(1000.0)
     with DuelStore(path, clock=clock) as store:
@@ -1229,19 +1165,6 @@ def synchronization(d=2, **changes):
     return Synchronization(**{**values, **changes})
 
 
-def same(found, right):
-    assert found is not None
-    assert (found.received, found.round, found.counted, found.duels, found.parameters) == (
-        right.received,
-        right.round,
-        right.counted,
-        right.duels,
-        right.parameters,
-    )
-    np.testing.assert_array_equal(found.theta, right.theta)
-    np.testing.assert_array_equal(found.information, right.information)
-
-
 def test_a_broadcast_is_kept_until_the_next(path):
     with DuelStore(path) as store, DuelStore(path) as other:
         assert store.synchronized() is None
@@ -1249,13 +1172,13 @@ def test_a_broadcast_is_kept_until_the_next(path):
         for changes in [{}, {"round": 8}, {"received": 1240.0}, {"round": 1, "received": 1300.0}]:
             brought = synchronization(theta=np.array([5e-324, -1 / 3]), **changes)
             store.synchronize(brought)
-            same(other.synchronized(), brought)
+            np.testing.assert_equal(vars(other.synchronized()), vars(brought))
             assert store.version() == other.version()
             versions.add(other.version())
         assert len(versions) == 5
         assert other.counts()["counted"] == 3
     with DuelStore(path) as store:
-        same(store.synchronized(), brought)
+        np.testing.assert_equal(vars(store.synchronized()), vars(brought))
     assert rows(path, "SELECT count(*) FROM synchronized") == [(1,)]
 
 
@@ -1279,21 +1202,16 @@ def test_a_copy_is_a_store(path):
     assert rows(copy, "PRAGMA journal_mode") == [("wal",)]
 
 
-def test_a_copy_that_cannot_be_written(store):
-    copy = store.path.parent / "missing" / "copy.db"
-    with pytest.raises(OutputError) as error:
-        store.backup(copy)
-    refused(error, copy)
-
-
-def test_a_copy_does_not_replace_another_store(store):
+def test_a_copy_replaces_no_file_and_needs_its_folder(store):
     answer(store, 1)
     other = store.path.with_name("other.db")
     with DuelStore(other) as kept:
         answer(kept, 2)
         name = kept.device_id
-    with pytest.raises(FldbError):
-        store.backup(other)
+    for copy in (other, store.path.parent / "missing" / "copy.db"):
+        with pytest.raises(OutputError) as error:
+            store.backup(copy)
+        refused(error, copy)
     with DuelStore(other) as kept:
         assert (kept.device_id, kept.last) == (name, 2)
 
@@ -1430,16 +1348,6 @@ def test_processes_that_create_one_store_concurrently(tmp_path):
         finish(worker)
     assert [name for name in names if len(name) > 1] == []
     assert len(set().union(*names)) == 60
-
-
-def test_threads_that_create_one_store_concurrently(tmp_path):
-    for number in range(60):
-
-        def work(_, path=tmp_path / str(number)):
-            with DuelStore(path) as store:
-                return store.device_id
-
-        assert len({str(name) for name in in_threads(4, work)}) == 1
 
 
 def open_while(path, place, meanwhile):
@@ -1712,25 +1620,6 @@ def test_backups_during_writes(path):
             assert rows(copy, "PRAGMA integrity_check") == [("ok",)]
         process.send_signal(signal.SIGKILL)
     assert len(acknowledged) > 30
-
-
-@pytest.mark.slow
-def test_another_process_reads_the_contents_shown(path):
-    code = """
-import json, sys
-from clients.store import DuelStore
-with DuelStore(sys.argv[1]) as store:
-    (shown,) = store.open_proposals()
-    print(json.dumps([shown.id, shown.contents]))
-    print(store.record([(shown.id, 0.5)]))
-"""
-    with DuelStore(path) as store:
-        duel = propose(store, contents=["a\nb", None])
-        shown, recorded = finish(start(code, path))
-        assert json.loads(shown) == [duel, ["a\nb", None]]
-        assert recorded == "[1]"
-        assert store.last == 1
-        assert store.open_proposals() == []
 
 
 def test_a_store_without_duels_takes_the_dimension_of_the_arms(tmp_path):
