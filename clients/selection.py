@@ -11,8 +11,9 @@ import numpy as np
 from clients.learning import make_learner, settings_of
 from clients.store import DuelStore, Evidence, duel_key
 from fldb_flower.bandit.preference import link, logistic
-from fldb_flower.bandit.selection import find_rule, norms
-from fldb_flower.bandit.selection.scores import challenger, tie_breaks, tie_step
+from fldb_flower.bandit.selection import norms
+from fldb_flower.bandit.selection.scores import tie_breaks, tie_step
+from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.linear import whitened
@@ -102,10 +103,7 @@ class PairSelector:
         elif self._avoids_repeats:
             first, second = self._least_compared(arms)
         else:
-            rule = self._rule
-            noise = None if rule.noise is None else rule.noise(self._streams, 1, arms.shape)[:, 0]
-            firsts, seconds = rule.select(arms[None], theta, whitener, width, noise)
-            first, second = int(firsts[0]), int(seconds[0])
+            first, second = self._rule.pair(arms, theta, whitener, width, self._streams)
 
         def is_new(difference: FloatArray) -> bool:
             key = duel_key(difference)
@@ -120,12 +118,13 @@ class PairSelector:
             tried.add(arms[arm].tobytes())
             allowed = np.array([is_new(arms[arm] - other) for other in arms])
             if allowed.any():
-                return arm, challenger(arms, arm, allowed, theta, whitener, width=width)
+                return arm, best_challenger(arms, arm, theta, whitener, width, allowed=allowed)
         if first != second and not self._skipped[duel_key(arms[first] - arms[second])]:
             return first, second
         skips = np.array([self._skipped[duel_key(arms[first] - other)] for other in arms], float)
         skips[first] = np.inf
-        return first, challenger(arms, first, skips == skips.min(), theta, whitener, width=width)
+        allowed = skips == skips.min()
+        return first, best_challenger(arms, first, theta, whitener, width, allowed=allowed)
 
     def _repeats(self, difference: FloatArray) -> int:
         key = duel_key(difference)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from clients import check
+from message import message
 from simulations import command
-from simulations.benchmark.message import message
 
 ROOT = Path(__file__).parents[2]
 NOT_NEEDED = {
     *("fastapi_offline", "hydra", "matplotlib", "omegaconf", "pandas", "ray", "scipy", "torch"),
     *("tqdm", "clients.learning", "clients.preference_agent", "clients.selection"),
     *("clients.service", "clients.simulated", "clients.vault", "fldb_flower.algorithms"),
-    *("fldb_flower.bandit.local_newton", "fldb_flower.bandit.personal"),
+    *("fldb_flower.bandit.estimates", "fldb_flower.bandit.newton"),
     *("fldb_flower.bandit.policies", "fldb_flower.bandit.selection", "fldb_flower.deployment"),
     *("fldb_flower.environments", "fldb_flower.privacy", "fldb_flower.runs"),
     *("fldb_flower.secure", "simulations", "strategies"),

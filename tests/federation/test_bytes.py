@@ -18,7 +18,7 @@ from simulations.engines import vectorized
 from simulations.engines.grid import InProcessGrid, LossyGrid
 from simulations.run import run
 from strategies import make_strategy
-from strategies.simulated_nodes import SimulatedNodes
+from strategies.simulated import SimulatedChannel
 
 SMALL = {"num_agents": 7, "horizon": 10, "num_arms": 4, "dimension": 4, "tau": 3, "quorum": 0.3}
 FRAME = 128  # bytes of a vector's .npy header
@@ -96,16 +96,6 @@ def test_messages_of_nodes_by_hand():
     assert history.node_uploaded_bytes == 10 * 3 * (FRAME + 8 * 11)
 
 
-def test_single_precision_counts_half(tmp_path):
-    double, single = (in_process(settings(wire=wire)) for wire in ("float64", "float32"))
-    assert single.uploaded_bytes / single.exchanges == pytest.approx(
-        double.uploaded_bytes / double.exchanges / 2, rel=0.1
-    )
-    solve = single.exchanges - 3  # t = 1, 3, 6 and 9: d = 4, triangle 10
-    assert single.uploaded_bytes == 7 * 4 * (3 * 14 + solve * 24)
-    assert single.downloaded_bytes == 7 * 4 * (4 * 18 + (solve - 1) * 4)
-
-
 class Measured:
     """A grid mixin that counts the bytes of the agents independently."""
 
@@ -150,7 +140,7 @@ def test_sent_and_received_bytes_are_counted(algorithm, values):
     # The agents of nodes that never replied can only be estimated, so all partitions are known.
     history = History(chosen.horizon)
     strategy = make_strategy(chosen, history)
-    introduce(strategy.nodes, chosen, {1001: 0, 1002: 1, 1003: 2})
+    introduce(strategy.channel, chosen, {1001: 0, 1002: 1, 1003: 2})
     strategy.start(grid)
     assert (history.uploaded_bytes, history.downloaded_bytes) == (grid.up, grid.down)
     if chosen.dropout:
@@ -170,7 +160,7 @@ def introduce(nodes, chosen, partitions):
 
 def test_nodes_of_unknown_partitions_share_the_remaining_agents():
     chosen = settings(3, num_agents=8)
-    nodes, ids = SimulatedNodes(chosen, History(chosen.horizon)), [1001, 1002, 1003]
+    nodes, ids = SimulatedChannel(chosen, History(chosen.horizon)), [1001, 1002, 1003]
     assert nodes.count_agents(ids, ids) == 8
     assert nodes.count_agents(ids[:1], ids) == 8 // 3
     introduce(nodes, chosen, {1001: 0})  # hosts 3 of the 8

@@ -129,7 +129,7 @@ def test_a_mistake_is_one_line_and_status_1(words, message, fldb):
         ("figures fig9", "no figure 'fig9': there are fig1a"),
         ("report", "the following arguments are required: DIR"),
         ("report missing", "missing: does not exist"),
-        ("benchmark algoritms", "there is no section 'algoritms'; did you mean algorithms?"),
+        ("benchmark scale", "unrecognized arguments: scale"),
         ("benchmark --repetitions 0", "'0' must be a whole number, from 1 to 1000"),
         ("demo --devices x", "'x' must be a whole number, at least 1"),
         ("keys credentials keys", "the following arguments are required: --host"),

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fldb_flower.linalg.arrays import Array, FloatArray, namespace
+from fldb_flower.linalg.arrays import Array, namespace
 from fldb_flower.linalg.linear import (
     Whitener,
     largest_frobenius,
@@ -131,18 +128,3 @@ def tie_step(features: Array, theta: Array, whitener: Whitener, width: Width) ->
     if not math.isfinite(bound + (2.0 * length * reach) * (2.0 * length * reach)):
         raise FloatingPointError("a feature, theta or W is not a finite number, or too large")
     return TIE * bound
-
-
-def challenger(
-    arms: FloatArray,
-    first: int,
-    allowed: NDArray[np.bool_],
-    theta: FloatArray,
-    whitener: Whitener,
-    *,
-    width: float,
-) -> int:
-    """Return the allowed arm with the largest upper bound of its lead over the first, (K, d)."""
-    bonus = norms((arms - arms[first])[None], whitener)
-    bounds = (rewards(arms[None], theta) + width * bonus)[0]
-    return int(np.argmax(np.where(allowed, bounds, -np.inf)))

@@ -1,0 +1,216 @@
+"""Nodes that are devices: identified by the id of their store, counted by answer number."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fldb_flower.errors import RoundAbandonedError
+from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.settings import AUTO, Settings
+from fldb_flower.wire.codec import BroadcastHeader, UploadError, decode_statistics
+from fldb_flower.wire.devices import DeviceUploadHeader
+from fldb_flower.wire.records import unpack_vector
+from strategies.channel import Channel, Contribution, rivals
+
+_DEVICE_ID = re.compile(r"[0-9a-f]{32}")
+_NEW = -1  # `upto`: the device decides where its upload ends
+
+
+class CountedSpan(NamedTuple):
+    """The answers of one device that a contribution covers."""
+
+    device: str
+    header: DeviceUploadHeader
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What one round counted."""
+
+    duels: int
+    uploads: tuple[tuple[str, int | None, int | None], ...]
+    """The name of each device, and the answers counted: those after the first number, up to the
+    second. The server of a secure sum does not know them."""
+    predicted: int | None = None  # duels whose preference was predicted, if it is known
+    agreed: int | None = None  # and those of them where people confirmed the prediction
+    held_back: str = ""  # which answers devices hold back for a later upload, in words
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of the predicted preferences that people confirmed; None if there are none."""
+        if not self.predicted or self.agreed is None:
+            return None
+        return self.agreed / self.predicted
+
+
+class DeviceChannel(Channel):
+    """The devices of a federation; their number is unknown and changes.
+
+    Only the device and the server know the id of its store. So a device keeps its identity when its
+    key, its SuperNode or the SuperLink's database changes, and another device cannot take it. A
+    device stays at its node while that node is connected and claims nothing else.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        chosen = settings.devices.first_duels
+        self._first_duels = 2 * settings.dimension if chosen == AUTO else int(chosen)
+        self.counted: dict[str, int] = {}  # device id -> its last answer that is counted
+        self.duels = 0  # counted, of all devices
+        self._claims: dict[int, str] = {}  # node -> device, as it claimed last
+        self._devices: dict[int, str] = {}  # node -> device, if undisputed
+        self._spans: dict[int, DeviceUploadHeader] = {}  # node -> the answers of this round
+        self.tally = Tally(0, ())  # what was acknowledged last
+
+    def contents(
+        self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> list[RecordDict]:
+        """Return the content for each node; see ``fldb_flower.wire.devices``."""
+        numbers: Any = config["header"]
+        repeats = BroadcastHeader(*numbers).last == 0
+        contents = []
+        for node in nodes:
+            device = self.device_at(node)
+            own = ConfigRecord({
+                **config,
+                "counted": self.counted.get(device, 0),
+                "device": device,
+                "upto": self._spans[node].end if repeats else _NEW,
+                "duels": self.duels,
+            })  # fmt: skip
+            contents.append(RecordDict({"arrays": arrays, "config": own}))
+        return contents
+
+    def check(
+        self, node: int, reply: Message, number: int, broadcast: Broadcast
+    ) -> Contribution | None:
+        """Return a device's upload; None if the device was not known to be at this node."""
+        content: Any = reply.content
+        try:
+            header = DeviceUploadHeader.from_counts(content["config"]["header"])
+            device = content["config"]["device"]
+            vector = unpack_vector(content["arrays"], self.settings.max_message_mb)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UploadError.malformed(error) from None
+        if not self.claim(node, device):
+            return None
+        span = header._replace(held=0, missing=0)
+        upload = decode_statistics(vector, header.num_duels, broadcast, self.form)
+        self._check_span(node, device, span, broadcast)
+        self._spans[node] = span
+        return Contribution(device, upload, CountedSpan(device, header))
+
+    def _check_span(
+        self, node: int, device: str, header: DeviceUploadHeader, broadcast: Broadcast
+    ) -> None:
+        start, span = self.counted.get(device, 0), (header.start, header.end)
+        most = self.settings.devices.max_duels
+        if header.start != start or header.end < start:
+            raise UploadError(f"answers {span} instead of those after {start}")
+        if broadcast.learns and header.num_duels != header.end - header.start:
+            raise UploadError(f"{header.num_duels} duels in answers {span}")
+        if header.num_duels > most:
+            raise UploadError(f"{header.num_duels} duels, more than {most} in a round")
+        if broadcast.play is None and header != self._spans[node]:
+            raise UploadError(f"other answers than before: {span}")
+        if not header.agreed <= header.predicted <= header.num_duels:
+            raise UploadError(f"inconsistent counts: {tuple(header)}")
+
+    # Which device is at which node.
+
+    def device_at(self, node: int) -> str:
+        """Return the device at a node; empty if it is not known, or in dispute."""
+        return self._devices.get(node, "")
+
+    def claim(self, node: int, device: object) -> bool:
+        """Store which device a node claims to be; return whether that is known already."""
+        if not isinstance(device, str) or not _DEVICE_ID.fullmatch(device):
+            raise UploadError("the id of its store is not 32 hexadecimal digits")
+        self._claims[node] = device
+        return self.device_at(node) == device
+
+    def disputes(self, connected: Collection[int]) -> dict[int, str]:
+        """Compare which devices the connected nodes claim to be."""
+        claims = {node: self._claims[node] for node in sorted(connected) if node in self._claims}
+        self._devices = {
+            node: known for node, known in self._devices.items() if claims.get(node, known) == known
+        }
+        owners = {device: node for node, device in self._devices.items() if node in connected}
+        refused = rivals(claims, owners)
+        moved = {node: claims[node] for node in claims.keys() - refused.keys()}
+        arrived = set(moved.values())
+        stay = {node: device for node, device in self._devices.items() if device not in arrived}
+        self._devices = stay | moved
+        return {
+            node: f"device {short_name(claims[node])} is claimed by nodes {several}: a store must"
+            " not be copied to a second device"
+            for node, several in refused.items()
+        }
+
+    # What is counted.
+
+    def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:
+        """Require one new answer; in the first round ``devices-first-duels`` of them."""
+        if broadcast.theta_hat is None:
+            return
+        new = sum(each.upload.num_duels for each in contributions.values())
+        if new == 0:
+            nothing = f"no new answers from {len(contributions)} devices"
+            raise RoundAbandonedError(_held_back(contributions) or nothing)
+        if self.duels == 0 and new < self._first_duels:
+            raise RoundAbandonedError(
+                f"{new} answers; the first round needs {self._first_duels} (devices-first-duels)"
+            )
+
+    def answers(self, contribution: Contribution) -> int:
+        """Return the number of the device's last answer."""
+        span: CountedSpan = contribution.claim
+        return span.header.end
+
+    def acknowledge(self, contributions: Mapping[int, Contribution]) -> None:
+        """Count the answers that the contributions cover."""
+        spans: list[CountedSpan] = sorted(each.claim for each in contributions.values())
+        for device, header in spans:
+            self.counted[device] = header.end
+            self.duels += header.num_duels
+        new = [(device, header) for device, header in spans if header.num_duels]
+        self.tally = Tally(
+            duels=sum(header.num_duels for _, header in new),
+            uploads=tuple((short_name(device), each.start, each.end) for device, each in new),
+            predicted=sum(header.predicted for _, header in new),
+            agreed=sum(header.agreed for _, header in new),
+            held_back=_held_back(contributions),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, as JSON values."""
+        nodes = {str(node): device for node, device in self._devices.items()}
+        return {"counted": self.counted, "duels": self.duels, "nodes": nodes}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state` returned."""
+        self.counted, self.duels = dict(state["counted"]), state["duels"]
+        self._devices = {int(node): device for node, device in state["nodes"].items()}
+
+
+def _held_back(contributions: Mapping[int, Contribution]) -> str:
+    """Return in words which answers devices hold back and why; empty if there are none."""
+    headers = [header for each in contributions.values() if (header := each.claim.header).held]
+    if not headers:
+        return ""
+    missing = sorted({header.missing for header in headers})
+    devices = "" if len(headers) == 1 else f" by {len(headers)} devices"
+    pairs = str(missing[0]) if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
+    each = f"{pairs} distinct pairs missing" + (" on each" if len(headers) > 1 else "")
+    return f"{sum(header.held for header in headers)} answers held back{devices}, {each}"
+
+
+def short_name(device: str) -> str:
+    """Return the name of a device in logs and results; its id is secret."""
+    return hashlib.sha256(device.encode()).hexdigest()[:12]
