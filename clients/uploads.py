@@ -68,11 +68,6 @@ class UploadMaker:
         self._store, self._settings = store, settings
         self.form = make_form(settings)
 
-    def nothing(self, broadcast: Broadcast) -> Upload:
-        """Return the reply to a broadcast that requests no statistics."""
-        none = np.zeros((0, self._settings.dimension))
-        return statistics(broadcast, none, np.zeros(0), none, self.form)
-
     def report(self, broadcast: Broadcast, known: Evidence, new: Evidence) -> Upload:
         """Return the statistics of a person for a report of secure sums, which limits its length.
 
