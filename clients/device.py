@@ -90,10 +90,10 @@ class DeviceAgent(NumPyClient):
     def _statistics(
         self, broadcast: Broadcast, start: int, upto: int
     ) -> tuple[DeviceUploadHeader, Upload]:
-        if not broadcast.learns:
-            return DeviceUploadHeader(0, start, start, 0, 0), self._uploads.nothing(broadcast)
         end, held = upto, (0, 0)
-        if upto < 0:
+        if not broadcast.learns:
+            end = start
+        elif upto < 0:
             most = self._settings.devices.max_duels
             end = self.store.cut(start, self._limits.min_duels, most)
             held = self.store.held_back()

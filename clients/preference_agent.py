@@ -219,7 +219,9 @@ class PreferenceAgent:
         first, second = selector.select(arms)
         difference = arms[first] - arms[second]
         predicted = selector.predict(difference) if selector.is_informed else None
-        pair = (None, None) if names is None else (names[first], names[second])
+        pair: tuple[str | None, str | None] = (None, None)
+        if names is not None:
+            pair = names[first], names[second]
         proposal = self.store.propose(
             difference,
             np.nan if predicted is None else predicted,

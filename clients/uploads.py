@@ -68,11 +68,6 @@ class UploadMaker:
         self._store, self._settings = store, settings
         self.form = make_form(settings)
 
-    def nothing(self, broadcast: Broadcast) -> Upload:
-        """Return the reply to a broadcast that requests no statistics."""
-        none = np.zeros((0, self._settings.dimension))
-        return statistics(broadcast, none, np.zeros(0), none, self.form)
-
     def report(self, broadcast: Broadcast, known: Evidence, new: Evidence) -> Upload:
         """Return the statistics of a person for a report of secure sums, which limits its length.
 
@@ -100,7 +95,10 @@ class UploadMaker:
         differences = self._rows(duels)
         upload = statistics(broadcast, differences, duels.preferences, differences, self.form)
         if broadcast.shares:
-            upload = upload._replace(shares=self._share_change(broadcast, start, end))
+            change = self._store.share_change(
+                start, end, lambda own, *duels: self._learner(broadcast, own).share(*duels)
+            )
+            upload = upload._replace(shares=change)
         return upload, duels
 
     def _limited(self, broadcast: Broadcast, duels: Evidence, start: int, end: int) -> Upload:
@@ -143,19 +141,6 @@ class UploadMaker:
     def _clipped(self, duels: Evidence) -> Array:
         assert self._settings.clip is not None
         return clipped(self._rows(duels), self._settings.clip)
-
-    def _share_change(self, broadcast: Broadcast, start: int, end: int) -> ShareChange:
-        """Return the change of this device's share between two cuts.
-
-        The share at ``end`` is computed once, from all answers up to it that are left, and stored.
-        """
-        store = self._store
-        first, scored = store.share_span(start, end)
-        if start < end and not store.has_share(end):
-            learner = self._learner(broadcast, store.share(start))
-            known, new = store.answers(first, scored), store.answers(scored, end)
-            store.keep_share(end, learner.share(known, new))
-        return store.share_change(start, end)
 
     def _learner(
         self, broadcast: Broadcast, own: tuple[FloatArray, FloatArray] | None = None

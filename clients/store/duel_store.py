@@ -618,44 +618,29 @@ class DuelStore(Database):
         """Return whether the share at a cut was computed."""
         return bool(self.row("SELECT cut FROM shares WHERE cut = ?", cut))
 
-    def share_span(self, start: int, end: int) -> tuple[int, int]:
-        """Return which answers the share at ``end`` covers, after an upload to ``start``.
-
-        They are those after the first number, and the log losses of those up to the second one
-        belong to earlier shares. If the share at ``start`` is not in this store, which is an old
-        backup or has met a server that was restored, it cannot be replaced: it stays in the
-        server's sums, and later shares cover the later answers only.
-        """
-        with self.transaction():
-            if start and not self.has_share(start):
-                self.execute("DELETE FROM shares WHERE cut > ?", start)
-                self.execute("INSERT INTO shares VALUES (?, NULL)", start)
-            query = (
-                "SELECT coalesce(max(cut) FILTER (WHERE share IS NULL), 0), coalesce(max(cut), 0)"
-                " FROM shares WHERE cut < ?"
-            )
-            first, scored = self.row(query, end)
-        return first, scored
-
-    def keep_share(self, cut: int, share: ShareChange) -> None:
-        """Store the share at a cut, unless another process was faster, or answers were forgotten.
-
-        ``losses`` and ``squares`` are those of the answers since the share before.
-        """
-        numbers = [share.shift, pack_symmetric(share.precision), share.losses, [share.squares]]
-        with self.transaction():
-            self.execute(
-                "INSERT OR IGNORE INTO shares SELECT position, ? FROM cuts"
-                " WHERE position = ? AND NOT forgotten",
-                np.concatenate(numbers).tobytes(),
-                cut,
-            )
-
-    def share_change(self, start: int, end: int) -> ShareChange:
+    def share_change(
+        self,
+        start: int,
+        end: int,
+        compute: Callable[[tuple[FloatArray, FloatArray], Evidence, Evidence], ShareChange],
+    ) -> ShareChange:
         """Return the change between the shares at two cuts, the same each time.
 
-        Raises DataError if the share at ``end`` was not stored, because answers were forgotten.
+        If the share at ``end`` is not stored, ``compute`` returns it from the share at ``start``,
+        and the answers whose log losses are and are not part of earlier shares. It is not stored if
+        answers were forgotten meanwhile.
         """
+        first, scored = self._share_span(start, end)
+        if start < end and not self.has_share(end):
+            known, new = self.answers(first, scored), self.answers(scored, end)
+            share = compute(self.share(start), known, new)
+            numbers = [share.shift, pack_symmetric(share.precision), share.losses, [share.squares]]
+            with self.transaction():
+                where = "position = ? AND NOT forgotten"
+                insert = f"INSERT INTO shares SELECT position, ? FROM cuts WHERE {where}"
+                self.execute(
+                    f"{insert} ON CONFLICT DO NOTHING", np.concatenate(numbers).tobytes(), end
+                )
         with self.reading():
             if start < end and not self.has_share(end):
                 raise self._forgotten(end)
@@ -670,14 +655,31 @@ class DuelStore(Database):
             members=after.members - before.members,
         )
 
+    def _share_span(self, start: int, end: int) -> tuple[int, int]:
+        """Return after which answer the share at ``end`` begins, and up to which it is scored.
+
+        If the share at ``start`` is not in this store, which is an old backup or has met a server
+        that was restored, it cannot be replaced: it stays in the server's sums, and later shares
+        cover the later answers only.
+        """
+        with self.transaction():
+            if start and not self.has_share(start):
+                self.execute("DELETE FROM shares WHERE cut > ?", start)
+                self.execute("INSERT INTO shares VALUES (?, NULL)", start)
+            query = (
+                "SELECT coalesce(max(cut) FILTER (WHERE share IS NULL), 0), coalesce(max(cut), 0)"
+                " FROM shares WHERE cut < ?"
+            )
+            first, scored = self.row(query, end)
+        return first, scored
+
     def _share(self, cut: int) -> ShareChange:
         d = self.dimension or 0
         row = self.row("SELECT share FROM shares WHERE cut = ?", cut, default=(None,))
         if row[0] is None:
             return ShareChange(np.zeros((d, d)), np.zeros(d), np.zeros(len(VARIANCES)), 0.0, 0.0)
-        *numbers, squares = np.frombuffer(row[0])
-        shift, packed, losses = np.split(np.array(numbers), [d, d + d * (d + 1) // 2])
-        return ShareChange(unpack_symmetric(packed, d), shift, losses, float(squares), 1.0)
+        shift, packed, rest = np.split(np.frombuffer(row[0]), [d, d + d * (d + 1) // 2])
+        return ShareChange(unpack_symmetric(packed, d), shift, rest[:-1], float(rest[-1]), 1.0)
 
     # Secure sums: which answers reports cover (clients/vault/journal.py), and the last report. It
     # stays after answers were forgotten or pruned: it contains them only in encrypted form.

@@ -41,6 +41,7 @@ from fldb_flower.errors import DataError, FldbError, OutputError
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # for many small transactions
 HOUR = 3600.0
+SHARE = ShareChange(np.eye(2), np.ones(2), np.zeros(len(VARIANCES)), 1.0, 1.0)
 
 
 class Clock:
@@ -220,8 +221,7 @@ def full_store(path):
         store.propose(np.array([3.0, 4.0]), np.nan, contents=shown, expire_after=HOUR)
         store.cut(0, 2)
         store.admit(0, 3, np.ones(2), 5)
-        losses = np.zeros(len(VARIANCES))
-        store.keep_share(3, ShareChange(np.eye(2), np.ones(2), losses, 1.0, 1.0))
+        store.share_change(0, 3, lambda *_: SHARE)
         prior = CommonPrior(np.eye(2), np.ones(2), 0.5, 2.0)
         parameters = {"algorithm": "fldb_personal", "selection": "ucb"}
         packed = np.array([1.0, 0.0, 1.0])
@@ -247,7 +247,7 @@ USES = [
     lambda agent: agent.store.cut(3, 1),
     lambda agent: agent.store.admit(0, 3, np.zeros(2), 5),
     lambda agent: agent.store.evidence(0, 3),
-    lambda agent: agent.store.share_change(0, 3),
+    lambda agent: agent.store.share_change(0, 3, lambda *_: SHARE),
     lambda agent: agent.store.synchronize(synchronization()),
     lambda agent: agent.store.prune(0.0),
     lambda agent: agent.store.forget(),
@@ -476,22 +476,6 @@ def test_a_closed_store_raises_an_error(path):
 
 
 # --- proposals and answers -------------------------------------------------------------------
-
-
-def test_answers_in_any_order(store):
-    duels = [propose(store, (float(place), 0.0), 0.1 * place) for place in range(4)]
-    assert len(set(duels)) == 4
-    assert store.record([(duels[2], 0.5)]) == [1]
-    assert store.record([(duels[0], 0.0), (duels[3], 1.0)]) == [2, 3]
-    late = propose(store, (9.0, -1.0), float("nan"))
-    assert store.record([(late, 1.0)]) == [4]
-    assert store.record([(duels[1], 1.0)]) == [5]
-    assert store.cut(0, 1) == 5
-    evidence = store.evidence(0, 5)
-    np.testing.assert_array_equal(evidence.differences, [[2, 0], [0, 0], [3, 0], [9, -1], [1, 0]])
-    np.testing.assert_array_equal(evidence.preferences, [0.5, 0, 1, 1, 1])
-    np.testing.assert_array_equal(evidence.predicted, [0.2, 0.0, 0.1 * 3, np.nan, 0.1])
-    assert store.counts() == {"open": 0, "answered": 5, "counted": 0}
 
 
 def test_a_repeated_answer_keeps_its_number(path):
@@ -1185,23 +1169,6 @@ def test_a_broadcast_is_kept_until_the_next(path):
 # --- copies ----------------------------------------------------------------------------------
 
 
-def test_a_copy_is_a_store(path):
-    copy = path.with_name("copy.db")
-    with DuelStore(path) as store:
-        waiting = propose(store, (3.0, 4.0), 0.25)
-        answer(store, 2)
-        store.cut(0, 1)
-        store.backup(copy)
-        answer(store, 1)
-        name = store.device_id
-    with DuelStore(copy) as store:
-        assert (store.device_id, store.last, store.dimension) == (name, 2, 2)
-        assert store.record([(waiting, 0.0)]) == [3]
-        assert store.cut(2, 1) == 3
-        np.testing.assert_array_equal(store.evidence(2, 3).differences, [[3.0, 4.0]])
-    assert rows(copy, "PRAGMA journal_mode") == [("wal",)]
-
-
 def test_a_copy_replaces_no_file_and_needs_its_folder(store):
     answer(store, 1)
     other = store.path.with_name("other.db")
@@ -1217,51 +1184,6 @@ def test_a_copy_replaces_no_file_and_needs_its_folder(store):
 
 
 # --- threads and processes -------------------------------------------------------------------
-
-
-def in_threads(count, work):
-    """Call work(number) in `count` concurrent threads; return the results."""
-    ready = threading.Barrier(count)
-    results = [None] * count
-
-    def run(number):
-        ready.wait()
-        try:
-            results[number] = work(number)
-        except Exception as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_concurrent_threads(path, shared):
-    with DuelStore(path) as store:
-
-        def work(number):
-            own = store if shared else DuelStore(path)
-            numbers = []
-            for place in range(20):
-                duel = propose(own, (float(number), float(place)))
-                numbers += own.record([(duel, 0.5)])
-                own.cut(0, 10)
-                own.counts()
-            if not shared:
-                own.close()
-            return numbers
-
-        results = in_threads(6, work)
-        assert sorted(number for numbers in results for number in numbers) == list(range(1, 121))
-        store.cut(0, 1)
-        evidence = store.evidence(0, 120)
-        for number, numbers in enumerate(results):
-            for place, sequence in enumerate(numbers):
-                assert tuple(evidence.differences[sequence - 1]) == (number, place)
 
 
 HAMMER = """
@@ -1314,40 +1236,6 @@ def test_concurrent_processes(path):
         assert evidence.differences[sequence - 1].tolist() == difference
         assert evidence.preferences[sequence - 1] == preference
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
-
-
-OPEN = """
-import sys, time
-from clients.store import DuelStore
-print("ready", flush=True)
-for line in sys.stdin:
-    path, begin = line.split()
-    while time.time() < float(begin):
-        pass
-    try:
-        with DuelStore(path) as store:
-            print(store.device_id, flush=True)
-    except Exception as error:
-        print(str(error).replace(path, ""), flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_processes_that_create_one_store_concurrently(tmp_path):
-    workers = [start(OPEN) for _ in range(3)]
-    for worker in workers:
-        worker.stdout.readline()
-    names = []
-    for number in range(60):
-        begin = time.time() + 0.005
-        for worker in workers:
-            worker.stdin.write(f"{tmp_path / str(number)} {begin}\n")
-            worker.stdin.flush()
-        names.append({worker.stdout.readline() for worker in workers})
-    for worker in workers:
-        finish(worker)
-    assert [name for name in names if len(name) > 1] == []
-    assert len(set().union(*names)) == 60
 
 
 def open_while(path, place, meanwhile):
