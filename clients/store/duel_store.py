@@ -681,7 +681,7 @@ class DuelStore(Database):
         shift, packed, rest = np.split(np.frombuffer(row[0]), [d, d + d * (d + 1) // 2])
         return ShareChange(unpack_symmetric(packed, d), shift, rest[:-1], float(rest[-1]), 1.0)
 
-    # Secure sums: which answers reports cover (clients/vault/journal.py), and the last report. It
+    # Secure sums: which answers reports cover (clients/vault/ledger.py), and the last report. It
     # stays after answers were forgotten or pruned: it contains them only in encrypted form.
 
     def secure_part(self, part: Literal["journal", "report"]) -> bytes | None:
