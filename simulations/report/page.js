@@ -32,7 +32,6 @@ function shown(number, digits = 2) {
 /* ---- Charts ---------------------------------------------------------------------------------- */
 
 const HELP = "Left and right: along the curve. Up and down: another curve. Plus and minus: zoom. 0: all.";
-const charts = [];
 
 /** Make a chart with buttons for scales and export, read by keys; return the function that draws a figure. */
 function makeChart(id, title) {
@@ -65,7 +64,6 @@ function makeChart(id, title) {
   }, format.toUpperCase());
   byId(id).append(h("div", { class: "row" }, scale("x"), scale("y"), save("svg"), save("png")), plot, live);
   plot.addEventListener("keydown", keysOf(plot, live));
-  charts.push(() => figure && draw());
   return (next) => {
     figure = next;
     return draw();
@@ -229,6 +227,7 @@ function follow() {
   compare();
 }
 scheme.addEventListener("change", follow);
+narrow.addEventListener("change", follow);
+document.documentElement.classList.toggle("dark", scheme.matches);
 groupBy(groupings[0][1]);
-follow();
 performance.mark("report-ready");

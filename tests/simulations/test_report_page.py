@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 import time
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,10 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from accessibility import violations
-from selenium.webdriver.support.ui import Select, WebDriverWait
+from browsers import chrome, emulate, find, keys, messages, texts, wait  # noqa: F401 - a fixture
+from selenium.webdriver.support.ui import Select
 from test_report import HOSTILE, make_run
 
-from fldb_flower.deployment.processes import free_port
 from simulations.report.__main__ import report
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("report")]
@@ -46,55 +45,19 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(folder, tmp_path_factory):
-    """Open the page in headless Chromium, with its home in a temporary folder."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if browser is None or driver is None:
-        pytest.skip("needs chromium and chromedriver (Debian: chromium, chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    profile = tmp_path_factory.mktemp("chromium")
-    for argument in (
-        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-        "--no-first-run", "--window-size=1280,1000", f"--user-data-dir={profile}",
-    ):  # fmt: skip
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    # By default, Selenium chooses a port that an outgoing connection may take before the driver.
-    service = webdriver.ChromeService(driver, port=free_port())
-    session = webdriver.Chrome(options=options, service=service)
-    session.set_script_timeout(100)
-    session.get((folder / "report.html").as_uri())
-    wait(session, "return performance.getEntriesByName('report-ready').length")
-    yield session
-    session.quit()
+def page(folder, chrome):  # noqa: F811 - the fixture
+    """Open the page."""
+    chrome.get((folder / "report.html").as_uri())
+    wait(chrome, "return performance.getEntriesByName('report-ready').length")
+    return chrome
 
 
-def wait(browser, script, *arguments):
-    """Wait until a script returns a true value, and return it."""
-    return WebDriverWait(browser, 60, 0.05).until(
-        lambda driver: driver.execute_script(script, *arguments)
-    )
-
-
-def emulate(browser, theme, width=0):
-    features = [{"name": "prefers-color-scheme", "value": theme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+def show(browser, theme, width=0):
+    emulate(browser, "prefers-color-scheme", theme)
     metrics = {"width": width, "height": 844, "deviceScaleFactor": 2, "mobile": True}
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     if width:
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-
-def find(browser, selector):
-    return browser.find_element("css selector", selector)
-
-
-def texts(browser, selector):
-    script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
-    return browser.execute_script(script, selector)
 
 
 def rows(browser, name):
@@ -133,10 +96,9 @@ def standard_error(values: np.ndarray) -> np.ndarray:
 
 
 def test_the_page_sends_no_request_and_has_no_error(page, folder):
-    messages = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
     asked = [
         message["params"]["request"]["url"]
-        for message in messages
+        for message in messages(page)
         if message["method"] == "Network.requestWillBeSent"
     ]
     own = (folder / "report.html").as_uri()
@@ -352,7 +314,7 @@ def test_axe_finds_no_violation_and_a_phone_does_not_scroll_sideways(page):
     light = curves(page)["tau=14"]["color"]
     try:
         for theme, width in (("light", 0), ("dark", 0), ("dark", 390), ("light", 390)):
-            emulate(page, theme, width)
+            show(page, theme, width)
             dark = theme == "dark"
             script = "return document.documentElement.classList.contains('dark') === arguments[0]"
             wait(page, script, dark)
@@ -362,18 +324,16 @@ def test_axe_finds_no_violation_and_a_phone_does_not_scroll_sideways(page):
             if width:
                 assert page.execute_script(script) == [390, 390]
     finally:
-        emulate(page, "light")
+        show(page, "light")
 
 
 def test_everything_can_be_reached_by_tab_with_a_visible_focus(page):
-    from selenium.webdriver import ActionChains
-
     page.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
     reached = set()
     script = """const e = document.activeElement; const style = getComputedStyle(e);
       return [e.id || e.className || e.tagName, style.outlineStyle, style.outlineWidth]"""
     for _ in range(120):
-        ActionChains(page).send_keys("\ue004").perform()  # Tab
+        keys(page, "\ue004")  # Tab
         name, style, width = page.execute_script(script)
         reached.add(name)
         assert name == "BODY" or (style == "solid" and float(width[:-2]) >= 2), name
