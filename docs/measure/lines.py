@@ -37,7 +37,7 @@ def main() -> None:
     """Print a table of the rooms, and the sums of product, scripts, tests and measurement."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
+    ).stdout
     rooms: dict[str, Counter[str]] = {}
     sums: dict[str, Counter[str]] = {}
     for name in listed.split():
