@@ -22,6 +22,7 @@ from types import FrameType
 from typing import cast
 
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, RangeSweep
 from hydra.core.plugins import Plugins
@@ -95,6 +96,7 @@ class GridSweeper(Sweeper):
         self._loader = loader
         self._swept: set[str] = set()  # dotted names of settings
         self._planned: list[Settings] = []  # of all combinations
+        HydraConfig.instance().set_config(config)
         self._folder = Path(str(config.hydra.sweep.dir))
 
     def sweep(self, arguments: list[str]) -> None:
@@ -154,6 +156,9 @@ class GridSweeper(Sweeper):
 
     def _job(self, number: int, varied: Sequence[str], overrides: tuple[str, ...]) -> Job:
         config = self._loader.load_sweep_config(self.config, list(overrides))
+        with open_dict(config):
+            config.hydra.job.num = config.hydra.job.id = number
+        HydraConfig.instance().set_config(config)  # for resolvers such as ${hydra:job.num}
         settings = settings_of(config)
         self._planned.append(settings)
         key = identity(settings)
@@ -161,7 +166,7 @@ class GridSweeper(Sweeper):
         names = ((text, text.partition("=")[0]) for text in varied)
         used = [text for text, name in names if not ignored.keys() & {name, f"{name}.name"}]
         varied = used or [f"algorithm={settings.algorithm}"]
-        folder = _folder(config, number, varied, key)
+        folder = _folder(config, varied, key)
         place = f"hydra.sweep.subdir={quoted(str(folder.relative_to(self._folder)))}"
         return Job(" ".join(varied), (*overrides, place), settings, key, folder)
 
@@ -261,7 +266,14 @@ def _combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
         elif each.is_discrete_sweep():
             values = list(each.sweep_string_iterator())
         else:
-            raise SettingsError(f"{each.input_line}: a grid needs choices or a range")
+            raise SettingsError(
+                f"{each.input_line} (from {_SOURCE}): a grid needs choices or a range; intervals"
+                " need another hydra/sweeper"
+            )
+        if not values:
+            raise SettingsError(
+                f"{each.input_line} (from {_SOURCE}): a sweep needs at least one value"
+            )
         choices[key] = [f"{key}={value}" for value in values]
     return list(itertools.product(*choices.values()))
 
@@ -299,13 +311,11 @@ def _sigint_blocked() -> Iterator[None]:
         yield
 
 
-def _folder(config: DictConfig, number: int, overrides: Sequence[str], key: str) -> Path:
+def _folder(config: DictConfig, overrides: Sequence[str], key: str) -> Path:
     """Return the folder of a job: an existing one with its hash, or a new name."""
     sweep = Path(str(config.hydra.sweep.dir))
     chosen = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[call-overload, index]
     if chosen != _NUMBERED:
-        with open_dict(config):
-            config.hydra.job.num = config.hydra.job.id = number
         return sweep / str(config.hydra.sweep.subdir)
     digest = hashlib.sha256(key.encode()).hexdigest()[:_HASH_DIGITS]
     there = sorted(path for path in sweep.glob(f"*_{digest}") if path.is_dir())
