@@ -25,7 +25,7 @@ from fldb_flower.bandit.prior import (
 from fldb_flower.bandit.selection import norms
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.linalg.whiteners import Whitener
+from fldb_flower.linalg.linear import Whitener, whiten
 from fldb_flower.settings import Settings
 
 _BLOCK = 100  # at least this many answers are known for each one that is predicted together
@@ -97,7 +97,7 @@ class CommonLearner:
     def whitener(self) -> Whitener:
         """C with ``||x||_{W^-1} = ||x C||``."""
         if self._whitener is None:
-            self._whitener = self._form.whiten(self._information)
+            self._whitener = whiten(self._information)
         return self._whitener
 
     @property
@@ -112,7 +112,7 @@ class CommonLearner:
             if self._by_curvature:  # A is a sum of Hessians
                 weights = link(duels.differences @ self.theta)[1]
             added = self._form.gram(duels.differences, weights)
-            self._information = self._form.total([self._information, added])
+            self._information = self._information + added
             self._duels += len(duels.numbers)
             self._whitener = None
 

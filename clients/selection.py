@@ -16,7 +16,7 @@ from fldb_flower.bandit.selection import find_rule, norms, rewards
 from fldb_flower.bandit.selection.scores import tie_breaks, tie_step
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.whiteners import Whitener, whitened
+from fldb_flower.linalg.linear import Whitener, whitened
 from fldb_flower.settings import Settings
 
 BoolArray = NDArray[np.bool_]

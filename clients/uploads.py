@@ -17,8 +17,8 @@ from fldb_flower.errors import ConvergenceError, DataError, SettingsError, one_l
 from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics
 from fldb_flower.linalg.arrays import LARGEST, Array, FloatArray
-from fldb_flower.linalg.forms import make_form
-from fldb_flower.linalg.whiteners import largest_norm
+from fldb_flower.linalg.forms import make_form, pack
+from fldb_flower.linalg.linear import largest_norm, solve, whiten
 from fldb_flower.settings import SELECTION_SETTINGS, Settings
 from fldb_flower.wire.codec import encode_statistics
 
@@ -118,11 +118,6 @@ class UploadMaker:
     def _exact(self, broadcast: Broadcast, duels: Evidence, start: int, end: int) -> Upload:
         differences = self._rows(duels)
         upload = statistics(broadcast, differences, duels.preferences, differences, self.form)
-        rotated = self.form.rotated
-        upload = upload._replace(
-            information=rotated(upload.information),
-            hessian=None if upload.hessian is None else rotated(upload.hessian),
-        )
         if broadcast.shares:
             upload = upload._replace(shares=self._share_change(broadcast, start, end))
         return upload
@@ -217,7 +212,7 @@ class UploadMaker:
             _expect("theta_sync", _largest(estimate.theta_sync), LARGEST)
             _expect("W_sync", _largest(estimate.information), _LARGEST_SUM)
             try:
-                whitener = self.form.whiten(estimate.information)
+                whitener = whiten(estimate.information)
             except np.linalg.LinAlgError:
                 raise DataError(
                     "the broadcast's W_sync is not positive definite: not stored"
@@ -235,7 +230,7 @@ class UploadMaker:
         _expect("the sum of M_i, times v", _largest(prior.precision) * variance, _MOST_AGENTS)
         _expect("the sum of M_i", _largest(prior.precision), _LARGEST_SUM)
         try:
-            mean = self.form.solve(prior.precision, prior.shift, ridge)
+            mean = solve(prior.precision, prior.shift, ridge)
         except np.linalg.LinAlgError as reason:
             raise DataError(f"the broadcast's sum of M_i: {reason}") from None
         _expect("the mean of the prior", _largest(mean) * math.sqrt(scale), _MOST_LOGIT)
@@ -292,7 +287,7 @@ class UploadMaker:
             prior = private_prior(estimate, self._settings)
             information = prior.precision
             ridge = self._settings.personal_ridge * (prior.scale or 1.0)
-            theta = self.form.solve(information, prior.shift, ridge)  # the common mean
+            theta = solve(information, prior.shift, ridge)  # the common mean
         else:
             theta, information = estimate.theta_sync, estimate.information
         chosen = {name: getattr(self._settings, name) for name in SELECTION_SETTINGS}
@@ -302,7 +297,7 @@ class UploadMaker:
             counted=counted,
             duels=duels,
             theta=theta,
-            information=self.form.pack(information),
+            information=pack(information),
             parameters={**chosen, "lambda_": self._settings.ridge},
             prior=prior,
         )

@@ -97,8 +97,8 @@ class FederationError(FldbError):
     --------
     >>> from fldb_flower.federation.history import History
     >>> from fldb_flower.settings import Settings
-    >>> from strategies.simulated_nodes import SimulatedNodes
-    >>> SimulatedNodes(Settings(num_agents=2), History(5)).check_number(range(3))
+    >>> from strategies.simulated import SimulatedChannel
+    >>> SimulatedChannel(Settings(num_agents=2), History(5)).check_number(range(3))
     Traceback (most recent call last):
     fldb_flower.errors.FederationError: 3 nodes for num-agents=2: ...
     """
@@ -161,7 +161,7 @@ class CheckpointError(FldbError):
     Examples
     --------
     >>> from pathlib import Path
-    >>> from fldb_flower.runs.checkpoints import load_checkpoint
+    >>> from fldb_flower.runs.directory import load_checkpoint
     >>> _ = Path("checkpoint.bin").write_bytes(b"not a checkpoint")
     >>> load_checkpoint(Path("checkpoint.bin"), "the settings")
     Traceback (most recent call last):

@@ -8,11 +8,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fldb_flower.errors import FldbError, SettingsError
+from fldb_flower.federation.history import History
+from fldb_flower.linalg.arrays import Array
 from fldb_flower.runs.experiment import conduct
 from fldb_flower.runs.results import RunDirectory, default_directory, is_finished
 from fldb_flower.settings import Settings, from_flat, without_effect
 from fldb_flower.system.process import hide_tracebacks
-from strategies import make_strategy
+from strategies import THETA, make_strategy
 from strategies.device_directory import DeviceDirectory
 from strategies.device_rounds import make_device_server
 
@@ -50,9 +52,14 @@ def run_experiment(settings: Settings, grid: Grid, path: Path) -> None:
     conduct(
         settings,
         RunDirectory(path, settings),
-        run=lambda history, _checkpointer: make_strategy(settings, history).start(grid),
+        run=lambda history, _checkpointer: play(settings, history, grid),
         say=_say,
     )
+
+
+def play(settings: Settings, history: History, grid: Grid) -> Array:
+    """Run one experiment over the nodes of a grid into a history; return theta_sync."""
+    return make_strategy(settings, history).start(grid).arrays[THETA].numpy()
 
 
 def _serve_devices(settings: Settings, grid: Grid) -> None:

@@ -27,7 +27,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "sweep": Command("simulations.run", "simulate often: fldb sweep tau=1,2 seed=0,1", ("-m",)),
         "figures": Command("simulations.figures", "draw the figures of the paper"),
         "report": Command("simulations.report.__main__", "compare runs on one HTML page"),
-        "benchmark": Command("simulations.benchmark.__main__", "measure times, bytes and regret"),
+        "benchmark": Command("simulations.benchmark", "time the algorithms on this machine"),
     },
     "devices": {
         "demo": Command("simulations.demo", "run a federation of devices on this machine"),

@@ -12,13 +12,13 @@ if __name__ == "__main__":  # before what takes long to import
 
     start.begin()
 
-import itertools
+import argparse
+import re
 import sys
-from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,18 +26,26 @@ from omegaconf import OmegaConf
 
 import conf
 from fldb_flower.bandit.theory import average_bound
-from fldb_flower.errors import DataError, FldbError, SettingsError, one_line
-from fldb_flower.settings import Settings
+from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError, one_line
+from fldb_flower.federation.history import History
+from fldb_flower.runs import curves
+from fldb_flower.runs.plots import FORMATS, WIDTHS, save_figure
+from fldb_flower.runs.results import identity
+from fldb_flower.runs.styles import styles_of
+from fldb_flower.settings import Settings, from_nested
 from fldb_flower.system.commands import Parser, bounded
+from fldb_flower.system.files import reason_of, replace_file
 from fldb_flower.system.progress import progress
 from fldb_flower.system.signals import interruptible
-from simulations import drawing, measured
-from simulations.drawing import DEFAULT, Output
+from simulations.engines import vectorized
+from simulations.pools import map_in_processes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SEEDS = (0, 1, 2)  # "three independent runs", App. B
 Overrides = dict[str, Any]
-
-_ON_THE_WAY = [f"regret_{iteration}" for iteration in (100, 200, 300, 400)]
 
 _OGD, _GD, _LDB = {"algorithm": "fldb_ogd"}, {"algorithm": "fldb_gd"}, {"algorithm": "ldb"}
 _ONS = {"algorithm": "fldb_ons"}
@@ -48,24 +56,21 @@ _COMPARED = {"LDB": _LDB, "FLDB-OGD": _OGD, "FLDB-GD": _GD}
 _AGENTS = {f"N={agents}": {"num_agents": agents} for agents in (20, 50, 100, 200)}
 _TAUS = (1, 2, 3, 4, 5, 6, 7, 8)
 
+_SYMBOLS = {"tau": r"\tau", "sigma^2": r"\sigma^2"}
+_AXES = {"tau": r"communication period $\tau$", "rounds": "communication rounds"}
+_COUNTS = ("rounds", "exchanges", "uploaded_bytes", "downloaded_bytes")
+_ESTIMATES = ("log_loss", "accuracy", "heterogeneity")  # of algorithms that have them
 
-@dataclass(frozen=True)
-class Panel:
-    """A figure: its title, its curves and its axes.
 
-    Attributes
-    ----------
-    title : str
-        As in the paper, as text of Matplotlib; formulas such as N=50 need no dollar signs.
-    curves, ours : dict
-        Overrides of the settings of the experiment, by label of the curve; those of ``+ours``.
-    against : str
-        ``iteration``: cumulative regret; ``tau`` or ``rounds``: the final regret.
+class Panel(NamedTuple):
+    """A figure: its title, overrides of its experiment by curve, those of ``+ours``, its axis.
+
+    ``against`` is ``iteration`` (cumulative regret), or ``tau`` or ``rounds`` (final regret).
     """
 
     title: str
-    curves: dict[str, Overrides]
-    ours: dict[str, Overrides] = field(default_factory=dict)
+    curves: Mapping[str, Overrides]
+    ours: Mapping[str, Overrides] = MappingProxyType({})
     against: str = "iteration"
 
 
@@ -112,25 +117,30 @@ _OVERVIEW = Panel(
 )
 
 
-def panel_of(name: str) -> Panel:
-    """Return the panel of a figure.
+class Output(NamedTuple):
+    """Formats of figures, and their width; None: that of each figure in the documents."""
 
-    Raises
-    ------
-    SettingsError
-        The figure does not exist.
-    """
+    width: str | None = None
+    formats: tuple[str, ...] = ("png",)
+
+
+_DEFAULT = Output()
+
+
+class Result(NamedTuple):
+    """The regret of a run after each iteration, its counts, and the estimates that it has."""
+
+    regret: list[float]
+    numbers: dict[str, float]
+
+
+def panel_of(name: str) -> Panel:
+    """Return the panel of a figure; a SettingsError if it does not exist."""
     if name == OVERVIEW:
         return _OVERVIEW
     if name not in PANELS:
         raise SettingsError(f"no figure {name!r}: there are {', '.join([*PANELS, OVERVIEW])}")
     return PANELS[name]
-
-
-def curves_of(name: str, *, ours: bool) -> dict[str, Overrides]:
-    """Return the overrides of the curves of a figure by label."""
-    panel = panel_of(name)
-    return {**panel.curves, **(panel.ours if ours else {})}
 
 
 def values_of(name: str, overrides: Overrides) -> dict[str, Any]:
@@ -142,185 +152,232 @@ def values_of(name: str, overrides: Overrides) -> dict[str, Any]:
     return dict(values)
 
 
-def settings_of(name: str, overrides: Overrides, seed: int, path: str) -> Settings:
-    """Return the settings of one run of a figure.
+def settings_of(name: str, overrides: Overrides, seed: int, movielens: str) -> Settings:
+    """Return the settings of one run of a figure."""
+    values = {**values_of(name, overrides), "seed": seed}
+    if values.get("environment", {}).get("name") == "movielens":
+        if not movielens:
+            raise SettingsError(f"{name} needs MovieLens ratings: name them with --movielens PATH")
+        values["environment"]["path"] = movielens
+    return from_nested(values, f"conf/experiment/{name}.yaml")
 
-    Raises
-    ------
-    SettingsError
-        A MovieLens figure without ``--movielens``.
+
+def simulate(settings: Settings) -> Result:
+    """Run on one processor."""
+    history = History(settings.horizon)
+    vectorized.run(settings, history)
+    numbers: dict[str, float] = {name: getattr(history, name) for name in _COUNTS}
+    for name in _ESTIMATES:
+        if (value := getattr(history, name)) is not None:
+            numbers[name] = float(f"{value:.6g}")
+    return Result(history.cumulative_regret.tolist(), numbers)
+
+
+def cost(settings: Settings) -> float:
+    """Return an estimate of the duration of a run, in arbitrary units."""
+    factor = {"ldb": 10, "fldb_gd": 8, "alone": 15, "fldb_personal": 20}
+    size = settings.num_agents * settings.num_arms * settings.dimension * settings.horizon
+    return factor.get(settings.algorithm, 1) * size
+
+
+def each_once(settings: Iterable[Settings]) -> dict[Settings, Result]:
+    """Run once with each of the settings, on all processors.
+
+    Settings share a run if they differ in settings without effect only.
     """
-    run = {"settings": values_of(name, overrides)}
-    source = f"conf/experiment/{name}.yaml"
-    return measured.settings_of(run, seed, source, {"movielens": path})
-
-
-def runs_of(name: str, *, ours: bool, seeds: int) -> dict[str, measured.Run]:
-    """Return the curves of a figure as runs of a result file, without values."""
-    points = _ON_THE_WAY if panel_of(name).against == "iteration" else []
-    return {
-        label: {
-            "settings": values_of(name, overrides),
-            "seeds": seeds,
-            **{key: [] for key in (*points, "regret", "rounds")},
-        }
-        for label, overrides in curves_of(name, ours=ours).items()
-    }
-
-
-def draw(
-    name: str, rows: pd.DataFrame, bounds: Mapping[str, Any], folder: Path, output: Output
-) -> list[Path]:
-    """Write a figure and return its files; ``bounds`` has the bounds by label of the curve."""
-    panel, is_overview = panel_of(name), name == OVERVIEW
-    algorithms = {
-        label: str(values_of(name, overrides).get("algorithm", Settings.algorithm))
-        for label, overrides in curves_of(name, ours=True).items()
-    }
-    if output.width is None:
-        output = output._replace(width="page" if is_overview else "column")
-    title = drawing.math(panel.title)
-    what = drawing.Drawing(title, panel.against, algorithms, bounds, logarithmic=is_overview)
-    return drawing.save(folder / f"{name}.png", what, rows, output)
+    keys = {each: identity(each) for each in set(settings)}
+    unique = {key: each for each, key in keys.items()}
+    # Longest first, so that no processor waits at the end.
+    order = sorted(unique, key=lambda key: cost(unique[key]), reverse=True)
+    results = map_in_processes(simulate, [unique[key] for key in order])
+    found = dict(zip(order, results, strict=True))
+    return {each: found[key] for each, key in keys.items()}
 
 
 def make(
     names: Sequence[str],
     folder: Path,
     *,
-    ours: bool,
-    bounds: bool,
-    movielens: str,
+    ours: bool = False,
+    bounds: bool = False,
+    movielens: str = "",
     seeds: int = len(SEEDS),
-    output: Output = DEFAULT,
-) -> dict[str, Any]:
-    """Simulate and draw figures; a run of two figures is simulated once.
+    output: Output = _DEFAULT,
+) -> dict[str, dict[str, list[Result]]]:
+    """Simulate and draw figures, with their data as NAME.csv; return the results of each curve.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Names of the figures.
-    folder : Path
-        Folder of the figures and NAME.csv.
-    ours, bounds : bool
-        Whether to add FLDB-ONS and the tuned LDB, and the paper's regret bounds.
-    movielens : str
-        Path of the ratings, for fig1d.
-    seeds, output
-        Number of runs per curve; width and formats.
-
-    Returns
-    -------
-    dict
-        The runs of each figure by name and label, in the format of a result file.
+    A run of two figures is simulated once.
     """
+    panels = {name: panel_of(name) for name in names}
     wanted = {
-        name: {
-            label: [settings_of(name, overrides, seed, movielens) for seed in range(seeds)]
-            for label, overrides in curves_of(name, ours=ours).items()
-        }
-        for name in names
+        (name, label): [settings_of(name, overrides, seed, movielens) for seed in range(seeds)]
+        for name, panel in panels.items()
+        for label, overrides in {**panel.curves, **(panel.ours if ours else {})}.items()
     }
-    drawing.make_folder(folder)
-    chain = itertools.chain.from_iterable
-    results = measured.each_once(chain(chain(curves.values() for curves in wanted.values())))
-    figures = {name: runs_of(name, ours=ours, seeds=seeds) for name in names}
-    with progress("draw", len(wanted), "figure") as done:
-        for name, curves in wanted.items():
-            for label, group in curves.items():
-                measured.fill(figures[name][label], [results[each] for each in group])
-            rows = _table(curves, results)
-            measured.write_text(folder / f"{name}.csv", _csv(rows))
-            draw(name, rows, _bounds(curves) if bounds else {}, folder, output)
-            done()
-    return figures
-
-
-def redraw(name: str, folder: Path, *, bounds: bool, movielens: str, output: Output) -> None:
-    """Draw a figure again from its CSV file, without simulating.
-
-    Raises
-    ------
-    DataError
-        The CSV file is missing, or is not that of this figure.
-    """
-    path, known = folder / f"{name}.csv", curves_of(name, ours=True)
     try:
-        rows = pd.read_csv(path, dtype={"iteration": "int64", "cumulative_regret": "float64"})
-        labels = rows.curve.unique().tolist()
-        curves = {each: [settings_of(name, known[each], 0, movielens)] for each in labels}
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, AttributeError):
-        raise DataError(f"{path} is not the CSV file of {name}: draw without --redraw") from None
-    draw(name, rows, _bounds(curves) if bounds else {}, folder, output)
+        raise OutputError(f"cannot write to {folder}: {reason_of(error)}") from None
+    results = each_once(each for group in wanted.values() for each in group)
+    found: dict[str, dict[str, list[Result]]] = {name: {} for name in names}
+    with progress("draw", len(names), "figure") as done:
+        for name in names:
+            runs = {label: group for (of, label), group in wanted.items() if of == name}
+            rows = pd.concat(
+                _rows(label, each, results[each]) for label, group in runs.items() for each in group
+            )
+            path = folder / f"{name}.csv"
+            try:
+                replace_file(path, rows.to_csv(index=False, lineterminator="\n").encode())
+            except OSError as error:
+                raise OutputError(f"cannot write {path}: {reason_of(error)}") from None
+            shown = {label: group[0] for label, group in runs.items()} if bounds else {}
+            draw(name, rows, shown, folder, output)
+            found[name] = {label: [results[each] for each in runs[label]] for label in runs}
+            done()
+    return found
 
 
-def _table(
-    curves: dict[str, list[Settings]], results: dict[Settings, measured.Result]
-) -> pd.DataFrame:
-    """Return the CSV of a figure: one row per iteration of each run of each curve."""
-    runs = [(label, each) for label, group in curves.items() for each in group]
-    parts = [_rows(label, each, *results[each]) for label, each in runs]
-    return pd.concat(parts, ignore_index=True)
-
-
-def _csv(rows: pd.DataFrame) -> str:
-    return rows.to_csv(index=False, lineterminator="\n")
-
-
-def _rows(
-    label: str, settings: Settings, curve: list[float], counts: dict[str, float]
-) -> pd.DataFrame:
+def _rows(label: str, settings: Settings, result: Result) -> pd.DataFrame:
     """Return a run as rows of the CSV of a figure."""
     return pd.DataFrame(
         {
-            "iteration": range(1, len(curve) + 1),
-            "cumulative_regret": curve,
+            "iteration": range(1, len(result.regret) + 1),
+            "cumulative_regret": result.regret,
             "curve": label,
             "tau": settings.tau,
             "num_arms": settings.num_arms,
-            "rounds": counts["rounds"],
+            "rounds": result.numbers["rounds"],
             "seed": settings.seed,
         }
     )
 
 
-def _bounds(curves: dict[str, list[Settings]]) -> dict[str, Any]:
-    """Return the regret bound by iteration of each curve that has one."""
-    steps = {label: np.arange(1.0, group[0].horizon + 1) for label, group in curves.items()}
-    found = {label: average_bound(steps[label], group[0]) for label, group in curves.items()}
-    return {label: bound for label, bound in found.items() if bound is not None}
+def redraw(name: str, folder: Path, *, bounds: bool, movielens: str, output: Output) -> None:
+    """Draw a figure again from its CSV file, without simulating."""
+    path, panel = folder / f"{name}.csv", panel_of(name)
+    known = {**panel.curves, **panel.ours}
+    try:
+        rows = pd.read_csv(path, dtype={"iteration": "int64", "cumulative_regret": "float64"})
+        shown = {each: settings_of(name, known[each], 0, movielens) for each in rows.curve.unique()}
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, AttributeError):
+        raise DataError(f"{path} is not the CSV file of {name}: draw without --redraw") from None
+    draw(name, rows, shown if bounds else {}, folder, output)
 
 
-def _make_asked(asked: Namespace) -> list[Path]:
-    """Make the requested figures; return their files, or CSV files without a plot."""
-    extras = {name: f"+{name}" in asked.name for name in ("ours", "bounds")}
+def draw(
+    name: str, rows: pd.DataFrame, bounds: Mapping[str, Settings], folder: Path, output: Output
+) -> None:
+    """Draw a figure from its CSV, with the regret bounds of the curves in ``bounds``."""
+    panel = panel_of(name)
+    width = output.width or ("page" if name == OVERVIEW else "column")
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        if name == OVERVIEW:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+        if panel.against == "iteration":
+            _draw_curves(axes, name, rows, bounds, narrow=width == "column")
+        else:
+            _draw_final(axes, panel.against, rows)
+        axes.set_title(f"{_math(panel.title)}\n{curves.errors_text([rows.seed.nunique()])}")
+
+    height = 2.5 if width == "column" else 3.2
+    save_figure(folder / f"{name}.png", paint, height=height, width=width, formats=output.formats)
+
+
+def _math(label: str) -> str:
+    r"""Return a label with its settings as formulas: ``tau=4`` as ``$\tau=4$``."""
+
+    def formula(match: re.Match[str]) -> str:
+        return f"${_SYMBOLS.get(match[1], match[1])}={match[2]}$"
+
+    return re.sub(r"\b(N|K|d|tau|sigma\^2)=([\d.]+)", formula, label)
+
+
+def _draw_curves(
+    axes: Axes, name: str, rows: pd.DataFrame, bounds: Mapping[str, Settings], *, narrow: bool
+) -> None:
+    panel, labels, shown = panel_of(name), rows.curve.unique().tolist(), []
+    for label in labels:
+        part = rows[rows.curve == label]
+        wide = part.pivot(index="seed", columns="iteration", values="cumulative_regret")
+        values = values_of(name, {**panel.curves, **panel.ours}[label])
+        algorithm = str(values.get("algorithm", Settings.algorithm))
+        text = _math(label).replace(", ", "\n" if narrow and len(label) > 14 else ", ")
+        shown.append(curves.Curve(algorithm, wide.to_numpy(), text))
+    lines = curves.means(axes, shown)
+    for label, line in zip(labels, tuple(lines), strict=True):
+        steps = np.arange(1.0, rows.iteration.max() + 1)
+        if label in bounds and (bound := average_bound(steps, bounds[label])) is not None:
+            text = f"{line.get_label()}, bound"
+            lines += axes.plot(steps, bound, color=line.get_color(), linewidth=0.7, label=text)
+    curves.label_axes(axes)
+    curves.label(axes, lines)
+
+
+def _draw_final(axes: Axes, against: str, rows: pd.DataFrame) -> None:
+    last = rows[rows.iteration == rows.iteration.max()]
+    groups = list(last.groupby("num_arms"))
+    styles = styles_of(["fldb_ogd"] * len(groups))
+    lines = []
+    for place, ((arms, part), style) in enumerate(zip(groups, styles, strict=True)):
+        table = part.groupby(against).cumulative_regret.agg(["mean", "sem"])
+        side = place - (len(groups) - 1) / 2  # keeps the error bars apart
+        x = table.index + 0.1 * side if against == "tau" else table.index * 1.02**side
+        values = [x, table["mean"], table["sem"].fillna(0)]
+        lines.append(curves.points(axes, values, style, f"$K={arms}$"))
+    if against == "rounds":
+        axes.set_xscale("log")
+        ticks: list[int] = []
+        for number in sorted(last.rounds.unique().tolist(), reverse=True):
+            if not ticks or ticks[-1] / number > 1.4:
+                ticks.append(number)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+    axes.set_xlabel(_AXES[against])
+    axes.set_ylabel(f"final {curves.REGRET}")
+    if len(groups) > 1:
+        curves.label(axes, lines)
+
+
+def _make_asked(asked: argparse.Namespace) -> None:
+    """Make the requested figures, and print their files, or CSV files without a plot."""
     names = [name for name in asked.name if name not in ("+ours", "+bounds")]
     if not names:
         names = [name for name in PANELS if asked.movielens or name != "fig1d"]
         if "fig1d" not in names:
             print("fig1d is omitted: it needs --movielens PATH", file=sys.stderr)
     output = Output(asked.width, asked.format)
+    options = {"bounds": "+bounds" in asked.name, "movielens": asked.movielens, "output": output}
     if asked.redraw:
         with progress("draw", len(names), "figure") as done:
             for name in names:
-                redraw(name, asked.output, bounds=extras["bounds"], movielens=asked.movielens,
-                       output=output)  # fmt: skip
+                redraw(name, asked.output, **options)
                 done()
     else:
-        make(names, asked.output, **extras, movielens=asked.movielens, seeds=asked.seeds,
-             output=output)  # fmt: skip
-    paths = []
+        make(names, asked.output, ours="+ours" in asked.name, seeds=asked.seeds, **options)
     for name in names:
         drawn = [asked.output / f"{name}.{each}" for each in output.formats]
-        paths += [path for path in drawn if path.exists()] or [asked.output / f"{name}.csv"]
-    return paths
+        for path in [each for each in drawn if each.exists()] or [asked.output / f"{name}.csv"]:
+            print(path)
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    """Return the formats in a text such as ``pdf,svg``, each once."""
+    names = dict.fromkeys(name.strip().lower() for name in text.split(","))
+    for name in names:
+        if name not in FORMATS:
+            known = ", ".join(FORMATS)
+            raise argparse.ArgumentTypeError(f"{name!r} is not a format: there are {known}")
+    return tuple(names)
 
 
 def main() -> None:
     """Run the command."""
-    assert __doc__ is not None
     parser = Parser(description=__doc__, allow_abbrev=False)
     known = ", ".join([*PANELS, OVERVIEW])
     parser.add_argument("name", nargs="*", help=f"{known}, +ours, +bounds")
@@ -328,15 +385,21 @@ def main() -> None:
     parser.add_argument("--movielens", default="", metavar="PATH", help="ratings, for fig1d")
     seeds = bounded(int, 1, 1000)
     parser.add_argument("--seeds", type=seeds, default=len(SEEDS), help="of each curve (default 3)")
-    drawing.add_options(parser)
+    parser.add_argument(
+        "--format", type=_formats, default=("png",), metavar="FORMAT,...",
+        help=f"{', '.join(FORMATS)}, separated by commas (default png)",
+    )  # fmt: skip
+    inches = ", ".join(f"{name}: {width:g} in" for name, width in WIDTHS.items())
+    parser.add_argument(
+        "--width", choices=list(WIDTHS), help=f"{inches} (default: as in the documents)"
+    )
     parser.add_argument(
         "--redraw", action="store_true", help="draw the CSV files in the folder, without simulating"
     )
     asked = parser.parse_args()
     with interruptible():
         try:
-            for path in _make_asked(asked):
-                print(path)
+            _make_asked(asked)
         except FldbError as error:
             sys.exit(f"error: {one_line(error)}")
 

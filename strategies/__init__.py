@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from fldb_flower.federation.history import Counts
 from fldb_flower.settings import Settings
-from strategies.dueling import DuelingStrategy
-from strategies.nodes import Nodes
-from strategies.simulated_nodes import SimulatedNodes
+from strategies.channel import Channel
+from strategies.dueling import THETA, DuelingStrategy
 
 
 class FLDBOGDStrategy(DuelingStrategy):
@@ -19,9 +18,7 @@ class FLDBOGDStrategy(DuelingStrategy):
     >>> from fldb_flower.federation.history import History
     >>> from fldb_flower.settings import Settings
     >>> from strategies import FLDBOGDStrategy
-    >>> from strategies.simulated_nodes import SimulatedNodes
-    >>> settings, history = Settings(algorithm="fldb_ons", horizon=20), History(20)
-    >>> FLDBOGDStrategy(settings, history, SimulatedNodes(settings, history))
+    >>> FLDBOGDStrategy(Settings(algorithm="fldb_ons", horizon=20), History(20))
     Traceback (most recent call last):
     fldb_flower.errors.SettingsError: algorithm=fldb_ons: FLDBOGDStrategy needs ...
     """
@@ -37,9 +34,7 @@ class FLDBGDStrategy(DuelingStrategy):
     >>> from fldb_flower.federation.history import History
     >>> from fldb_flower.settings import Settings
     >>> from strategies import FLDBGDStrategy
-    >>> from strategies.simulated_nodes import SimulatedNodes
-    >>> settings, history = Settings(algorithm="fldb_gd", horizon=20), History(20)
-    >>> strategy = FLDBGDStrategy(settings, history, SimulatedNodes(settings, history))
+    >>> strategy = FLDBGDStrategy(Settings(algorithm="fldb_gd", horizon=20), History(20))
     >>> type(strategy.algorithm).__name__
     'FLDBGD'
     """
@@ -55,9 +50,7 @@ class FLDBONSStrategy(DuelingStrategy):
     >>> from fldb_flower.federation.history import History
     >>> from fldb_flower.settings import Settings
     >>> from strategies import FLDBONSStrategy
-    >>> from strategies.simulated_nodes import SimulatedNodes
-    >>> settings, history = Settings(algorithm="fldb_ons", horizon=20), History(20)
-    >>> strategy = FLDBONSStrategy(settings, history, SimulatedNodes(settings, history))
+    >>> strategy = FLDBONSStrategy(Settings(algorithm="fldb_ons", horizon=20), History(20))
     >>> type(strategy.algorithm).__name__
     'FLDBONS'
     """
@@ -73,9 +66,8 @@ class FLDBPersonalStrategy(DuelingStrategy):
     >>> from fldb_flower.federation.history import History
     >>> from fldb_flower.settings import Settings
     >>> from strategies import FLDBPersonalStrategy
-    >>> from strategies.simulated_nodes import SimulatedNodes
-    >>> settings, history = Settings(algorithm="fldb_personal", horizon=20), History(20)
-    >>> strategy = FLDBPersonalStrategy(settings, history, SimulatedNodes(settings, history))
+    >>> settings = Settings(algorithm="fldb_personal", horizon=20)
+    >>> strategy = FLDBPersonalStrategy(settings, History(20))
     >>> type(strategy.algorithm).__name__
     'FLDBPersonal'
     """
@@ -83,24 +75,30 @@ class FLDBPersonalStrategy(DuelingStrategy):
     ALGORITHM = "fldb_personal"
 
 
+_STRATEGIES = {each.ALGORITHM: each for each in DuelingStrategy.__subclasses__()}
+
+
 def make_strategy(
-    settings: Settings, history: Counts, nodes: Nodes | None = None
+    settings: Settings, history: Counts, channel: Channel | None = None
 ) -> DuelingStrategy:
     """Return the strategy for the settings' algorithm; by default, nodes host simulated agents.
+
+    Algorithms without a strategy of their own, also registered ones, have a `DuelingStrategy`.
 
     Examples
     --------
     >>> from fldb_flower.federation.history import History
     >>> from fldb_flower.settings import Settings
     >>> from strategies import make_strategy
-    >>> strategy = make_strategy(Settings(algorithm="fldb_ons", horizon=20), History(20))
-    >>> strategy.settings.algorithm
-    'fldb_ons'
+    >>> type(make_strategy(Settings(algorithm="fldb_ogd", horizon=20), History(20))).__name__
+    'FLDBOGDStrategy'
     """
-    return DuelingStrategy(settings, history, nodes or SimulatedNodes(settings, history))
+    strategy = _STRATEGIES.get(settings.algorithm, DuelingStrategy)
+    return strategy(settings, history, channel)
 
 
 __all__ = [
+    "THETA",
     "DuelingStrategy",
     "FLDBGDStrategy",
     "FLDBOGDStrategy",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
+import io
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,24 +15,21 @@ from fldb_flower.errors import FldbError
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.runs.directory import MODEL, SUMMARY, ResultsDirectory
-from fldb_flower.settings import Settings, flower_entries, to_flat
-from strategies.device_tally import Devices, Tally
-from strategies.grid_federation import GridFederation
+from fldb_flower.settings import Settings, to_flat
+from strategies.devices import DeviceChannel, Tally
+from strategies.dueling import DuelingStrategy
 
 CONFIG, ROUNDS, UPLOADS, DEMAND = "config.json", "rounds.csv", "uploads.csv", "round-now"
-_ROUND_COLUMNS = (
-    "round,time,seconds,asked,replied,contributed,duels,total_duels,predicted,agreed,agreement,"
-    "exchanges,rejected\n"
+_COLUMNS = {
+    ROUNDS: "round,time,seconds,asked,replied,contributed,duels,total_duels,predicted,agreed,"
+    "agreement,exchanges,rejected\n",
+    UPLOADS: "round,device,start,end\n",
+}
+_MAY_DIFFER = re.compile(  # between two runs of one federation
+    r"(environment|schedule|devices)(-.*)?|output-dir|resume|quorum|node-wait|reply-timeout|plot"
+    r"|max-message-mb|checkpoint-seconds|num-agents|num-arms|seed|tau|solver|gd-.*|beta-scale"
+    r"|ons-width|first-round"
 )
-_UPLOAD_COLUMNS = "round,device,start,end\n"
-_NOT_IN_IDENTITY = (  # settings that may differ between two runs of one federation
-    "output-dir", "resume", "quorum", "node-wait", "reply-timeout", "devices-rounds",
-    "devices-round-seconds", "devices-at-least", "devices-first-duels", "devices-max-duels",
-    "devices-helper", "devices-helper-key", "devices-helper-token", "max-message-mb",
-    "checkpoint-seconds", "num-agents", "num-arms", "seed", "tau",
-    "schedule", "schedule-ratio", "environment", "environment-sigma", "environment-path",
-    "solver", "gd-steps", "gd-step-size", "beta-scale", "ons-width", "first-round",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,73 +56,46 @@ class RoundRow:
             f"{counted.held_back and f'; {counted.held_back}'}"
         )
 
-    def csv(self) -> tuple[str, str]:
-        """Return the line for rounds.csv and the lines for uploads.csv."""
+    def csv(self) -> dict[str, str]:
+        """Return the lines for each table."""
         when = datetime.datetime.fromtimestamp(self.time, datetime.UTC).isoformat("T", "seconds")
         counted, agreement = self.tally, self.tally.agreement
-        share = "" if agreement is None else f"{agreement:.4f}"
-        rejected = "; ".join(self.rejected).replace('"', "'").replace("\n", " ")
         row = (
-            f"{self.round},{when},{self.seconds:.3f},{self.asked},{self.replied},"
-            f"{len(counted.uploads)},{counted.duels},{self.total_duels},{_cell(counted.predicted)},"
-            f'{_cell(counted.agreed)},{share},{self.exchanges},"{rejected}"\n'
-        )
-        uploads = "".join(
-            f"{self.round},{device},{_cell(start)},{_cell(end)}\n"
-            for device, start, end in counted.uploads
-        )
-        return row, uploads
+            self.round, when, f"{self.seconds:.3f}", self.asked, self.replied,
+            len(counted.uploads), counted.duels, self.total_duels, counted.predicted,
+            counted.agreed, None if agreement is None else f"{agreement:.4f}", self.exchanges,
+            "; ".join(self.rejected),
+        )  # fmt: skip
+        return {
+            ROUNDS: _csv(row),
+            UPLOADS: _csv(*((self.round, *each) for each in counted.uploads)),
+        }
 
 
-def _cell(number: int | None) -> str:
-    return "" if number is None else str(number)
+def _csv(*rows: tuple[Any, ...]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 class DeviceDirectory(ResultsDirectory):
-    """The directory of a federation of devices; see :class:`ResultsDirectory`.
+    """The directory of a federation of devices, with ``mode=devices``.
 
     A later run resumes from ``checkpoint.bin``. It holds the lengths of ``rounds.csv`` and
     ``uploads.csv``; rows written after it are removed. ``model.json`` is written after the
     checkpoint, and ``summary.json`` when a run ends normally. A file ``round-now`` starts the next
-    round at once. The directory is created if it is missing.
-
-    Parameters
-    ----------
-    path : Path
-        The directory.
-    settings : Settings
-        With ``mode=devices``.
-
-    Raises
-    ------
-    OutputError
-        The directory cannot be written, or another server uses it.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from fldb_flower.settings import Settings
-    >>> from strategies.device_directory import DeviceDirectory
-    >>> settings = Settings(mode="devices", algorithm="fldb_personal")
-    >>> directory = DeviceDirectory(Path("server"), settings)
-    >>> directory.round_demanded()
-    False
-    >>> Path("server/round-now").touch()
-    >>> directory.round_demanded()
-    True
+    round at once. The directory is created if it is missing, and locked.
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._settings, flat = settings, to_flat(settings)
-        # The noise is calibrated to the number of rounds.
-        free = tuple(
-            name for name in _NOT_IN_IDENTITY
-            if name != "devices-rounds" or not settings.is_private
-        )  # fmt: skip
+        fixed = {"devices-federation"}
+        if settings.is_private:  # the noise is calibrated to the number of rounds
+            fixed |= {"devices-rounds"}
         lines = [
-            f"{entry.kebab}={flat[entry.kebab]!r}\n"
-            for entry in flower_entries()
-            if entry.kebab not in free
+            f"{name}={value!r}\n"
+            for name, value in flat.items()
+            if name in fixed or not _MAY_DIFFER.fullmatch(name)
         ]
         super().__init__(path, "".join(lines), user="server")
         self._sizes = {ROUNDS: 0, UPLOADS: 0}  # bytes, at the last checkpoint
@@ -134,45 +107,36 @@ class DeviceDirectory(ResultsDirectory):
             self.close()
             raise
 
-    def restore(self, strategy: GridFederation, devices: Devices) -> int:
-        """Restore the state of the last checkpoint; return its round, 0 without a checkpoint.
-
-        Raises
-        ------
-        CheckpointError
-            The checkpoint is damaged, or belongs to a run with other settings.
-        """
+    def restore(self, strategy: DuelingStrategy, devices: DeviceChannel) -> int:
+        """Restore the state of the last checkpoint; return its round, 0 without a checkpoint."""
         last = self.load()
         if last is not None:
             strategy.algorithm.restore(dict(last.arrays))
             devices.restore(last.numbers["devices"])
             strategy.history.restore_counts(last.numbers["counts"])
-            strategy.history.count_opening(last.numbers.get("openings", 0))
+            strategy.history.count_opening(last.numbers["openings"])
             self._sizes = dict(last.numbers["sizes"])
         with self.writing():
-            for name, header in ((ROUNDS, _ROUND_COLUMNS), (UPLOADS, _UPLOAD_COLUMNS)):
-                self._truncate(name, header)
+            for name, header in _COLUMNS.items():  # removes rows after the checkpoint
+                (self.path / name).touch()
+                self._append(name, "" if self._sizes[name] else header)
         return 0 if last is None else int(last.numbers["round"])
 
-    def commit(self, row: RoundRow, strategy: GridFederation, devices: Devices) -> None:
+    def commit(self, row: RoundRow, strategy: DuelingStrategy, devices: DeviceChannel) -> None:
         """Store a round durably; it must not be acknowledged before.
 
-        Raises
-        ------
-        OutputError
-            The directory cannot be written: the round is not counted.
+        If the directory cannot be written, an OutputError is raised: the round is not counted.
         """
         with self.writing():
-            for name, text in zip((ROUNDS, UPLOADS), row.csv(), strict=True):
-                self._append(name, text.encode())
-        numbers: dict[str, Any] = {
+            for name, text in row.csv().items():
+                self._append(name, text)
+        numbers = {
             "round": row.round,
             "devices": devices.state(),
             "counts": strategy.history.counts(),
+            "openings": strategy.history.openings,
             "sizes": self._sizes,
         }
-        if self._settings.is_private:
-            numbers["openings"] = strategy.history.openings
         self.save(numbers, strategy.algorithm.state())
         model = {
             "round": row.round,
@@ -191,7 +155,7 @@ class DeviceDirectory(ResultsDirectory):
             return False
         return True
 
-    def finish(self, number: int, devices: Devices, history: Counts) -> None:
+    def finish(self, number: int, devices: DeviceChannel, history: Counts) -> None:
         """Write ``summary.json``, which marks a normal end of the run."""
         summary: dict[str, Any] = {
             "mode": "devices",
@@ -205,16 +169,11 @@ class DeviceDirectory(ResultsDirectory):
             summary["privacy"] = ReleasePlan(self._settings).summary(history.openings)
         self.write_json(SUMMARY, summary)
 
-    def _truncate(self, name: str, header: str) -> None:
-        """Remove the rows of a table that the last checkpoint does not cover."""
-        (self.path / name).touch()
-        self._append(name, b"" if self._sizes[name] else header.encode())
-
-    def _append(self, name: str, data: bytes) -> None:
+    def _append(self, name: str, text: str) -> None:
         with (self.path / name).open("r+b") as file:
             file.seek(self._sizes[name])
-            file.write(data)
+            file.write(text.encode())
             file.truncate()
             file.flush()
             os.fsync(file.fileno())
-        self._sizes[name] += len(data)
+            self._sizes[name] = file.tell()

@@ -19,9 +19,7 @@ from fldb_flower.secure.report import task_of
 from fldb_flower.settings import Settings
 from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory, RoundRow
-from strategies.device_nodes import DeviceNodes
-from strategies.device_tally import Devices
-from strategies.grid_federation import GridFederation
+from strategies.devices import DeviceChannel
 from strategies.helper_client import HelperClient
 from strategies.secure_budget import PlannedExchanges
 from strategies.secure_nodes import SecureNodes
@@ -65,51 +63,20 @@ class DeviceServer:
 
     A round is counted once its checkpoint is written. The next broadcast acknowledges it to the
     devices. If the server is killed, it resumes from the last checkpoint, and the devices
-    still keep every answer that is not in it.
-
-    Parameters
-    ----------
-    settings : Settings
-        ``devices`` determines when rounds begin and when to end.
-    strategy : GridFederation
-        Carries out the exchanges; its nodes are ``devices``.
-    devices : Devices
-        The nodes.
-    directory : DeviceDirectory
-        Where results and checkpoints are stored.
-    say : callable
-        Prints one line.
-
-    Examples
-    --------
-    ``server.serve(grid)`` runs the rounds:
-
-    >>> from pathlib import Path
-    >>> from fldb_flower.settings import Settings
-    >>> from strategies.device_directory import DeviceDirectory
-    >>> from strategies.device_rounds import make_device_server
-    >>> settings = Settings(mode="devices", algorithm="fldb_personal")
-    >>> directory = DeviceDirectory(Path("server"), settings)
-    >>> server = make_device_server(settings, directory, print)
-    >>> server.round, server.devices.duels
-    (0, 0)
+    still keep every answer that is not in it. ``say`` prints one line.
     """
 
     def __init__(
         self,
-        settings: Settings,
-        strategy: GridFederation,
-        devices: Devices,
+        devices: DeviceChannel,
+        history: Counts,
         directory: DeviceDirectory,
         say: Callable[[str], None],
     ) -> None:
-        self._settings = settings
-        self.strategy = strategy
-        self.devices = devices
-        self.directory = directory
-        self._say = say
-        self._report = WaitReport(say)
-        self.round = directory.restore(strategy, devices)  # the last round that was counted
+        self._settings, self.devices, self.directory = devices.settings, devices, directory
+        self.strategy = make_strategy(self._settings, history, devices)
+        self._say, self._report = say, WaitReport(say)
+        self.round = directory.restore(self.strategy, devices)  # the last one that was counted
         if self.round:
             say(f"resumes after round {self.round}, {devices.duels} duels counted")
 
@@ -122,13 +89,14 @@ class DeviceServer:
         With privacy, ``devices-rounds`` is the number of rounds of the federation, of all its runs,
         and so many sums are opened at most. A sum that was opened without a round counts as well.
         """
-        chosen, strategy = self._settings.devices, self.strategy
-        strategy.connect(grid)
-        strategy.watch = self._watch
+        chosen = self._settings.devices
+        self.devices.connect(grid)
+        self.devices.watch = self._watch
         last = chosen.rounds + (0 if self._settings.is_private else self.round)
         due = time.monotonic()
         while not chosen.rounds or self.round < last:
-            self._wait(due)
+            while time.monotonic() < due and not self.directory.round_demanded():
+                time.sleep(min(_DUE_POLL_SECONDS, max(0.0, due - time.monotonic())))
             self._wait_for_devices()
             due = time.monotonic() + chosen.round_seconds
             try:
@@ -141,63 +109,55 @@ class DeviceServer:
             if self._settings.is_private:
                 self._say_spent(ReleasePlan(self._settings).exhausted())
         self._send_estimate()
-        self.directory.finish(self.round, self.devices, strategy.history)
+        self.directory.finish(self.round, self.devices, self.strategy.history)
 
     def _say_spent(self, reason: object) -> None:
         self._say(f"the run ends after round {self.round}: {reason}")
 
-    def _wait(self, due: float) -> None:
-        while time.monotonic() < due and not self.directory.round_demanded():
-            time.sleep(min(_DUE_POLL_SECONDS, max(0.0, due - time.monotonic())))
-
     def _wait_for_devices(self) -> None:
         wanted = self._settings.devices.at_least
-        while (connected := len(self.strategy.connected())) < wanted:
+        while (connected := len(self.devices.connected())) < wanted:
             name = f"round {self.round + 1}"
             self._report(name, f"{connected} of {wanted} devices are connected, waiting for more")
             time.sleep(_CONNECT_POLL_SECONDS)
 
     def _watch(self, waiting: int, seconds: float) -> None:
-        self._report.replies(f"round {self.round + 1}, {self.strategy.stage}", waiting, seconds)
+        exchange = len(self.strategy.history.participation) + 1
+        self._report.replies(f"round {self.round + 1}, exchange {exchange}", waiting, seconds)
 
     def try_round(self) -> bool:
         """Run one round; return whether it was counted."""
         number, strategy, begin = self.round + 1, self.strategy, time.time()
         self._report.end()
-        strategy.history.participation.clear()
+        exchanges = strategy.history.participation
+        exchanges.clear()
         try:
             strategy.algorithm.round(strategy, device_round(number))
         except FederationError as reason:
             self._say(f"round {number} is not counted: {reason}")
             return False
         self.round = number
-        row = self._row(number, begin)
-        self.directory.commit(row, strategy, self.devices)
-        self._say(row.line())
-        return True
-
-    def _row(self, number: int, begin: float) -> RoundRow:
-        strategy = self.strategy
-        exchanges = strategy.history.participation
-        return RoundRow(
+        row = RoundRow(
             round=number,
             time=begin,
             seconds=time.time() - begin,
             asked=exchanges[0].asked,
             replied=exchanges[0].replied,
             exchanges=len(exchanges),
-            tally=self.devices.tally(),
+            tally=self.devices.tally,
             total_duels=self.devices.duels,
             rejected=tuple(line for each in exchanges for line in each.rejected),
         )
+        self.directory.commit(row, strategy, self.devices)
+        self._say(row.line())
+        return True
 
     def _send_estimate(self) -> None:
         """Send the last estimate, so that devices do not have to wait for another run."""
-        strategy = self.strategy
-        strategy.watch = partial(self._report.replies, "sending the last estimate")
-        play = strategy.algorithm.play(device_round(self.round))
+        self.devices.watch = partial(self._report.replies, "sending the last estimate")
+        play = self.strategy.algorithm.play(device_round(self.round))
         try:
-            strategy.exchange(Broadcast(play, None))
+            self.strategy.exchange(Broadcast(play, None))
         except FederationError as reason:
             self._say(f"the last estimate did not reach every device: {reason}")
 
@@ -210,51 +170,20 @@ def device_round(number: int) -> Round:
 def make_device_server(
     settings: Settings, directory: DeviceDirectory, say: Callable[[str], None]
 ) -> DeviceServer:
-    """Return the server for the settings: of secure sums, or of single uploads.
-
-    Parameters
-    ----------
-    settings : Settings
-        With ``mode=devices``.
-    directory : DeviceDirectory
-        Where results and checkpoints are stored.
-    say : callable
-        Prints one line.
-
-    Returns
-    -------
-    DeviceServer
-        After the last round that is stored.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from fldb_flower.settings import Settings
-    >>> from strategies.device_directory import DeviceDirectory
-    >>> from strategies.device_rounds import make_device_server
-    >>> settings = Settings(mode="devices", algorithm="fldb_personal")
-    >>> directory = DeviceDirectory(Path("server"), settings)
-    >>> server = make_device_server(settings, directory, print)
-    >>> type(server.strategy).__name__
-    'DuelingStrategy'
-    """
+    """Return the server for the settings: of secure sums, or of single uploads."""
     history = Counts()
-    devices: DeviceNodes | SecureNodes = DeviceNodes(settings)
-    if settings.secure:
-        devices = _secure_nodes(settings, PlannedExchanges(settings, history, directory))
-        if settings.devices.rounds < _LEAST_ROUNDS:
-            say(
-                f"devices-rounds={settings.devices.rounds}: one exchange costs more than a tenth of"
-                f" the budget of privacy-epsilon={settings.privacy.epsilon:g}; devices whose"
-                " max_epsilon is not larger refuse it"
-            )
-    strategy = make_strategy(settings, history, devices)
-    return DeviceServer(settings, strategy, devices, directory, say)
-
-
-def _secure_nodes(settings: Settings, planned: PlannedExchanges) -> SecureNodes:
+    if not settings.secure:
+        return DeviceServer(DeviceChannel(settings), history, directory, say)
     chosen = settings.devices
+    planned = PlannedExchanges(settings, history, directory)
+    if chosen.rounds < _LEAST_ROUNDS:
+        say(
+            f"devices-rounds={chosen.rounds}: one exchange costs more than a tenth of the budget of"
+            f" privacy-epsilon={settings.privacy.epsilon:g}; devices whose max_epsilon is not"
+            " larger refuse it"
+        )
     signer = load_helper_public_key(Path(chosen.helper_key))
     helper = HelperClient(chosen.helper, Path(chosen.helper_token), signer, settings.node_wait)
     task = task_of(chosen.federation, signer.public_bytes_raw(), settings.dimension)
-    return SecureNodes(settings, helper, task, planned.plan.multiplier, planned.spend)
+    devices = SecureNodes(settings, helper, task, planned.plan.multiplier, planned.spend)
+    return DeviceServer(devices, history, directory, say)

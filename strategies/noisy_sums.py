@@ -13,7 +13,7 @@ from fldb_flower.errors import RoundAbandonedError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.secure.keys import HelperKey
 from fldb_flower.secure.report import KINDS, SCALE, Header, Report, SumAnswer, SumRequest, signed
-from strategies.device_nodes import short_name
+from strategies.devices import short_name
 
 MOST_PARTS = 2**18
 """Number of values in the answer ``parts`` up to which each report is a group of its own."""

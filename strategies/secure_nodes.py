@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from logging import getLogger
 from typing import Any, ClassVar
 
@@ -17,7 +17,6 @@ from fldb_flower.errors import DataError, FederationError, RoundAbandonedError, 
 from fldb_flower.federation.contributions import sizes_and_weights
 from fldb_flower.federation.exchange import Broadcast, Upload, statistics
 from fldb_flower.linalg.arrays import FloatArray, IntArray
-from fldb_flower.linalg.forms import make_form
 from fldb_flower.privacy.discrete import discrete_gaussian
 from fldb_flower.secure.keys import HelperKey
 from fldb_flower.secure.report import (
@@ -41,9 +40,8 @@ from fldb_flower.wire.secure_request import (
     encode_shared,
 )
 from fldb_flower.wire.secure_vector import DUELS, count_of, parts_of, size_of, upload_of
-from strategies.device_nodes import checked_id, device_identities, short_name
-from strategies.device_tally import Tally
-from strategies.nodes import Contribution, Nodes
+from strategies.channel import Contribution
+from strategies.devices import DeviceChannel, Tally, short_name
 from strategies.noisy_sums import Claimed, Helper, NoisySums
 from strategies.secure_budget import require_clock
 
@@ -63,7 +61,7 @@ _STEP = 2.0  # largest factor of the rate in one exchange
 _LOG = getLogger("flwr")
 
 
-class SecureNodes(Nodes):
+class SecureNodes(DeviceChannel):
     """The devices of a federation with secure sums.
 
     An exchange that cannot be finished is given up. Its number is not used again, so no answer of
@@ -99,13 +97,6 @@ class SecureNodes(Nodes):
     ------
     SettingsError
         The multiplier is above 4 million.
-
-    Examples
-    --------
-    >>> from strategies.nodes import Nodes
-    >>> from strategies.secure_nodes import SecureNodes
-    >>> issubclass(SecureNodes, Nodes), SecureNodes.sees_uploads
-    (True, False)
     """
 
     sees_uploads: ClassVar[bool] = False
@@ -119,7 +110,7 @@ class SecureNodes(Nodes):
         spend: Callable[[int], int],
         noise: Callable[[FloatArray], IntArray] = discrete_gaussian,
     ) -> None:
-        self._settings, self._form = settings, make_form(settings)
+        super().__init__(settings)
         self._helper, self._task = helper, task
         self._sigma = max(LEAST_SIGMA, math.ceil(multiplier * SCALE))
         if self._sigma > LARGEST_SIGMA:
@@ -129,19 +120,15 @@ class SecureNodes(Nodes):
                 f" at most {LARGEST_SIGMA // SCALE}; use a larger epsilon, or fewer rounds"
             )
         self._spend, self._noise = spend, noise
-        self.counted: dict[str, int] = {}
-        self.duels = 0
         self._number = 0
         self._rate = (FIRST_RATE, FIRST_RATE**2)  # mean and variance
         self._recent: list[int] = []  # numbers of the last exchanges that were counted
-        self._identities = device_identities()
         self._header: Header | None = None
         self._key: HelperKey | None = None
         self._broadcast = b""
         self._units: dict[str, float] = {}
         self._included: tuple[str, ...] = ()  # devices whose reports are in the last sum
         self._new_duels = 0  # about as many are in it
-        self._tally = Tally(0, ())
 
     # One exchange: what is sent and received.
 
@@ -157,14 +144,14 @@ class SecureNodes(Nodes):
         """
         self._header, self._included = None, ()
         self._units = self._units_for(broadcast) if broadcast.learns else {}
-        shared = Shared(broadcast, self._settings, self.duels, self._units)
+        shared = Shared(broadcast, self.settings, self.duels, self._units)
         self._broadcast = encode_shared(shared)
         if not broadcast.learns:
             return
-        size = size_of(broadcast, self._form)
+        size = size_of(broadcast, self.form)
         if size > MOST_NUMBERS:
             raise FederationError(
-                f"dimension={self._settings.dimension}: a report would have {size} values, and at"
+                f"dimension={self.settings.dimension}: a report would have {size} values, and at"
                 f" most {MOST_NUMBERS} are possible; use matrix_form=diagonal"
             )
         self._key = self._helper.key()
@@ -186,7 +173,7 @@ class SecureNodes(Nodes):
         """Return the request for each node; a device that is not known has to introduce itself."""
         contents = []
         for node in nodes:
-            device = self._identities.at(node)
+            device = self.device_at(node)
             counted = self.counted.get(device, 0)
             if self._header is None:
                 request = Request(ESTIMATE, counted=counted, broadcast=self._broadcast)
@@ -210,10 +197,10 @@ class SecureNodes(Nodes):
             refusal = UploadError(answer.reason or "refused without a reason")
             refusal.is_final = True
             raise refusal
-        self._identities.claim(node, checked_id(answer.device))
+        is_known = self.claim(node, answer.device)
         if self._header is None:
             return Contribution(answer.device, self._nothing(), None)
-        if answer.kind == HELLO or self._identities.at(node) != answer.device:
+        if answer.kind == HELLO or not is_known:
             return None
         if answer.digest != self._header.digest:
             raise UploadError("a report for another exchange")
@@ -222,10 +209,6 @@ class SecureNodes(Nodes):
         except DataError as error:
             raise UploadError(str(error)) from None
         return Contribution(answer.device, self._nothing(), Claimed(answer.device, report))
-
-    def disputes(self, connected: Collection[int]) -> dict[int, str]:
-        """Compare which devices the connected nodes claim to be; see :class:`Identities`."""
-        return self._identities.disputes(connected)
 
     def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:
         """Require one report."""
@@ -253,7 +236,7 @@ class SecureNodes(Nodes):
         sums = NoisySums(self._helper, self._header, self._noise)
         values, included = sums.total([each.claim for each in contributions])
         self._included = tuple(each.device for each in included)
-        upload = upload_of(values, sums.deviation(), broadcast, self._units, self._form)
+        upload = upload_of(values, sums.deviation(), broadcast, self._units, self.form)
         reports = len(included)
         deviation = sums.deviation() * self._units[DUELS]
         self._observe(count_of(values, self._units) / reports, deviation / reports, broadcast)
@@ -267,7 +250,7 @@ class SecureNodes(Nodes):
         present = self._present()
         members = len(present | set(self._included))
         duels = max(0, round(members * self._rate[0] * self._rounds(broadcast)) - self.duels)
-        clip, shares = self._settings.clip, upload.shares
+        clip, shares = self.settings.clip, upload.shares
         assert clip is not None
         assert shares is not None
         new = float(len(set(self._included) - self.counted.keys()))
@@ -293,14 +276,14 @@ class SecureNodes(Nodes):
         found = mean + gain * (count - mean)
         # One liar, whom noise hides, then changes it slowly.
         found = min(max(mean / _STEP, found), mean * _STEP)
-        most = float(self._settings.devices.max_duels)
+        most = float(self.settings.devices.max_duels)
         self._rate = (min(max(1.0, found), most), known * (1.0 - gain) + 1.0)
 
     def _units_for(self, broadcast: Broadcast) -> dict[str, float]:
         """Return the units of the parts, for as many answers as a device is expected to have."""
         fresh = max(1, round(self._rate[0]))
         answers = fresh * self._rounds(broadcast)
-        sizes, weights = sizes_and_weights(broadcast, self._settings, fresh, answers)
+        sizes, weights = sizes_and_weights(broadcast, self.settings, fresh, answers)
         weights = {part: (1.0 - COUNT_WEIGHT) * weight for part, weight in weights.items()}
         sizes[DUELS], weights[DUELS] = float(answers), COUNT_WEIGHT
         units = units_of(sizes, weights)
@@ -312,8 +295,8 @@ class SecureNodes(Nodes):
         return play.last if broadcast.shares and play is not None else 1
 
     def _nothing(self) -> Upload:
-        none = np.zeros((0, self._settings.dimension))
-        return statistics(Broadcast(None, None), none, np.zeros(0), none, self._form)
+        none = np.zeros((0, self.settings.dimension))
+        return statistics(Broadcast(None, None), none, np.zeros(0), none, self.form)
 
     # The state.
 
@@ -325,32 +308,25 @@ class SecureNodes(Nodes):
         self._recent = [*self._recent, self._header.number][-RECENT:]
         self.duels += self._new_duels
         names = sorted(short_name(device) for device in self._included)
-        self._tally = Tally(self._new_duels, tuple((name, None, None) for name in names))
-
-    def tally(self) -> Tally:
-        """Return what was counted last."""
-        return self._tally
+        self.tally = Tally(self._new_duels, tuple((name, None, None) for name in names))
 
     def name(self, node: int) -> str:
         """Return the name of the device at a node, if it is known."""
-        device = self._identities.at(node)
+        device = self.device_at(node)
         return f"device {short_name(device)}" if device else super().name(node)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON values."""
         return {
-            "counted": self.counted,
-            "duels": self.duels,
-            "nodes": self._identities.state(),
+            **super().state(),
             "number": self._number,
             "rate": list(self._rate),
             "recent": self._recent,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` returned."""
-        self.counted, self.duels = dict(state["counted"]), state["duels"]
-        self._identities.restore(state["nodes"])
+        super().restore(state)
         self._number = max(self._number, state["number"])
         self._rate = tuple(state["rate"])
         self._recent = list(state["recent"])

@@ -36,11 +36,10 @@ from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.system.files import replace_file
 from fldb_flower.wire.secure_request import REPORT, Request, decode_shared
 from simulations.engines.grid import InProcessGrid, failure
-from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory, RoundRow
 from strategies.device_rounds import DeviceServer
-from strategies.device_tally import Devices
-from strategies.grid_federation import GridFederation
+from strategies.devices import DeviceChannel
+from strategies.dueling import DuelingStrategy
 from strategies.secure_budget import PlannedExchanges
 from strategies.secure_nodes import KEY, SecureNodes
 
@@ -257,7 +256,7 @@ class SecureFederation:
         self._patch.setattr(sums, "replace_file", self.helper.store)
         now = SimpleNamespace(time=self.clock)
         self._patch.setattr("strategies.secure_nodes.time", now)
-        self._patch.setattr("strategies.transport.MAX_TRIES", TRIES)
+        self._patch.setattr("strategies.channel.MAX_TRIES", TRIES)
         self._patch.setattr("strategies.device_rounds.RETRY_SECONDS", 0.0)
         values = {
             "mode": "devices", "secure": True, "dimension": D, "algorithm": "fldb_ons",
@@ -305,12 +304,12 @@ class SecureFederation:
             nodes = SecureNodes(
                 settings, self.helper, task, planned.plan.multiplier, planned.spend, self._noise
             )
-            strategy = make_strategy(settings, history, nodes)
-            server = DeviceServer(settings, strategy, nodes, directory, self.lines.append)
+            server = DeviceServer(nodes, history, directory, self.lines.append)
         except BaseException:
             directory.close()
             raise
-        strategy.connect(self.grid)
+        strategy = server.strategy
+        nodes.connect(self.grid)
         collect = strategy.collect
 
         def watched(broadcast: Broadcast) -> Upload:
@@ -325,7 +324,7 @@ class SecureFederation:
     def _observe(self, directory: DeviceDirectory) -> None:
         commit = directory.commit
 
-        def watched(row: RoundRow, strategy: GridFederation, devices: Devices) -> None:
+        def watched(row: RoundRow, strategy: DuelingStrategy, devices: DeviceChannel) -> None:
             self.counted[row.round] = self.sums[-1][1]
             commit(row, strategy, devices)
 

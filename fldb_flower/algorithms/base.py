@@ -17,6 +17,7 @@ from fldb_flower.errors import ConvergenceError, DataError, shown
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
+from fldb_flower.linalg.linear import solve
 from fldb_flower.linalg.noisy import denoised, observed
 from fldb_flower.settings import Settings
 
@@ -241,7 +242,7 @@ class Online(Algorithm):
             upload = without_noise(upload)
             changed = self.step(upload, round_)
             self._check(changed, "step")
-        changed["information"] = self.form.total([self.information, upload.information])
+        changed["information"] = self.information + upload.information
         return changed
 
     @property
@@ -291,17 +292,17 @@ class Online(Algorithm):
         upload = federation.exchange(request._replace(final=self._is_final))
         if upload.noise is not None:
             return self._noisy_first_step(without_noise(upload), upload.noise.gradient)
-        hessian = self.form.scaled(upload.information, 0.25)
-        step = self.form.solve(hessian, upload.gradient, self.first_ridge)
-        kept = self.form.scaled(hessian, FIRST_CURVATURE)
+        hessian = 0.25 * upload.information
+        step = solve(hessian, upload.gradient, self.first_ridge)
+        kept = FIRST_CURVATURE * hessian
         return Minimum(-FIRST_STEP * step, upload._replace(hessian=kept))
 
     def _noisy_first_step(self, upload: Upload, deviation: float) -> Minimum:
         """Return the first estimate, and the upload with its precision as Hessian."""
         spread = 1.0 / (FIRST_STEP * FIRST_CURVATURE)
-        hessian = self.form.scaled(upload.information, 0.25 / FIRST_STEP)
+        hessian = 0.25 / FIRST_STEP * upload.information
         precision, linear = observed(hessian, spread, -upload.gradient, deviation**2)
-        theta = self.form.solve(precision, linear, self.settings.ons_ridge)
+        theta = solve(precision, linear, self.settings.ons_ridge)
         return Minimum(theta, upload._replace(hessian=precision))
 
 

@@ -17,6 +17,7 @@ from fldb_flower.algorithms.solvers import (
 )
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
+from fldb_flower.linalg.forms import trace
 from fldb_flower.settings import AUTO
 
 _SETTLED = 1e-13  # theta's error is about 1e-6 before a step of this decrement, 1e-12 after it
@@ -49,7 +50,7 @@ class FLDBGD(Algorithm):
             return federation.exchange(broadcast)
 
         start = evaluate(self.theta_sync, self.play(round_))
-        information = self.form.total([self.information, start.information])
+        information = self.information + start.information
         theta = self._minimum(evaluate, start, information)
         return {"theta_sync": theta, "information": information}
 
@@ -78,7 +79,7 @@ class FLDBGD(Algorithm):
         step_size = settings.gd_step_size
         if step_size == AUTO:
             # mu' <= 1/4, so trace(W) / 4 + lambda bounds the largest curvature.
-            step_size = 1.0 / (self.form.trace(information) / 4.0 + ridge)
+            step_size = 1.0 / (trace(information) / 4.0 + ridge)
         return gradient_descent(
             evaluate, start, theta, ridge, steps=settings.gd_steps, step_size=float(step_size)
         )

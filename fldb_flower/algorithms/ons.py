@@ -9,6 +9,7 @@ from fldb_flower.bandit import theory
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.linalg.arrays import Array
+from fldb_flower.linalg.linear import solve
 from fldb_flower.linalg.noisy import observed
 from fldb_flower.settings import Settings
 
@@ -85,7 +86,7 @@ class FLDBONS(Online):
             precision, linear = observed(hessian, 1.0, upload.gradient, variance)
             upload = upload._replace(hessian=precision, gradient=linear)
         curvature = self._curvature_with(upload)
-        theta = self.theta_hat - self.form.solve(curvature, upload.gradient)
+        theta = self.theta_hat - solve(curvature, upload.gradient)
         return {"theta_hat": theta, "theta_sync": theta, "curvature": curvature}
 
     def remedy(self) -> str:
@@ -93,4 +94,4 @@ class FLDBONS(Online):
         return f"ons_ridge={self.settings.ons_ridge:g} is too small, or {super().remedy()}"
 
     def _curvature_with(self, upload: Upload) -> Array:
-        return self.form.total([self.arrays["curvature"], upload.hessian])
+        return self.arrays["curvature"] + upload.hessian

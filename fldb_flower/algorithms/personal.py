@@ -18,6 +18,7 @@ from fldb_flower.bandit.prior import (
 )
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
+from fldb_flower.linalg.linear import solve
 from fldb_flower.linalg.noisy import blurred, denoised, observed, shrunk
 from fldb_flower.settings import AUTO, Settings
 
@@ -136,7 +137,7 @@ class FLDBPersonal(Algorithm):
         variance = self.variance(known, answers / max(members, 1.0), scale)
         ridge = self.settings.personal_ridge * scale
         return {
-            "theta_sync": self.form.solve(precision, shift, ridge),
+            "theta_sync": solve(precision, shift, ridge),
             "information": precision,
             "shift": shift,
             "losses": losses,

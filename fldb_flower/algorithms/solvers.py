@@ -18,7 +18,8 @@ from fldb_flower.bandit.newton import RESTART, is_too_long, shortened
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.linalg.arrays import Array, import_torch
-from fldb_flower.linalg.forms import Full, form_of
+from fldb_flower.linalg.forms import times, trace
+from fldb_flower.linalg.linear import solve
 
 Evaluate = Callable[[Array], Upload]
 """Exchanges once and returns the upload at theta, (d,)."""
@@ -88,8 +89,7 @@ def newton(
         The decrement did not become small enough.
     """
     information = start.information if information is None else information
-    trace = form_of(information).trace(information)
-    search = _Newton(evaluate, start, theta, ridge, trace)
+    search = _Newton(evaluate, start, theta, ridge, trace(information))
     return search.run(tolerance, settled, max_exchanges, or_closest=or_closest)
 
 
@@ -97,12 +97,12 @@ class _Newton:
     """A search for a minimiser: the current point, the upload there, and past steps."""
 
     def __init__(
-        self, evaluate: Evaluate, start: Upload, theta: Array, ridge: float, trace: float
+        self, evaluate: Evaluate, start: Upload, theta: Array, ridge: float, total: float
     ) -> None:
-        self._evaluate, self._ridge, self._trace = evaluate, ridge, trace  # of W
+        self._evaluate, self._ridge, self._trace = evaluate, ridge, total  # of W
         self._theta, self._upload, self._exchanges = theta, start, 0
         self._may_restart = bool(np.any(theta != 0))
-        history = 0 if isinstance(form_of(start.hessian), Full) else _LBFGS_HISTORY
+        history = _LBFGS_HISTORY if np.ndim(start.hessian) == 1 else 0
         # Pairs of a step and its change of the gradient.
         self._secants: deque[tuple[Array, Array]] = deque(maxlen=history)
 
@@ -131,9 +131,9 @@ class _Newton:
 
     def _unit(self, theta: Array) -> float:
         """Return the number of duels, or less if the Hessian here is tiny."""
-        hessian, form = self._upload.hessian, form_of(self._upload.hessian)
-        mean = form.trace(hessian) / self._trace if self._trace else 0.0
-        square = theta @ (form.times(hessian, theta) + self._ridge * theta)
+        hessian = self._upload.hessian
+        mean = trace(hessian) / self._trace if self._trace else 0.0
+        square = theta @ (times(hessian, theta) + self._ridge * theta)
         duels = max(self._upload.num_duels, 1)
         return min(_SMALL * (mean * duels + float(square)), duels)
 
@@ -171,7 +171,7 @@ class _Newton:
         for step, change, weight in reversed(usable):
             shares.append(weight * (step @ gradient))
             gradient = gradient - shares[-1] * change
-        direction = form_of(hessian).solve(hessian, gradient, self._ridge)
+        direction = solve(hessian, gradient, self._ridge)
         for (step, change, weight), share in zip(usable, reversed(shares), strict=True):
             direction = direction + (share - weight * (change @ direction)) * step
         return direction
@@ -212,7 +212,7 @@ def lbfgs(
     """
     torch = import_torch("solver=lbfgs", "solver=newton")
     information, duels = start.information if information is None else information, start.num_duels
-    square = form_of(information).trace(information) / max(duels, 1)
+    square = trace(information) / max(duels, 1)
     unit = 2.0 ** round(math.log2(square) / 2.0) if square else 1.0
     point = torch.tensor(unit * np.asarray(theta), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(

@@ -136,7 +136,7 @@ class DuelLog:
             self._preferences = self._arrays.make(np.array(state["preferences"]))
             self._outcomes = np.zeros((self._kept, len(OUTCOMES)))
             self._outcomes[:, 0] = state["regrets"]
-            self._outcomes[:, 1:] = state.get("predictions", 0.0)  # older states have none
+            self._outcomes[:, 1:] = state["predictions"]
 
 
 def clipped(differences: Array, longest: float) -> Array:

@@ -9,8 +9,7 @@ import numpy as np
 
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.linalg.forms import form_of
-from fldb_flower.linalg.whiteners import Whitener
+from fldb_flower.linalg.linear import Whitener, whiten
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +17,7 @@ class Estimate:
     """An estimate of theta, (d,), and the matrix of the norm that rules select with.
 
     The matrix is W_sync, or the Hessian A of FLDB-ONS. It is symmetric positive definite: (d, d),
-    or another form of ``fldb_flower.linalg.forms``.
+    or its diagonal, (d,).
 
     Examples
     --------
@@ -44,7 +43,7 @@ class Estimate:
             The matrix is not positive definite.
         """
         try:
-            return form_of(self.information).whiten(self.information)
+            return whiten(self.information)
         except np.linalg.LinAlgError:
             raise DataError(
                 "W_sync is not positive definite: rounding errors exceed its smallest eigenvalue,"

@@ -8,7 +8,7 @@ from fldb_flower.bandit.local_newton import Ridge, minimise, not_found, with_roo
 from fldb_flower.bandit.online import learn_duel, next_fit
 from fldb_flower.bandit.preference import link
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
-from fldb_flower.linalg.linear import whiten_safely
+from fldb_flower.linalg.linear import whiten
 
 _NEW_DIRECTION = 1e-13  # of a duel's length: a shorter remainder is a rounding error
 
@@ -104,7 +104,7 @@ class LocalEstimates:
             curvatures = link((self.theta[:, None, :] @ duels)[:, 0])[1]
             hessian = (duels * curvatures[:, None, :]) @ duels.swapaxes(1, 2)
             self._prior.add_curvature(hessian)
-            self._factors = whiten_safely(hessian)
+            self._factors = whiten(hessian)
 
     def _coordinates(self, differences: Array) -> Array:
         """Return a duel's coordinates, (agents, m); the last one is along a new basis vector."""

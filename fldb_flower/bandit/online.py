@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fldb_flower.bandit.preference import residuals
 from fldb_flower.linalg.arrays import Array, namespace
-from fldb_flower.linalg.whiteners import add_to_whiteners
+from fldb_flower.linalg.linear import add_to_whiteners
 
 _FITTED_PER_FEATURE = 8  # duels that are fitted one by one, for each feature
 _TOLERANCE = 1e-9  # of a step relative to the logit; the error after it is its square

@@ -28,7 +28,7 @@ from fldb_flower.bandit.prior import (
     longest_shift,
 )
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
-from fldb_flower.linalg.linear import solve, whiten_safely
+from fldb_flower.linalg.linear import solve, whiten
 
 
 class Shares(NamedTuple):
@@ -174,7 +174,7 @@ class PersonalEstimates:
     def whitener(self) -> Array:
         """Return C with ``||x||_{(Q + H_i)^-1} = ||x C||_2``, (agents, d, d)."""
         if self._whitener is None:
-            self._whitener = whiten_safely(self.posterior)
+            self._whitener = whiten(self.posterior)
         return self._whitener
 
     def predict(self, differences: Array) -> Array:

@@ -32,8 +32,8 @@ from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
 from fldb_flower.linalg.forms import make_form
+from fldb_flower.linalg.linear import Whitener, add_to_whiteners
 from fldb_flower.linalg.named_arrays import fields_of, join_parts, part_of
-from fldb_flower.linalg.whiteners import Whitener, add_to_whiteners, on_backend
 from fldb_flower.settings import Settings
 
 __all__ = [
@@ -145,7 +145,7 @@ class CommonEstimatePolicy(Policy):
     def _on_backend(self) -> tuple[Array, Whitener]:
         if self._prepared is None:
             theta, whitener = self._estimate.theta_sync, self._estimate.whitener
-            self._prepared = self._arrays.make(theta), on_backend(whitener, self._arrays)
+            self._prepared = self._arrays.make(theta), self._arrays.make(whitener)
         return self._prepared
 
     def state(self) -> dict[str, Array]:

@@ -9,7 +9,7 @@ first arm won, 0 where the second did, and 0.5 for a tie (half a win each).
 """
 
 from fldb_flower.linalg.arrays import Array, namespace
-from fldb_flower.linalg.forms import Form, Full
+from fldb_flower.linalg.forms import Form
 
 _LEAST = -708.0  # exp(708) is finite
 _BLOCK = 4096  # duels whose features fit in the cache
@@ -93,16 +93,16 @@ def derivatives(
     """Return :func:`gradient` and the Hessian of the loss, (d,) and (d, d), in one pass.
 
     The Hessian is ``sum_i mu'(z_i) difference_i difference_i^T`` in the shape of
-    ``form``, :class:`~fldb_flower.linalg.forms.Full` by default.
+    ``form``, the full matrix by default.
     """
-    form = form or Full(differences.shape[1])
+    form = form or Form(differences.shape[1])
     slope, curvatures = 0.0, []
     for start in range(0, max(differences.shape[0], 1), _BLOCK):
         block = differences[start : start + _BLOCK]
         slopes, weights = residuals(block @ theta, preferences[start : start + _BLOCK])
         slope = slope + slopes @ block
         curvatures.append(form.gram(block, weights))
-    return slope, form.total(curvatures)
+    return slope, sum(curvatures[1:], curvatures[0])
 
 
 def gram(differences: Array, form: Form | None = None) -> Array:
@@ -110,4 +110,4 @@ def gram(differences: Array, form: Form | None = None) -> Array:
 
     Algorithm 1, line 9 of the paper. ``form`` is as in :func:`derivatives`.
     """
-    return (form or Full(differences.shape[1])).gram(differences)
+    return (form or Form(differences.shape[1])).gram(differences)

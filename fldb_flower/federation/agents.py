@@ -260,7 +260,5 @@ class AgentBlock:
 
     def restore(self, state: dict[str, Array]) -> None:
         """Restore what :meth:`state` returned; later results are identical."""
-        if older := part_of(state, "streams"):  # of all names
-            state = {**state, **join_parts({"offers.streams": older, "selection": older})}
         for name, part in self._parts.items():
             part.restore(part_of(state, name))

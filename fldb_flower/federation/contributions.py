@@ -10,7 +10,7 @@ from fldb_flower.bandit.preference import residuals
 from fldb_flower.bandit.prior import CommonPrior, scale_of
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.linalg.forms import Form, Full
+from fldb_flower.linalg.forms import Form
 from fldb_flower.settings import AUTO, Settings
 
 _BATCH = 2**22  # numbers of the matrices of persons that are held at once
@@ -88,10 +88,10 @@ def limited_statistics(
     >>> import numpy as np
     >>> from fldb_flower.federation.contributions import limited_statistics
     >>> from fldb_flower.federation.exchange import Broadcast
-    >>> from fldb_flower.linalg.forms import Full
+    >>> from fldb_flower.linalg.forms import Form
     >>> units = {"gradient": 1.0, "information": 1.0}
     >>> zero, duel = Broadcast(None, np.zeros(2)), (np.array([[1.0, 0.0]]), np.array([0.0]))
-    >>> limited_statistics(zero, *duel, 1, Full(2), units=units).gradient.round(3)
+    >>> limited_statistics(zero, *duel, 1, Form(2), units=units).gradient.round(3)
     array([0.447, 0.   ])
     """
     rows_of = (differences, *residuals(differences @ broadcast.theta_hat, preferences))
@@ -121,9 +121,7 @@ def _statistics(duels: Array, slopes: Array, form: Form) -> dict[str, Array]:
 
 def _grams(left: Array, right: Array, form: Form) -> Array:
     """Return each agent's sum of ``left right^T`` over duels, (agents, ...) in the form."""
-    if isinstance(form, Full):
-        return left.swapaxes(1, 2) @ right
-    return (left * right).sum(axis=1)
+    return (left * right).sum(axis=1) if form.is_diagonal else left.swapaxes(1, 2) @ right
 
 
 def _limited_sums(parts: Mapping[str, Array], units: Mapping[str, float]) -> dict[str, Array]:

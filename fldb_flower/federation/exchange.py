@@ -20,7 +20,7 @@ from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.prior import CommonPrior, ShareChange, sum_of_changes
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import LARGEST, Array
-from fldb_flower.linalg.forms import Form, form_of
+from fldb_flower.linalg.forms import Form
 
 __all__ = [
     "Broadcast",
@@ -279,19 +279,22 @@ def total(uploads: Sequence[Upload]) -> Upload:
     """
     if len(uploads) == 1:
         return uploads[0]
-    form = form_of(uploads[0].information)
     hessians = [upload.hessian for upload in uploads if upload.hessian is not None]
     losses = [upload.loss for upload in uploads if upload.loss is not None]
     shares = [upload.shares for upload in uploads if upload.shares is not None]
     return Upload(
         num_duels=sum(upload.num_duels for upload in uploads),
-        gradient=functools.reduce(operator.add, [upload.gradient for upload in uploads]),
-        information=form.total([upload.information for upload in uploads]),
-        hessian=form.total(hessians) if hessians else None,
+        gradient=_total([upload.gradient for upload in uploads]),
+        information=_total([upload.information for upload in uploads]),
+        hessian=_total(hessians) if hessians else None,
         loss=sum(losses) if losses else None,
         outcomes=tuple(each for upload in uploads for each in upload.outcomes),
         shares=sum_of_changes(shares) if shares else None,
     )
+
+
+def _total(arrays: Sequence[Array]) -> Array:
+    return functools.reduce(operator.add, arrays)
 
 
 class NoiseSource(Protocol):

@@ -6,8 +6,8 @@ An upload over differences X with logits z and residuals r has ``W_new = X^T X``
     rank W_new <= n,    trace W_new <= n L^2,    |g| <= n L mu(q),    loss <= n log(1 + e^q)
     g^T W_new^+ g <= n mu(q)^2,    mu'(z_max) W_new <= H <= W_new / 4
 
-docs/plausibility.md derives these bounds, their variants for diagonals and sketches, and the
-tolerances for rounding errors.
+docs/plausibility.md derives these bounds, their variants for diagonals, and the tolerances for
+rounding errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from fldb_flower.bandit.preference import link, logistic
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.linalg.forms import TINY, Diagonal, Sketch, form_of, units_of
+from fldb_flower.linalg.forms import TINY, roots_of_diagonals
 
 _CURVATURE_ERROR = 2.0**-50  # of mu', largest error that is tolerated
 _TOLERANCES = {"float64": (1e-10, 1e-6), "float32": (1e-6, 1e-3)}  # of entries, of bounds
@@ -57,8 +57,7 @@ def implausible(
         Whether duels have weights of at most 1, which are not known: with the limit on a person
         (``privacy.unit=person``). s is then no bound of a logit, and only L is.
     """
-    is_diagonal = isinstance(form_of(uploads[0].information), Diagonal)
-    kind = _DiagonalBounds if is_diagonal else _MatrixBounds
+    kind = _DiagonalBounds if uploads[0].information.ndim == 1 else _MatrixBounds
     reasons = [""] * len(uploads)
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are violations
         checks = kind(uploads, broadcast, longest, wire, error)
@@ -136,7 +135,7 @@ class _Bounds(ABC):
                 self._at_most(residual**2),
             )
         if self._hessian is not None:
-            yield from self._of_hessian(self._hessian, largest, residual)
+            yield from self._of_hessian(self._hessian, largest)
         if self._loss is not None:
             yield "loss is below 0", -self._loss, np.zeros_like(self._loss)
             yield (
@@ -145,7 +144,7 @@ class _Bounds(ABC):
                 self._at_most(np.logaddexp(0.0, average)),
             )
 
-    def _of_hessian(self, hessian: Array, largest: Array, residual: Array) -> Iterator[Bound]:
+    def _of_hessian(self, hessian: Array, largest: Array) -> Iterator[Bound]:
         yield (
             "Hessian is not positive semi-definite",
             -self._lowest_hessian(hessian),
@@ -163,12 +162,6 @@ class _Bounds(ABC):
         above, below = self._lowest_differences(hessian, least)
         yield "Hessian is larger than W_new / 4", -above, self._rounding
         yield "Hessian is smaller than W_new and theta allow", -below, self._rounding
-        yield (
-            "gradient is longer than {n} duels of this Hessian allow:"
-            " mu'(z_max) g^T H^-1 g = {value:.4g} > n mu(q)^2 = {bound:.4g}",
-            np.maximum(least - _CURVATURE_ERROR, 0.0) * self._squared_gradient_by(hessian),
-            self._at_most(residual**2),
-        )
 
     def _absolute(self) -> Array:
         parts = (self._gradient, self._information, self._hessian, self._loss)
@@ -193,7 +186,7 @@ class _Bounds(ABC):
 
     @abstractmethod
     def _trace(self, matrices: Array) -> Array:
-        """Return the smallest trace of the represented matrices."""
+        """Return the traces."""
 
     @abstractmethod
     def _squared_logits(self) -> Array:
@@ -202,10 +195,6 @@ class _Bounds(ABC):
     @abstractmethod
     def _squared_gradient(self) -> Array:
         """Return the smallest ``g^T W_new^+ g``."""
-
-    def _squared_gradient_by(self, hessian: Array) -> Array:
-        """Return the smallest ``g^T H^+ g``; 0 if the other bounds imply this one."""
-        return np.zeros_like(self._duels)
 
     @abstractmethod
     def _lowest_hessian(self, hessian: Array) -> Array:
@@ -245,7 +234,7 @@ class _DiagonalBounds(_Bounds):
 
 
 class _MatrixBounds(_Bounds):
-    """Bounds on matrices, and on sketches: any matrix between ``B^T B`` and ``B^T B + c I``."""
+    """Bounds on matrices."""
 
     def __init__(
         self,
@@ -256,91 +245,41 @@ class _MatrixBounds(_Bounds):
         error: float,
     ) -> None:
         super().__init__(uploads, broadcast, longest, wire, error)
-        form = form_of(uploads[0].information)
-        self._sketch = form if isinstance(form, Sketch) else None
-        self._basis = None if self._sketch is None else self._span()
-        least, most = self._between(self._information)
-        self._units = self._units_of(most)
-        self._least, self._most = (_in_units(each, self._units) for each in (least, most))
-        self._eigenvalues, self._vectors = np.linalg.eigh(self._most)
-
-    def _span(self) -> Array:
-        """Return an orthonormal basis of the span of sketches, g and theta, (uploads, d, r)."""
-        theta = np.broadcast_to(self._theta, self._gradient.shape)
-        rows = [self._gradient[:, None], theta[:, None], self._information[:, :-1]]
-        if self._hessian is not None:
-            rows.append(self._hessian[:, :-1])
-        return np.linalg.qr(np.concatenate(rows, axis=1).swapaxes(1, 2))[0]
-
-    def _within(self, vectors: Array) -> Array:
-        """Return the coordinates of vectors (uploads, d) in the basis, (uploads, r)."""
-        return vectors if self._basis is None else (vectors[:, None, :] @ self._basis)[:, 0]
-
-    def _between(self, matrices: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds of the represented matrices, in the basis."""
-        if self._basis is None:
-            return matrices, matrices
-        rows = matrices[:, :-1] @ self._basis
-        least, constant = rows.swapaxes(1, 2) @ rows, matrices[:, -1, 0]
-        return least, least + constant[:, None, None] * np.eye(least.shape[-1])
-
-    def _units_of(self, matrices: Array) -> Array:
-        units = units_of(matrices, self._floor)
-        if self._sketch is not None:
-            units[:] = units.max(axis=1, keepdims=True)
-        return units
+        self._units = roots_of_diagonals(self._information, self._floor)
+        self._scaled = _in_units(self._information, self._units)
+        self._eigenvalues, self._vectors = np.linalg.eigh(self._scaled)
 
     def _lowest_information(self) -> Array:
         lowest: Array = self._eigenvalues[:, 0]
-        if self._sketch is None:
-            return lowest
-        return np.minimum(lowest, _exact_sign(self._information[:, -1, 0]))
+        return lowest
 
     def _spare(self) -> Array:
-        # A sketch is exact for at most m duels only.
         last = self._eigenvalues.shape[1] - 1
-        counted = last + 1 if self._sketch is None else self._sketch.rank + 1
         spare = last - self._duels.clip(max=last).astype(int)
         largest = np.take_along_axis(self._eigenvalues, spare[:, None], axis=1)[:, 0]
-        return np.where(self._duels < counted, largest, 0.0)
+        return np.where(self._duels < last + 1, largest, 0.0)
 
     def _trace(self, matrices: Array) -> Array:
-        if self._sketch is None:
-            return np.trace(matrices, axis1=1, axis2=2)
-        squares: Array = (matrices[:, :-1] ** 2).sum(axis=(1, 2))
-        return squares + (self._sketch.rank + 1) * matrices[:, -1, 0]
+        return np.trace(matrices, axis1=1, axis2=2)
 
     def _squared_logits(self) -> Array:
-        theta = self._within(np.broadcast_to(self._theta, self._gradient.shape)) * self._units
-        squares = (theta[:, None, :] @ self._most @ theta[:, :, None])[:, 0, 0]
+        theta = self._theta * self._units
+        squares = (theta[:, None, :] @ self._scaled @ theta[:, :, None])[:, 0, 0]
         return np.maximum(squares, 0.0) + self._rounding * (theta**2).sum(axis=1)
 
     def _squared_gradient(self) -> Array:
-        return self._norms_of_gradient(self._units, self._eigenvalues, self._vectors)
-
-    def _squared_gradient_by(self, hessian: Array) -> Array:
-        if self._sketch is None:
-            return super()._squared_gradient_by(hessian)
-        most = self._between(hessian)[1]
-        units = self._units_of(most)
-        return self._norms_of_gradient(units, *np.linalg.eigh(_in_units(most, units)))
-
-    def _norms_of_gradient(self, units: Array, eigenvalues: Array, vectors: Array) -> Array:
-        gradient = self._within(self._gradient) / units
-        parts = (gradient[:, None, :] @ vectors)[:, 0]
-        held = np.maximum(eigenvalues, 0.0) + self._rounding[:, None]
+        parts = ((self._gradient / self._units)[:, None, :] @ self._vectors)[:, 0]
+        held = np.maximum(self._eigenvalues, 0.0) + self._rounding[:, None]
         return (parts**2 / held).sum(axis=1)
 
     def _lowest_hessian(self, hessian: Array) -> Array:
-        if self._sketch is not None:  # B^T B is positive semi-definite
-            return _exact_sign(hessian[:, -1, 0])
-        return _lowest(_in_units(hessian, units_of(hessian, self._floor)))
+        return _lowest(_in_units(hessian, roots_of_diagonals(hessian, self._floor)))
 
     def _lowest_differences(self, hessian: Array, least: Array) -> tuple[Array, Array]:
-        low, high = (_in_units(each, self._units) for each in self._between(hessian))
+        scaled = _in_units(hessian, self._units)
         return (
-            _lowest(self._most / 4.0 - low),
-            _lowest(high - least[:, None, None] * self._least),
+            _lowest(self._scaled / 4.0 - scaled),
+            _lowest(scaled - least[:, None, None] * self._scaled),
         )
 
 

@@ -1,1 +1,1 @@
-"""Backends of arrays, forms of symmetric matrices, and whiteners."""
+"""Backends of arrays, and linear algebra of symmetric matrices."""

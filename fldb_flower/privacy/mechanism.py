@@ -11,7 +11,7 @@ from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.errors import PrivacyError
 from fldb_flower.federation.exchange import Broadcast, Noise, Upload
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.forms import form_of, off_diagonal
+from fldb_flower.linalg.forms import form_of, pack
 from fldb_flower.privacy.discrete import with_discrete_noise
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.privacy.sensitivities import asked_again, release_of
@@ -141,8 +141,8 @@ def with_noise(upload: Upload, noise: Noise, add: AddNoise) -> Upload:
         if not deviation > 0.0:
             raise PrivacyError(f"the sensitivity of {part} is not known, so it is not released")
         if part in _MATRICES:
-            factors = 1.0 / off_diagonal(form)
-            noisy[part] = form.unpack(add(form.pack(exact), deviation * factors))
+            factors = 1.0 / form.off_diagonal()
+            noisy[part] = form.unpack(add(pack(exact), deviation * factors))
         else:
             values = np.ravel(exact)
             found = add(values, np.full(values.shape, deviation))

@@ -33,7 +33,7 @@ ENVIRONMENT_OF = {
 
 SELECTION_SETTINGS = (
     "algorithm", "selection", "kappa_mu", "delta", "beta_scale", "ons_width", "lambda_",
-    "matrix_form", "sketch_rank", "personal_ridge", "personal_width",
+    "matrix_form", "personal_ridge", "personal_width",
 )  # fmt: skip
 """Settings of the server's run that a device selects pairs of arms with."""
 
@@ -150,10 +150,6 @@ def _check_matrix_form(settings: Settings) -> Problem:
     if settings.algorithm == "fldb_gd" and settings.solver == "newton":
         reason = "needs full Hessians, of d^2 numbers; use solver=lbfgs or solver=gd"
         return name, f": algorithm=fldb_gd with solver=newton {reason}"
-    largest = settings.dimension - 2
-    if settings.matrix_form == "sketch" and settings.sketch_rank > largest:
-        reason = f": must be at most dimension - 2 = {largest}, or a sketch is not smaller"
-        return f"sketch_rank={settings.sketch_rank}", reason
     return None
 
 
@@ -260,7 +256,6 @@ def _obstacle_to_privacy(settings: Settings) -> str:
         )
     reasons = {
         "robust": ("trimmed", "a trimmed mean has no known sensitivity; use robust=none"),
-        "matrix_form": ("sketch", "noise is added to sums, and sketches are not; use full"),
         "wire": ("float32", "rounded sums have other sensitivities; use wire=float64"),
     }
     for name, (value, reason) in reasons.items():

@@ -52,7 +52,7 @@ from fldb_flower.settings.needs import (
     simulation,
 )
 
-MATRIX_FORMS = ("full", "diagonal", "sketch")
+MATRIX_FORMS = ("full", "diagonal")
 WIRES = ("float64", "float32")
 BACKENDS = ("numpy", "cpu", "cuda")
 SOLVERS = ("newton", "lbfgs", "gd")
@@ -272,16 +272,9 @@ class Settings(Checked):
     )
     matrix_form: str = setting(
         "full",
-        "Representation of W and of Hessians: full, d^2 numbers; diagonal, d; sketch (frequent"
-        " directions), sketch_rank * d.",
+        "Representation of W and of Hessians: full, d^2 numbers; diagonal, d.",
         choices=MATRIX_FORMS,
         needs=(_COMMON,),
-    )
-    sketch_rank: int = setting(
-        16,
-        "matrix_form=sketch: m, the number of directions.",
-        COUNT,
-        needs=(_COMMON, only("matrix_form", "sketch")),
     )
     wire: str = setting(
         "float64",

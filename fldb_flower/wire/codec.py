@@ -33,7 +33,7 @@ from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import DataError, FederationError
 from fldb_flower.federation.exchange import Broadcast, Outcomes, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array, FloatArray
-from fldb_flower.linalg.forms import Form, form_of, pack_symmetric
+from fldb_flower.linalg.forms import Form, cover, pack, pack_symmetric
 from fldb_flower.settings import WIRES
 
 _SINGLE = float(np.finfo(np.float32).eps) / 2.0  # relative error of rounding to float32
@@ -195,7 +195,7 @@ def encode_broadcast(
         parts += [estimate.shift, pack_symmetric(estimate.precision), numbers]
     elif estimate is not None:
         information = estimate.information
-        parts += [estimate.theta_sync, form_of(information).pack(information)]
+        parts += [estimate.theta_sync, pack(information)]
     vector = _vector(parts, wire)
     if wire == "float32" and not np.isfinite(vector).all():
         raise FederationError(
@@ -227,7 +227,7 @@ def _vector(parts: Sequence[Array], wire: str) -> FloatArray:
 
 def _matrix(packed: FloatArray, form: Form) -> FloatArray:
     matrix = form.unpack(packed.astype(np.float64, copy=False))
-    return form.cover(matrix, _SINGLE) if packed.dtype == np.float32 else matrix
+    return cover(matrix, _SINGLE) if packed.dtype == np.float32 else matrix
 
 
 def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) -> Broadcast:
@@ -336,10 +336,9 @@ def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64
         )
     if broadcast.theta_hat is None:
         return _vector([], wire)
-    form = form_of(upload.information)
-    parts = [upload.gradient, form.pack(upload.information)]
+    parts = [upload.gradient, pack(upload.information)]
     if upload.hessian is not None:
-        parts.append(form.pack(upload.hessian))
+        parts.append(pack(upload.hessian))
     if upload.loss is not None:
         parts.append(np.array([upload.loss]))
     return _vector(parts, wire)

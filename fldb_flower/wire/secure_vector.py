@@ -18,7 +18,7 @@ from fldb_flower.bandit.prior import VARIANCES, ShareChange
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, Noise, Upload
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.forms import Form, off_diagonal
+from fldb_flower.linalg.forms import Form, pack
 
 DUELS = "num_duels"
 """The part with the number of duels: the new ones, or with shares all of the person's."""
@@ -58,7 +58,7 @@ def vector_of(
     for name in parts_of(broadcast):
         value = upload.num_duels if name == DUELS else getattr(holder, name)
         if name in _MATRICES:
-            value = form.pack(value) * off_diagonal(form)
+            value = pack(value) * form.off_diagonal()
         values.append(np.ravel(value) / units[name])
     return np.concatenate(values)
 
@@ -95,7 +95,7 @@ def upload_of(
         end = start + _size(name, form)
         value = vector[start:end] * units[name]
         if name in _MATRICES:
-            value = form.unpack(value / off_diagonal(form))
+            value = form.unpack(value / form.off_diagonal())
         values[name], noise[name], start = value, deviation * units[name], end
     duels = max(0, round(float(values.pop(DUELS)[0])))
     gradient = values.pop("gradient", np.zeros(form.dimension))

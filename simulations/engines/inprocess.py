@@ -9,13 +9,12 @@ from pathlib import Path
 from flwr.common.logger import update_console_handler
 
 from clients.simulated import LocalContext
+from fldb_flower import server_app
 from fldb_flower.federation.blocks import require_agents
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.server_app import run_experiment
 from fldb_flower.settings import Settings, to_flat
 from simulations.engines.grid import InProcessGrid, LossyGrid
-from strategies import make_strategy
 
 
 def run(settings: Settings, output_dir: str) -> None:
@@ -29,7 +28,7 @@ def run(settings: Settings, output_dir: str) -> None:
     grid = _grid(settings)
     logging.getLogger("flwr").propagate = False  # Flower's logger has its own handler
     update_console_handler(colored=sys.stderr.isatty())
-    run_experiment(settings, grid, Path(output_dir))
+    server_app.run_experiment(settings, grid, Path(output_dir))
 
 
 def play(settings: Settings, history: History) -> Array:
@@ -40,7 +39,7 @@ def play(settings: Settings, history: History) -> Array:
     SettingsError
         The agents need more memory than is available.
     """
-    return make_strategy(settings, history).start(_grid(settings))
+    return server_app.play(settings, history, _grid(settings))
 
 
 def _grid(settings: Settings) -> InProcessGrid:

@@ -30,7 +30,7 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.federation.share_bounds import implausible_shares
 from fldb_flower.linalg.arrays import Arrays
-from fldb_flower.linalg.forms import Full
+from fldb_flower.linalg.forms import Form
 from fldb_flower.settings import from_nested
 from fldb_flower.wire.codec import (
     decode_broadcast,
@@ -315,7 +315,7 @@ def counted_shares(group):
 def test_the_sums_equal_the_counted_shares_exactly_once(events):
     """Whatever is lost, late or repeated: the server has the sum of the counted shares."""
     chosen = settings(num_agents=5, horizon=100, environment={"sigma": 0.3})
-    group, form = AgentGroup(chosen, range(5)), Full(5)
+    group, form = AgentGroup(chosen, range(5)), Form(5)
     precision, shift = form.zeros(), np.zeros(5)
     counted, old = 0, None
     for t, event in enumerate([*events, "ok", "ok"], start=1):
@@ -387,7 +387,7 @@ def test_implausible_shares_are_refused(changed, longest, reason):
 
 def test_messages_hold_priors_and_changes_of_shares():
     upload, broadcast = honest()
-    form = Full(5)
+    form = Form(5)
     vector, header = encode_broadcast(broadcast)
     received = decode_broadcast(vector, header, form)
     assert received.shares

@@ -17,11 +17,11 @@ from fldb_flower.errors import SettingsError
 from fldb_flower.federation.exchange import Upload, total
 from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible
+from fldb_flower.server_app import play
 from fldb_flower.settings import from_nested, to_flat
-from simulations.benchmark.robust import Case, LyingAgents, regret
+from robust import Case, LyingAgents, regret
 from simulations.engines import vectorized
 from simulations.engines.grid import InProcessGrid
-from strategies import make_strategy
 
 property_test = settings(deadline=None, derandomize=True, max_examples=100)
 
@@ -149,7 +149,7 @@ class LyingGrid(InProcessGrid):
 def over(settings, liars=0, lie=None):
     history = History(settings.horizon)
     grid = LyingGrid(11, to_flat(settings), liars, lie)
-    return make_strategy(settings, history).start(grid), history
+    return play(settings, history, grid), history
 
 
 def turned(vector):

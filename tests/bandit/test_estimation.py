@@ -15,8 +15,8 @@ from fldb_flower.bandit import local_newton as local
 from fldb_flower.bandit.local_estimates import LocalEstimates
 from fldb_flower.errors import ConvergenceError, SettingsError
 from fldb_flower.federation.exchange import Upload
-from fldb_flower.linalg.forms import Diagonal, Sketch
-from fldb_flower.linalg.whiteners import add_to_whiteners
+from fldb_flower.linalg.forms import Form
+from fldb_flower.linalg.linear import add_to_whiteners
 
 N, D = 40, 3
 RIDGES = [1 / 500, 0.1, 2.0]
@@ -94,10 +94,9 @@ def test_newton_finds_scikit_learns_minimum(kind, ridge):
     assert len(oracle.points) <= 15
 
 
-@pytest.mark.parametrize("form", [Diagonal(8), Sketch(8, 2)], ids=["diagonal", "sketch"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ridge", RIDGES)
-def test_approximate_hessians_lead_to_the_same_minimum(kind, ridge, form):
+def test_diagonal_hessians_lead_to_the_same_minimum(kind, ridge):
     """More exchanges are needed; correlated features make the approximation poor."""
     differences, preferences = KINDS[kind](seed=1, d=8)
     mixed = differences @ (np.eye(8) + 0.5 * np.ones((8, 8)))
@@ -106,7 +105,7 @@ def test_approximate_hessians_lead_to_the_same_minimum(kind, ridge, form):
     def evaluate(theta):
         upload = oracle(theta)
         wins = expit(mixed @ theta)
-        return upload._replace(hessian=form.gram(mixed, wins * (1 - wins)))
+        return upload._replace(hessian=Form(8, is_diagonal=True).gram(mixed, wins * (1 - wins)))
 
     start = evaluate(np.zeros(8))
     found = newton(evaluate, start, np.zeros(8), ridge, tolerance=1e-14)

@@ -35,11 +35,11 @@ from fldb_flower.settings import Entry, Settings, from_nested, hydra_entries
 from fldb_flower.system import memory
 from fldb_flower.system.memory import size_text
 from simulations.engines import vectorized
-from simulations.measured import simulate
+from simulations.figures import simulate
 from simulations.run import run
 
 SMALL = {
-    "num_agents": 3, "horizon": 6, "num_arms": 3, "dimension": 4, "tau": 2, "sketch_rank": 2,
+    "num_agents": 3, "horizon": 6, "num_arms": 3, "dimension": 4, "tau": 2,
     "gd_steps": 4, "checkpoint_seconds": 1e9, "node_wait": 0.01,
     "plot": False,
 }  # fmt: skip

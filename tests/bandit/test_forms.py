@@ -19,11 +19,11 @@ from fldb_flower.bandit.selection import find_rule, norms
 from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError, SettingsError
-from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics, total
+from fldb_flower.federation.exchange import Broadcast, PlayRequest, statistics, total
 from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible
-from fldb_flower.linalg.forms import Diagonal, Full, Sketch, form_of, make_form
-from fldb_flower.linalg.whiteners import largest_norm, transposed, whitened
+from fldb_flower.linalg.forms import Form, cover, form_of, make_form, pack, times, trace
+from fldb_flower.linalg.linear import largest_norm, solve, transposed, whiten, whitened
 from fldb_flower.settings import from_nested
 from fldb_flower.wire.codec import (
     decode_broadcast,
@@ -42,9 +42,8 @@ property_test = hypothesis_settings(deadline=None, derandomize=True, max_example
 SETTINGS = {
     "full": {},
     "diagonal": {"matrix_form": "diagonal"},
-    "sketch": {"matrix_form": "sketch", "sketch_rank": 2},
 }
-FORMS = {"full": Full(6), "diagonal": Diagonal(6), "sketch": Sketch(6, 2)}
+FORMS = {"full": Form(6), "diagonal": Form(6, is_diagonal=True)}
 every_form = pytest.mark.parametrize("name", FORMS)
 
 
@@ -52,9 +51,7 @@ def dense(matrix):
     """Return the dense matrix of an array, by its shape."""
     if matrix.ndim == 1:
         return np.diag(matrix)
-    if len(matrix) == matrix.shape[1]:
-        return matrix
-    return matrix[:-1].T @ matrix[:-1] + np.diag(matrix[-1])
+    return matrix
 
 
 def lowest(matrix):
@@ -85,106 +82,27 @@ def test_full_and_diagonal_equal_the_explicit_matrices(seed, n, weighted):
     )
 
 
-@property_test
-@given(
-    seed=st.integers(0, 10**6),
-    parts=st.lists(st.integers(0, 12), min_size=1, max_size=5),
-    rank=st.integers(1, 4),
-    decay=st.sampled_from([1.0, 0.5, 0.01]),
-)
-def test_a_sketch_lies_above_the_matrix_by_no_more_than_c(seed, parts, rank, decay):
-    """Ghashami et al. 2016: B^T B <= X^T X <= B^T B + c I; at least (m + 1) c is removed."""
-    form = Sketch(6, rank)
-    rows = [some_rows(seed + number, n, decay=decay) for number, n in enumerate(parts)]
-    sketch = form.total([form.gram(part) for part in rows])
-    exact = np.concatenate(rows).T @ np.concatenate(rows)
-    sizes, constant = sketch[:-1], sketch[-1, 0]
-    tolerance = 1e-12 * (1.0 + np.trace(exact))
-    assert (sketch[-1] == constant).all()
-    assert lowest(exact - sizes.T @ sizes) >= -tolerance
-    assert lowest(dense(sketch) - exact) >= -tolerance
-    assert (rank + 1) * constant <= np.trace(exact) - (sizes**2).sum() + tolerance
-    products = sizes @ sizes.T  # the rows are orthogonal
-    np.testing.assert_allclose(products, np.diag(np.diag(products)), atol=tolerance)
-
-
-@property_test
-@given(seed=st.integers(0, 10**6), n=st.integers(0, 50), rank=st.integers(1, 4))
-def test_a_sketch_of_low_rank_is_exact(seed, n, rank):
-    rng = np.random.default_rng(seed)
-    rows = rng.standard_normal((n, rank)) @ rng.standard_normal((rank, 6))
-    form = Sketch(6, rank)
-    halves = form.total([form.gram(rows[: n // 2]), form.gram(rows[n // 2 :])])
-    scale = 1.0 + np.abs(rows.T @ rows).max()
-    np.testing.assert_allclose(dense(halves) / scale, rows.T @ rows / scale, atol=1e-12)
-
-
-def test_a_sketch_by_hand():
-    # Squares 9, 4 and 1 along three axes; m = 2: c = 1 is subtracted from every square.
-    sketch = Sketch(4, 2).gram(np.diag([2.0, 1.0, 3.0, 0.0])[:3])
-    np.testing.assert_allclose(dense(sketch), np.diag([4.0, 1.0, 9.0, 1.0]), atol=1e-14)
-    assert sketch[-1].tolist() == pytest.approx([1.0] * 4)
-
-
-@every_form
-def test_a_rotated_factor_represents_the_same_matrix(name):
-    form = FORMS[name]
-    matrix = form.total([form.identity(0.2), form.gram(some_rows(3, 9))])
-    np.testing.assert_allclose(dense(form.rotated(matrix)), dense(matrix), atol=1e-12)
-
-
-def test_the_random_rotation_is_uniform():
-    """The first row of a uniform orthogonal matrix is uniform on the sphere: mean 0, square 1/m."""
-    form, rows = Sketch(5, 3), np.eye(5)[:3]
-    entries = np.array(
-        [form.rotated(np.vstack([rows, np.zeros((1, 5))]))[0, :3] for _ in range(4000)]
-    )
-    error = 1 / math.sqrt(4000)
-    assert np.abs(entries.mean(axis=0)).max() < 4 * error
-    np.testing.assert_allclose((entries**2).mean(axis=0), 1 / 3, atol=4 * error)
-
-
-def test_rotated_rows_of_a_sketch_are_not_the_duels():
-    """Orthogonal duels of equal length are singular vectors; W_new determines their plane only."""
-    rows = np.array([[1.0, -1.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0, 0.0, 0.0]])
-    plain = FORMS["sketch"].gram(rows)
-    products = np.abs(plain[:-1] @ rows.T)
-    np.testing.assert_allclose(np.sort(products, axis=None), [0, 0, 2, 2], atol=1e-12)
-    turned = FORMS["sketch"].rotated(plain)[:-1]
-    assert min(np.abs(turned - s * row).sum(axis=1).min() for row in rows for s in (1, -1)) > 1e-3
-
-
-def test_rows_of_a_sketch_are_not_the_duels_in_general():
-    """The rows of a sketch are a rotation of the duels, which W_new does not determine."""
-    rows = np.array([[1.0, 2.0, 3.0, 0.0, 0.0, 0.0], [3.0, -1.0, 0.5, 0.0, 0.0, 1.0]])
-    kept = FORMS["sketch"].gram(rows)[:-1]
-    assert min(np.abs(kept - s * row).sum(axis=1).min() for row in rows for s in (1, -1)) > 0.1
-    other = np.array([[0.6, 0.8], [-0.8, 0.6]]) @ rows  # other duels with the same W_new
-    again = FORMS["sketch"].gram(other)[:-1]
-    np.testing.assert_allclose(np.abs(again), np.abs(kept), atol=1e-12)
-
-
 @every_form
 @property_test
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 20))
 def test_matrix_operations(name, seed, n):
     form, rng = FORMS[name], np.random.default_rng(seed)
-    matrix = form.total([form.identity(0.3), form.gram(some_rows(seed, n))])
+    matrix = form.identity(0.3) + form.gram(some_rows(seed, n))
     written_out, vector = dense(matrix), rng.standard_normal(6)
     assert matrix.shape == form.shape == form.zeros().shape
-    assert (type(form_of(matrix)), form_of(matrix).shape) == (type(form), form.shape)
-    assert form.trace(matrix) == pytest.approx(np.trace(written_out))
+    assert form_of(matrix) == form
+    assert trace(matrix) == pytest.approx(np.trace(written_out))
     np.testing.assert_allclose(
-        form.solve(matrix, vector, 0.2),
+        solve(matrix, vector, 0.2),
         np.linalg.solve(written_out + 0.2 * np.eye(6), vector),
         rtol=1e-9, atol=1e-12,
     )  # fmt: skip
-    np.testing.assert_allclose(dense(form.scaled(matrix, 0.3)), 0.3 * written_out, atol=1e-12)
-    packed = form.pack(matrix)
+    np.testing.assert_allclose(times(matrix, vector), written_out @ vector, atol=1e-12)
+    packed = pack(matrix)
     assert packed.shape == (form.size,)
     np.testing.assert_array_equal(form.unpack(packed), matrix)
 
-    whitener, inverse = form.whiten(matrix), np.linalg.inv(written_out)
+    whitener, inverse = whiten(matrix), np.linalg.inv(written_out)
     arms = rng.standard_normal((3, 4, 6))
     expected = np.sqrt(np.einsum("nki,ij,nkj->nk", arms, inverse, arms))
     np.testing.assert_allclose(norms(arms, whitener), expected, rtol=1e-9)
@@ -194,36 +112,23 @@ def test_matrix_operations(name, seed, n):
     assert np.linalg.norm(c, 2) <= largest_norm(whitener) * (1 + 1e-12)
 
 
-def test_norms_are_exact_for_ill_conditioned_matrices():
-    """1e8 along one direction, 1e-3 elsewhere: no difference of squares is taken."""
-    form = Sketch(5, 1)
-    direction = np.array([0.6, 0.8, 0, 0, 0])
-    matrix = form.total([form.identity(1e-3), form.gram(1e4 * direction[None])])
-    whitener = form.whiten(matrix)
-    other = np.array([0.8, -0.6, 0, 0, 0])
-    got = norms(np.array([[direction, other, [0.0, 0, 1, 0, 0]]]), whitener)[0]
-    np.testing.assert_allclose(got, [1e-4, 1000**0.5, 1000**0.5], rtol=1e-9)
-    np.testing.assert_allclose(form.solve(matrix, direction), 1e-8 * direction, rtol=1e-4)
-
-
 @every_form
 def test_matrices_that_are_not_positive_definite_are_refused(name):
     with pytest.raises(np.linalg.LinAlgError):
-        FORMS[name].whiten(FORMS[name].identity(-1.0))
+        whiten(FORMS[name].identity(-1.0))
     with pytest.raises(np.linalg.LinAlgError):
-        FORMS[name].whiten(FORMS[name].zeros())
+        whiten(FORMS[name].zeros())
 
 
 @pytest.mark.parametrize("rule", SELECTIONS)
-@pytest.mark.parametrize("name", ["diagonal", "sketch"])
-def test_rules_select_as_with_the_dense_matrix(name, rule):
-    form, rng = FORMS[name], np.random.default_rng(3)
-    matrix = form.total([form.identity(0.5), form.gram(some_rows(1, 30, decay=0.5))])
+def test_rules_select_as_with_the_dense_matrix(rule):
+    form, rng = FORMS["diagonal"], np.random.default_rng(3)
+    matrix = form.identity(0.5) + form.gram(some_rows(1, 30, decay=0.5))
     arms, theta = rng.standard_normal((50, 7, 6)), rng.standard_normal(6)
     # Thompson sampling multiplies its draws by C, which is not unique; C C^T is tested elsewhere.
     noise = rng.standard_normal((50, 7)) if rule == "colstim" else np.zeros((50, 2, 6))
-    got = find_rule(rule).select(arms, theta, form.whiten(matrix), 0.7, noise)
-    expected = find_rule(rule).select(arms, theta, Full(6).whiten(dense(matrix)), 0.7, noise)
+    got = find_rule(rule).select(arms, theta, whiten(matrix), 0.7, noise)
+    expected = find_rule(rule).select(arms, theta, whiten(dense(matrix)), 0.7, noise)
     np.testing.assert_array_equal(got, expected)
 
 
@@ -252,7 +157,7 @@ def test_a_rounded_matrix_is_an_upper_bound(seed, n, exponents, ridge):
     units = 10.0 ** np.array(exponents)
     rows = some_rows(seed, n) * units
     exact = rows.T @ rows + ridge * np.diag(units**2)
-    covered = FORMS["full"].cover(exact.astype(np.float32).astype(float), 2.0**-24)
+    covered = cover(exact.astype(np.float32).astype(float), 2.0**-24)
     scale = np.sqrt(np.diag(exact))
     in_units = (covered - exact) / np.outer(scale, scale)
     assert lowest(in_units) >= -1e-12
@@ -262,7 +167,7 @@ def test_a_rounded_matrix_is_an_upper_bound(seed, n, exponents, ridge):
 @pytest.mark.parametrize("name", FORMS)
 def test_w_stays_positive_definite_through_single_precision(name):
     """A thousand uploads of two duels that are nearly alike, in a few of many directions."""
-    form, rng = {"full": Full(40), "diagonal": Diagonal(40), "sketch": Sketch(40, 3)}[name], RNG
+    form, rng = Form(40, is_diagonal=name == "diagonal"), RNG
     asked, ridge = Broadcast(None, np.zeros(40), hessian=True), 1 / 500
     information = form.identity(ridge)
     directions = 30.0 * rng.standard_normal((5, 40))
@@ -272,13 +177,13 @@ def test_w_stays_positive_definite_through_single_precision(name):
         received = decode_statistics(
             encode_statistics(upload, asked, "float32"), 2, asked, form, "float32"
         )
-        information = form.total([information, received.information])
+        information = information + received.information
     vector, ask = encode_broadcast(
         Broadcast(PlayRequest(1, 2, Estimate(np.zeros(40), information)), None), "float32"
     )
     for matrix in (information, decode_broadcast(vector, ask, form).play.estimate.information):
         assert lowest(dense(matrix)) > 0.999 * ridge
-        form.whiten(matrix)
+        whiten(matrix)
 
 
 @every_form
@@ -287,7 +192,7 @@ def test_messages_round_trip_in_every_form_and_precision(name, wire):
     form, rng = FORMS[name], np.random.default_rng(0)
     rows, y = some_rows(0, 9), rng.random(9).round()
     theta = rng.standard_normal(6)
-    information = form.total([form.identity(0.1), form.gram(rows)])
+    information = form.identity(0.1) + form.gram(rows)
     sent = Broadcast(
         PlayRequest(2, 4, Estimate(theta, information)), theta, hessian=True, loss=True
     )
@@ -315,7 +220,7 @@ def test_messages_round_trip_in_every_form_and_precision(name, wire):
 
 
 def test_sizes_by_hand():
-    assert (Full(384).size, Diagonal(384).size, Sketch(384, 16).size) == (73_920, 384, 6_145)
+    assert (Form(384).size, Form(384, is_diagonal=True).size) == (73_920, 384)
 
 
 # --- checks of uploads -------------------------------------------------------------------------
@@ -392,16 +297,7 @@ def test_false_uploads_are_refused_in_every_form(name, lie):
     theta = 0.3 * rng.standard_normal(6)
     upload, broadcast = exact_upload(form, theta, x, (rng.random(20) < 0.5) * 1.0)
     change, reason = LIES[lie]
-    if name == "sketch" and lie in {
-        "information negative",
-        "Hessian negative",
-    }:  # B and -B represent the same matrix
-        part = "information" if "information" in lie else "hessian"
-        below = np.vstack([getattr(upload, part)[:-1], -np.ones((1, 6))])
-        lie = upload._replace(**{part: below})
-    else:
-        lie = change(upload)
-    reasons = implausible([upload, lie, upload], broadcast, longest)
+    reasons = implausible([upload, change(upload), upload], broadcast, longest)
     assert reasons[0] == reasons[2] == ""
     assert reasons[1].startswith(reason)
 
@@ -410,62 +306,27 @@ def test_false_uploads_are_refused_in_every_form(name, lie):
 def test_the_hessian_of_undecided_duels_is_known(name):
     """At theta = 0, mu' is 1/4 for every duel, so H = W_new / 4 exactly."""
     upload, broadcast = exact_upload(FORMS[name], np.zeros(6), some_rows(2, 2), np.ones(2))
-    if name == "sketch":  # the matrix is B^T B: scaling B scales the matrix by the square
-        np.testing.assert_allclose(dense(upload.hessian), dense(upload.information) / 4, atol=1e-12)
-    else:
-        np.testing.assert_allclose(upload.hessian, upload.information / 4, atol=1e-12)
+    np.testing.assert_allclose(upload.hessian, upload.information / 4, atol=1e-12)
     for factor, reason in ((1.0, ""), (1.001, "Hessian is larger"), (0.999, "Hessian is smaller")):
-        scaled = factor**0.5 if name == "sketch" else factor
-        lie = upload._replace(hessian=scaled * upload.hessian)
+        lie = upload._replace(hessian=factor * upload.hessian)
         assert implausible([lie], broadcast, 100.0)[0].startswith(reason)
         assert bool(implausible([lie], broadcast)[0]) == bool(reason)
 
 
-def test_a_sketch_of_few_duels_must_be_exact():
-    """An upload of two duels with a sketch of rank 2 cannot have more than two directions."""
-    form = FORMS["sketch"]
-    upload, broadcast = exact_upload(form, np.zeros(6), some_rows(2, 2), np.ones(2))
-    assert implausible([upload], broadcast, 100.0) == [""]
-    wide = upload.information.copy()
-    wide[-1] = 0.5
-    lie = upload._replace(information=wide)
-    assert implausible([lie], broadcast, 100.0) == ["W_new has more directions than 2 duels"]
-    three, broadcast = exact_upload(form, np.zeros(6), some_rows(2, 3), np.ones(3))
-    assert three.information[-1, 0] > 0
-    assert implausible([three], broadcast, 100.0) == [""]
-
-
 @pytest.mark.parametrize("logit", [5.0, 20.0, 25.6518974, 33.0, 36.5, 40.0, 700.0])
-def test_a_single_unlikely_answer_is_accepted(logit):
+@every_form
+def test_a_single_unlikely_answer_is_accepted(name, logit):
     """One duel with a very unlikely answer: mu' is of the size of rounding errors, or 0."""
     x = np.array([[1.0, 2.0, 0.0, -1.0, 0.5, 3.0]])
     theta = logit * x[0] / (x[0] @ x[0])
-    upload, broadcast = exact_upload(FORMS["sketch"], theta, x, np.zeros(1))
+    upload, broadcast = exact_upload(FORMS[name], theta, x, np.zeros(1))
     assert implausible([upload], broadcast) == [""]
-
-
-def test_the_constant_of_a_sketch_does_not_hide_a_gradient():
-    """W_new = c I and H = 0 as sketches: without a bound, the step of theta would be unlimited."""
-    form, gradient = Sketch(8, 3), np.zeros(8)
-    gradient[0] = 1.5e5
-    broadcast = Broadcast(None, np.zeros(8), hessian=True)
-    lie = Upload(10, gradient, form.identity(1e10), form.zeros(), None, ())
-    (reason,) = implausible([lie], broadcast)
-    assert reason.startswith("gradient is longer than 10 duels of this Hessian allow")
-    # The bound: (A + H)^-1 g in A's norm is at most mu(0) sqrt(n / mu'(0)) = sqrt(10).
-    for share in (0.999, 1.001):
-        constant, longest = 4e4, 0.5 * math.sqrt(10 * 4e4)  # g^T W^-1 g = n mu(0)^2
-        gradient[0] = share * longest
-        information, hessian = form.identity(constant), form.identity(constant / 4)
-        changed_now = Upload(10, gradient, information, hessian, None, ())
-        assert bool(implausible([changed_now], broadcast)[0]) == (share > 1)
 
 
 @pytest.mark.parametrize("part", ["information", "hessian"])
 @pytest.mark.parametrize("wire", ["float64", "float32"])
-@pytest.mark.parametrize("name", ["diagonal", "sketch"])
-def test_slightly_negative_sums_of_squares_are_refused(name, part, wire):
-    form = FORMS[name]
+def test_slightly_negative_sums_of_squares_are_refused(part, wire):
+    form = FORMS["diagonal"]
     upload, broadcast = exact_upload(form, np.zeros(6), some_rows(0, 30), np.ones(30))
     matrix = getattr(upload, part).copy()
     matrix[-1] = -1e-12
@@ -520,46 +381,28 @@ class AlongOneAxis:
         return Contexts(features, features @ np.array([1.0, -1, 2, 0.5, 0, -2]))
 
 
-class InAPlane:
-    """All arms lie in one plane: W is of rank 2."""
-
-    def __init__(self, settings, agents):
-        self.settings = settings
-        self.plane = np.random.default_rng(0).standard_normal((2, 6))
-
-    def contexts(self, streams, iterations):
-        features = (
-            streams.standard_normal("arms", iterations, self.settings.num_arms, 2) @ self.plane
-        )
-        return Contexts(features, features @ np.array([1.0, -1, 2, 0.5, 0, -2]))
-
-
 @pytest.mark.parametrize("first_round", ["minimise", "step"])
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
-@pytest.mark.parametrize(
-    ("name", "world"), [("diagonal", AlongOneAxis), ("sketch", InAPlane)], ids=lambda value: value
-)
-def test_with_an_exact_form_a_run_equals_that_with_the_full_matrix(  # noqa: PLR0917
-    monkeypatch, register_world, algorithm, name, world, first_round
+def test_if_w_is_diagonal_a_run_with_diagonals_equals_that_with_the_full_matrix(
+    monkeypatch, register_world, algorithm, first_round
 ):
     monkeypatch.setattr(base, "APPROXIMATE_TOLERANCE", base.TOLERANCE)
-    values = {"algorithm": algorithm, "environment__name": register_world(world)}
+    values = {"algorithm": algorithm, "environment__name": register_world(AlongOneAxis)}
     values["first_round"] = first_round
-    expected, got = regrets(**values), regrets(**values, **SETTINGS[name])
+    expected, got = regrets(**values), regrets(**values, matrix_form="diagonal")
     np.testing.assert_allclose(got[0], expected[0], rtol=1e-9)
     np.testing.assert_allclose(got[1], expected[1], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
-@pytest.mark.parametrize("name", ["diagonal", "sketch"])
-def test_reduced_forms_still_learn(algorithm, name):
+def test_diagonals_still_learn(algorithm):
     """Mean over ten seeds, d = 12: far below random pairs; FLDB-ONS within a third of full."""
     values = {"num_agents": 30, "horizon": 100, "dimension": 12, "algorithm": algorithm}
 
     def final(**more):
         return np.array([regrets(**{**values, **more}, seed=seed)[0][-1] for seed in range(10)])
 
-    got, random, full = final(**SETTINGS[name]), final(algorithm="random"), final()
+    got, random, full = final(matrix_form="diagonal"), final(algorithm="random"), final()
     error = math.hypot(got.std(ddof=1), random.std(ddof=1)) / math.sqrt(10)
     assert random.mean() - got.mean() > 5 * error
     if algorithm == "fldb_ons":
@@ -569,10 +412,9 @@ def test_reduced_forms_still_learn(algorithm, name):
 def test_gradient_descent_and_lbfgs_find_minimisers_without_hessians():
     pytest.importorskip("torch")
     exact, _ = regrets(algorithm="fldb_gd", solver="lbfgs")
-    for name in ("diagonal", "sketch"):
-        for solver in ({"solver": "lbfgs"}, {"solver": "gd", "gd_steps": 50}):
-            got, _ = regrets(algorithm="fldb_gd", **solver, **SETTINGS[name])
-            assert got[-1] < 1.5 * exact[-1]
+    for solver in ({"solver": "lbfgs"}, {"solver": "gd", "gd_steps": 50}):
+        got, _ = regrets(algorithm="fldb_gd", **solver, matrix_form="diagonal")
+        assert got[-1] < 1.5 * exact[-1]
 
 
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
@@ -583,23 +425,6 @@ def test_the_diagonal_does_not_depend_on_the_number_of_nodes(tmp_path, algorithm
     run(chosen(algorithm=algorithm, matrix_form="diagonal", **inprocess), tmp_path / "i")
     tables = [pd.read_csv(tmp_path / name / "regret.csv") for name in "vi"]
     np.testing.assert_allclose(tables[1].cumulative_regret, tables[0].cumulative_regret, rtol=1e-9)
-
-
-def test_a_sketch_is_equal_with_one_node_and_close_with_more(tmp_path):
-    """Each node truncates the sketch of its agents, so the number of nodes matters."""
-    final = {}
-    run(chosen(algorithm="fldb_ons", **SETTINGS["sketch"]), tmp_path / "v")
-    for nodes in (1, 4):
-        inprocess = {"engine__name": "inprocess", "engine__num_nodes": nodes}
-        settings = chosen(algorithm="fldb_ons", **SETTINGS["sketch"], **inprocess)
-        run(settings, tmp_path / str(nodes))
-        run(settings, tmp_path / f"{nodes} again")
-        table = tmp_path / str(nodes) / "regret.csv"
-        assert table.read_bytes() == (tmp_path / f"{nodes} again" / "regret.csv").read_bytes()
-    for name in ("v", "1", "4"):
-        final[name] = pd.read_csv(tmp_path / name / "regret.csv").cumulative_regret
-    np.testing.assert_allclose(final["1"], final["v"], rtol=1e-9)
-    assert final["4"].iloc[-1] == pytest.approx(final["v"].iloc[-1], rel=0.3)
 
 
 @pytest.mark.parametrize(
@@ -638,11 +463,6 @@ def test_single_precision_halves_the_bytes_and_hardly_changes_results(tmp_path, 
     [
         ({"algorithm": "ldb", "matrix_form": "diagonal"}, "algorithm=ldb sends no matrices"),
         ({"algorithm": "fldb_gd", "matrix_form": "diagonal"}, "use solver=lbfgs or solver=gd"),
-        (
-            {"matrix_form": "sketch", "sketch_rank": 5},
-            "sketch_rank=5 (from a test): must be at most dimension - 2 = 4",
-        ),
-        ({"matrix_form": "sketch", "dimension": 2, "sketch_rank": 1}, "dimension - 2 = 0"),
     ],
 )
 def test_invalid_combinations_give_a_one_line_error(values, words):
@@ -658,4 +478,4 @@ def test_single_precision_needs_messages():
 
 
 def test_the_form_of_the_settings():
-    assert [make_form(chosen(**SETTINGS[name])).shape for name in FORMS] == [(6, 6), (6,), (3, 6)]
+    assert [make_form(chosen(**SETTINGS[name])).shape for name in FORMS] == [(6, 6), (6,)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fldb_flower.linalg.linear import pseudo_solve, solve, whiten_singular
+from fldb_flower.linalg.linear import pseudo_solve, solve, whiten
 
 property_test = hypothesis_settings(deadline=None, derandomize=True, max_examples=50)
 scales = st.sampled_from([1e-150, 1e-8, 1.0, 1e8, 1e150])
@@ -60,7 +60,7 @@ def test_a_batch_with_one_singular_matrix():
 def test_norms_where_the_ridge_is_lost(scale):
     """400 equal duels x: ``||x||`` is 1 / 20, and the norm of an unseen direction is very large."""
     x = scale * np.array([3.0, 0.0, 4.0])
-    whitener = whiten_singular(400.0 * np.outer(x, x) + 1e-30 * scale**2 * np.eye(3))
+    whitener = whiten(400.0 * np.outer(x, x) + 1e-30 * scale**2 * np.eye(3))
     assert np.linalg.norm(x @ whitener) == pytest.approx(1 / 20, rel=1e-6)
     unseen = scale * np.array([4.0, 0.0, -3.0])
     assert np.linalg.norm(unseen @ whitener) > 1e5
@@ -69,15 +69,9 @@ def test_norms_where_the_ridge_is_lost(scale):
 
 @pytest.mark.parametrize(
     "matrix",
-    [
-        np.array([[1.0, 2.0], [2.0, 1.0]]),
-        -np.eye(2),
-        np.zeros((2, 2)),
-        np.array([[1.0, np.nan], [np.nan, 1.0]]),
-        np.array([[np.inf, 0.0], [0.0, 1.0]]),
-    ],
-    ids=["indefinite", "negative", "zero", "NaN", "infinite"],
+    [np.array([[1.0, 2.0], [2.0, 1.0]]), -np.eye(2), np.zeros((2, 2))],
+    ids=["indefinite", "negative", "zero"],
 )
-def test_invalid_matrices_are_refused(matrix):
+def test_matrices_that_are_not_positive_definite_have_no_inverse_root(matrix):
     with pytest.raises(np.linalg.LinAlgError):
-        whiten_singular(matrix)
+        whiten(matrix)

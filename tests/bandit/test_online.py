@@ -18,7 +18,7 @@ from fldb_flower.bandit.prior import VARIANCES, CommonPrior
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.linalg.linear import whiten_safely
+from fldb_flower.linalg.linear import whiten
 from fldb_flower.settings import from_nested
 
 AGENTS, D, RATIO = 3, 2, 1.4
@@ -75,7 +75,7 @@ def test_a_duel_moves_theta_to_the_minimiser(seed, ridge, far, size, answer):
     precision = root @ root.T + ridge * np.eye(D)
     start, x = far * rng.standard_normal(D), size * rng.standard_normal(D)
     expected, curvature = exact(precision, precision @ start, x, answer)
-    theta, whiteners = start[None].copy(), whiten_safely(precision[None])
+    theta, whiteners = start[None].copy(), whiten(precision[None])
     learn_duel(theta, whiteners, x[None], np.array([answer]))
     # The direction of the step is exact; its length is within SciPy's tolerance of the slope.
     length = np.linalg.norm(np.linalg.solve(precision, x))

@@ -25,7 +25,7 @@ from fldb_flower.bandit.selection import (
 )
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import SELECTIONS
-from fldb_flower.linalg.whiteners import largest_frobenius, largest_norm
+from fldb_flower.linalg.linear import largest_frobenius, largest_norm
 from fldb_flower.settings import Settings
 
 N, K, D = 6, 5, 3

@@ -16,7 +16,7 @@ from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.federation.history import History
-from fldb_flower.linalg.whiteners import add_to_whiteners
+from fldb_flower.linalg.linear import add_to_whiteners
 from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
 

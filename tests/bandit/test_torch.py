@@ -52,9 +52,8 @@ def test_tensors_on_the_cpu_give_the_same_as_numpy(algorithm, selection):
 
 @pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
-@pytest.mark.parametrize("form", ["diagonal", "sketch"])
-def test_approximations_of_w_give_the_same(algorithm, selection, form):
-    expect_same(algorithm=algorithm, selection=selection, matrix_form=form, sketch_rank=2)
+def test_diagonals_give_the_same(algorithm, selection):
+    expect_same(algorithm=algorithm, selection=selection, matrix_form="diagonal")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from clients import check
+from message import message
 from simulations import command
-from simulations.benchmark.message import message
 
 ROOT = Path(__file__).parents[2]
 NOT_NEEDED = {

@@ -24,12 +24,12 @@ from fldb_flower.bandit.prior import VARIANCES, CommonPrior
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
-from fldb_flower.linalg.forms import Full
+from fldb_flower.linalg.forms import Form
 from fldb_flower.linalg.named_arrays import unpack_arrays
 from fldb_flower.settings import from_flat, from_nested, to_flat
 from fldb_flower.wire.codec import decode_statistics
 from strategies import DuelingStrategy
-from strategies.simulated_nodes import SimulatedNodes
+from strategies.simulated import SimulatedChannel
 
 __all__ = ["no_pause"]  # a fixture for all tests
 NONE = CommonPrior(np.zeros((D, D)), np.zeros(D), 0.1, 0.0)
@@ -81,7 +81,7 @@ class Device:
         name = self.store.device_id
         vector, config = device_request(broadcast, name, counted=counted, upto=-1)
         (sent,), count, reply = self.agent.fit([vector], config)
-        upload = decode_statistics(sent, count, broadcast, Full(D))
+        upload = decode_statistics(sent, count, broadcast, Form(D))
         assert reply["header"][:3] == [count, counted, counted + count]
         return counted + count, upload.shares
 
@@ -437,10 +437,10 @@ def test_faults_of_simulated_agents_keep_the_sums(seed):
         def try_round(self, round_):
             counted = super().try_round(round_)
             if round_.learns:
-                check_sums(self.algorithm, list(shares_of(grid, self.nodes)))
+                check_sums(self.algorithm, list(shares_of(grid, self.channel)))
                 checked.append(round_.number)
             return counted
 
     history = History(chosen.horizon)
-    Watched(chosen, history, SimulatedNodes(chosen, history)).start(grid)
+    Watched(chosen, history, SimulatedChannel(chosen, history)).start(grid)
     assert checked == [0, 1, 2, 3, 4]  # round 0 is iteration 1

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -12,14 +11,16 @@ import pytest
 from conftest import ROOT
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fldb_flower.errors import DataError, SettingsError
+import documents
+import measured
+import pictures
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.secure.report import SCALE, Header, make_report
 from fldb_flower.settings import Settings
 from fldb_flower.wire.secure_vector import size_of
-from simulations import documents, figures, heterogeneity, measured
-from simulations.benchmark.algorithms import ALGORITHMS
+from simulations import figures
+from simulations.benchmark import ALGORITHMS
 
 pytest.importorskip("jinja2")
 
@@ -52,7 +53,7 @@ def run_tool(monkeypatch, *arguments):
 
 
 def test_pages_agree_with_the_result_files():
-    assert documents.differing(documents.pages(documents.load_results())) == []
+    assert documents.differing(documents.pages(measured.load())) == []
 
 
 @pytest.mark.parametrize("name", ["security", "privacy"])
@@ -73,14 +74,6 @@ def test_check_reports_a_run_without_values(tree, monkeypatch):
     assert message == "error: docs/results: small.ogd.regret has 0 values of 3: recompute it"
 
 
-def test_recompute_requires_ratings_before_the_first_run(tree, monkeypatch):
-    world = {"settings": {"environment": {"name": "movielens"}}, "seeds": 10, "regret": []}
-    measured.write(measured.FOLDER / "world.json", {"a": world})
-    monkeypatch.setattr(measured, "simulate", None)
-    message = run_tool(monkeypatch, "--recompute")
-    assert message == "error: world.a needs MovieLens ratings: name them with --movielens PATH"
-
-
 @pytest.fixture
 def study(tmp_path):
     """Create a study with two people and two arms; return the folder of studies."""
@@ -91,35 +84,29 @@ def study(tmp_path):
     return tmp_path / "studies"
 
 
-def test_the_path_of_a_study_is_relative_to_the_folder_of_studies(study):
+def test_the_path_of_a_study_is_relative_to_the_folder_of_studies(study, monkeypatch):
     world = {"name": "duels", "path": "Two"}
     run = {"settings": {"horizon": 1, "num_arms": 2, "environment": world}, "seeds": 1}
-    settings = measured.settings_of(run, 0, "here", {"duels": str(study)})
+    monkeypatch.delenv("FLDB_DUELS", raising=False)
+    assert list(measured.sample(run, "here")) == []
+    monkeypatch.setenv("FLDB_DUELS", str(study))
+    assert [name for name, _ in measured.sample(run, "here")] == ["here"]
+    settings = measured.settings_of(run, 0)
     assert settings.environment.path == str(study / "Two")
     assert settings.num_agents == 2
-    with pytest.raises(SettingsError, match=r"^here needs studies of real people: .* --duels DIR$"):
-        measured.settings_of(run, 0, "here")
-    assert list(measured.sample(run, "here")) == []
-    assert [name for name, _ in measured.sample(run, "here", {"duels": str(study)})] == ["here"]
 
 
 def test_log_loss_accuracy_and_heterogeneity_are_measures():
     """A first prediction is 1/2, with log loss log 2; a v that is set is not estimated."""
     small = {"num_agents": 3, "horizon": 1, "algorithm": "fldb_personal", "personal_variance": 0.25}
-    runs = [
-        {"settings": small, "seeds": 1, "log_loss": [], "heterogeneity": []},
-        {"settings": {**small, "engine": {"name": "inprocess"}}, "seeds": 1, "log_loss": []},
-        {"settings": {**small, "algorithm": "random"}, "seeds": 1, "log_loss": []},
-    ]
-    measured.repeat(runs[:2], "here")
-    assert runs[0]["log_loss"] == runs[1]["log_loss"] == [0.693147]
+    runs = [{"settings": small, "seeds": 1, "log_loss": [], "heterogeneity": []}]
+    measured.repeat(runs)
+    assert runs[0]["log_loss"] == [0.693147]
     assert runs[0]["heterogeneity"] == [0.25]
-    with pytest.raises(SettingsError, match="log_loss: no such measure: there are regret, "):
-        measured.repeat(runs[2], "here")
 
 
 def test_the_results_of_personal_have_the_settings_of_their_names():
-    content = documents.load_results()["personal"]
+    content = measured.load()["personal"]
     for size, by_sigma in content["synthetic"].items():
         for sigma, runs in by_sigma.items():
             for name, run in runs.items():
@@ -138,9 +125,9 @@ def test_the_results_of_personal_have_the_settings_of_their_names():
 
 def test_the_headline_compares_tuned_widths():
     """The differences are computed again here, with NumPy."""
-    results = documents.load_results()
+    results = measured.load()
     runs, tuned = results["readme"]["algorithms"], results["widths"]["gd"]["n100"]["one"]["0.3"]
-    panel = figures.curves_of(figures.OVERVIEW, ours=False)
+    panel = figures.panel_of(figures.OVERVIEW).curves
     curves = [panel["LDB, tuned"], panel["FLDB-GD, tuned"], tuned["settings"]]
     assert [(each["lambda"], each["beta_scale"]) for each in curves] == [(1.0, 0.3)] * 3
     pages = [" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/speed.md")]
@@ -181,19 +168,21 @@ def test_the_bytes_of_a_report(algorithm):
 
 
 def test_pictures_are_drawn_from_the_results(tmp_path):
-    paths = heterogeneity.draw(documents.load_results()["personal"], tmp_path)
-    assert [path.name for path in paths] == ["heterogeneity.png", "studies.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-    assert heterogeneity.summary([1.0, 2.0, 6.0]) == pytest.approx((3, 7**0.5 / 3**0.5))
+    """They are the tracked ones, byte for byte."""
+    for name, content in measured.load().items():
+        pictures.draw(name, content, tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["heterogeneity.png", "privacy.png", "scaling.png", "studies.png"]
+    assert all((tmp_path / n).read_bytes() == (pictures.FOLDER / n).read_bytes() for n in names)
 
 
 def test_the_results_match_the_current_figures():
     """Each curve of each panel with its settings; no results of other figures."""
-    content = documents.load_results()["figures"]
+    content = measured.load()["figures"]
     names = [*figures.PANELS, figures.OVERVIEW]
     assert sorted(content) == sorted([*names, "processor_seconds"])
     for name in names:
-        runs = figures.runs_of(name, ours=True, seeds=documents.SEEDS)
+        runs = documents.figures_runs(name)
         assert list(content[name]) == list(runs), name
         for label, run in runs.items():
             found = content[name][label]
@@ -203,7 +192,7 @@ def test_the_results_match_the_current_figures():
 
 
 def test_the_speed_table_lists_the_algorithms_of_the_benchmark():
-    results = documents.load_results()
+    results = measured.load()
     runs = results["readme"]["algorithms"]
     assert (
         list(runs)
@@ -215,7 +204,7 @@ def test_the_speed_table_lists_the_algorithms_of_the_benchmark():
 
 
 def test_results_are_finite_and_of_at_least_ten_seeds():
-    for name, content in documents.load_results().items():
+    for name, content in measured.load().items():
         for where, run in measured.runs_in(content, name):
             assert run["seeds"] >= 10, where
             for key in measured.measures_of(run):
@@ -223,33 +212,10 @@ def test_results_are_finite_and_of_at_least_ten_seeds():
                 assert np.isfinite(run[key]).all(), where
 
 
-@pytest.mark.slow
-def test_a_run_over_messages_has_the_measurements_of_a_vectorized_run():
-    """The same seed on both engines."""
-    run = {
-        "settings": {"num_agents": 4, "horizon": 8, "tau": 2},
-        "seeds": 1,
-        "regret": [],
-        "rounds": [],
-    }
-    messages = {
-        **run,
-        "settings": {**run["settings"], "engine": {"name": "inprocess", "num_nodes": 2}},
-    }
-    content = [run, messages]
-    measured.repeat(content, "test")
-    np.testing.assert_allclose(content[0]["regret"], content[1]["regret"], rtol=1e-9)
-    assert content[0]["rounds"] == content[1]["rounds"] == [5]  # t = 1, 2, 4, 6, 8
-
-
 def test_regret_at_intermediate_iterations():
-    curve, counts = [1.0, 2.5, 4.0], dict.fromkeys(measured.COUNTS, 7)
-    assert measured.measured("regret", curve, counts) == 4
-    assert measured.measured("regret_2", curve, counts) == 2.5
-    assert measured.measured("exchanges", curve, counts) == 7
-    for name in ("regret_", "regret_x", "regrets", "regret_4", "regret_0"):
-        with pytest.raises(SettingsError, match="no such measure"):
-            measured.measured(name, curve, counts)
+    result = figures.Result([1.0, 2.5, 4.0], {"exchanges": 7})
+    assert [measured.measure(f"regret{at}", result) for at in ("", "_2")] == [4, 2.5]
+    assert measured.measure("exchanges", result) == 7
 
 
 @pytest.mark.slow
@@ -312,18 +278,6 @@ def test_an_invalid_template_gives_a_one_line_error(tree, monkeypatch, template,
     assert len(message.splitlines()) == 1
 
 
-def test_invalid_arguments_and_files_give_a_one_line_error(tree, monkeypatch):
-    message = run_tool(monkeypatch, "--recompute", "smal")
-    assert message == "error: no result file 'smal' in docs/results: there are small"
-    (measured.FOLDER / "broken.json").write_text("{")
-    assert "broken.json: not JSON" in run_tool(monkeypatch)
-    with pytest.raises(DataError, match="cannot read"):
-        measured.read(tree / "none.json")
-    shutil.rmtree(documents.TEMPLATES)
-    (measured.FOLDER / "broken.json").unlink()
-    assert "no templates" in run_tool(monkeypatch)
-
-
 def test_result_files_are_read_as_they_were_written(tmp_path):
     content = {
         "a": {"settings": {"x": {"y": 1}}, "seeds": 2, "r": [0.1, 2]},
@@ -331,7 +285,7 @@ def test_result_files_are_read_as_they_were_written(tmp_path):
         "n": 1,
     }
     measured.write(tmp_path / "a.json", content)
-    assert measured.read(tmp_path / "a.json") == content
+    assert json.loads((tmp_path / "a.json").read_text("utf-8")) == content
 
 
 def test_holds_compares_means_by_paired_standard_errors():

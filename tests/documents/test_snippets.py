@@ -93,7 +93,6 @@ class Shell:
             )
         for name, old, new in (
             ("fldb_flower/settings/checks.py", '"horizon": 500', f'"horizon": {HORIZON}'),
-            ("simulations/figures.py", "(100, 200, 300, 400)", f"({HORIZON - 5},)"),
         ):
             path = folder / "work" / name
             text = path.read_text()

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import nested
-from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from clients.simulated import LocalContext
@@ -16,18 +16,19 @@ from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import FederationError, OutputError, SettingsError
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.history import History
+from fldb_flower.server_app import play
 from fldb_flower.settings import from_nested, to_flat
 from simulations.engines import inprocess, vectorized
 from simulations.engines.grid import InProcessGrid
 from simulations.run import run
 from strategies import (
+    DuelingStrategy,
     FLDBGDStrategy,
     FLDBOGDStrategy,
     FLDBONSStrategy,
     FLDBPersonalStrategy,
     make_strategy,
 )
-from strategies.simulated_nodes import SimulatedNodes
 
 SMALL = {"num_agents": 11, "horizon": 23, "num_arms": 4, "dimension": 3, "tau": 3}
 
@@ -194,8 +195,7 @@ def over(faults, **values):
     chosen = settings(engine__name="inprocess", engine__num_nodes=4, **values)
     history = History(chosen.horizon)
     grid = FaultyGrid(4, to_flat(chosen), faults)
-    theta = make_strategy(chosen, history).start(grid)
-    return history, theta
+    return history, play(chosen, history, grid)
 
 
 def change_vector(change):
@@ -328,7 +328,7 @@ def test_runs_in_one_process_do_not_share_agents():
 
     for kind in (Context, LocalContext):
         grid = Interrupted(2, to_flat(chosen), kind)
-        theta = make_strategy(chosen, History(chosen.horizon)).start(grid)
+        theta = play(chosen, History(chosen.horizon), grid)
         expected = vectorized.run(chosen, History(chosen.horizon))
         np.testing.assert_allclose(theta, expected, rtol=1e-9)
 
@@ -340,14 +340,42 @@ def test_runs_in_one_process_do_not_share_agents():
         (FLDBGDStrategy, "fldb_gd"),
         (FLDBONSStrategy, "fldb_ons"),
         (FLDBPersonalStrategy, "fldb_personal"),
+        (DuelingStrategy, "ldb"),
     ],
 )
-def test_a_named_strategy_runs_its_algorithm_and_no_other(strategy, algorithm):
-    chosen = settings(algorithm=algorithm)
+def test_each_algorithm_runs_as_a_flower_strategy(strategy, algorithm):
+    """`start` has the arguments of Flower's own strategies and returns its `Result`."""
+    chosen, seen = settings(algorithm=algorithm), []
     history = History(chosen.horizon)
-    nodes = SimulatedNodes(chosen, history)
-    theta = strategy(chosen, history, nodes).start(InProcessGrid(2, to_flat(chosen)))
+    made = make_strategy(chosen, history)
+    assert type(made) is strategy
+    result = made.start(
+        grid=InProcessGrid(2, to_flat(chosen)),
+        initial_arrays=ArrayRecord(),
+        timeout=60.0,
+        train_config=ConfigRecord(),
+        evaluate_fn=lambda number, arrays: seen.append((number, arrays["theta_sync"].numpy())),
+    )
+    theta = result.arrays["theta_sync"].numpy()
     expected = vectorized.run(chosen, History(chosen.horizon))
     np.testing.assert_allclose(theta, expected, rtol=1e-9)
-    with pytest.raises(SettingsError, match=f"algorithm=ldb: .* needs algorithm={algorithm}"):
-        strategy(settings(algorithm="ldb"), history, nodes)
+    assert [number for number, _ in seen] == list(result.train_metrics_clientapp)
+    np.testing.assert_array_equal(seen[-1][1], theta)
+    for arguments in (
+        {"initial_arrays": ArrayRecord([np.ones(2)])},
+        {"num_rounds": 3},
+        {"train_config": ConfigRecord({"lr": 0.1})},
+        {"evaluate_config": ConfigRecord({"lr": 0.1})},
+    ):
+        with pytest.raises(SettingsError, match=f"{next(iter(arguments))} must be empty: "):
+            made.start(InProcessGrid(2, to_flat(chosen)), **arguments)
+
+
+@pytest.mark.parametrize(
+    "strategy", [FLDBOGDStrategy, FLDBGDStrategy, FLDBONSStrategy, FLDBPersonalStrategy]
+)
+def test_a_named_strategy_runs_no_other_algorithm(strategy):
+    with pytest.raises(
+        SettingsError, match=f"algorithm=ldb: .* needs algorithm={strategy.ALGORITHM}"
+    ):
+        strategy(settings(algorithm="ldb"), History(5))

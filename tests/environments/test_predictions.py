@@ -20,7 +20,7 @@ from fldb_flower.settings import from_nested, to_flat
 from simulations.engines import vectorized
 from simulations.run import run
 from strategies import make_strategy
-from strategies.simulated_nodes import SimulatedNodes
+from strategies.simulated import SimulatedChannel
 
 N, T = 6, 20
 
@@ -198,7 +198,7 @@ def test_lost_late_and_repeated_replies_count_each_prediction_once(monkeypatch):
     """The duels of LDB do not depend on messages; each node has a last iteration counted."""
     where = {"engine__name": "inprocess", "engine__num_nodes": 3, "quorum": 0.3, "dropout": 0.2}
     chosen = settings(algorithm="ldb", tau=2, **where)
-    covered, acknowledge = {}, SimulatedNodes.acknowledge
+    covered, acknowledge = {}, SimulatedChannel.acknowledge
 
     def acknowledging(nodes, contributions):
         for each in contributions.values():
@@ -206,7 +206,7 @@ def test_lost_late_and_repeated_replies_count_each_prediction_once(monkeypatch):
             covered[each.claim.partition] = outcomes.first + len(outcomes.sums) - 1
         acknowledge(nodes, contributions)
 
-    monkeypatch.setattr(SimulatedNodes, "acknowledge", acknowledging)
+    monkeypatch.setattr(SimulatedChannel, "acknowledge", acknowledging)
     history = History(T)
     faults = Faults(late=0.3, duplicate=0.3, reorder=0.5, crash=0.2, past=0.2)
     make_strategy(chosen, history).start(FaultyGrid(chosen, to_flat(chosen), faults))

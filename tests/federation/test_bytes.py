@@ -18,7 +18,7 @@ from simulations.engines import vectorized
 from simulations.engines.grid import InProcessGrid, LossyGrid
 from simulations.run import run
 from strategies import make_strategy
-from strategies.simulated_nodes import SimulatedNodes
+from strategies.simulated import SimulatedChannel
 
 SMALL = {"num_agents": 7, "horizon": 10, "num_arms": 4, "dimension": 4, "tau": 3, "quorum": 0.3}
 FRAME = 128  # bytes of a vector's .npy header
@@ -42,10 +42,8 @@ def in_process(chosen):
 GRID = [
     {"algorithm": "fldb_ogd"},
     {"algorithm": "fldb_ogd", "schedule__name": "geometric", "matrix_form": "diagonal"},
-    {"algorithm": "fldb_ogd", "matrix_form": "sketch", "sketch_rank": 2},
     {"algorithm": "fldb_ons", "schedule__name": "geometric"},
     {"algorithm": "fldb_ons", "matrix_form": "diagonal"},
-    {"algorithm": "fldb_ons", "matrix_form": "sketch", "sketch_rank": 2, "tau": 1},
     {"algorithm": "fldb_gd"},
     {"algorithm": "fldb_gd", "solver": "gd", "gd_steps": 3, "schedule__name": "geometric"},
     {"algorithm": "ldb"},
@@ -152,7 +150,7 @@ def test_sent_and_received_bytes_are_counted(algorithm, values):
     # The agents of nodes that never replied can only be estimated, so all partitions are known.
     history = History(chosen.horizon)
     strategy = make_strategy(chosen, history)
-    introduce(strategy.nodes, chosen, {1001: 0, 1002: 1, 1003: 2})
+    introduce(strategy.channel, chosen, {1001: 0, 1002: 1, 1003: 2})
     strategy.start(grid)
     assert (history.uploaded_bytes, history.downloaded_bytes) == (grid.up, grid.down)
     if chosen.dropout:
@@ -172,7 +170,7 @@ def introduce(nodes, chosen, partitions):
 
 def test_nodes_of_unknown_partitions_share_the_remaining_agents():
     chosen = settings(3, num_agents=8)
-    nodes, ids = SimulatedNodes(chosen, History(chosen.horizon)), [1001, 1002, 1003]
+    nodes, ids = SimulatedChannel(chosen, History(chosen.horizon)), [1001, 1002, 1003]
     assert nodes.count_agents(ids, ids) == 8
     assert nodes.count_agents(ids[:1], ids) == 8 // 3
     introduce(nodes, chosen, {1001: 0})  # hosts 3 of the 8

@@ -19,9 +19,9 @@ from fldb_flower.settings import from_flat, from_nested, to_flat
 from fldb_flower.wire.codec import UploadHeader
 from fldb_flower.wire.records import pack_vector
 from simulations.engines.grid import InProcessGrid
-from strategies import make_strategy, transport
-from strategies.device_nodes import DeviceNodes
-from strategies.simulated_nodes import SimulatedNodes
+from strategies import channel, make_strategy
+from strategies.devices import DeviceChannel
+from strategies.simulated import SimulatedChannel
 
 PARTITION, PARTITIONS = 1, 2  # places in the header of an upload
 AGENTS, NODES = 8, 4
@@ -51,7 +51,7 @@ def reply(partition, partitions, agents=24):
 
 def judge(claims, order, connected):
     """Return the refused nodes with the reasons, and the names of the nodes."""
-    nodes = SimulatedNodes(settings(num_agents=24), History(5))
+    nodes = SimulatedChannel(settings(num_agents=24), History(5))
     for node in order:
         nodes.check(node, reply(*claims[node]), 1, FIRST_PLAY)
     return nodes.disputes(connected), [nodes.name(node) for node in connected]
@@ -160,7 +160,7 @@ def run_over(lie, shuffle, **when):
     chosen = settings()
     history = History(chosen.horizon)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transport, "MAX_TRIES", 2)
+        patch.setattr(channel, "MAX_TRIES", 2)
         make_strategy(chosen, history).start(LyingGrid(chosen, lie, shuffle, **when))
     return history
 
@@ -227,11 +227,11 @@ def test_an_earlier_claim_is_kept_while_its_node_is_connected():
     chosen = settings(quorum=0.5)
     grid = LyingGrid(chosen, (FIRST + 3, PARTITION, 1), list)
     strategy = make_strategy(chosen, History(chosen.horizon))
-    strategy.connect(grid)
+    strategy.channel.connect(grid)
     strategy.exchange(Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), None))
     grid.shuffle = lambda replies: [r for r in replies if r.metadata.src_node_id != FIRST + 1]
     strategy.exchange(Broadcast(PlayRequest(2, 2, Estimate(np.zeros(2), np.eye(2))), None))
-    assert sorted(strategy.last_exchange.contributions) == [FIRST, FIRST + 2]
+    assert sorted(strategy.channel.contributions) == [FIRST, FIRST + 2]
 
 
 def test_replies_of_a_later_try_outvote_a_false_claim():
@@ -245,9 +245,9 @@ def test_replies_of_a_later_try_outvote_a_false_claim():
 
     grid.shuffle = shuffle
     strategy = make_strategy(chosen, History(chosen.horizon))
-    strategy.connect(grid)
+    strategy.channel.connect(grid)
     strategy.exchange(Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), None))
-    assert sorted(strategy.last_exchange.contributions) == [FIRST + 1, FIRST + 2, FIRST + 3]
+    assert sorted(strategy.channel.contributions) == [FIRST + 1, FIRST + 2, FIRST + 3]
     assert rejected(strategy.history) == {f"node {FIRST}: num-partitions=5, but other nodes have 4"}
 
 
@@ -273,7 +273,7 @@ def introduction(device):
 
 def meet(known, claims, order, connected):
     """Introduce nodes; return the refused nodes, and the device at each node."""
-    devices = DeviceNodes(from_flat({"mode": "devices", "algorithm": "fldb_ons"}, "a test"))
+    devices = DeviceChannel(from_flat({"mode": "devices", "algorithm": "fldb_ons"}, "a test"))
     devices.restore({"counted": {}, "duels": 0, "nodes": known})
     for node in order:
         if known.get(node) != claims[node]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Broadcast, Outcomes, PlayRequest, Upload
-from fldb_flower.linalg.forms import Full, pack_symmetric, unpack_symmetric
+from fldb_flower.linalg.forms import Form, pack_symmetric, unpack_symmetric
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.wire import codec as messages
 from fldb_flower.wire.codec import (
@@ -126,10 +126,10 @@ def test_every_kind_of_broadcast_round_trips(  # noqa: PLR0917
     assert all(type(number) is int for number in header)
     # theta_hat d; theta_sync d and a triangle d (d + 1) / 2.
     expected = d * statistics + (d + d * (d + 1) // 2) * (estimate is not None)
-    assert vector.shape == (expected,) == (broadcast_size(sent, Full(d)),)
-    assert_same_broadcast(decode_broadcast(vector, header, Full(d)), sent)
+    assert vector.shape == (expected,) == (broadcast_size(sent, Form(d)),)
+    assert_same_broadcast(decode_broadcast(vector, header, Form(d)), sent)
     # The numbers are sent as a plain list.
-    assert_same_broadcast(decode_broadcast(vector, BroadcastHeader(*list(header)), Full(d)), sent)
+    assert_same_broadcast(decode_broadcast(vector, BroadcastHeader(*list(header)), Form(d)), sent)
 
 
 @pytest.mark.parametrize("change", [-1, 1])
@@ -138,13 +138,13 @@ def test_a_broadcast_of_another_length_is_refused(change, estimate):
     play = PlayRequest(1, 2, Estimate(np.ones(3), np.eye(3))) if estimate else None
     vector, header = encode_broadcast(Broadcast(play, np.ones(3)))
     with pytest.raises(ValueError, match=r"dimension=3 calls for|reshape|broadcast|shape"):
-        decode_broadcast(np.resize(vector, len(vector) + change), header, Full(3))
+        decode_broadcast(np.resize(vector, len(vector) + change), header, Form(3))
 
 
 def test_a_broadcast_for_another_dimension_is_refused():
     vector, header = encode_broadcast(Broadcast(None, np.ones(4)))
     with pytest.raises(ValueError, match=r"of shape \(4,\); dimension=3 implies \(3,\)"):
-        decode_broadcast(vector, header, Full(3))
+        decode_broadcast(vector, header, Form(3))
 
 
 # --- uploads -------------------------------------------------------------------------------
@@ -165,11 +165,11 @@ def test_every_kind_of_upload_round_trips(d, seed, hessian, loss, iterations, pa
     vector, header = encode_upload(sent, broadcast, partition, 4)
     triangle = d * (d + 1) // 2
     expected = d + triangle + triangle * hessian + loss
-    assert vector.shape == (expected,) == (upload_size(broadcast, Full(d)),)
+    assert vector.shape == (expected,) == (upload_size(broadcast, Form(d)),)
     assert (header.partition_id, header.num_partitions) == (partition, 4)
     received = UploadHeader.from_counts(list(header))
     assert received == header
-    got = decode_upload(vector, received, sent.outcomes[0].sums.ravel(), broadcast, Full(d))
+    got = decode_upload(vector, received, sent.outcomes[0].sums.ravel(), broadcast, Form(d))
     assert got.num_duels == sent.num_duels
     np.testing.assert_array_equal(got.gradient, sent.gradient)
     np.testing.assert_array_equal(got.information, sent.information)
@@ -185,8 +185,8 @@ def test_every_kind_of_upload_round_trips(d, seed, hessian, loss, iterations, pa
 def test_an_upload_of_outcomes_only_contains_no_statistics():
     broadcast = Broadcast(PlayRequest(4, 5), None)
     vector, header = encode_upload(some_upload()._replace(num_duels=0), broadcast, 0, 1)
-    assert vector.shape == (0,) == (upload_size(broadcast, Full(3)),)
-    got = decode_upload(vector, header, [1.0] * 10, broadcast, Full(3))
+    assert vector.shape == (0,) == (upload_size(broadcast, Form(3)),)
+    got = decode_upload(vector, header, [1.0] * 10, broadcast, Form(3))
     assert got.gradient.tolist() == [0.0] * 3
     assert got.information.tolist() == [[0.0] * 3] * 3
     assert (got.num_duels, got.hessian, got.loss) == (0, None, None)
@@ -198,9 +198,9 @@ def test_traffic_by_hand():
     broadcast = Broadcast(
         PlayRequest(1, 1, Estimate(np.zeros(4), np.eye(4))), np.zeros(4), hessian=True, loss=True
     )
-    assert traffic(broadcast, Full(4), 7) == (7 * 25 * 8, 7 * 18 * 8)
-    assert traffic(Broadcast(None, np.zeros(4)), Full(4), 1) == (14 * 8, 4 * 8)
-    assert traffic(Broadcast(PlayRequest(1, 1), None), Full(4), 3) == (0, 0)
+    assert traffic(broadcast, Form(4), 7) == (7 * 25 * 8, 7 * 18 * 8)
+    assert traffic(Broadcast(None, np.zeros(4)), Form(4), 1) == (14 * 8, 4 * 8)
+    assert traffic(Broadcast(PlayRequest(1, 1), None), Form(4), 3) == (0, 0)
 
 
 def with_number(position, value):
@@ -262,7 +262,7 @@ def test_a_malformed_upload_is_refused_with_a_reason(name):
     broadcast = make_broadcast()
     vector, header, outcomes = damage(*encode_upload(some_upload(), broadcast, 0, 1), [1.0] * 10)
     with pytest.raises(UploadError, match=reason) as refused:
-        decode_upload(vector, header, outcomes, broadcast, Full(3))
+        decode_upload(vector, header, outcomes, broadcast, Form(3))
     assert "\n" not in str(refused.value)
 
 
@@ -271,22 +271,22 @@ def test_vectors_of_another_length_are_refused(d, right):
     """Like FedAvg's (2,) and (1,), which would be broadcast into a wrong sum."""
     broadcast = make_broadcast(hessian=False, loss=False, d=d)
     header = UploadHeader(1, 0, 1, 1, 1)
-    decode_upload(np.ones(right), header, [0.0] * 5, broadcast, Full(d))
+    decode_upload(np.ones(right), header, [0.0] * 5, broadcast, Form(d))
     for size in {*range(12)} - {right}:
         with pytest.raises(UploadError, match="shape"):
-            decode_upload(np.ones(size), header, [0.0] * 5, broadcast, Full(d))
+            decode_upload(np.ones(size), header, [0.0] * 5, broadcast, Form(d))
 
 
 def test_an_upload_for_another_broadcast_is_refused():
     asked, other = make_broadcast(hessian=False), make_broadcast(hessian=True)
     vector, header = encode_upload(some_upload(), other, 0, 1)
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, header, [0.0] * 5, asked, Full(3))
+        decode_upload(vector, header, [0.0] * 5, asked, Form(3))
     vector, header = encode_upload(some_upload(hessian=False), asked, 0, 1)
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, header, [0.0] * 5, other, Full(3))
+        decode_upload(vector, header, [0.0] * 5, other, Form(3))
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, header, [0.0] * 5, Broadcast(PlayRequest(1, 1), None), Full(3))
+        decode_upload(vector, header, [0.0] * 5, Broadcast(PlayRequest(1, 1), None), Form(3))
 
 
 @pytest.mark.parametrize(

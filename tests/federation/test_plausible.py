@@ -13,7 +13,7 @@ from fldb_flower.bandit import preference
 from fldb_flower.environments import max_difference
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.plausibility import implausible
-from fldb_flower.linalg.forms import Diagonal, Full, Sketch
+from fldb_flower.linalg.forms import Form
 from fldb_flower.settings import from_flat, from_nested
 from fldb_flower.wire.codec import decode_statistics, encode_statistics, upload_size
 
@@ -254,7 +254,7 @@ def test_bounds_for_one_duel():
 finite = st.floats(-1e153, 1e153) | st.sampled_from([0.0, -0.0, 5e-324, 1e-160, -1e153, 1e153])
 
 
-@pytest.mark.parametrize("form", [Full(3), Diagonal(3), Sketch(3, 1)])
+@pytest.mark.parametrize("form", [Form(3), Form(3, is_diagonal=True)])
 @property_test
 @given(
     numbers=st.lists(finite, min_size=16, max_size=16),
@@ -402,7 +402,7 @@ def test_the_longest_difference_in_each_environment(ratings, register_world):
 def test_the_check_does_not_depend_on_the_encoding():
     upload, broadcast = some()
     vector = encode_statistics(upload, broadcast)
-    back = decode_statistics(vector, upload.num_duels, broadcast, Full(D))
+    back = decode_statistics(vector, upload.num_duels, broadcast, Form(D))
     assert implausible([back], broadcast, 2.0) == [""]
 
 

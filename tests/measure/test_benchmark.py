@@ -1,59 +1,43 @@
 """The command line of the benchmark: tables on the screen and in result files."""
 
-import json
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
 
+import exchange
+import liars
+import limits
+import measured
+import personal
+import refits
+import secure
+import table as tables
 from fldb_flower.bandit.prior import VARIANCES
 from fldb_flower.federation.history import History
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.settings import from_nested
-from simulations import measured
-from simulations.benchmark import __main__ as benchmark
-from simulations.benchmark import exchange, liars, limits, personal, refits, secure
-from simulations.benchmark.memory import BASE, BYTES_AN_AGENT, time_and_memory
+from memory import BASE, BYTES_AN_AGENT, time_and_memory
 from simulations.engines import vectorized
+from simulations.figures import simulate
 
 
-@pytest.fixture
-def table(monkeypatch):
-    """Replace all sections by one quick section."""
+def test_a_result_file_contains_command_date_and_machine(monkeypatch, tmp_path):
     rows = [{"what": "propose, ms", "measured": 0.25}, {"what": "regret", "measured": [1.5, 2.0]}]
-    monkeypatch.setattr(benchmark, "SECTIONS", {"scale": lambda _asked: pd.DataFrame(rows)})
-    return rows
-
-
-def run(monkeypatch, *arguments):
-    monkeypatch.setattr("sys.argv", ["benchmark", *map(str, arguments)])
-    benchmark.main()
-
-
-def test_a_result_file_contains_command_date_and_machine(monkeypatch, tmp_path, table, capsys):
-    path = tmp_path / "new folder" / "scale.json"
-    run(monkeypatch, "scale", "--output", path)
-    content = json.loads(path.read_text())
-    assert content["rows"] == table
-    assert content["command"] == f"python -m simulations.benchmark scale --output '{path}'"
+    monkeypatch.setattr(personal, "pace", lambda: pd.DataFrame(rows))
+    monkeypatch.setattr(measured, "FOLDER", tmp_path)
+    tables.record("pace")
+    content = measured.load()["pace"]
+    assert content["rows"] == rows
+    assert content["command"] == "python docs/measure/table.py pace"
     assert pd.Timestamp(content["date"]) <= pd.Timestamp.now(tz="UTC").tz_localize(None)
     assert "Python 3." in content["machine"]
-    assert "propose, ms" in capsys.readouterr().out
 
 
-def test_a_result_file_that_cannot_be_written_gives_one_line(monkeypatch, tmp_path, table):
-    folder = tmp_path / "file"
-    folder.touch()
-    with pytest.raises(SystemExit, match=r"^error: cannot write .*scale\.json: \w[\w ]+$"):
-        run(monkeypatch, "scale", "--output", folder / "scale.json")
-
-
-@pytest.mark.parametrize("sections", [[], ["scale", "scale"]])
-def test_an_output_file_contains_one_section(monkeypatch, tmp_path, table, sections):
-    with pytest.raises(SystemExit, match=r"^error: --output holds one section: name it$"):
-        run(monkeypatch, *sections, "--output", tmp_path / "all.json")
-    assert not list(tmp_path.iterdir())
+def test_each_result_file_is_of_a_table_or_of_runs():
+    for name, content in measured.load().items():
+        assert ("rows" in content) == (name in tables.MODULES), name
 
 
 def test_rules_for_v():
@@ -84,12 +68,12 @@ def few(monkeypatch):
 
 
 def test_variances_compares_rules_without_the_studies_that_are_missing(few):
-    table = personal.variances({}, seeds=1)
+    table = personal.variances(seeds=1)
     assert table.case.tolist() == ["small"] * 6
     assert table.rule.tolist() == list(personal.RULES)
     # The rule of the algorithm gives its results.
     chosen = from_nested({**few, "algorithm": "fldb_personal", "tau": 1}, "a test")
-    curve, _ = measured.simulate(chosen)
+    curve, _ = simulate(chosen)
     assert table.regret[0] == [round(curve[-1], 4)]
     assert len({tuple(each) for each in table.regret}) > 1
 
@@ -113,7 +97,7 @@ def test_refits_compares_runs_that_differ_in_the_fits_only(monkeypatch):
     monkeypatch.setattr(refits, "CASES", cases)
     table = refits.refits(seeds=2).set_index(["case", "algorithm"])
     assert table.index.tolist() == [(c, a) for c in cases for a in refits.ALGORITHMS]
-    curve, _ = measured.simulate(from_nested({**cases["many"], "algorithm": "ldb"}, "a test"))
+    curve, _ = simulate(from_nested({**cases["many"], "algorithm": "ldb"}, "a test"))
     assert table.regret["many", "LDB"][0] == round(curve[-1], 4)
     for name in refits.ALGORITHMS:
         assert table.regret["few", name] == table.regret_refits["few", name]
@@ -197,7 +181,7 @@ def test_a_goal_is_reached_up_to_its_ratio(monkeypatch):
     sources += ["shards_on_ray", "refits.limits", "deployment.limits"]
     for number, source in enumerate(sources, start=1):
         row = {"figure": source, "ratio": number / 4, "goal": 1.0, "more": "of this section"}
-        monkeypatch.setattr(f"simulations.benchmark.limits.{source}", lambda *_, row=row: [row])
+        monkeypatch.setattr(f"limits.{source}", lambda *_, row=row: [row])
     table = limits.limits(repetitions=1)
     assert set(table["figure"]) == set(sources)
     assert dict(zip(table["figure"], table["reached"], strict=True)) == {

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from local_processes import logs_on_failure, processes_of
 
+import capacity
+import deployment
 from clients.store import DuelStore
-from simulations import capacity
-from simulations.benchmark import deployment
-from simulations.benchmark.load import Load
+from load import Load
 from strategies.device_directory import UPLOADS
-from strategies.device_nodes import short_name
+from strategies.devices import short_name
 
 D, RIDGE = 5, 1.0
 

@@ -27,7 +27,7 @@ from fldb_flower.federation.exchange import (
     total,
 )
 from fldb_flower.federation.history import Counts
-from fldb_flower.linalg.forms import Full
+from fldb_flower.linalg.forms import Form
 from fldb_flower.privacy.mechanism import GaussianMechanism, simulated, with_noise
 from fldb_flower.settings import from_nested
 
@@ -104,7 +104,7 @@ def uploads_of(request, settings, rng, first):
 
 
 def sums(request, settings, differences, answers):
-    x, y, form = differences.reshape(-1, D), answers.ravel(), Full(D)
+    x, y, form = differences.reshape(-1, D), answers.ravel(), Form(D)
     if settings.privacy.unit == "answer":
         return statistics(request, x, y, x, form)
     units = units_of(*sizes_and_weights(request, settings))

@@ -10,13 +10,14 @@ import pytest
 from matplotlib.figure import Figure
 
 import fldb_flower as fldb
+import measured
+import pictures
+import privacy as benchmark
 from fldb_flower.bandit import policies
 from fldb_flower.bandit.limits import factors, weights_of
 from fldb_flower.federation.history import History
 from fldb_flower.privacy import usefulness
 from fldb_flower.settings import from_nested
-from simulations import measured, privacy_figure
-from simulations.benchmark import privacy as benchmark
 from simulations.engines import vectorized
 
 SMALL = {
@@ -92,7 +93,7 @@ def test_typical_log_losses_are_those_of_a_simulation(monkeypatch):
 
 
 def test_the_factors_are_those_of_the_benchmark():
-    rows = measured.read(measured.FOLDER / "privacy.json")["rows"]
+    rows = measured.load()["privacy"]["rows"]
     mean = {
         (row["num_agents"], row["unit"], row["epsilon"]): fmean(row["regret"])
         for row in rows
@@ -193,7 +194,7 @@ def test_the_panels_of_the_figure_have_the_noise_of_their_parties():
         if (case.algorithm, case.dimension, case.num_agents) == ("fldb_ons", 5, 100)
     ]
     figure = Figure()
-    privacy_figure.draw_privacy(figure, rows, "page")
+    pictures.draw_privacy(figure, rows)
     drawn = [list(axes.lines[0].get_ydata()) for axes in figure.axes]
     plain, *noisy = [row["regret"][0] + 1.0 for row in rows]
     assert [len(rows), len(noisy)] == [10, 9]  # answer, person and person with two parties
@@ -201,6 +202,7 @@ def test_the_panels_of_the_figure_have_the_noise_of_their_parties():
 
 
 def test_the_figure_is_drawn_from_the_result_file(tmp_path):
-    content = measured.read(measured.FOLDER / "privacy.json")
-    (path,) = privacy_figure.draw(content, tmp_path)
+    content = measured.load()["privacy"]
+    pictures.draw("privacy", content, tmp_path)
+    (path,) = tmp_path.iterdir()
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -15,7 +15,7 @@ from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.errors import PrivacyError
 from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, statistics
-from fldb_flower.linalg.forms import Diagonal, Full
+from fldb_flower.linalg.forms import Form
 from fldb_flower.privacy.sensitivities import largest_square, release_of
 from fldb_flower.settings import from_nested
 
@@ -44,7 +44,7 @@ def scaled(upload, noise):
 
 def contribution(request, settings, differences, preferences, form=None):
     """Return the norm of what duels contribute, in units of the noise for multiplier 1."""
-    noise, form = release_of(request, settings).noise(), form or Full(D)
+    noise, form = release_of(request, settings).noise(), form or Form(D)
     if settings.privacy.unit == "person":
         units = units_of(*sizes_and_weights(request, settings))
         upload = limited_statistics(request, differences, preferences, 1, form, units=units)
@@ -68,12 +68,14 @@ vectors = st.lists(numbers, min_size=D, max_size=D).map(np.array)
     duels=st.lists(st.tuples(vectors, st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=6),
     clip=st.floats(0.1, 10),
     hessian=st.booleans(),
-    kind=st.tuples(st.sampled_from(["auto", 1.0]), st.sampled_from([Full(D), Diagonal(D)])),
+    kind=st.tuples(
+        st.sampled_from(["auto", 1.0]), st.sampled_from([Form(D), Form(D, is_diagonal=True)])
+    ),
 )
 def test_no_duels_contribute_more_than_the_bound(theta, duels, clip, hessian, kind):
     """Of one answer, and of one person with n answers."""
     beta_scale, form = kind
-    name = "full" if isinstance(form, Full) else "diagonal"
+    name = "diagonal" if form.is_diagonal else "full"
     differences = clipped(np.array([each for each, _ in duels]), clip)
     preferences = np.array([answer for _, answer in duels])
     for unit, count in (("answer", 1), ("person", len(duels))):
@@ -87,11 +89,11 @@ def test_no_duels_contribute_more_than_the_bound(theta, duels, clip, hessian, ki
 @pytest.mark.parametrize("hessian", [False, True])
 @pytest.mark.parametrize("beta_scale", ["auto", 1.0])
 @pytest.mark.parametrize("length", [0.0, 0.05, 0.3, 4.0])
-@pytest.mark.parametrize("form", [Full(D), Diagonal(D)], ids=["full", "diagonal"])
+@pytest.mark.parametrize("form", [Form(D), Form(D, is_diagonal=True)], ids=["full", "diagonal"])
 def test_the_worst_answer_attains_the_bound(hessian, beta_scale, length, form):
     """A difference of length L along a coordinate, with every logit that theta allows."""
     clip = 2.5
-    name = "full" if isinstance(form, Full) else "diagonal"
+    name = "diagonal" if form.is_diagonal else "full"
     settings = make_settings(
         privacy={"unit": "answer", "clip": clip}, beta_scale=beta_scale, matrix_form=name
     )

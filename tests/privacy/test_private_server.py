@@ -46,7 +46,7 @@ def test_the_rounds_of_a_private_federation_are_those_of_all_its_runs(tmp_path):
     for device in range(3):
         federation.answer(device, 4)
     server = federation.server()
-    server.strategy.connect(federation.grid)
+    server.devices.connect(federation.grid)
     assert server.try_round(), federation.lines
     server.directory.close()
     for device in range(3):

@@ -16,7 +16,7 @@ from fldb_flower.bandit.limits import factors, typical_share_sizes, typical_size
 from fldb_flower.bandit.prior import VARIANCES, ShareChange
 from fldb_flower.federation.contributions import limited_statistics
 from fldb_flower.federation.exchange import Broadcast, Noise, PlayRequest, Upload, statistics
-from fldb_flower.linalg.forms import Diagonal, Full
+from fldb_flower.linalg.forms import Form
 from fldb_flower.linalg.noisy import blurred, denoised, observed, shrunk
 from fldb_flower.settings import from_nested
 
@@ -332,7 +332,7 @@ def test_statistics_are_limited_by_person(diagonal):
     theta = rng.standard_normal(D)
     units = {"gradient": 5.0, "information": 40.0, "hessian": 6.0}
     request = Broadcast(PlayRequest(1, duels), theta, hessian=True)
-    form = Diagonal(D) if diagonal else Full(D)
+    form = Form(D, is_diagonal=True) if diagonal else Form(D)
     rows = x.swapaxes(0, 1).reshape(-1, D), y.T.reshape(-1)
     upload = limited_statistics(request, *rows, agents, form, units=units)
     for name, expected in by_hand(x, y, theta, units, diagonal=diagonal).items():
@@ -344,7 +344,7 @@ def test_statistics_are_limited_by_person(diagonal):
     np.testing.assert_allclose(whole.gradient, plain.gradient, rtol=1e-10)
 
 
-@pytest.mark.parametrize("form", [Full(D), Diagonal(D)])
+@pytest.mark.parametrize("form", [Form(D), Form(D, is_diagonal=True)])
 def test_limited_statistics_of_torch_tensors(form):
     """On the CPU, they are those of NumPy arrays."""
     torch = pytest.importorskip("torch", reason="needs the torch extra")
@@ -374,7 +374,7 @@ def test_no_person_contributes_more_than_length_one(seed, duels, exponent):
     sizes_ = typical_sizes(duels, 3.0, D)
     weights = weights_of(sizes_)
     units = {name: size / math.sqrt(weights[name]) for name, size in sizes_.items()}
-    upload = limited_statistics(request, x, np.ones(duels), 1, Full(D), units=units)
+    upload = limited_statistics(request, x, np.ones(duels), 1, Form(D), units=units)
     squares = sum((getattr(upload, name) ** 2).sum() / units[name] ** 2 for name in units)
     assert squares <= 1.0 + 1e-9
 

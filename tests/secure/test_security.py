@@ -22,12 +22,12 @@ from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
-from fldb_flower.linalg.forms import Full
+from fldb_flower.linalg.forms import Form
 from fldb_flower.settings import from_flat, from_nested
 from fldb_flower.wire.codec import UploadError, decode_statistics
 from fldb_flower.wire.records import pack_vector, unpack_vector
-from strategies.device_nodes import DeviceNodes
-from strategies.simulated_nodes import SimulatedNodes
+from strategies.devices import DeviceChannel
+from strategies.simulated import SimulatedChannel
 
 property_test = settings(deadline=None, derandomize=True, max_examples=200)
 
@@ -56,7 +56,7 @@ class QueriedDevice:
         vector, config = device_request(broadcast, device, counted=counted, upto=upto)
         (answer,), duels, _ = self.agent.fit([vector], config)
         self.exchanges += 1
-        return decode_statistics(answer, duels, broadcast, Full(self.dimension))
+        return decode_statistics(answer, duels, broadcast, Form(self.dimension))
 
 
 def some_duels(n, d, seed=0):
@@ -410,9 +410,9 @@ def test_a_record_without_exactly_one_array_is_refused(record):
 
 def both_kinds():
     simulation = from_nested({"num_agents": 4, "dimension": 2, "horizon": 6}, "a test")
-    nodes = SimulatedNodes(simulation, History(6))
+    nodes = SimulatedChannel(simulation, History(6))
     chosen = {"mode": "devices", "algorithm": "fldb_ons", "dimension": 2}
-    devices = DeviceNodes(from_flat(chosen, "a test"))
+    devices = DeviceChannel(from_flat(chosen, "a test"))
     devices.restore({"counted": {}, "duels": 0, "nodes": {"7": "0" * 32}})
     return nodes, devices
 

@@ -193,7 +193,6 @@ MEANINGFUL = {
     "beta_scale": ([-1e-9], [0, 3]),
     "ons_width": ([-1e-9], [0, 3]),
     "alpha": ([0, -5], [1e-3]),
-    "sketch_rank": ([0, -1], [1, 16]),
     "node_wait": ([0, -1], [0.05]),
 }
 
@@ -209,7 +208,7 @@ def test_meaningful_numbers_are_accepted_and_others_refused(name):
             assert f"={shown!r} (from" in str(error.value)
     for value in MEANINGFUL[name][1]:
         assert check(entry, value) == value
-        if name not in {"dropout", "sketch_rank"}:  # which require other settings
+        if name != "dropout":  # which requires another setting
             assert entry.value(in_python(name, value)) == value
 
 
@@ -539,9 +538,6 @@ def test_a_group_must_have_its_type():
 def test_incompatible_settings_are_refused_in_python():
     with pytest.raises(SettingsError, match=r"engine.num_nodes=4 \(from Python\)"):
         Settings(num_agents=3, engine=EngineSettings("inprocess", num_nodes=4))
-    whole = Settings(algorithm="fldb_ons", matrix_form="sketch", dimension=20)
-    with pytest.raises(SettingsError, match=r"sketch_rank=16 \(from Python\)"):
-        dataclasses.replace(whole, dimension=17)
 
 
 def test_the_origin_is_reset_after_an_error():
@@ -597,7 +593,7 @@ def fit_privacy(values):
     """Use no privacy with settings that refuse it, and fit the length that clips."""
     able = values["algorithm"] == "fldb_personal" or values["first_round"] == "step"
     plain = {"robust": "none", "wire": "float64"}.items() <= values.items()
-    if not (able and plain and values["matrix_form"] != "sketch"):
+    if not (able and plain):
         values["privacy.epsilon"] = "none"
     if values["privacy.epsilon"] == "none":
         values |= {name: ALL[name].default for name in values if name.startswith("privacy.")}
@@ -624,8 +620,6 @@ def together(values):
         values["matrix_form"] = "full"
     if values["matrix_form"] != "full" and values["solver"] == "newton":
         values["solver"] = "gd"
-    if values["matrix_form"] == "sketch":
-        values["sketch_rank"] = values["sketch_rank"] % (values["dimension"] - 2) + 1
     fit_privacy(values)
     if "engine.name" in values and values["engine.name"] != "inprocess":
         values.update({name: 0 for name in values if name == "dropout"})

@@ -21,8 +21,8 @@ from scipy.optimize import minimize
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.runs import plots, styles
 from fldb_flower.runs.curves import Curve, regret, setting_text, spread, wrap
-from simulations import figures, heterogeneity
-from simulations.drawing import Output
+from simulations import figures
+from simulations.figures import Output
 from simulations.saved_runs import Run
 from simulations.sweeps.tables import mean_curves, statistics
 
@@ -352,7 +352,8 @@ def table_of(name, folder):
     """Write the CSV of a figure with random curves."""
     random = np.random.default_rng(0)
     parts = []
-    for label, overrides in figures.curves_of(name, ours=True).items():
+    panel = figures.panel_of(name)
+    for label, overrides in {**panel.curves, **panel.ours}.items():
         for seed in range(2):
             values = figures.values_of(name, overrides)
             part = {"iteration": range(1, 501), "cumulative_regret": random.random(500).cumsum()}
@@ -409,22 +410,18 @@ def test_figures_have_formulas_and_the_terms_of_the_field(name, expected, tmp_pa
         (("--redraw",), "cannot read"),
     ],
 )
-@pytest.mark.parametrize("module", [figures, heterogeneity])
-def test_bad_options_give_one_line(module, arguments, reason, tmp_path, monkeypatch):
+def test_bad_options_give_one_line(arguments, reason, tmp_path, monkeypatch):
     if arguments == ("--redraw",):
         arguments = ("--redraw", "fig1a", "--output", tmp_path)
-        if module is heterogeneity:
-            return
     with pytest.raises(SystemExit) as ended:
-        command(module, monkeypatch, *arguments)
+        command(figures, monkeypatch, *arguments)
     assert reason in str(ended.value)
     assert "\n" not in str(ended.value)
 
 
 def test_a_table_that_cannot_be_written_gives_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures.measured, "each_once", dict.fromkeys)
-    monkeypatch.setattr(figures.measured, "fill", lambda _run, _results: None)
-    monkeypatch.setattr(figures, "_table", lambda _curves, _results: pd.DataFrame({"curve": ["a"]}))
+    nothing = figures.Result([0.0], {"rounds": 0})
+    monkeypatch.setattr(figures, "each_once", lambda each: dict.fromkeys(each, nothing))
     (tmp_path / "fig1a.csv").mkdir()
     with pytest.raises(SystemExit, match=r"^error: cannot write .*fig1a\.csv: Is a directory$"):
         command(figures, monkeypatch, "fig1a", "--output", tmp_path)

@@ -35,7 +35,7 @@ from simulations.local_federation import (
     UnreachableError,
 )
 from simulations.local_process import LocalProcess, environment
-from strategies.device_nodes import short_name
+from strategies.devices import short_name
 
 # One federation of processes at a time in each file: each message starts a process.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fldb_flower.bandit import theory
+from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.agents import AgentBlock
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
@@ -22,8 +23,8 @@ from fldb_flower.settings import from_nested, to_flat
 from fldb_flower.wire.codec import BroadcastHeader
 from simulations.engines import vectorized
 from simulations.engines.grid import LOST, UNHEARD, InProcessGrid, LossyGrid
-from strategies import make_strategy, transport
-from strategies.simulated_nodes import SimulatedNodes
+from strategies import channel, make_strategy
+from strategies.simulated import SimulatedChannel
 
 SMALL = {"num_agents": 7, "horizon": 12, "num_arms": 4, "dimension": 3, "tau": 3, "quorum": 0.3}
 TRANSPORT = ("late", "duplicate", "reorder", "crash")
@@ -72,7 +73,7 @@ class Witness:
 
     def __enter__(self):
         self.patches = pytest.MonkeyPatch()
-        play, acknowledge = AgentBlock.play_iterations, SimulatedNodes.acknowledge
+        play, acknowledge = AgentBlock.play_iterations, SimulatedChannel.acknowledge
 
         def playing(group, iterations, noise):
             block, agents = group.agents.start, len(group.agents)
@@ -88,7 +89,7 @@ class Witness:
             acknowledge(nodes, contributions)
 
         self.patches.setattr(AgentBlock, "play_iterations", playing)
-        self.patches.setattr(SimulatedNodes, "acknowledge", acknowledging)
+        self.patches.setattr(SimulatedChannel, "acknowledge", acknowledging)
         return self
 
     def __exit__(self, *_):
@@ -105,7 +106,7 @@ class Witness:
 
     def count(self, contributions):
         agents = {node: block for block, node in self.blocks()}
-        learns, parts, last = self.strategy.last_exchange.broadcast.theta_hat is not None, [], 0
+        learns, parts, last = self.strategy.channel.broadcast.theta_hat is not None, [], 0
         for node, contribution in contributions.items():
             block = agents[node]
             (outcomes,) = contribution.upload.outcomes
@@ -113,7 +114,7 @@ class Witness:
             assert first == self.covered.get(block, 0) + 1
             parts += [self.duels[block, t] for t in range(first, last + 1)]
             self.covered[block] = last
-        assert contributions == self.strategy.last_exchange.contributions
+        assert contributions == self.strategy.channel.contributions
         if learns:
             self.rounds.append((last, *(np.concatenate(rows) for rows in zip(*parts, strict=True))))
 
@@ -182,6 +183,26 @@ def minimiser(x, y, ridge):
 def agents_reported(history):
     """Return the number of agents whose regret of each iteration is known."""
     return history.state()["agents"]
+
+
+def test_the_aggregate_is_the_sum_over_the_duels_of_all_agents():
+    """The gradient, then the upper triangles of W_new and the Hessian, at a given theta."""
+    chosen, seen, theta = settings(algorithm="fldb_ons"), [], np.array([1.0, -0.5, 0.0])
+    with Witness(chosen) as witness:
+        strategy = make_strategy(chosen, History(chosen.horizon))
+        strategy.channel.connect(InProcessGrid(3, to_flat(chosen)))
+        aggregate = strategy.aggregate_train
+        strategy.aggregate_train = lambda *arguments: seen.append(aggregate(*arguments))
+        play = PlayRequest(1, 2, Estimate(np.zeros(3), np.eye(3)))
+        strategy.exchange(Broadcast(play, theta, hessian=True))
+    x, y = (np.concatenate(rows) for rows in zip(*witness.duels.values(), strict=True))
+    gradient, hessian = derivatives(theta, x, y)
+    upper = np.triu_indices(3)
+    ((arrays, metrics),) = seen
+    (vector,) = arrays.to_numpy_ndarrays()
+    expected = np.concatenate([gradient, (x.T @ x)[upper], hessian[upper]])
+    np.testing.assert_allclose(vector, expected, rtol=1e-12)
+    assert dict(metrics) == {"contributed": 3, "refused": 0, "duels": 14}
 
 
 # --- one kind of fault ----------------------------------------------------------------------
@@ -473,7 +494,7 @@ def test_a_run_ends_if_a_node_of_its_quorum_always_fails():
 
 def test_in_process_runs_do_not_sleep(monkeypatch):
     slept = []
-    monkeypatch.setattr(transport.time, "sleep", slept.append)
+    monkeypatch.setattr(channel.time, "sleep", slept.append)
     chosen = settings(dropout=0.3, quorum=1.0)
     make_strategy(chosen, History(chosen.horizon)).start(grid_of(chosen))
     assert slept
@@ -536,12 +557,12 @@ def test_nodes_are_sampled_by_partition_and_not_by_node_id():
         grid = InProcessGrid(6, to_flat(chosen))
         for place, context in enumerate(grid.contexts.values()):
             context.node_config["partition-id"] = (place + shift) % 6
-        strategy.connect(grid)
+        strategy.channel.connect(grid)
         strategy.exchange(Broadcast(PlayRequest(1, 1), None))  # to all nodes
-        nodes = strategy.connected()
-        partition_of = {node: strategy.nodes.sort_key(node)[1] for node in nodes}
+        nodes = strategy.channel.connected()
+        partition_of = {node: strategy.channel.sort_key(node)[1] for node in nodes}
         assert sorted(partition_of.values()) == list(range(6))
-        samples = [strategy.sample(number, nodes) for number in range(2, 10)]
+        samples = [strategy.channel.sample(number, nodes) for number in range(2, 10)]
         drawn.append([[partition_of[node] for node in sample] for sample in samples])
     assert drawn[0] == drawn[1]
     assert len({tuple(each) for each in drawn[0]}) > 3

@@ -12,8 +12,7 @@ import fldb_flower as fldb
 from fldb_flower.settings import from_nested
 from fldb_flower.system import progress as progress_module
 from fldb_flower.system.progress import progress
-from simulations import documents, figures, heterogeneity, measured
-from simulations.benchmark import __main__ as benchmark
+from simulations import benchmark, figures
 from simulations.pools import map_in_processes
 from simulations.report.__main__ import report
 from simulations.run import run
@@ -93,23 +92,12 @@ def of_processes(_tmp_path):
     map_in_processes(time.sleep, [0.1, 0.1], 2)
 
 
-def of_check(_tmp_path):
-    content = {"settings": {"algorithm": "random", **SMALL}, "seeds": 1, "regret": [1.0]}
-    documents.stale({"some": content}, measured.NOWHERE)
-
-
 def of_redraw(tmp_path):
     sys.argv[1:] = ["fig1a", "--redraw", "--output", str(tmp_path)]
     figures.main()
 
 
-def of_heterogeneity(tmp_path):
-    sys.argv[1:] = [str(tmp_path)]
-    heterogeneity.run_command("", "personal.json", stub)
-
-
 def of_benchmark(_tmp_path):
-    sys.argv[1:] = ["install"]
     benchmark.main()
 
 
@@ -117,14 +105,13 @@ def of_benchmark(_tmp_path):
     ("command", "shown"),
     [
         (of_run, "/5 ["), (of_report, "run ["), (of_sweep, "/2 ["), (of_processes, "/2 ["),
-        (of_check, "check: "), (of_redraw, "draw: "), (of_heterogeneity, "draw: "),
-        (of_benchmark, "install: "),
+        (of_redraw, "draw: "), (of_benchmark, "benchmark: "),
     ],
 )  # fmt: skip
 def test_commands_show_their_progress(command, shown, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["command"])
     monkeypatch.setattr(figures, "redraw", stub)
-    monkeypatch.setitem(benchmark.SECTIONS, "install", lambda _asked: pd.DataFrame(stub()))
+    monkeypatch.setattr(benchmark, "algorithms", lambda _repetitions: pd.DataFrame(stub()))
     terminal = on_terminal(monkeypatch, 0.01)
     command(tmp_path)
     assert shown in terminal.getvalue()

@@ -20,9 +20,8 @@ COMMANDS = {
     "sweep": ["simulations.run", "-m", "seed=1,2", "horizon=400000", "hydra.sweep.dir=DIR/sweep"],
     "fldb": ["fldb_flower", "sweep", "seed=1,2", "horizon=400000", "hydra.sweep.dir=DIR/fldb"],
     "figures": ["simulations.figures", "fig2b", "--output", "DIR/figures"],
-    "documents": ["simulations.documents", "--recompute", "no-such-file"],
     "report": ["simulations.report", "DIR"],
-    "benchmark": ["simulations.benchmark", "scale"],
+    "benchmark": ["simulations.benchmark"],
     "service": ["clients.service", "--store", "DIR/duels.db", "--port", "0"],
     "deployment": [
         *("fldb_flower.deployment", "credentials", "--host", "localhost"),
@@ -79,7 +78,7 @@ def ends_in_one_line(process, number):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ctrl_c_while_a_command_starts_is_one_line(command, start):
     """It reaches all processes of the group, as in a terminal."""
-    ends_soon = command in ("documents", "report", "deployment")
+    ends_soon = command in ("report", "deployment")
     for delay in (0.0,) if ends_soon else (0.0, 0.3, 1.5):
         process = start(*COMMANDS[command])
         wait_for_handlers(process)

@@ -8,7 +8,7 @@
 from fldb_flower.bandit.selection.rules import colstim, maxinp, maxpairucb, thompson, ucb
 from fldb_flower.bandit.selection.scores import norms, pick, rewards, tie_breaks, tie_step
 from fldb_flower.bandit.selection.selector import Rule, Selector, find_rule
-from fldb_flower.linalg.whiteners import whiten
+from fldb_flower.linalg.linear import whiten
 
 __all__ = [
     "Rule",

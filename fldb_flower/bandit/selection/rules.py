@@ -4,7 +4,7 @@ All have the signature ``rule(features, theta, whitener, width, noise)``:
 
 - features: the arms, (agents, arms, d);
 - theta: the estimate, (d,), or one per agent, (agents, d);
-- whitener: ``C`` with ``||x||_{W^-1} = ||x C||_2``, see :mod:`~fldb_flower.linalg.whiteners`; W
+- whitener: ``C`` with ``||x||_{W^-1} = ||x C||_2``, see :mod:`~fldb_flower.linalg.linear`; W
   is the matrix of the estimate, W_sync or the Hessian A of FLDB-ONS;
 - width: the norm's factor (:func:`~fldb_flower.bandit.theory.width`), or one per agent,
   (agents,);
@@ -33,7 +33,7 @@ from fldb_flower.bandit.selection.scores import (
     tie_step,
 )
 from fldb_flower.linalg.arrays import Array, namespace
-from fldb_flower.linalg.whiteners import Whitener, transposed, whitened
+from fldb_flower.linalg.linear import Whitener, transposed, whitened
 
 Pair = tuple[Array, Array]
 

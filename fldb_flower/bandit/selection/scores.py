@@ -6,8 +6,7 @@ import math
 from typing import TypeAlias
 
 from fldb_flower.linalg.arrays import Array, namespace
-from fldb_flower.linalg.whiteners import (
-    LowRank,
+from fldb_flower.linalg.linear import (
     Whitener,
     largest_frobenius,
     largest_norm,
@@ -57,8 +56,7 @@ def norms(vectors: Array, whitener: Whitener) -> Array:
     """
     xp = namespace(vectors)
     d = vectors.shape[-1]
-    shared = isinstance(whitener, LowRank) or whitener.ndim < 3
-    squares = whitened(vectors.reshape((-1, d)) if shared else vectors, whitener)
+    squares = whitened(vectors.reshape((-1, d)) if whitener.ndim < 3 else vectors, whitener)
     squares *= squares
     squares = squares @ xp.ones((d,), dtype=vectors.dtype, device=vectors.device)
     return xp.sqrt(squares).reshape(vectors.shape[:-1])

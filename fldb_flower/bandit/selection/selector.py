@@ -16,7 +16,7 @@ from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.errors import DataError, shown
 from fldb_flower.linalg.arrays import Array, Arrays, has_masked, namespace
-from fldb_flower.linalg.whiteners import Whitener
+from fldb_flower.linalg.linear import Whitener
 from fldb_flower.settings import Settings
 
 STREAM = "selection"

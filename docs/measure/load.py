@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
+import bare_app
+from bare_app import BareApp
 from clients.device import DeviceAgent, Limits
 from clients.store import DuelStore
 from fldb_flower.bandit.streams import keyed_generator
@@ -20,9 +22,7 @@ from fldb_flower.errors import FederationError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.wire.records import content_bytes, pack_vector, unpack_vector
-from simulations.benchmark import bare_app
-from simulations.benchmark.bare_app import BareApp
-from simulations.fleet import Fleet, LightNode, Traffic
+from fleet import Fleet, LightNode, Traffic
 from simulations.local_federation import LocalFederation
 from strategies.device_directory import DEMAND
 

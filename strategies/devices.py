@@ -5,20 +5,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fldb_flower.errors import RoundAbandonedError
 from fldb_flower.federation.exchange import Broadcast
-from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import AUTO, Settings
 from fldb_flower.wire.codec import BroadcastHeader, UploadError, decode_statistics
 from fldb_flower.wire.devices import DeviceUploadHeader
 from fldb_flower.wire.records import unpack_vector
-from strategies.device_tally import Tally
-from strategies.identities import Identities
-from strategies.nodes import Contribution, Nodes
+from strategies.channel import Channel, Contribution, rivals
 
 _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
 _NEW = -1  # `upto`: the device decides where its upload ends
@@ -31,46 +29,44 @@ class CountedSpan(NamedTuple):
     header: DeviceUploadHeader
 
 
-class DeviceNodes(Nodes):
+@dataclass(frozen=True)
+class Tally:
+    """What one round counted."""
+
+    duels: int
+    uploads: tuple[tuple[str, int | None, int | None], ...]
+    """The name of each device, and the answers counted: those after the first number, up to the
+    second. The server of a secure sum does not know them."""
+    predicted: int | None = None  # duels whose preference was predicted, if it is known
+    agreed: int | None = None  # and those of them where people confirmed the prediction
+    held_back: str = ""  # which answers devices hold back for a later upload, in words
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of the predicted preferences that people confirmed; None if there are none."""
+        if not self.predicted or self.agreed is None:
+            return None
+        return self.agreed / self.predicted
+
+
+class DeviceChannel(Channel):
     """The devices of a federation; their number is unknown and changes.
 
-    Only the device and the server know the id of its store. So a device keeps its identity
-    when its key, its SuperNode or the SuperLink's database changes, and another device cannot
-    take it.
-
-    Parameters
-    ----------
-    settings : Settings
-        ``devices.first_duels`` and ``devices.max_duels``.
-
-    Attributes
-    ----------
-    counted : dict
-        Device id -> number of its last answer that is counted.
-    duels : int
-        Duels counted, of all devices.
-
-    Examples
-    --------
-    >>> from fldb_flower.settings import Settings
-    >>> from strategies.device_nodes import DeviceNodes
-    >>> nodes = DeviceNodes(Settings(mode="devices", algorithm="fldb_personal"))
-    >>> nodes.duels, nodes.counted
-    (0, {})
+    Only the device and the server know the id of its store. So a device keeps its identity when its
+    key, its SuperNode or the SuperLink's database changes, and another device cannot take it. A
+    device stays at its node while that node is connected and claims nothing else.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._form, self._wire = make_form(settings), settings.wire
-        self._max_mb = settings.max_message_mb
+        super().__init__(settings)
         chosen = settings.devices.first_duels
-        self._max_duels = settings.devices.max_duels
         self._first_duels = 2 * settings.dimension if chosen == AUTO else int(chosen)
-        self.counted: dict[str, int] = {}
-        self.duels = 0
-        self._identities = device_identities()
-        self._asked: dict[int, DeviceUploadHeader] = {}  # node -> the answers of this round
-        self._last: list[CountedSpan] = []  # acknowledged last
-        self._held_back = ""  # by the devices that were acknowledged last
+        self.counted: dict[str, int] = {}  # device id -> its last answer that is counted
+        self.duels = 0  # counted, of all devices
+        self._claims: dict[int, str] = {}  # node -> device, as it claimed last
+        self._devices: dict[int, str] = {}  # node -> device, if undisputed
+        self._spans: dict[int, DeviceUploadHeader] = {}  # node -> the answers of this round
+        self.tally = Tally(0, ())  # what was acknowledged last
 
     def contents(
         self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
@@ -80,12 +76,12 @@ class DeviceNodes(Nodes):
         repeats = BroadcastHeader(*numbers).last == 0
         contents = []
         for node in nodes:
-            device = self._identities.at(node)
+            device = self.device_at(node)
             own = ConfigRecord({
                 **config,
                 "counted": self.counted.get(device, 0),
                 "device": device,
-                "upto": self._asked[node].end if repeats else _NEW,
+                "upto": self._spans[node].end if repeats else _NEW,
                 "duels": self.duels,
             })  # fmt: skip
             contents.append(RecordDict({"arrays": arrays, "config": own}))
@@ -99,35 +95,65 @@ class DeviceNodes(Nodes):
         try:
             header = DeviceUploadHeader.from_counts(content["config"]["header"])
             device = content["config"]["device"]
-            vector = unpack_vector(content["arrays"], self._max_mb)
+            vector = unpack_vector(content["arrays"], self.settings.max_message_mb)
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError.malformed(error) from None
-        self._identities.claim(node, checked_id(device))
-        if self._identities.at(node) != device:
+        if not self.claim(node, device):
             return None
-        upload = decode_statistics(vector, header.num_duels, broadcast, self._form, self._wire)
-        self._check_span(node, device, header, broadcast)
-        self._asked[node] = header._replace(held=0, missing=0)
+        wire, span = self.settings.wire, header._replace(held=0, missing=0)
+        upload = decode_statistics(vector, header.num_duels, broadcast, self.form, wire)
+        self._check_span(node, device, span, broadcast)
+        self._spans[node] = span
         return Contribution(device, upload, CountedSpan(device, header))
-
-    def disputes(self, connected: Collection[int]) -> dict[int, str]:
-        """Compare which devices the connected nodes claim to be; see :class:`Identities`."""
-        return self._identities.disputes(connected)
 
     def _check_span(
         self, node: int, device: str, header: DeviceUploadHeader, broadcast: Broadcast
     ) -> None:
         start, span = self.counted.get(device, 0), (header.start, header.end)
+        most = self.settings.devices.max_duels
         if header.start != start or header.end < start:
             raise UploadError(f"answers {span} instead of those after {start}")
         if broadcast.learns and header.num_duels != header.end - header.start:
             raise UploadError(f"{header.num_duels} duels in answers {span}")
-        if header.num_duels > self._max_duels:
-            raise UploadError(f"{header.num_duels} duels, more than {self._max_duels} in a round")
-        if broadcast.play is None and header._replace(held=0, missing=0) != self._asked[node]:
+        if header.num_duels > most:
+            raise UploadError(f"{header.num_duels} duels, more than {most} in a round")
+        if broadcast.play is None and header != self._spans[node]:
             raise UploadError(f"other answers than before: {span}")
         if not header.agreed <= header.predicted <= header.num_duels:
             raise UploadError(f"inconsistent counts: {tuple(header)}")
+
+    # Which device is at which node.
+
+    def device_at(self, node: int) -> str:
+        """Return the device at a node; empty if it is not known, or in dispute."""
+        return self._devices.get(node, "")
+
+    def claim(self, node: int, device: object) -> bool:
+        """Store which device a node claims to be; return whether that is known already."""
+        if not isinstance(device, str) or not _DEVICE_ID.fullmatch(device):
+            raise UploadError("the id of its store is not 32 hexadecimal digits")
+        self._claims[node] = device
+        return self.device_at(node) == device
+
+    def disputes(self, connected: Collection[int]) -> dict[int, str]:
+        """Compare which devices the connected nodes claim to be."""
+        claims = {node: self._claims[node] for node in sorted(connected) if node in self._claims}
+        self._devices = {
+            node: known for node, known in self._devices.items() if claims.get(node, known) == known
+        }
+        owners = {device: node for node, device in self._devices.items() if node in connected}
+        refused = rivals(claims, owners)
+        moved = {node: claims[node] for node in claims.keys() - refused.keys()}
+        arrived = set(moved.values())
+        stay = {node: device for node, device in self._devices.items() if device not in arrived}
+        self._devices = stay | moved
+        return {
+            node: f"device {short_name(claims[node])} is claimed by nodes {several}: a store must"
+            " not be copied to a second device"
+            for node, several in refused.items()
+        }
+
+    # What is counted.
 
     def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:
         """Require one new answer; in the first round ``devices-first-duels`` of them."""
@@ -149,35 +175,28 @@ class DeviceNodes(Nodes):
 
     def acknowledge(self, contributions: Mapping[int, Contribution]) -> None:
         """Count the answers that the contributions cover."""
-        spans: list[CountedSpan] = [each.claim for each in contributions.values()]
-        for span in spans:
-            self.counted[span.device] = span.header.end
-            self.duels += span.header.num_duels
-        self._last = sorted(span for span in spans if span.header.num_duels)
-        self._held_back = _held_back(contributions)
-
-    def tally(self) -> Tally:
-        """Return what was acknowledged last."""
-        headers = [span.header for span in self._last]
-        return Tally(
-            duels=sum(each.num_duels for each in headers),
-            predicted=sum(each.predicted for each in headers),
-            agreed=sum(each.agreed for each in headers),
-            held_back=self._held_back,
-            uploads=tuple(
-                (short_name(span.device), span.header.start, span.header.end) for span in self._last
-            ),
+        spans: list[CountedSpan] = sorted(each.claim for each in contributions.values())
+        for device, header in spans:
+            self.counted[device] = header.end
+            self.duels += header.num_duels
+        new = [(device, header) for device, header in spans if header.num_duels]
+        self.tally = Tally(
+            duels=sum(header.num_duels for _, header in new),
+            uploads=tuple((short_name(device), each.start, each.end) for device, each in new),
+            predicted=sum(header.predicted for _, header in new),
+            agreed=sum(header.agreed for _, header in new),
+            held_back=_held_back(contributions),
         )
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON values."""
-        nodes = self._identities.state()
+        nodes = {str(node): device for node, device in self._devices.items()}
         return {"counted": self.counted, "duels": self.duels, "nodes": nodes}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` returned."""
         self.counted, self.duels = dict(state["counted"]), state["duels"]
-        self._identities.restore(state["nodes"])
+        self._devices = {int(node): device for node, device in state["nodes"].items()}
 
 
 def _held_back(contributions: Mapping[int, Contribution]) -> str:
@@ -190,18 +209,6 @@ def _held_back(contributions: Mapping[int, Contribution]) -> str:
     pairs = str(missing[0]) if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
     each = f"{pairs} distinct pairs missing" + (" on each" if len(headers) > 1 else "")
     return f"{sum(header.held for header in headers)} answers held back{devices}, {each}"
-
-
-def device_identities() -> Identities:
-    """Return the identities of devices, which are known by the ids of their stores."""
-    return Identities("a store must not be copied to a second device", short_name)
-
-
-def checked_id(device: object) -> str:
-    """Return the id of a store that a device states; raise UploadError if it is none."""
-    if not isinstance(device, str) or not _DEVICE_ID.fullmatch(device):
-        raise UploadError("the id of its store is not 32 hexadecimal digits")
-    return device
 
 
 def short_name(device: str) -> str:

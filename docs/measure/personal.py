@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+import measured
 from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.algorithms.personal import FLDBPersonal
 from fldb_flower.bandit.personal import PersonalEstimates, Shares
@@ -22,8 +23,7 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.settings import Settings
-from simulations import measured
-from simulations.benchmark.algorithms import seconds, settings
+from simulations.benchmark import seconds, settings
 from simulations.engines import vectorized
 from simulations.engines.vectorized import DirectFederation
 from simulations.pools import map_in_processes
@@ -118,13 +118,11 @@ class Ruled(FLDBPersonal):
         return self._rule(losses, answers)
 
 
-def variances(paths: measured.Paths, seeds: int = 10) -> pd.DataFrame:
+def variances(seeds: int = 10) -> pd.DataFrame:
     """Compare rules for v; return regret by seed. Studies without a path are omitted."""
-    cases = [
-        name for name in CASES if paths.get("duels") or "name" not in CASES[name]["environment"]
-    ]
+    cases = [name for name in CASES if measured.is_possible({"settings": CASES[name]})]
     jobs = [
-        (_settings_of(name, seed, paths), rule)
+        (_settings_of(name, seed), rule)
         for name, rule, seed in itertools.product(cases, RULES, range(seeds))
     ]
     regrets = np.reshape(map_in_processes(_regret_under, jobs), (-1, seeds)).tolist()
@@ -136,9 +134,9 @@ def variances(paths: measured.Paths, seeds: int = 10) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _settings_of(case: str, seed: int, paths: measured.Paths) -> Settings:
+def _settings_of(case: str, seed: int) -> Settings:
     run = {"settings": {"algorithm": "fldb_personal", "tau": 1, **CASES[case]}}
-    return measured.settings_of(run, seed, "the benchmark", paths)
+    return measured.settings_of(run, seed)
 
 
 def _regret_under(job: tuple[Settings, str]) -> float:
@@ -220,7 +218,7 @@ def _losses_of_random_pairs(
     return np.array(losses)
 
 
-def pace(repetitions: int) -> pd.DataFrame:
+def pace(repetitions: int = 9) -> pd.DataFrame:
     """Time FLDB-Personal alternately with LDB, at several sizes."""
     sizes: list[dict[str, Any]] = [
         {"num_agents": 100, "dimension": 5, "horizon": 500},

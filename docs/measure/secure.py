@@ -38,7 +38,7 @@ ANSWERS = 20
 _MULTIPLIER = 20.0
 
 
-def secure(repetitions: int) -> pd.DataFrame:
+def secure(repetitions: int = 9) -> pd.DataFrame:
     """Return milliseconds and bytes of a device, and seconds of helper and server, by size.
 
     A device has a store and a vault on a disk, and each of its reports is of new answers. Helper

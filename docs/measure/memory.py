@@ -13,7 +13,7 @@ from typing import Any
 
 from fldb_flower.federation.history import History
 from fldb_flower.settings import Settings, from_nested
-from simulations.benchmark.algorithms import seconds
+from simulations.benchmark import seconds
 from simulations.engines import vectorized
 from simulations.pools import map_in_processes
 

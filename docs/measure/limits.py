@@ -6,14 +6,15 @@ from typing import Any
 
 import pandas as pd
 
-from simulations.benchmark import deployment, refits
-from simulations.benchmark.exchange import exchange_over_bare_message
-from simulations.benchmark.memory import cost_of_agents
-from simulations.benchmark.ray_shards import shards_on_ray
-from simulations.benchmark.small_runs import small_runs, sweep_jobs
+import deployment
+import refits
+from exchange import exchange_over_bare_message
+from memory import cost_of_agents
+from ray_shards import shards_on_ray
+from small_runs import small_runs, sweep_jobs
 
 
-def limits(repetitions: int) -> pd.DataFrame:
+def limits(repetitions: int = 9) -> pd.DataFrame:
     """Return the ratios, their goals and whether they are reached.
 
     Parameters

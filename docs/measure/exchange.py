@@ -18,7 +18,7 @@ from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import Settings, from_flat, to_flat
-from simulations.benchmark.algorithms import settings
+from simulations.benchmark import settings
 from simulations.engines.grid import InProcessGrid
 from strategies import make_strategy
 
@@ -132,7 +132,7 @@ def _timed(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
     return time.process_time() - begin, result
 
 
-def inprocess_exchange(repetitions: int) -> pd.DataFrame:
+def inprocess(repetitions: int = 9) -> pd.DataFrame:
     """Return the table of the costs of an exchange with one node; see :func:`exchange_costs`."""
     return pd.DataFrame([_row(repetitions)])
 

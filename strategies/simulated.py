@@ -10,13 +10,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fldb_flower.errors import FederationError
 from fldb_flower.federation.blocks import agents_of_node
-from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
-from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadError, UploadHeader, decode_upload
 from fldb_flower.wire.records import unpack_vector
-from strategies.nodes import Contribution, Nodes
+from strategies.channel import Channel, Contribution, rivals
 
 
 class Claim(NamedTuple):
@@ -26,25 +25,15 @@ class Claim(NamedTuple):
     partitions: int
 
 
-class SimulatedNodes(Nodes):
+class SimulatedChannel(Channel):
     """Identifies nodes by their partition, and counts their duels by iteration.
 
     A node that contributed to an exchange keeps its partition for the rest of the run. The history
     has the last iteration played.
-
-    Examples
-    --------
-    >>> from fldb_flower.federation.history import History
-    >>> from fldb_flower.settings import Settings
-    >>> from strategies.simulated_nodes import SimulatedNodes
-    >>> SimulatedNodes(Settings(num_agents=10), History(5)).check_number(range(11))
-    Traceback (most recent call last):
-    fldb_flower.errors.FederationError: 11 nodes for num-agents=10: ...
     """
 
     def __init__(self, settings: Settings, history: Counts) -> None:
-        self._settings = settings
-        self._form = make_form(settings)
+        super().__init__(settings)
         self._history = history
         self._counted: dict[int, int] = {}  # node -> last iteration whose duels are counted
         self._claims: dict[int, Claim] = {}  # node -> the last one
@@ -53,7 +42,7 @@ class SimulatedNodes(Nodes):
 
     def check_number(self, connected: Collection[int]) -> None:
         """Raise FederationError if there are more nodes than agents."""
-        nodes, agents = len(connected), self._settings.num_agents
+        nodes, agents = len(connected), self.settings.num_agents
         if nodes > agents:
             raise FederationError(
                 f"{nodes} nodes for num-agents={agents}: each node hosts at least one agent; run"
@@ -79,7 +68,7 @@ class SimulatedNodes(Nodes):
             header = UploadHeader.from_counts(config["header"])
             outcomes = [float(each) for each in config["outcomes"]]
             exchange = config["exchange"]
-            vector = unpack_vector(content["arrays"], self._settings.max_message_mb)
+            vector = unpack_vector(content["arrays"], self.settings.max_message_mb)
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError.malformed(error) from None
         claim = Claim(header.partition_id, header.num_partitions)
@@ -90,9 +79,18 @@ class SimulatedNodes(Nodes):
         self._claims[node] = claim
         if exchange != number:
             raise UploadError(f"an answer to exchange {exchange} instead of {number}")
-        wire = self._settings.wire
-        upload = decode_upload(vector, header, outcomes, broadcast, self._form, wire=wire)
-        self._check_counts(node, upload, agents, broadcast)
+        wire = self.settings.wire
+        upload = decode_upload(vector, header, outcomes, broadcast, self.form, wire=wire)
+        counted = self._counted.get(node, 0)
+        played = self._history.iteration if broadcast.play is None else broadcast.play.last
+        before = 0 if broadcast.scope == "all" else counted
+        duels = agents * (played - before) if broadcast.learns else 0
+        if upload.num_duels != duels:
+            raise UploadError(f"{upload.num_duels} duels instead of {duels}")
+        (reported,) = upload.outcomes
+        rows = (reported.first, len(reported.sums), reported.agents)
+        if rows != (counted + 1, played - counted, agents):
+            raise UploadError(f"outcomes of other iterations or agents than asked for: {rows}")
         return Contribution(header.partition_id, upload, claim)
 
     def answers(self, contribution: Contribution) -> int:
@@ -101,25 +99,7 @@ class SimulatedNodes(Nodes):
         return outcomes.agents * (outcomes.first + len(outcomes.sums) - 1)
 
     def _agents_of(self, claim: Claim) -> int:
-        return len(agents_of_node(*claim, self._settings.num_agents))
-
-    def _duels(self, node: int, agents: int, broadcast: Broadcast) -> int:
-        """Return the number of duels that an upload of a node sums over."""
-        before = 0 if broadcast.scope == "all" else self._counted.get(node, 0)
-        return agents * (self._played(broadcast) - before) if broadcast.learns else 0
-
-    def _played(self, broadcast: Broadcast) -> int:
-        return self._history.iteration if broadcast.play is None else broadcast.play.last
-
-    def _check_counts(self, node: int, upload: Upload, agents: int, broadcast: Broadcast) -> None:
-        played, counted = self._played(broadcast), self._counted.get(node, 0)
-        duels = self._duels(node, agents, broadcast)
-        if upload.num_duels != duels:
-            raise UploadError(f"{upload.num_duels} duels instead of {duels}")
-        (outcomes,) = upload.outcomes
-        rows = (outcomes.first, len(outcomes.sums), outcomes.agents)
-        if rows != (counted + 1, played - counted, agents):
-            raise UploadError(f"outcomes of other iterations or agents than asked for: {rows}")
+        return len(agents_of_node(*claim, self.settings.num_agents))
 
     def disputes(self, connected: Collection[int]) -> dict[int, str]:
         """Compare the claims of all connected nodes, of this exchange or an earlier one.
@@ -130,24 +110,18 @@ class SimulatedNodes(Nodes):
         """
         claims = {node: self._claims[node] for node in sorted(connected) if node in self._claims}
         reasons = _disputed_numbers(claims, len(connected))
-        claimants: dict[int, list[int]] = {}
         for node, claim in claims.items():
-            partition, before = claim.partition, self._settled.get(node, claim).partition
-            if node in reasons:
-                continue
-            if before == partition:
-                claimants.setdefault(partition, []).append(node)
-            else:
-                reasons[node] = f"partition-id={partition}, but it was partition {before} before"
+            before = self._settled.get(node, claim).partition
+            if before != claim.partition and node not in reasons:
+                reasons[node] = (
+                    f"partition-id={claim.partition}, but it was partition {before} before"
+                )
+        partitions = {node: each.partition for node, each in claims.items() if node not in reasons}
         owners = {claim.partition: node for node, claim in self._settled.items()}
-        for partition, nodes in claimants.items():
-            if partition in owners:
-                owner = owners[partition]
-                reason = f"partition-id={partition} is another node's, node {owner}"
-                reasons |= dict.fromkeys((node for node in nodes if node != owner), reason)
-            elif len(nodes) > 1:
-                reason = f"partition-id={partition} is claimed by nodes {_listed(nodes)}"
-                reasons |= dict.fromkeys(nodes, reason)
+        reasons |= {
+            node: f"partition-id={partitions[node]} is claimed by nodes {several}"
+            for node, several in rivals(partitions, owners).items()
+        }
         self._undisputed = {node: each for node, each in claims.items() if node not in reasons}
         return reasons
 
@@ -172,7 +146,7 @@ class SimulatedNodes(Nodes):
         agents = sum(known.get(node, 0) for node in nodes)
         if not unknown:
             return agents
-        remaining = self._settings.num_agents - sum(known.values())
+        remaining = self.settings.num_agents - sum(known.values())
         return agents + remaining * unknown // sum(node not in known for node in connected)
 
     def name(self, node: int) -> str:
@@ -202,11 +176,7 @@ def _disputed_numbers(claims: Mapping[int, Claim], connected: int) -> dict[int, 
     if connected in usual:
         usual = {connected}
     for node, (_, number) in claims.items():
-        others = usual - {number}
-        if node not in reasons and others:
-            reasons[node] = f"num-partitions={number}, but other nodes have {_listed(others)}"
+        if node not in reasons and (others := usual - {number}):
+            listed = ", ".join(map(str, sorted(others)))
+            reasons[node] = f"num-partitions={number}, but other nodes have {listed}"
     return reasons
-
-
-def _listed(numbers: Collection[int]) -> str:
-    return ", ".join(map(str, sorted(numbers)))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from bare_app import write_app
 from fldb_flower.deployment.processes import tool
-from simulations.benchmark.algorithms import seconds
-from simulations.benchmark.bare_app import write_app
+from simulations.benchmark import seconds
 
 _CODE = """
 from flwr.app import Message, RecordDict
@@ -38,7 +38,7 @@ def _flwr(project: Path, nodes: int, config: str) -> float:
     return seconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
 
 
-def flower(repetitions: int, nodes: int = 2) -> pd.DataFrame:
+def flower(repetitions: int = 3, nodes: int = 2) -> pd.DataFrame:
     """Time `flwr run` of FLDB-OGD (tau=5) and of an app that does nothing, including the start."""
     ours, nothing = [], []
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fldb_flower.federation.history import History
 from fldb_flower.settings import Settings
-from simulations.benchmark.algorithms import draw_at_once, settings
+from simulations.benchmark import draw_at_once, settings
 from simulations.engines import vectorized
 from simulations.pools import map_in_processes
 
@@ -69,7 +69,7 @@ def _regret(chosen: Settings) -> float:
     return round(float(history.regret), 4)
 
 
-def refit_times(repetitions: int) -> pd.DataFrame:
+def refit_times(repetitions: int = 3) -> pd.DataFrame:
     """Time both kinds of runs alternately with drawing the same number of random numbers.
 
     Times are those of the processor, in this process. ``gain`` is the ratio of the two runs.

@@ -9,7 +9,7 @@ from typing import Any
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.federation.history import History
 from fldb_flower.system.process import one_blas_thread
-from simulations.benchmark.algorithms import seconds, settings
+from simulations.benchmark import seconds, settings
 from simulations.engines.ray_cluster import connected
 from simulations.engines.vectorized import DirectFederation
 

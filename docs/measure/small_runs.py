@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fldb_flower.federation.history import History
-from simulations.benchmark.algorithms import ALGORITHMS, draw_at_once, seconds, settings
+from simulations.benchmark import ALGORITHMS, draw_at_once, seconds, settings
 from simulations.engines import vectorized
 
 RUNS = ("FLDB-OGD", "FLDB-ONS", "FLDB-ONS geometric 1.5")

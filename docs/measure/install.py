@@ -16,7 +16,7 @@ import pandas as pd
 
 from fldb_flower.errors import DataError
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 EXTRAS = ("service", "report", "joblib", "slurm")
 """Extras to measure; PyTorch and the language model take gigabytes, and are left out."""
 CORE, DEVICE = "all dependencies", "a device"

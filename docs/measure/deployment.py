@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from simulations import capacity
-from simulations.benchmark.load import Load, Use
+import capacity
+from load import Load, Use
 
 SIZES: Mapping[str, Sequence[int]] = {"file": (10, 50), "memory": (10, 50, 200)}
 """Numbers of nodes, by where the SuperLink has its database."""

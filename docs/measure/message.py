@@ -55,7 +55,7 @@ print(time.process_time(), Path("/proc/self/status").read_text().split("VmHWM:")
 """
 
 
-def message(repetitions: int) -> pd.DataFrame:
+def message(repetitions: int = 5) -> pd.DataFrame:
     """Return the processor time and the memory of the process that replies to one message.
 
     The message is a broadcast of FLDB-ONS with d = 5 to a device with 20 answers. The bare app

@@ -1,1 +1,0 @@
-"""Timings of the algorithms, the engines and the devices."""
