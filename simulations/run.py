@@ -22,13 +22,11 @@ from typing import NoReturn
 
 import hydra
 import yaml  # type: ignore[import-untyped, unused-ignore]
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import run_job
 from hydra.errors import HydraException
-from hydra.types import HydraContext, RunMode
+from hydra.main import get_args_parser
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -123,18 +121,12 @@ def _job(config: DictConfig) -> float | None:
         return attempt(work, directory, Path(HydraConfig.get().sweep.dir))
 
 
-def _run_directly(overrides: Sequence[str]) -> bool:
-    """Run without `hydra.main`, which composes the configuration twice; return False if a sweep."""
-    if any(each.startswith(("hydra.mode", "+hydra.mode", "++hydra.mode")) for each in overrides):
-        return False
+def _run_directly(overrides: Sequence[str]) -> None:
+    """Run without `hydra.main`, which composes the configuration twice."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="run"):
-        config = hydra.compose("config", list(overrides), return_hydra_config=True)
-        if config.hydra.mode == RunMode.MULTIRUN:  # in a file
-            return False
-        config.hydra.mode = RunMode.RUN
-        context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks(config))
-        run_job(_job, config, "hydra.run.dir", None, context).return_value  # noqa: B018
-    return True
+        program = GlobalHydra.instance().hydra
+        assert program is not None
+        program.run("config", _job, list(overrides))
 
 
 class _Stopper:
@@ -260,7 +252,9 @@ def _main(asked: Namespace, unknown: Sequence[str]) -> None:
     _check_options(asked)
     check_words([*unknown, *asked.overrides])
     store_settings(_folders(asked))
-    if len(asked.overrides) == len(sys.argv) - 1 and _run_directly(asked.overrides):
+    keys = {word.partition("=")[0] for word in asked.overrides} - {"hydra.run.dir"}
+    if len(asked.overrides) == len(sys.argv) - 1 and not any("hydra" in key for key in keys):
+        _run_directly(asked.overrides)
         return
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     # Hydra accepts options only before the overrides.
