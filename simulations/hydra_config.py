@@ -29,6 +29,8 @@ _LAUNCHERS = {  # extra and module that each needs
     **dict.fromkeys(("slurm", "submitit_local", "submitit_slurm"), _SUBMITIT),
 }
 
+_GROUPS = {"experiment", "algorithm", "selection", "environment", "schedule", "engine"}
+
 
 def store_settings(folders: Sequence[str] = ()) -> None:
     """Give Hydra the settings' defaults, and groups with a choice for each registered name.
@@ -63,7 +65,7 @@ def check_words(words: Sequence[str]) -> None:
             raise SettingsError(f"{word} {_HERE}: there is no such {kind}{hint}")
 
 
-def explained(error: Exception) -> str:
+def explained(error: Exception, overrides: Sequence[str] = ()) -> str:
     """Return an error of Hydra with the value, its origin and what is valid."""
     text = str(error).partition("\nConfig search path")[0].partition("\nSee https://")[0]
     if isinstance(error, OverrideParseException):
@@ -84,6 +86,11 @@ def explained(error: Exception) -> str:
         valid = re.findall(r"^\t(.+)$", text, re.MULTILINE)
         one_of = f"must be one of {', '.join(valid)}" if valid else "there is no such file"
         return f"{group}={name} {_HERE}: {one_of}{suggestion(name, valid)}"
+    if found := re.match(r"Config group override must be .* Got (\w+)", text):
+        read = {each: OverridesParser.create().parse_override(each).value() for each in overrides}
+        named = [each for each in read if each.partition("=")[0].lstrip("+~") in _GROUPS]
+        texts = [each for each in named if type(read[each]).__name__ == found[1]] or named
+        return f"{' '.join(texts)} {_HERE}: must be a name; --help lists them"
     return " ".join(text.split())
 
 

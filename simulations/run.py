@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import time
+import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,14 +22,11 @@ from types import FrameType
 from typing import NoReturn
 
 import hydra
-import yaml  # type: ignore[import-untyped, unused-ignore]
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.main import get_args_parser
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from fldb_flower.errors import FldbError, SettingsError, one_line
 from fldb_flower.federation.history import History
@@ -277,13 +275,15 @@ def main() -> None:
                 _main(asked, unknown)
         except FldbError as error:
             sys.exit(f"error: {one_line(error)}")
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-            sys.exit(f"error: {one_line(explained(error))}")
         except UnicodeDecodeError as error:
             sys.exit(f"error: {one_line(undecodable(error, _folders(asked)))}")
-        except BrokenPipeError:
-            raise
-        except OSError as error:  # Hydra creates the folder of the run
+        except Exception as error:
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            if frame.f_globals["__name__"].partition(".")[0] in ("hydra", "omegaconf", "yaml"):
+                sys.exit(f"error: {one_line(explained(error, asked.overrides))}")
+            if not isinstance(error, OSError) or isinstance(error, BrokenPipeError):
+                raise
+            # Hydra creates the folder of the run.
             sys.exit(f"error: cannot write to {error.filename}: {reason_of(error)}")
 
 
