@@ -81,11 +81,11 @@ def explained(error: Exception, overrides: Sequence[str] = ()) -> str:
     if found := re.search(r"Could not find '(.*)/(.*)'", text):
         group, name = found.groups()
         extra, module = _LAUNCHERS.get(name, ("", ""))
-        if group == "hydra/launcher" and extra and not _is_installed(module):
-            return str(extra_missing(f"{group}={name}", extra))
         valid = re.findall(r"^\t(.+)$", text, re.MULTILINE)
         one_of = f"must be one of {', '.join(valid)}" if valid else "there is no such file"
-        return f"{group}={name} {_HERE}: {one_of}{suggestion(name, valid)}"
+        text = f"{group}={name} {_HERE}: {one_of}{suggestion(name, valid)}"
+        if group == "hydra/launcher" and extra and not _is_installed(module):
+            text = str(extra_missing(f"{group}={name}", extra))
     if found := re.match(r"Config group override must be .* Got (\w+)", text):
         read = {each: OverridesParser.create().parse_override(each).value() for each in overrides}
         named = [each for each in read if each.partition("=")[0].lstrip("+~") in _GROUPS]
