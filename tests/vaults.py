@@ -22,18 +22,19 @@ from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.secure.keys import HelperKey
-from fldb_flower.secure.report import SCALE, Header, Report, mask, open_seed, signed, task_of
-from fldb_flower.settings import DevicesSettings, PrivacySettings, Settings
-from fldb_flower.wire.secure_request import (
-    ESTIMATE,
-    REPORT,
-    Reply,
-    Request,
-    Shared,
-    encode_shared,
+from fldb_flower.secure.messages import ESTIMATE, REPORT, Reply, Request
+from fldb_flower.secure.report import (
+    SCALE,
+    Header,
+    HelperKey,
+    Report,
+    mask,
+    open_seed,
+    signed,
+    task_of,
 )
-from fldb_flower.wire.secure_vector import parts_of, size_of
+from fldb_flower.secure.statistics import Shared, parts_of, size_of
+from fldb_flower.settings import DevicesSettings, PrivacySettings, Settings
 
 D = 2
 START = 1.8e9
@@ -42,6 +43,7 @@ START = 1.8e9
 SIGNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 KEY = X25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
 EXPIRES = int(START) + 10**8
+TASK = task_of("tea", SIGNER.public_key().public_bytes_raw(), D)
 
 
 class Clock:
@@ -155,10 +157,9 @@ def request_for(
     algorithm = "fldb_personal" if is_personal else "fldb_ons"
     settings = settings or settings_of(algorithm=algorithm)
     units = units or dict.fromkeys(parts_of(broadcast), 1000.0)
-    content = encode_shared(Shared(broadcast, settings, 7, units if broadcast.learns else {}))
-    public = SIGNER.public_key().public_bytes_raw()
+    content = Shared(broadcast, settings, 7, units if broadcast.learns else {}).to_bytes()
     header = Header(
-        task=task_of("tea", public, D),
+        task=TASK,
         number=number,
         numbers=size_of(broadcast, make_form(settings)),
         sigma=round(multiplier * SCALE),
