@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.deployment.helper_keys import load_helper_public_key
+from fldb_flower.deployment.keys import load_helper_public_key
 from fldb_flower.errors import FederationError, PrivacyError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
@@ -21,8 +21,7 @@ from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory, RoundRow
 from strategies.devices import DeviceChannel
 from strategies.helper_client import HelperClient
-from strategies.secure_budget import PlannedExchanges
-from strategies.secure_nodes import SecureNodes
+from strategies.secure_nodes import PlannedExchanges, SecureNodes
 
 REPORT_SECONDS = 15.0  # between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted

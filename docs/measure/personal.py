@@ -14,7 +14,7 @@ import measured
 from common import by_seed, median
 from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.algorithms.personal import FLDBPersonal
-from fldb_flower.bandit.personal import PersonalEstimates, Shares
+from fldb_flower.bandit.estimates import PersonalEstimates, Shares
 from fldb_flower.bandit.prior import HALF_WEIGHT, START, VARIANCES, CommonPrior, mean_variance
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.environments.synthetic import Synthetic

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fldb_flower.bandit.duels import DuelLog, clipped
+from fldb_flower.bandit.duels import DuelLog, clipped, prediction_sums
 from fldb_flower.bandit.limits import units_of
-from fldb_flower.bandit.outcomes import prediction_sums
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.prior import ShareChange
 from fldb_flower.bandit.streams import check_agents, make_streams

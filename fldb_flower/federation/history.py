@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fldb_flower.bandit.outcomes import OUTCOMES
+from fldb_flower.bandit.duels import OUTCOMES
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.settings import check_value
