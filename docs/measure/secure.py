@@ -26,7 +26,7 @@ from fldb_flower.linalg.forms import make_form
 from fldb_flower.privacy.discrete import discrete_gaussian
 from fldb_flower.secure.report import SCALE, Header, SumAnswer, SumRequest, integers_of, make_report
 from fldb_flower.settings import Settings, from_flat
-from fldb_flower.wire.codec import encode_broadcast, traffic
+from fldb_flower.wire.codec import encode_broadcast
 from fldb_flower.wire.secure_request import REPORT, Request, Shared, encode_shared
 from fldb_flower.wire.secure_vector import parts_of, size_of
 from simulations.local_vaults import VAULT, Secure, create_vaults
@@ -88,7 +88,7 @@ class _Case:
         units = dict.fromkeys(parts_of(self._broadcast), 100.0)
         shared = Shared(self._broadcast, self._settings, 0, units)
         self._content = encode_shared(shared)
-        self.plain_bytes, _ = traffic(self._broadcast, form)
+        self.plain_bytes = 8 * self._broadcast.sizes(form)[0]
         self.report_bytes = 0
         self._helper = Helper(folder / "answers", load_helper_key(folder / "helper"))
         self._config = read_config(folder / VAULT)
