@@ -12,10 +12,13 @@ moment, the log is emptied within a second after it has finished.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
+import os
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -38,7 +41,7 @@ from clients.store.records import (
     UnknownDuelError,
 )
 from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
-from fldb_flower.errors import DataError, FldbError
+from fldb_flower.errors import DataError, FldbError, OutputError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import pack_symmetric, unpack_symmetric
 
@@ -118,6 +121,22 @@ class DuelStore(Database):
         except BaseException:
             self.close()
             raise
+
+    def backup(self, path: str | Path) -> None:
+        """Write a copy into a new file; other processes may use the store meanwhile.
+
+        Before a copy replaces the store, delete the old ``-wal`` and ``-shm`` files: SQLite would
+        apply them to the copy. The ledger of secure sums (``clients.vault.ledger``) is not part of
+        a backup, and stays as it is.
+        """
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            with contextlib.closing(sqlite3.connect(path)) as copy:
+                self._connection.backup(copy)
+        except FileExistsError:
+            raise OutputError(f"{path} already exists: a backup replaces no file") from None
+        except (OSError, sqlite3.Error) as error:
+            raise OutputError(f"cannot write the backup {path}: {error}") from None
 
     # The device.
 
