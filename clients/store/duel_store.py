@@ -362,9 +362,12 @@ class DuelStore(Database):
     @property
     def needed(self) -> int | None:
         """Distinct duels that the next upload lacks; None before one was requested."""
+        minimum = self.minimum
+        if minimum is None:
+            return None
         with self.reading():
-            minimum, waiting = self.minimum, self._evidence(self._last_cut(), MAX_ANSWERS)
-        return None if minimum is None else max(0, minimum - distinct_duels(waiting.differences))
+            waiting = self._evidence(self._last_cut(), MAX_ANSWERS)
+        return max(0, minimum - distinct_duels(waiting.differences))
 
     def held_back(self) -> tuple[int, int]:
         """Return how many answers no upload covers yet, and how many distinct duels these lack."""
@@ -376,9 +379,9 @@ class DuelStore(Database):
 
         It is empty before an upload was requested: then none needs distinct duels.
         """
+        if self.minimum is None:
+            return set()
         with self.reading():
-            if self.minimum is None:
-                return set()
             rows = self.rows(
                 "SELECT evidence FROM answers WHERE sequence > ? UNION ALL"
                 f" SELECT evidence FROM proposals WHERE {_OPEN}",
@@ -619,10 +622,9 @@ class DuelStore(Database):
 
         It is cheaper than :meth:`synchronized`.
         """
-        with self.reading():
-            query = "SELECT round, received FROM synchronized"
-            number, received = self.row(query, default=(0, 0.0))
-            return number, received, self.row("SELECT removals FROM device")[0]
+        query = "SELECT coalesce(round, 0), coalesce(received, 0.0), removals FROM device"
+        number, received, removals = self.row(f"{query} LEFT JOIN synchronized")
+        return number, received, removals
 
     # Shares of FLDB-Personal. A share is computed once for each cut, so that repeated requests
     # return the same change. The server acknowledges the cut whose share its sums contain, and the
