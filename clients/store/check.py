@@ -87,10 +87,9 @@ def _fault(database: Database, fault: str) -> DataError:
 def _check_columns(database: Database, d: int) -> None:
     for table, columns in _conditions(d).items():
         valid = [f"({condition.format(column)})" for column, condition in columns.items()]
-        where = " AND ".join(valid)
-        found = database.row(f"SELECT {', '.join(valid)} FROM {table} WHERE NOT ({where}) LIMIT 1")
-        if found:
-            wrong = found.index(0)
+        where = f"FROM {table} WHERE NOT ({' AND '.join(valid)}) LIMIT 1"
+        if database.row(f"SELECT 1 {where}"):
+            wrong = database.row(f"SELECT {', '.join(valid)} {where}").index(0)
             raise _fault(database, f"{table}.{list(columns)[wrong]} must satisfy {valid[wrong]}")
 
 
