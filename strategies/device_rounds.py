@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.secure.report import task_of
 from fldb_flower.settings import Settings
 from strategies import make_strategy
-from strategies.device_directory import DeviceDirectory, RoundRow
+from strategies.device_directory import DeviceDirectory
 from strategies.devices import DeviceChannel
 from strategies.helper_client import HelperClient
 from strategies.secure_budget import PlannedExchanges
@@ -127,7 +128,7 @@ class DeviceServer:
 
     def try_round(self) -> bool:
         """Run one round; return whether it was counted."""
-        number, strategy, begin = self.round + 1, self.strategy, time.time()
+        number, strategy, begin = self.round + 1, self.strategy, datetime.now(UTC)
         self._report.end()
         exchanges = strategy.history.participation
         exchanges.clear()
@@ -137,19 +138,30 @@ class DeviceServer:
             self._say(f"round {number} is not counted: {reason}")
             return False
         self.round = number
-        row = RoundRow(
-            round=number,
-            time=begin,
-            seconds=time.time() - begin,
-            asked=exchanges[0].asked,
-            replied=exchanges[0].replied,
-            exchanges=len(exchanges),
-            tally=self.devices.tally,
-            total_duels=self.devices.duels,
-            rejected=tuple(line for each in exchanges for line in each.rejected),
-        )
+        counted, duels, first = self.devices.tally, self.devices.duels, exchanges[0]
+        agreement = counted.agreed / counted.predicted if counted.predicted else None
+        row = {
+            "round": number,
+            "time": begin.isoformat("T", "seconds"),
+            "seconds": f"{(datetime.now(UTC) - begin).total_seconds():.3f}",
+            "asked": first.asked,
+            "replied": first.replied,
+            "contributed": len(counted.uploads),
+            "duels": counted.duels,
+            "total_duels": duels,
+            "predicted": counted.predicted,
+            "agreed": counted.agreed,
+            "agreement": None if agreement is None else f"{agreement:.4f}",
+            "exchanges": len(exchanges),
+            "rejected": "; ".join(line for each in exchanges for line in each.rejected),
+        }
         self.directory.commit(row, strategy, self.devices)
-        self._say(row.line())
+        self._say(
+            f"round {number}: {counted.duels} duels of {len(counted.uploads)} devices"
+            f"{'' if agreement is None else f', {agreement:.0%} as predicted'};"
+            f" {first.replied} of {first.asked} devices replied, {duels} duels so far"
+            f"{counted.held_back and f'; {counted.held_back}'}"
+        )
         return True
 
     def _send_estimate(self) -> None:

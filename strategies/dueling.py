@@ -196,7 +196,7 @@ class DuelingStrategy(Federation, Strategy):
         return self._sum
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid | None
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return one message for each node of the exchange to ask now."""
         return self.channel.messages(arrays, config)

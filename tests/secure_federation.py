@@ -7,7 +7,7 @@ devices, helper and server can be killed before and after each durable write.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -36,10 +36,8 @@ from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.system.files import replace_file
 from fldb_flower.wire.secure_request import REPORT, Request, decode_shared
 from simulations.engines.grid import InProcessGrid, failure
-from strategies.device_directory import DeviceDirectory, RoundRow
+from strategies.device_directory import DeviceDirectory
 from strategies.device_rounds import DeviceServer
-from strategies.devices import DeviceChannel
-from strategies.dueling import DuelingStrategy
 from strategies.secure_budget import PlannedExchanges
 from strategies.secure_nodes import KEY, SecureNodes
 
@@ -324,9 +322,9 @@ class SecureFederation:
     def _observe(self, directory: DeviceDirectory) -> None:
         commit = directory.commit
 
-        def watched(row: RoundRow, strategy: DuelingStrategy, devices: DeviceChannel) -> None:
-            self.counted[row.round] = self.sums[-1][1]
-            commit(row, strategy, devices)
+        def watched(row: Mapping[str, Any], *others: Any) -> None:
+            self.counted[row["round"]] = self.sums[-1][1]
+            commit(row, *others)
 
         directory.commit = watched  # type: ignore[method-assign]
 
