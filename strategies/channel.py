@@ -136,7 +136,7 @@ class Channel(ABC):
             asked = self.sample(number, self.present, everyone=not broadcast.learns)
         self.begin(broadcast)
         self.number, self.asked, self.broadcast = number, asked, broadcast
-        vector, header = encode_broadcast(broadcast, self.settings.wire)
+        vector, header = encode_broadcast(broadcast)
         self.arrays, self.config = pack_vector(vector), ConfigRecord({"header": list(header)})
         self.contributions, self.refused, self.introduced = {}, {}, set()
         self._valid: dict[int, Contribution] = {}  # also of nodes whose identity is disputed
@@ -269,14 +269,15 @@ class Channel(ABC):
         uploads, settings = [each.upload for each in fresh.values()], self.settings
         if not uploads or not self.broadcast.learns or not self.sees_uploads:
             return dict(fresh)
-        bounds: dict[str, Any] = {"longest": self._longest, "wire": settings.wire}
+        longest = self._longest
         if self.broadcast.shares:
             answers = [self.answers(each) for each in fresh.values()]
-            bounds["ridge"] = settings.personal_ridge
-            reasons = implausible_shares(uploads, answers, self.broadcast, **bounds)
+            reasons = implausible_shares(
+                uploads, answers, self.broadcast, ridge=settings.personal_ridge, longest=longest
+            )
         else:
-            bounds["weighted"] = settings.is_private and settings.privacy.unit == "person"
-            reasons = implausible(uploads, self.broadcast, **bounds)
+            weighted = settings.is_private and settings.privacy.unit == "person"
+            reasons = implausible(uploads, self.broadcast, longest, weighted=weighted)
         refused = {node: reason for node, reason in zip(fresh, reasons, strict=True) if reason}
         self.refused |= refused
         return {node: each for node, each in fresh.items() if node not in refused}
