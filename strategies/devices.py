@@ -146,6 +146,11 @@ class DeviceChannel(Channel):
             for node, several in refused.items()
         }
 
+    def name(self, node: int) -> str:
+        """Return the name of the device at a node, if it is known."""
+        device = self.device_at(node)
+        return f"device {short_name(device)}" if device else super().name(node)
+
     # What is counted.
 
     def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:

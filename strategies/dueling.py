@@ -141,22 +141,17 @@ class DuelingStrategy(Federation, Strategy):
         self.summary()
         run_rounds(self, self.algorithm, attempt=self.try_round)
         if self.channel.has_uncounted(self.channel.connected()):
-            self._collect_remaining_regret()
+            # Nodes that were absent, or not asked, at the end play to the horizon with the estimate
+            # that they have. Nothing is learned from it.
+            last = self.settings.horizon
+            play = self.algorithm.play(Round(0, last + 1, last, learns=False))
+            self.exchange(Broadcast(play, None))
+            self.acknowledge()
         self._result.arrays = self._estimate()
         return self._result
 
     def _estimate(self) -> ArrayRecord:
         return ArrayRecord({THETA: FlowerArray(self.algorithm.theta_sync)})
-
-    def _collect_remaining_regret(self) -> None:
-        """Request the regret of nodes that were absent, or not asked, at the end.
-
-        They play to the horizon with the estimate that they have. Nothing is learned from it.
-        """
-        last = self.settings.horizon
-        request = self.algorithm.play(Round(0, last + 1, last, learns=False))
-        self.exchange(Broadcast(request, None))
-        self.acknowledge()
 
     def try_round(self, round_: Round) -> bool:
         """Play and learn from one round; return False if it must be run again.
