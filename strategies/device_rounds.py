@@ -76,10 +76,8 @@ class DeviceServer:
             while time.monotonic() < due and not self.directory.round_demanded():
                 time.sleep(min(_DUE_POLL_SECONDS, max(0.0, due - time.monotonic())))
             while (connected := len(self.devices.connected())) < chosen.at_least:
-                waiting = (
-                    f"{connected} of {chosen.at_least} devices are connected, waiting for more"
-                )
-                self.report(f"round {self.round + 1}", waiting)
+                state = f"{connected} of {chosen.at_least} devices are connected, waiting for more"
+                self.report(f"round {self.round + 1}", state)
                 time.sleep(_CONNECT_POLL_SECONDS)
             due = time.monotonic() + chosen.round_seconds
             try:
