@@ -895,8 +895,8 @@ def test_an_exchange_reports_missing_replies(network, monkeypatch):
 def test_a_wait_is_reported_at_its_start_and_every_15_seconds(tmp_path, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(device_rounds.time, "monotonic", lambda: now)
-    lines = []
-    report = device_rounds.WaitReport(lines.append)
+    federation = Federation(tmp_path)
+    lines, report = federation.lines, federation.server().report
     for now in (1000.0, 1001.0, 1014.9, 1015.0, 1029.9, 1030.1):
         report("round 1", f"at {now}")
     report("round 2", "another")
