@@ -60,7 +60,6 @@ class Channel(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.form = settings, make_form(settings)
-        self.timeout = settings.reply_timeout
         self.watch: Watch = lambda _waiting, _seconds: None
         self.grid: Any = None  # a Grid
         self.excluded: frozenset[int] = frozenset()  # lost in an earlier attempt at this round
@@ -74,13 +73,14 @@ class Channel(ABC):
 
     # Which nodes are connected, and which of them are asked.
 
-    def connect(self, grid: Grid) -> None:
-        """Use a grid for all following exchanges.
+    def connect(self, grid: Grid, timeout: float | None = None) -> None:
+        """Use a grid, and wait for replies for so many seconds, in all following exchanges.
 
         A grid may define ``poll_seconds``, the pause between two looks for replies; with 0, replies
         are there once messages are sent. Flower's in-memory grid is recognised by its
         ``pull_interval``. Any other grid is a network.
         """
+        self.timeout = self.settings.reply_timeout if timeout is None else timeout
         self.grid, in_memory = grid, hasattr(grid, "pull_interval")
         if in_memory:
             self.grid.pull_interval = IN_MEMORY_POLL_SECONDS

@@ -121,8 +121,6 @@ class DuelingStrategy(Federation, Strategy):
 
         Raises
         ------
-        SettingsError
-            An argument has no meaning here.
         FederationError
             No node connected, there are more nodes than agents, or a quorum was missed.
         """
@@ -135,14 +133,12 @@ class DuelingStrategy(Federation, Strategy):
             if value:
                 raise SettingsError(f"{type(self).__name__}.start: {name} must be empty: {instead}")
         self._result, self._evaluate = Result(), evaluate_fn
-        self.channel.connect(grid)
-        self.channel.timeout = self.settings.reply_timeout if timeout is None else timeout
+        self.channel.connect(grid, timeout)
         self.channel.check_number(self.channel.wait_for_nodes())
         self.summary()
         run_rounds(self, self.algorithm, attempt=self.try_round)
         if self.channel.has_uncounted(self.channel.connected()):
-            # Nodes that were absent, or not asked, at the end play to the horizon with the estimate
-            # that they have. Nothing is learned from it.
+            # Nodes that were absent or not asked play to the end. Nothing is learned from it.
             last = self.settings.horizon
             play = self.algorithm.play(Round(0, last + 1, last, learns=False))
             self.exchange(Broadcast(play, None))
