@@ -10,8 +10,8 @@ import numpy as np
 from clients.store import DuelStore, Evidence, Synchronization
 from clients.store.records import selection_settings
 from fldb_flower.bandit import theory
+from fldb_flower.bandit.estimates import PersonalEstimates, Shares
 from fldb_flower.bandit.limits import factors
-from fldb_flower.bandit.personal import PersonalEstimates, Shares
 from fldb_flower.bandit.preference import link
 from fldb_flower.bandit.prior import (
     LONGEST,
@@ -212,7 +212,7 @@ class PersonalLearner:
             end = min(count, begin + 1 + (len(known.numbers) + begin) // _BLOCK)
             differences, preferences = new.differences[begin:end], new.preferences[begin:end]
             for x, y in zip(differences, preferences, strict=True):
-                losses += estimates.losses(x[None], y[None])
+                losses += estimates.losses(x[None], y[None])[0]
             estimates.add_many(differences[None], preferences[None])
             begin = end
         precision, shift = estimates.shares()

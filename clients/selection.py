@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from clients.learning import Learner
 from clients.store import Evidence, duel_key
 from fldb_flower.bandit.preference import link
-from fldb_flower.bandit.selection import find_rule, norms, rewards
+from fldb_flower.bandit.selection import norms
 from fldb_flower.bandit.selection.scores import tie_breaks, tie_step
+from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.linear import Whitener, whitened
@@ -96,10 +97,7 @@ class PairSelector:
         elif self._avoids_repeats:
             first, second = self._least_compared(arms, theta, whitener, width)
         else:
-            rule = self._rule
-            noise = None if rule.noise is None else rule.noise(self._streams, 1, arms.shape)[:, 0]
-            firsts, seconds = rule.select(arms[None], theta, whitener, width, noise)
-            first, second = int(firsts[0]), int(seconds[0])
+            first, second = self._rule.pair(arms, theta, whitener, width, self._streams)
         if self._is_new(arms[first] - arms[second], asked):
             return first, second
         tried = set[bytes]()
@@ -122,10 +120,10 @@ class PairSelector:
 
     def _challenger(self, arms: FloatArray, first: int, is_allowed: BoolArray) -> int:
         """Return the allowed arm with the largest upper bound of its reward."""
-        learner = self._learner
-        bonus = norms((arms - arms[first])[None], learner.whitener)
-        bounds = (rewards(arms[None], learner.theta) + learner.width * bonus)[0]
-        return int(np.argmax(np.where(is_allowed, bounds, -np.inf)))
+        known = self._learner
+        return best_challenger(
+            arms, first, known.theta, known.whitener, known.width, allowed=is_allowed
+        )
 
     def _repeats(self, difference: FloatArray) -> int:
         key = duel_key(difference)

@@ -161,7 +161,7 @@ class CheckpointError(FldbError):
     Examples
     --------
     >>> from pathlib import Path
-    >>> from fldb_flower.runs.checkpoints import load_checkpoint
+    >>> from fldb_flower.runs.directory import load_checkpoint
     >>> _ = Path("checkpoint.bin").write_bytes(b"not a checkpoint")
     >>> load_checkpoint(Path("checkpoint.bin"), "the settings")
     Traceback (most recent call last):

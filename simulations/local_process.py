@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fldb_flower.deployment.processes import flower_environment, reason_in, start_process
+from fldb_flower.deployment.processes import flower_environment, reason_in
 from fldb_flower.errors import FederationError, one_line
 
 PROJECT = Path(__file__).parents[1]
@@ -23,21 +23,7 @@ _POLL_SECONDS = 0.05
 
 
 class LocalProcess:
-    """A process with its own home and log, and the processes that it starts.
-
-    Parameters
-    ----------
-    name : str
-        Name of the home and of the log.
-    folder : Path
-        Folder of both.
-    command : sequence of str
-        The command to run.
-    cwd : Path, optional
-        Its working directory; by default its home.
-    umask : int
-        Of the files that it creates; by default that of this process.
-    """
+    """A process with its own home and log, and the processes that it starts."""
 
     def __init__(
         self,
@@ -61,9 +47,15 @@ class LocalProcess:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a log may hold a token
         with self.log.open("ab") as log:
             self._begin = log.tell()
-            cwd = self.cwd or self.home
-            self._process = start_process(
-                self.command, environment(self.home), log, cwd, umask=self.umask
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=self.cwd or self.home,
+                env=environment(self.home),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in a terminal reaches the parent only
+                umask=self.umask,
             )
 
     @property
@@ -102,14 +94,7 @@ class LocalProcess:
     def wait_until(
         self, condition: Callable[[], bool], what: str, seconds: float = START_SECONDS
     ) -> None:
-        """Wait until a condition holds.
-
-        Raises
-        ------
-        FederationError
-            The process ended before, or the time is over. The message is one line, with the
-            reason in the log.
-        """
+        """Wait until a condition holds."""
         deadline = time.monotonic() + seconds
         while True:
             ended = not self.is_running

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from clients.preference_agent import PreferenceAgent
-from fldb_flower.bandit.outcomes import OUTCOMES
+from fldb_flower.bandit.duels import OUTCOMES
 from fldb_flower.catalogue import ENVIRONMENTS
 from fldb_flower.deployment.processes import tool
 from fldb_flower.federation.exchange import Broadcast

@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
-from fldb_flower.bandit.outcomes import OUTCOMES
+from fldb_flower.bandit.duels import OUTCOMES
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadHeader
 from fldb_flower.wire.records import unpack_vector

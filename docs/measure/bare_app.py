@@ -83,13 +83,7 @@ def write_app(folder: Path, code: str, config: str) -> None:
 
 
 class BareApp:
-    """A run of the app on a SuperLink; its process is a child of the SuperLink's.
-
-    Parameters
-    ----------
-    federation : LocalFederation
-        Has the SuperLink.
-    """
+    """A run of the app on a SuperLink; its process is a child of the SuperLink's."""
 
     def __init__(self, federation: LocalFederation) -> None:
         self._folder = federation.folder / "bare-app"
@@ -107,12 +101,7 @@ class BareApp:
     def exchange(self, kind: str, size: int) -> float:
         """Exchange a message with every node; return the seconds.
 
-        Parameters
-        ----------
-        kind : str
-            ``array`` for an ArrayRecord, ``bytes`` for a ConfigRecord, or ``none``.
-        size : int
-            Bytes of the record.
+        The kind of its record is ``array`` (ArrayRecord), ``bytes`` (ConfigRecord) or ``none``.
         """
         sent = self._folder / "sent"
         (self._folder / "writing").write_text(f"{kind} {size}")

@@ -1,7 +1,7 @@
 """What a federation of many devices costs, computed from measurements and stated assumptions.
 
-The tables of "Plan for many devices" in docs/scaling.md. Measured numbers are those of the result
-file ``deployment.json``.
+The tables of "Plan for many devices" in docs/scaling.md. Measured numbers are the rows of the
+result file ``deployment.json``.
 """
 
 from __future__ import annotations
@@ -16,53 +16,58 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Assumptions(NamedTuple):
-    """What is assumed and not measured.
+    """What is assumed and not measured."""
 
-    Attributes
-    ----------
-    sample : int
-        Most devices that are asked in a day.
-    answers : float
-        Answers of a person in a day.
-    rounds : int
-        Rounds in a day.
-    minutes : float
-        Time for which a device connects, if it does not stay connected.
-    load : float
-        Share of a processor that a SuperLink may use.
-    """
-
-    sample: int = 100_000
-    answers: float = 10.0
-    rounds: int = 24
-    minutes: float = 10.0
-    load: float = 0.5
+    sample: int = 100_000  # most devices that are asked in a day
+    answers: float = 10.0  # of a person in a day
+    rounds: int = 24  # in a day
+    minutes: float = 10.0  # for which a device connects, if it does not stay connected
+    load: float = 0.5  # share of a processor that a SuperLink may use
 
 
 class Costs(NamedTuple):
-    """Measured costs.
+    """Measured costs."""
 
-    Attributes
-    ----------
-    superlink, serverapp : float
-        Processor seconds for one message and its reply.
-    connected : float
-        Processor seconds of the SuperLink for one connected node in a second.
-    message : float
-        Bytes of one message and its reply, with HTTP's headers.
-    idle : float
-        Bytes that a connected node sends and receives in a second without messages.
-    """
+    superlink: float  # processor seconds for one message and its reply
+    serverapp: float  # the same
+    connected: float  # processor seconds of the SuperLink for one connected node in a second
+    message: float  # bytes of one message and its reply, with HTTP's headers
+    idle: float  # bytes that a connected node sends and receives in a second without messages
 
-    superlink: float
-    serverapp: float
-    connected: float
-    message: float
-    idle: float
+
+class Way(NamedTuple):
+    """How devices connect: what it costs."""
+
+    connected: float  # devices that are connected at the same time
+    cores: float  # processors that SuperLinks and ServerApps use
+    superlinks: int  # each at most at the load of the assumptions
+    levels: int  # of servers: 1 without regions, 2 with regions and a parent, and so on
+    bytes: float  # of a device in a day, the mean over all devices
+
+
+class Plan(NamedTuple):
+    """A federation of many devices in one day."""
+
+    devices: int
+    asked: int  # devices that are asked
+    fraction: float  # share of the devices that is asked in a round
+    counted: float  # answers that are counted
+    days: float  # between two questions to a device
+    always: Way  # if all devices stay connected
+    sampled: Way  # if only those that are asked connect
+
+    def standard_error(self, dimension: int) -> float:
+        """Return the standard error of theta after the answers of a day, at best.
+
+        A difference of two arms has features of variance 1. Then n answers of d features have the
+        information n / 4 in each direction, if the preferences are close to 1/2, and less
+        otherwise. It is the norm of the error: sqrt(4 d / n).
+        """
+        return math.sqrt(4 * dimension / self.counted)
 
 
 def summary(rows: Rows) -> list[dict[str, Any]]:
-    """Return the medians of the repetitions in ``deployment.json``, in the order of the rows."""
+    """Return the medians of the repetitions in the rows, in their order."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["database"], row["nodes"], row["app"]), []).append(row)
@@ -82,20 +87,9 @@ def ours(rows: Rows, database: str) -> list[dict[str, Any]]:
 
 
 def ratio(rows: Rows, database: str, app: str, other: str, *, requests: bool = False) -> float:
-    """Return the median ratio of the time of processors for a message with two apps.
+    """Return the median ratio of the processor time for a message with two apps, or of requests.
 
     The time is that of SuperLink and ServerApp. The ratio is that of exchanges one after the other.
-
-    Parameters
-    ----------
-    rows : sequence of Mapping
-        Those of ``deployment.json``.
-    database : str
-        Of the SuperLink.
-    app, other : str
-        Numerator and denominator.
-    requests : bool
-        Compare numbers of requests instead.
     """
     bare = next(row["nodes"] for row in rows if row["app"] != "ours")
 
@@ -110,7 +104,7 @@ def ratio(rows: Rows, database: str, app: str, other: str, *, requests: bool = F
 
 
 def costs(rows: Rows, database: str = "memory") -> Costs:
-    """Return the costs, from the rows of ``deployment.json`` with the most nodes.
+    """Return the costs, from the rows with the most nodes.
 
     The cost of a connected node is the slope between the fewest nodes and the most.
     """
@@ -126,81 +120,19 @@ def costs(rows: Rows, database: str = "memory") -> Costs:
     )
 
 
-class Plan(NamedTuple):
-    """A federation of many devices in one day.
-
-    Attributes
-    ----------
-    devices, asked : int
-        Devices, and those that are asked.
-    fraction : float
-        Share of the devices that is asked in a round.
-    counted : float
-        Answers that are counted.
-    days : float
-        Time between two questions to a device.
-    always, sampled : Way
-        If all devices stay connected, and if only those that are asked connect.
-    """
-
-    devices: int
-    asked: int
-    fraction: float
-    counted: float
-    days: float
-    always: Way
-    sampled: Way
-
-    def standard_error(self, dimension: int) -> float:
-        """Return the standard error of theta after the answers of a day, at best.
-
-        A difference of two arms has features of variance 1. Then n answers of d features have the
-        information n / 4 in each direction, if the preferences are close to 1/2, and less
-        otherwise. It is the norm of the error: sqrt(4 d / n).
-        """
-        return math.sqrt(4 * dimension / self.counted)
-
-
-class Way(NamedTuple):
-    """How devices connect: what it costs.
-
-    Attributes
-    ----------
-    connected : float
-        Devices that are connected at the same time.
-    cores : float
-        Processors that SuperLinks and ServerApps use.
-    superlinks : int
-        SuperLinks, each at most at the load of the assumptions.
-    levels : int
-        Levels of servers: 1 without regions, 2 with regions and a parent, and so on.
-    bytes : float
-        Bytes of a device in a day, the mean over all devices.
-    """
-
-    connected: float
-    cores: float
-    superlinks: int
-    levels: int
-    bytes: float
-
-
 def plan(devices: int, cost: Costs, assume: Assumptions | None = None) -> Plan:
     """Return the plan for a number of devices."""
     assume = assume or Assumptions()
     asked = min(devices, assume.sample)
     days = devices / asked
-    window = 60 * assume.minutes
-    always = _way(devices, devices, asked, cost, assume)
-    sampled = _way(devices, asked * window / DAY, asked, cost, assume)
     return Plan(
         devices=devices,
         asked=asked,
         fraction=asked / assume.rounds / devices,
         counted=asked * assume.answers * days,
         days=days,
-        always=always,
-        sampled=sampled,
+        always=_way(devices, devices, asked, cost, assume),
+        sampled=_way(devices, asked * 60 * assume.minutes / DAY, asked, cost, assume),
     )
 
 

@@ -1,4 +1,4 @@
-"""Benchmark section `deployment`: a real SuperLink and ServerApp, with many light nodes."""
+"""Table `deployment`: a real SuperLink and ServerApp, with many light nodes."""
 
 from __future__ import annotations
 

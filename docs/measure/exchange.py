@@ -1,9 +1,8 @@
-"""An exchange with one node over Flower messages in one process, and Flower's bare message."""
+"""Table `inprocess`: an exchange with one node in this process, and Flower's bare message."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from logging import WARNING, getLogger
 from typing import Any
 
@@ -13,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.simulated import LocalContext, SimulatedAgents
+from common import median, processor_seconds
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import History
@@ -22,21 +22,9 @@ from simulations.benchmark import settings
 from simulations.engines.grid import InProcessGrid
 from strategies import make_strategy
 
-_GOAL = 1.3  # an exchange without its agents, in units of Flower's bare message
-
 
 class BareGrid(InProcessGrid):
-    """A grid whose nodes return an array and a few numbers, and compute nothing.
-
-    Parameters
-    ----------
-    num_nodes : int
-        Number of nodes.
-    reply : ndarray
-        The array.
-    numbers : dict
-        The numbers.
-    """
+    """A grid whose nodes return an array and a few numbers, and compute nothing."""
 
     def __init__(self, num_nodes: int, reply: FloatArray, numbers: dict[str, Any]) -> None:
         super().__init__(num_nodes, to_flat(Settings()))
@@ -65,35 +53,12 @@ def bare_exchanges(chosen: Settings, exchanges: int) -> None:
     grid = BareGrid(nodes, np.zeros(d + triangle), numbers)
     for number in range(exchanges):
         config = ConfigRecord({"header": [1] * 7, "counted": number, "exchange": number})
-        content = RecordDict(
-            {"arrays": ArrayRecord([np.zeros(2 * d + triangle)]), "config": config}
-        )
+        array = ArrayRecord([np.zeros(2 * d + triangle)])
+        content = RecordDict({"arrays": array, "config": config})
         messages = [Message(content, node, "train") for node in grid.get_node_ids()]
         for reply in grid.send_and_receive(messages):
             received: Any = reply.content
             received["arrays"].to_numpy_ndarrays()
-
-
-def exchange_costs(repetitions: int, nodes: int = 100, horizon: int = 50) -> dict[str, list[float]]:
-    """Return the seconds of an exchange with one node, and of its reference, alternately.
-
-    The exchanges are those of FLDB-OGD with one agent per node and tau=1. They include what the
-    server computes. ``agents`` is the part in which agents select arms and compute statistics, and
-    ``bare`` is Flower's message.
-    """
-    getLogger("flwr").setLevel(WARNING)
-    chosen = settings(
-        num_agents=nodes, horizon=horizon, engine={"name": "inprocess", "num_nodes": nodes}
-    )
-    costs: dict[str, list[float]] = {"exchange": [], "agents": [], "bare": []}
-    for _ in range(repetitions):
-        history = History(horizon)
-        whole, agents = _timed(timed_agents, chosen, history)
-        bare, _ = _timed(bare_exchanges, chosen, history.exchanges)
-        own = sum(each.seconds for each in agents)
-        for name, each in (("exchange", whole), ("agents", own), ("bare", bare)):
-            costs[name].append(each / history.exchanges / nodes)
-    return costs
 
 
 class TimedAgents:
@@ -111,49 +76,52 @@ class TimedAgents:
         return upload
 
 
-def timed_agents(chosen: Settings, history: History) -> list[TimedAgents]:
-    """Run over nodes in this process, as :func:`inprocess.play` does; return their agents."""
+def _run(chosen: Settings, history: History, agents: list[TimedAgents]) -> None:
+    """Run over nodes in this process, as the engine does; add their agents to a list."""
     grid = InProcessGrid(chosen.engine.num_nodes, to_flat(chosen), LocalContext)
-    agents = []
     context: Any
     for partition, context in enumerate(grid.contexts.values()):
-        node = from_flat(context.run_config, "a benchmark")
+        node = from_flat(context.run_config, "a measurement")
         context.client = SimulatedAgents(node, partition, len(grid.contexts))
         context.client.group = TimedAgents(context.client.group)
         agents.append(context.client.group)
     make_strategy(chosen, history).start(grid)
-    return agents
 
 
-def _timed(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
-    """Return the seconds of the processor, which other processes affect less, and the result."""
-    begin = time.process_time()
-    result = function(*arguments)
-    return time.process_time() - begin, result
+def exchange_costs(repetitions: int, nodes: int = 100, horizon: int = 50) -> dict[str, list[float]]:
+    """Return the seconds of an exchange with one node, and of its reference, alternately.
+
+    The exchanges are those of FLDB-OGD with one agent per node and tau=1. They include what the
+    server computes. ``agents`` is the part in which agents select arms and compute statistics, and
+    ``bare`` is Flower's message.
+    """
+    getLogger("flwr").setLevel(WARNING)
+    engine = {"name": "inprocess", "num_nodes": nodes}
+    chosen = settings(num_agents=nodes, horizon=horizon, engine=engine)
+    costs: dict[str, list[float]] = {"exchange": [], "agents": [], "bare": []}
+    for _ in range(repetitions):
+        history, agents = History(horizon), list[TimedAgents]()
+        whole = processor_seconds(_run, chosen, history, agents)
+        bare = processor_seconds(bare_exchanges, chosen, history.exchanges)
+        own = sum(each.seconds for each in agents)
+        for name, each in (("exchange", whole), ("agents", own), ("bare", bare)):
+            costs[name].append(each / history.exchanges / nodes)
+    return costs
 
 
 def inprocess(repetitions: int = 9) -> pd.DataFrame:
-    """Return the table of the costs of an exchange with one node; see :func:`exchange_costs`."""
-    return pd.DataFrame([_row(repetitions)])
-
-
-def exchange_over_bare_message(repetitions: int) -> list[dict[str, Any]]:
-    """Return the row of the ratio of an exchange, without its agents, to Flower's bare message."""
-    row = _row(repetitions)
-    figure = "exchange of one node / Flower's bare message"
-    return [{"figure": figure, "ratio": row.pop("x bare message"), "goal": _GOAL, **row}]
-
-
-def _row(repetitions: int) -> dict[str, float]:
+    """Return the costs of an exchange with one node; see :func:`exchange_costs`."""
     costs = {name: np.array(each) for name, each in exchange_costs(repetitions).items()}
-    ratio = np.median((costs["exchange"] - costs["agents"]) / costs["bare"])
-    return {
-        "exchange of one node, ms": _milliseconds(costs["exchange"]),
-        "of its agents, ms": _milliseconds(costs["agents"]),
-        "bare message, ms": _milliseconds(costs["bare"]),
-        "x bare message": round(float(ratio), 2),
+    row = {
+        "exchange of one node, ms": median(1e3 * costs["exchange"], 3),
+        "of its agents, ms": median(1e3 * costs["agents"], 3),
+        "bare message, ms": median(1e3 * costs["bare"], 3),
+        "x bare message": median((costs["exchange"] - costs["agents"]) / costs["bare"]),
     }
+    return pd.DataFrame([row])
 
 
-def _milliseconds(times: FloatArray) -> float:
-    return round(1e3 * float(np.median(times)), 3)
+def limits(repetitions: int) -> list[dict[str, Any]]:
+    """Return the ratio of an exchange, without its agents, to Flower's bare message."""
+    ratio = inprocess(repetitions)["x bare message"][0]
+    return [{"figure": "exchange of one node / Flower's bare message", "ratio": ratio, "goal": 1.3}]

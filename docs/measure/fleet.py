@@ -59,26 +59,14 @@ _RETRIES = (0.1, 1.0, 5.0, 10.0)  # seconds before a request is sent again
 _UNAVAILABLE_SECONDS = 0.2  # before an object that is not there yet is asked for again
 _OBJECT_SECONDS = 120.0  # after which it is missing
 
-Reply = Callable[[Message], RecordDict]
-"""Returns the content of the reply to a message."""
-
 
 class Traffic:
-    """Sends and counts the requests of all nodes, and their bytes with HTTP's headers, by endpoint.
-
-    Attributes
-    ----------
-    requests, sent, received : Counter
-        Endpoint -> requests, bytes of the requests, bytes of the responses.
-    failed : int
-        Requests that failed and were sent again.
-    """
+    """Sends and counts the requests of all nodes, and their bytes with HTTP's headers."""
 
     def __init__(self) -> None:
-        self.requests: Counter[str] = Counter()
-        self.sent: Counter[str] = Counter()
-        self.received: Counter[str] = Counter()
-        self.failed = 0
+        self.requests: Counter[str] = Counter()  # by endpoint
+        self.sent = self.received = 0  # bytes
+        self.failed = 0  # requests, which were sent again
         self._lock = threading.Lock()
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
@@ -94,8 +82,8 @@ class Traffic:
         endpoint = context.request.url.path.rsplit("/", 1)[-1]
         with self._lock:
             self.requests[endpoint] += 1
-            self.sent[endpoint] += _bytes(context.request)
-            self.received[endpoint] += _bytes(response)
+            self.sent += _bytes(context.request)
+            self.received += _bytes(response)
         return response
 
 
@@ -105,21 +93,15 @@ def _bytes(part: httpx.Request | httpx.Response) -> int:
 
 
 class LightNode:
-    """A node without a process; see the module.
+    """A node without a process; ``reply`` returns the content of the reply to a message."""
 
-    Parameters
-    ----------
-    address : str
-        Address of the SuperLink.
-    certificates : Path
-        The CA's certificate.
-    reply : callable
-        Returns the content of the reply to a message.
-    traffic : Traffic
-        Counts the requests.
-    """
-
-    def __init__(self, address: str, certificates: Path, reply: Reply, traffic: Traffic) -> None:
+    def __init__(
+        self,
+        address: str,
+        certificates: Path,
+        reply: Callable[[Message], RecordDict],
+        traffic: Traffic,
+    ) -> None:
         private, public = generate_key_pairs()
         self._key = public_key_to_bytes(public)
         self._reply = reply
@@ -128,7 +110,7 @@ class LightNode:
             NodeAuthHttpInterceptor(private, public),
             traffic,
         ]
-        self._client = FleetHttpClient.from_server_address(
+        self.client = FleetHttpClient.from_server_address(
             address, False, certificates.read_bytes(), interceptors
         )
         self._node = Node()
@@ -136,23 +118,19 @@ class LightNode:
 
     def connect(self) -> None:
         """Register and activate the node."""
-        self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._key))
+        self.client.RegisterNode(RegisterNodeFleetRequest(public_key=self._key))
         request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=_LIFE_SECONDS)
-        self._node = Node(node_id=self._client.ActivateNode(request).node_id)
+        self._node = Node(node_id=self.client.ActivateNode(request).node_id)
         self._heartbeat = time.monotonic() + HEARTBEAT_SECONDS
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
 
     def step(self) -> bool:
         """Ask for a message and reply to it; return False if there is none."""
         now = time.monotonic()
         if now >= self._heartbeat:
             beat = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_LIFE_SECONDS)
-            self._client.SendNodeHeartbeat(beat)
+            self.client.SendNodeHeartbeat(beat)
             self._heartbeat = now + HEARTBEAT_SECONDS
-        found = self._client.PullMessages(PullMessagesRequest(node=self._node))
+        found = self.client.PullMessages(PullMessagesRequest(node=self._node))
         if not found.messages_list:
             return False
         run = message_from_proto(found.messages_list[0]).metadata.run_id
@@ -165,7 +143,7 @@ class LightNode:
         for key in contents:
             request = PullObjectRequest(node=self._node, run_id=run, object_id=key)
             deadline = time.monotonic() + _OBJECT_SECONDS
-            while not (response := self._client.PullObject(request)).object_available:
+            while not (response := self.client.PullObject(request)).object_available:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"a part of a message is not there: {key}")
                 time.sleep(_UNAVAILABLE_SECONDS)
@@ -173,7 +151,7 @@ class LightNode:
         request = ConfirmMessageReceivedRequest(
             node=self._node, run_id=run, message_object_id=tree.object_id
         )
-        self._client.ConfirmMessageReceived(request)
+        self.client.ConfirmMessageReceived(request)
         message = inflate_object_from_contents(tree.object_id, contents)
         assert isinstance(message, Message)
         message.metadata.__dict__["_message_id"] = tree.object_id
@@ -188,40 +166,31 @@ class LightNode:
             message_object_trees=[get_object_tree(reply)],
             clientapp_runtime_list=[0.0],
         )
-        response = self._client.PushMessages(request)
+        response = self.client.PushMessages(request)
         for key in response.objects_to_push:
-            self._client.PushObject(
-                PushObjectRequest(
-                    node=self._node,
-                    run_id=run,
-                    object_id=key,
-                    object_content=objects[key].deflate(),
-                    session_id=response.session_id,
-                )
+            part = PushObjectRequest(
+                node=self._node,
+                run_id=run,
+                object_id=key,
+                object_content=objects[key].deflate(),
+                session_id=response.session_id,
             )
+            self.client.PushObject(part)
 
 
 class Fleet:
     """Serves nodes with a few threads, until it is closed; a context manager.
 
-    Parameters
-    ----------
-    threads : int
-        Number of nodes that are served at the same time.
-
-    Attributes
-    ----------
-    failure : Exception or None
-        The first error of a node. Its thread has ended.
+    ``failure`` is the first error of a node, whose thread has ended.
     """
 
-    def __init__(self, threads: int = 16) -> None:
+    def __init__(self) -> None:
         self._nodes: list[LightNode] = []
         self._due: list[tuple[float, int]] = []  # when, and the place of a node
         self._condition = threading.Condition()
         self._closed = False
         self.failure: Exception | None = None
-        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(threads)]
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(16)]
 
     def __enter__(self) -> Fleet:
         for thread in self._threads:
@@ -235,7 +204,7 @@ class Fleet:
         for thread in self._threads:
             thread.join()
         for node in self._nodes:
-            node.close()
+            node.client.close()
 
     def add(self, node: LightNode) -> None:
         """Connect a node and serve it."""

@@ -1,9 +1,8 @@
-"""Benchmark section `flower`: `flwr run`, compared with an app that does nothing."""
+"""Table `flower`: `flwr run`, compared with an app that does nothing."""
 
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import tempfile
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from bare_app import write_app
+from common import median
 from fldb_flower.deployment.processes import tool
 from simulations.benchmark import seconds
 
@@ -53,8 +53,8 @@ def flower(repetitions: int = 3, nodes: int = 2) -> pd.DataFrame:
     row = {
         "nodes": nodes,
         "rounds": rounds,
-        "seconds": round(statistics.median(ours[1:]), 1),
-        "seconds, no-op": round(statistics.median(nothing[1:]), 1),
-        "ratio": round(statistics.median(ratios), 3),
+        "seconds": median(ours[1:], 1),
+        "seconds, no-op": median(nothing[1:], 1),
+        "ratio": median(ratios, 3),
     }
     return pd.DataFrame([row])

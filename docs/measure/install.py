@@ -14,8 +14,6 @@ from typing import Any
 
 import pandas as pd
 
-from fldb_flower.errors import DataError
-
 ROOT = Path(__file__).parents[2]
 EXTRAS = ("service", "report", "joblib", "slurm")
 """Extras to measure; PyTorch and the language model take gigabytes, and are left out."""
@@ -30,7 +28,7 @@ def install() -> pd.DataFrame:
     columns are the number of packages that it needs, their size in MB, the size of those that no
     other dependency needs (of an extra: that none needs), and the seconds of the installation.
     """
-    project = _project()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     core = project["dependencies"]
     wanted = {requirement: [requirement] for requirement in core}
     wanted |= {CORE: core, DEVICE: device_requirements()}
@@ -49,14 +47,9 @@ def install() -> pd.DataFrame:
 
 
 def table(sizes: Mapping[str, Mapping[str, int]], core: Collection[str]) -> pd.DataFrame:
-    """Return the table without times.
+    """Return the table without times, from the bytes of the packages that each row installs.
 
-    Parameters
-    ----------
-    sizes : mapping of str to mapping
-        Bytes of the packages that each row installs, by name of the row and of the package.
-    core : collection of str
-        The rows that are dependencies. The other rows are compared with all of them.
+    ``core`` has the rows that are dependencies. The other rows are compared with all of them.
     """
     rows = []
     for name, packages in sizes.items():
@@ -77,14 +70,6 @@ def device_requirements() -> list[str]:
     """Return the requirements of a device."""
     lines = (ROOT / "docs" / "deployment" / "device-requirements.txt").read_text().splitlines()
     return [line for line in lines if not line.startswith("#")]
-
-
-def _project() -> dict[str, Any]:
-    try:
-        project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    except OSError:
-        raise DataError(f"no pyproject.toml in {ROOT}: install is measured in a checkout") from None
-    return project
 
 
 def _measure(requirements: Sequence[str], wheels: Path, folder: Path) -> tuple[_Sizes, float]:
@@ -108,10 +93,4 @@ def _megabytes(sizes: Iterable[int]) -> float:
 
 
 def _pip(*arguments: str | Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", *map(str, arguments)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise DataError(f"pip {arguments[0]} failed: {last}")
+    subprocess.run([sys.executable, "-m", "pip", *map(str, arguments)], check=True)

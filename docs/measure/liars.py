@@ -1,4 +1,4 @@
-"""Benchmark section `liars`: regret with a dishonest device in secure sums."""
+"""Table `liars`: regret with a dishonest device in secure sums."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from common import by_seed
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.environments.synthetic import Synthetic
@@ -20,7 +21,6 @@ from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.secure.report import KINDS
 from fldb_flower.settings import Settings, from_nested
 from simulations.engines.vectorized import DirectFederation
-from simulations.pools import map_in_processes
 from strategies.noisy_sums import FAR
 
 COMMON: dict[str, Any] = {
@@ -28,7 +28,6 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 SIZES = (100, 300, 1_000)
 LIES = ("none", "person", "range")
-SEEDS = 10
 
 
 class Case(NamedTuple):
@@ -94,9 +93,5 @@ def liars() -> pd.DataFrame:
     - *range*: the longest vector that passes the check of the answer ``trial``.
     """
     cases = [Case(*each) for each in itertools.product(SIZES, (3.0,), LIES)]
-    found = map_in_processes(regret, list(itertools.product(cases, range(SEEDS))))
-    rows = [
-        {**case._asdict(), "regret": list(found[place * SEEDS : (place + 1) * SEEDS])}
-        for place, case in enumerate(cases)
-    ]
-    return pd.DataFrame(rows)
+    found = zip(cases, by_seed(regret, cases, 10), strict=True)
+    return pd.DataFrame({**case._asdict(), "regret": own} for case, own in found)

@@ -26,8 +26,6 @@ from fleet import Fleet, LightNode, Traffic
 from simulations.local_federation import LocalFederation
 from strategies.device_directory import DEMAND
 
-DATABASES = ("file", "memory")
-"""Where the SuperLink has its database."""
 _ANSWERS = 3  # of a device, in each round
 _DIMENSION = 5
 _ROUNDS = 1_000_000  # more than there are; the SuperLink is stopped before
@@ -38,21 +36,14 @@ _START_SECONDS = 300.0
 class Person:
     """The device of one node: replies to our app from a store, and to the bare app.
 
-    Before each new upload, it answers three duels.
-
-    Attributes
-    ----------
-    answers : list of (ndarray, float)
-        Difference of the features, and preference, in the order of the answers.
-    sizes : list of int
-        Bytes of the content of the last message of our app, and of the reply.
+    Before each new upload, it answers three duels by the BTL model with theta = (1, ..., 1).
     """
 
     def __init__(self, path: Path, settings: Settings, number: int) -> None:
         self.path, self._settings = path, settings
         self._generator = keyed_generator(settings.seed, "deployment", number)
-        self.answers: list[tuple[FloatArray, float]] = []
-        self.sizes = [0, 0]
+        self.answers: list[tuple[FloatArray, float]] = []  # difference and preference
+        self.sizes = [0, 0]  # bytes of the last message of our app, and of the reply
 
     def __call__(self, message: Message) -> RecordDict:
         """Return the content of the reply."""
@@ -62,7 +53,8 @@ class Person:
         config = dict(content["config"])
         with DuelStore(self.path) as store:
             if config["upto"] < 0:
-                self._answer(store)
+                for _ in range(_ANSWERS):
+                    self._answer(store)
             agent = DeviceAgent(store, self._settings, Limits(min_duels=1))
             arrays, _, config = agent.fit([unpack_vector(content["arrays"])], config)
         reply = RecordDict({"arrays": pack_vector(arrays[0]), "config": ConfigRecord(config)})
@@ -70,14 +62,12 @@ class Person:
         return reply
 
     def _answer(self, store: DuelStore) -> None:
-        """Answer duels by the Bradley-Terry-Luce model with theta = (1, ..., 1)."""
-        for _ in range(_ANSWERS):
-            difference = self._generator.standard_normal(self._settings.dimension)
-            proposal = store.propose(difference, np.nan, expire_after=60.0)
-            chance = 1 / (1 + np.exp(-difference.sum()))
-            preference = float(self._generator.random() < chance)
-            store.record([(proposal.id, preference)])
-            self.answers.append((difference, preference))
+        difference = self._generator.standard_normal(self._settings.dimension)
+        proposal = store.propose(difference, np.nan, expire_after=60.0)
+        chance = 1 / (1 + np.exp(-difference.sum()))
+        preference = float(self._generator.random() < chance)
+        store.record([(proposal.id, preference)])
+        self.answers.append((difference, preference))
 
 
 class Use(NamedTuple):
@@ -103,14 +93,8 @@ class Use(NamedTuple):
 class Load:
     """A SuperLink with light nodes, a run of our app, and one of a bare app; a context manager.
 
-    Parameters
-    ----------
-    folder : Path
-        For all files.
-    database : str
-        Where the SuperLink has its database: ``file`` or ``memory``.
-    settings : Mapping
-        Settings of the run that differ from the defaults.
+    The SuperLink has its database in a ``file`` or in ``memory``. ``settings`` are those of the run
+    that differ from the defaults.
     """
 
     def __init__(self, folder: Path, database: str, settings: Mapping[str, Any]) -> None:
@@ -215,8 +199,8 @@ class Load:
             traffic.requests.total(),
             traffic.requests["pull-messages"],
             traffic.failed,
-            traffic.sent.total(),
-            traffic.received.total(),
+            traffic.sent,
+            traffic.received,
         )
 
 

@@ -1,67 +1,78 @@
-"""Memory of this process and its children, and what a simulated agent costs."""
+"""Table `scale`: time and memory of a run against N, d, K and T, one at a time."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
-import statistics
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+import pandas as pd
+
+from common import median
+from fldb_flower.errors import SettingsError
 from fldb_flower.federation.history import History
+from fldb_flower.linalg.arrays import arrays_on
 from fldb_flower.settings import Settings, from_nested
 from simulations.benchmark import seconds
 from simulations.engines import vectorized
 from simulations.pools import map_in_processes
 
 BASE = {"algorithm": "fldb_ons", "num_agents": 1000, "num_arms": 10, "dimension": 5, "horizon": 100}
+VARIED: dict[str, tuple[dict[str, int], list[int]]] = {
+    "num_agents": ({}, [100, 1_000, 10_000, 100_000, 1_000_000]),
+    "horizon": ({"num_agents": 10_000}, [50, 100, 200, 400, 800]),
+    "num_arms": ({}, [2, 5, 10, 50, 200]),
+    "dimension": ({"num_agents": 100, "horizon": 50}, [5, 16, 64, 256, 384, 1024]),
+}
 BYTES_AN_AGENT = 100
-_SOURCE = "the benchmark"  # of settings, in messages
-_PERIOD = 0.03  # seconds between two samples
+_PERIOD = 0.03  # seconds between two samples of the memory
 
 
-class PeakMemory:
-    """The peak memory in bytes of this process and its children, sampled while the block runs.
+def scale() -> pd.DataFrame:
+    """Run FLDB-ONS (tau=5) with one size varied at a time, each run in a new process."""
+    rows: list[dict[str, Any]] = []
+    backends = ["numpy"]
+    with contextlib.suppress(SettingsError):
+        arrays_on("cuda")
+        backends.append("cuda")
+    for backend, (name, (others, sizes)) in itertools.product(backends, VARIED.items()):
+        for size in sizes:
+            chosen = from_nested({**BASE, **others, name: size, "backend": backend}, "scale")
+            duration, memory = time_and_memory(chosen)
+            each = duration / chosen.num_agents / chosen.horizon
+            rows.append(
+                {
+                    "backend": backend,
+                    "varied": name,
+                    "size": size,
+                    "seconds": round(duration, 2),
+                    "us an agent and iteration": round(1e6 * each, 3),
+                    "peak MB": round(memory / 1e6),
+                }
+            )
+    return pd.DataFrame(rows)
 
-    Pages that processes share are counted once (Linux' proportional set size).
+
+def cost_of_agents(repetitions: int) -> list[dict[str, Any]]:
+    """Compare FLDB-ONS (tau=5) with few and with many agents: memory and time an agent.
+
+    The peak memory beside a fixed part is the slope between the two sizes. ``ratio`` is in units of
+    100 bytes, and of the time if it were proportional to N.
     """
-
-    def __init__(self) -> None:
-        self.peak = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-
-    def __enter__(self) -> PeakMemory:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _follow(self) -> None:
-        while True:
-            children = [child.pid for child in multiprocessing.active_children()]
-            self.peak = max(self.peak, sum(map(_memory, [os.getpid(), *children])))
-            if self._ended.wait(_PERIOD):
-                return
-
-
-def _memory(process: int | None) -> int:
-    """Return the bytes of a process; 0 if it has ended, or without Linux."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0
+    few, many = 100_000, 1_000_000
+    runs = [from_nested({**BASE, "num_agents": n, "horizon": 20}, "limits") for n in (few, many)]
+    measured = [[time_and_memory(each) for each in runs] for _ in range(repetitions)]
+    used = median(((b[1] - a[1]) / (many - few) for a, b in measured), 0)
+    growth = median(b[0] / a[0] * few / many for a, b in measured)
+    name = f"time of {many:,} agents / {many // few} x {few:,} agents"
+    return [
+        {"figure": f"bytes an agent / {BYTES_AN_AGENT}", "ratio": used / 100, "goal": 1.0},
+        {"figure": name, "ratio": growth, "goal": 1.1},
+    ]
 
 
 def time_and_memory(chosen: Settings) -> tuple[float, int]:
@@ -73,39 +84,28 @@ def time_and_memory(chosen: Settings) -> tuple[float, int]:
 
 
 def _measure(chosen: Settings) -> tuple[float, int]:
-    short = from_nested({**BASE, "horizon": 3}, _SOURCE)
+    short = from_nested({**BASE, "horizon": 3}, "scale")
     vectorized.run(short, History(short.horizon))  # imports and caches
-    with PeakMemory() as memory:
-        duration = seconds(vectorized.run, chosen, History(chosen.horizon))
-    return duration, memory.peak
+    peak, ended = [0], threading.Event()
+    thread = threading.Thread(target=_follow, args=(peak, ended), daemon=True)
+    thread.start()
+    duration = seconds(vectorized.run, chosen, History(chosen.horizon))
+    ended.set()
+    thread.join()
+    return duration, max(peak)
 
 
-def cost_of_agents(
-    repetitions: int = 2, sizes: tuple[int, int] = (100_000, 1_000_000), horizon: int = 20
-) -> list[dict[str, Any]]:
-    """Compare FLDB-ONS (tau=5) with few and with many agents: memory and time an agent.
+def _follow(peak: list[int], ended: threading.Event) -> None:
+    """Sample the memory of this process and its children until an event; pages count once."""
+    while not ended.wait(_PERIOD) or len(peak) == 1:
+        children = [child.pid for child in multiprocessing.active_children()]
+        peak.append(sum(map(_memory, [os.getpid(), *children])))
 
-    Each run is in a new process. The peak memory beside a fixed part is the slope between the two
-    sizes. ``ratio`` is in units of 100 bytes, and of the time if it were proportional to N.
-    """
-    runs = [
-        [from_nested({**BASE, "num_agents": size, "horizon": horizon}, _SOURCE) for size in sizes]
-    ] * repetitions
-    measured = [[time_and_memory(each) for each in pair] for pair in runs]
-    few, many = sizes
-    slopes = [(large[1] - small[1]) / (many - few) for small, large in measured]
-    times = [large[0] / small[0] * few / many for small, large in measured]
-    used = statistics.median(slopes)
-    return [
-        {
-            "figure": f"bytes an agent / {BYTES_AN_AGENT}",
-            "ratio": round(used / BYTES_AN_AGENT, 2),
-            "goal": 1.0,
-            "bytes": round(used),
-        },
-        {
-            "figure": f"time of {many:,} agents / {many // few} x {few:,} agents",
-            "ratio": round(statistics.median(times), 2),
-            "goal": 1.1,
-        },
-    ]
+
+def _memory(process: int | None) -> int:
+    """Return the bytes of a process (Linux' proportional set size); 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0

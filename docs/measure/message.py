@@ -1,4 +1,4 @@
-"""Benchmark section `message`: the process of a device for one message, beside a bare app's."""
+"""Table `message`: the process of a device for one message, beside a bare app's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from clients.check import FLOWERS_IMPORTS
 from clients.preference_agent import PreferenceAgent
+from common import median
 from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.errors import FederationError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.wire.codec import encode_broadcast
 from fldb_flower.wire.records import pack_vector
@@ -70,15 +69,10 @@ def message(repetitions: int = 5) -> pd.DataFrame:
                 store = Path(folder) / f"{name}{repetition}.db"
                 request.write_bytes(pickle.dumps(_request(store)))
                 found[name].append(_measure(f"{FLOWERS_IMPORTS}{_BEGIN}{code}{_REPLY}", request))
-    rows = [
-        {
-            "app": name,
-            "CPU, s": round(median(seconds for seconds, _ in each), 2),
-            "MB": round(median(size for _, size in each), 1),
-        }
+    return pd.DataFrame(
+        {"app": name, "CPU, s": median(t for t, _ in each), "MB": median((m for _, m in each), 1)}
         for name, each in found.items()
-    ]
-    return pd.DataFrame(rows)
+    )
 
 
 def _request(path: Path) -> tuple[RecordDict, Context]:
@@ -100,10 +94,7 @@ def _request(path: Path) -> tuple[RecordDict, Context]:
 
 def _measure(code: str, request: Path) -> tuple[float, float]:
     """Return seconds of processors and megabytes of a process that runs this code."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(request)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise FederationError(f"the process for one message failed: {done.stderr[-300:]}")
+    command = [sys.executable, "-c", code, str(request)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     seconds, kilobytes = done.stdout.split()
     return float(seconds), float(kilobytes) / 1024

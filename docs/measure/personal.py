@@ -1,9 +1,8 @@
-"""Benchmark sections `newcomers`, `variances` and `pace`: FLDB-Personal."""
+"""Tables `newcomers`, `variances` and `pace`: FLDB-Personal."""
 
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -12,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 import measured
+from common import by_seed, median
 from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.algorithms.personal import FLDBPersonal
-from fldb_flower.bandit.personal import PersonalEstimates, Shares
+from fldb_flower.bandit.estimates import PersonalEstimates, Shares
 from fldb_flower.bandit.prior import HALF_WEIGHT, START, VARIANCES, CommonPrior, mean_variance
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.environments.synthetic import Synthetic
@@ -26,7 +26,6 @@ from fldb_flower.settings import Settings
 from simulations.benchmark import seconds, settings
 from simulations.engines import vectorized
 from simulations.engines.vectorized import DirectFederation
-from simulations.pools import map_in_processes
 
 SIGMA = 0.3
 MEMBERS, TRAINING = 99, 200  # agents that are there first, and their iterations
@@ -99,51 +98,31 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Ruled(FLDBPersonal):
-    """FLDB-Personal with another rule for v.
+    """FLDB-Personal with another rule for v."""
 
-    Parameters
-    ----------
-    settings : Settings
-        ``personal_variance`` is not used.
-    rule : callable
-        Takes the total log loss under each v, (11,), and the number of answers per agent.
-    """
-
-    def __init__(self, settings: Settings, rule: Rule) -> None:
-        super().__init__(settings)
-        self._rule = rule
+    rule: Rule
 
     def variance(self, losses: Array, answers: float, scale: float) -> float:
         """Return v by the rule."""
-        return self._rule(losses, answers)
+        return self.rule(losses, answers)
 
 
 def variances(seeds: int = 10) -> pd.DataFrame:
     """Compare rules for v; return regret by seed. Studies without a path are omitted."""
     cases = [name for name in CASES if measured.is_possible({"settings": CASES[name]})]
-    jobs = [
-        (_settings_of(name, seed), rule)
-        for name, rule, seed in itertools.product(cases, RULES, range(seeds))
-    ]
-    regrets = np.reshape(map_in_processes(_regret_under, jobs), (-1, seeds)).tolist()
-    pairs = itertools.product(cases, RULES)
-    rows = [
-        {"case": case, "rule": rule, "regret": own}
-        for (case, rule), own in zip(pairs, regrets, strict=True)
-    ]
-    return pd.DataFrame(rows)
+    pairs = list(itertools.product(cases, RULES))
+    found = zip(pairs, by_seed(_regret_under, pairs, seeds), strict=True)
+    return pd.DataFrame({"case": case, "rule": rule, "regret": own} for (case, rule), own in found)
 
 
-def _settings_of(case: str, seed: int) -> Settings:
+def _regret_under(job: tuple[tuple[str, str], int]) -> float:
+    (case, rule), seed = job
     run = {"settings": {"algorithm": "fldb_personal", "tau": 1, **CASES[case]}}
-    return measured.settings_of(run, seed)
-
-
-def _regret_under(job: tuple[Settings, str]) -> float:
-    chosen, rule = job
-    history = History(chosen.horizon)
+    chosen = measured.settings_of(run, seed)
+    history, algorithm = History(chosen.horizon), Ruled(chosen)
+    algorithm.rule = RULES[rule]
     with closing(DirectFederation(chosen, history)) as federation:
-        run_rounds(federation, Ruled(chosen, RULES[rule]))
+        run_rounds(federation, algorithm)
     return round(history.regret, 4)
 
 
@@ -155,8 +134,7 @@ def newcomers(seeds: int = 10) -> pd.DataFrame:
     of a new agent, with one value for each seed. The regret is of the pairs that the agents select.
     The log loss is of pairs of arms drawn at random, the same with each algorithm.
     """
-    jobs = list(itertools.product(ALGORITHMS, range(seeds)))
-    curves = np.reshape(map_in_processes(_first_answers, jobs), (-1, seeds, 2, ANSWERS[-1]))
+    curves = np.array(by_seed(_first_answers, list(ALGORITHMS), seeds))
     return pd.DataFrame(
         [
             {
@@ -220,24 +198,22 @@ def _losses_of_random_pairs(
 
 def pace(repetitions: int = 9) -> pd.DataFrame:
     """Time FLDB-Personal alternately with LDB, at several sizes."""
-    sizes: list[dict[str, Any]] = [
-        {"num_agents": 100, "dimension": 5, "horizon": 500},
-        {"num_agents": 1000, "dimension": 5, "horizon": 100},
-        {"num_agents": 100, "dimension": 64, "horizon": 100},
-    ]
     rows = []
-    for size in sizes:
+    for agents, d, horizon in ((100, 5, 500), (1000, 5, 100), (100, 64, 100)):
+        size = {"num_agents": agents, "dimension": d, "horizon": horizon}
+        runs = [settings(algorithm=a, **size) for a in ("ldb", "alone", "fldb_personal")]
         times = [
-            [
-                seconds(vectorized.run, settings(algorithm=name, **size), History(size["horizon"]))
-                for name in ("ldb", "alone", "fldb_personal")
-            ]
+            [seconds(vectorized.run, run, History(horizon)) for run in runs]
             for _ in range(repetitions)
         ]
-        own = [personal for *_, personal in times]
-        row = {"N": size["num_agents"], "d": size["dimension"], "T": size["horizon"]}
-        row["seconds"] = round(statistics.median(own), 2)
-        row["x LDB"] = round(statistics.median(each[2] / each[0] for each in times), 2)
-        row["x alone"] = round(statistics.median(each[2] / each[1] for each in times), 2)
-        rows.append(row)
+        rows.append(
+            {
+                "N": agents,
+                "d": d,
+                "T": horizon,
+                "seconds": median(own for *_, own in times),
+                "x LDB": median(own / ldb for ldb, _, own in times),
+                "x alone": median(own / alone for _, alone, own in times),
+            }
+        )
     return pd.DataFrame(rows)

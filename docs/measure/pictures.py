@@ -27,7 +27,7 @@ from fldb_flower.runs.styles import (
     Style,
     styles_of,
 )
-from scale import VARIED
+from memory import VARIED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,31 +1,23 @@
-"""Benchmark section `privacy`: regret with noise, against the number of agents and epsilon."""
+"""Table `privacy`: regret with noise, against the number of agents and epsilon."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from statistics import fmean
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
-from fldb_flower.federation.history import History
+from common import by_seed, regret
 from fldb_flower.settings import Settings, from_nested
-from simulations.engines import vectorized
-from simulations.pools import map_in_processes
 
-COMMON: dict[str, Any] = {
-    "horizon": 500,
-    "num_arms": 10,
-    "schedule": {"name": "geometric", "ratio": 1.5},  # 16 exchanges
-}
-CLIP, DELTA = 3.0, 1e-6
 EPSILONS = (1.0, 3.0, 8.0)
 NOISES = (("answer", 1), ("person", 1), ("person", 2))
 """Units, and parties that add noise: secure sums are per person."""
-SEEDS: Mapping[int, int] = {30: 10, 100: 10, 300: 5, 1_000: 3}
+SEEDS = {30: 10, 100: 10, 300: 5, 1_000: 3}
 """Number of seeds by number of agents."""
-PERSONAL_SEEDS: Mapping[int, int] = {30: 5, 100: 5, 300: 3, 1_000: 3}
+PERSONAL_SEEDS = {30: 5, 100: 5, 300: 3, 1_000: 3}
 
 
 class Case(NamedTuple):
@@ -58,56 +50,45 @@ def cases() -> Iterator[Case]:
 
 
 def settings_of(case: Case, seed: int) -> Settings:
-    """Return the settings of one run.
+    """Return the settings of one run, of 16 exchanges.
 
     The width is the default. Noise is calibrated with differences of length 3, or the root mean
     squared length sqrt(2 d) for other d than 5.
     """
     values: dict[str, Any] = {
-        **COMMON,
+        "horizon": 500,
+        "num_arms": 10,
         "algorithm": case.algorithm,
         "dimension": case.dimension,
         "num_agents": case.num_agents,
         "environment": {"sigma": case.sigma},
         "seed": seed,
     }
+    if case.algorithm != "alone":
+        values["schedule"] = {"name": "geometric", "ratio": 1.5}
     if case.epsilon != "none":
-        clip = CLIP if case.dimension == 5 else "auto"
         values["privacy"] = {
-            "epsilon": case.epsilon, "delta": DELTA, "unit": case.unit, "clip": clip,
+            "epsilon": case.epsilon,
+            "unit": case.unit,
+            "clip": 3.0 if case.dimension == 5 else "auto",
             "parties": case.parties,
-        }  # fmt: skip
-    if case.algorithm == "alone":
-        del values["schedule"]
-    return from_nested(values, "the benchmark")
+        }
+    return from_nested(values, "a measurement")
 
 
-def regret(job: tuple[Case, int]) -> float:
-    """Return the regret of one case and seed."""
-    chosen = settings_of(*job)
-    history = History(chosen.horizon)
-    vectorized.run(chosen, history)
-    return round(history.regret, 4)
+def _regret(job: tuple[Case, int]) -> float:
+    return regret(settings_of(*job))
 
 
-def seeds_of(case: Case) -> int:
-    """Return the number of seeds of a case."""
-    return (SEEDS if case.algorithm == "fldb_ons" else PERSONAL_SEEDS)[case.num_agents]
-
-
-def privacy(processes: int | None = None) -> pd.DataFrame:
-    """Return the regret by seed with each unit and epsilon, and without noise.
-
-    Large runs begin first, so that all processes end at about the same time.
-    """
-    rows = list(cases())
-    jobs = [(case, seed) for case in rows for seed in range(seeds_of(case))]
-    order = sorted(jobs, key=lambda job: -job[0].num_agents)
-    found = dict(zip(order, map_in_processes(regret, order, processes), strict=True))
-    table = [
-        {**case._asdict(), "regret": [found[case, seed] for seed in range(seeds_of(case))]}
+def privacy() -> pd.DataFrame:
+    """Return the regret by seed with each unit and epsilon, and without noise."""
+    rows = sorted(cases(), key=lambda case: -case.num_agents)  # so that no processor waits
+    seeds = [
+        (SEEDS if case.algorithm == "fldb_ons" else PERSONAL_SEEDS)[case.num_agents]
         for case in rows
     ]
-    for row in table:
-        row["mean"] = round(float(np.mean(row["regret"])), 2)
-    return pd.DataFrame(table)
+    found = dict(zip(rows, by_seed(_regret, rows, seeds), strict=True))
+    return pd.DataFrame(
+        {**case._asdict(), "regret": found[case], "mean": round(fmean(found[case]), 2)}
+        for case in cases()
+    )

@@ -1,4 +1,4 @@
-"""Benchmark section `robust`: regret with dishonest nodes whose uploads are plausible."""
+"""Table `robust`: regret with dishonest nodes whose uploads are plausible."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from common import by_seed
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.algorithms.robust import combine
 from fldb_flower.bandit import preference
@@ -19,7 +20,6 @@ from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import AUTO, Settings, from_nested
 from simulations.engines.vectorized import DirectFederation
 from simulations.engines.workers import Groups
-from simulations.pools import map_in_processes
 
 COMMON = {"num_agents": 100, "num_arms": 10, "dimension": 5, "horizon": 300}
 ALGORITHMS: tuple[tuple[str, int, float | str], ...] = (  # each with a tau and a width
@@ -46,17 +46,8 @@ class Case(NamedTuple):
 class LyingAgents(DirectFederation):
     """A federation with one upload per agent, in which the first agents lie.
 
-    Parameters
-    ----------
-    settings : Settings
-        Settings of the run; ``robust`` is the combination of the uploads.
-    history : History
-        Records the regret.
-    liars : int
-        Number of agents that lie in every upload.
-    lie : {"turned", "loud"}
-        ``turned`` reports the opposite of each answer. ``loud`` reports for each duel that an arm
-        along the true theta lost, with the largest possible difference. Both are plausible.
+    ``turned`` reports the opposite of each answer. ``loud`` reports for each duel that an arm along
+    the true theta lost, with the largest possible difference. Both are plausible.
     """
 
     def __init__(
@@ -113,16 +104,14 @@ def regret(case: Case, seed: int, **values: Any) -> float:
     return round(history.regret, 4)
 
 
-def robust(seeds: int = 10) -> pd.DataFrame:
+def robust() -> pd.DataFrame:
     """Run each algorithm with each kind of lie and each combination; return regret by seed."""
     cases = [
         Case(*algorithm, *liars, combination)
         for algorithm, liars, combination in itertools.product(ALGORITHMS, LIARS, COMBINATIONS)
     ]
-    regrets = map_in_processes(_regret_of, itertools.product(cases, range(seeds)))
-    by_case = np.reshape(regrets, (len(cases), seeds)).tolist()
-    rows = [{**case._asdict(), "regret": own} for case, own in zip(cases, by_case, strict=True)]
-    return pd.DataFrame(rows)
+    found = zip(cases, by_seed(_regret_of, cases, 10), strict=True)
+    return pd.DataFrame({**case._asdict(), "regret": own} for case, own in found)
 
 
 def _regret_of(job: tuple[Case, int]) -> float:

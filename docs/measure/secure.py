@@ -20,7 +20,7 @@ from clients.helper.sums import Helper
 from clients.store import DuelStore
 from clients.vault import Vault, read_config
 from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.deployment.helper_keys import load_helper_key
+from fldb_flower.deployment.keys import load_helper_key
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.privacy.discrete import discrete_gaussian
@@ -29,7 +29,7 @@ from fldb_flower.settings import Settings, from_flat
 from fldb_flower.wire.codec import encode_broadcast, traffic
 from fldb_flower.wire.secure_request import REPORT, Request, Shared, encode_shared
 from fldb_flower.wire.secure_vector import parts_of, size_of
-from simulations.local_vaults import VAULT, Secure, create_vaults
+from simulations.local_federation import VAULT, Secure, create_vaults
 
 SIZES = ((5, 100), (5, 1_000), (5, 10_000), (64, 1_000))
 """Number of features, and of devices."""

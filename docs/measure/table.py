@@ -35,7 +35,7 @@ MODULES = {  # of the function that measures each table, by its name
     "refit_times": "refits",  # times with fits at geometric times
     "refits": "refits",  # regret with fits at geometric times
     "robust": "robust",  # regret with dishonest nodes
-    "scale": "scale",  # time and memory against N, d, K and T
+    "scale": "memory",  # time and memory against N, d, K and T
     "secure": "secure",  # times and bytes of one secure sum
     "variances": "personal",  # rules for v
 }

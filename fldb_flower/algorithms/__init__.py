@@ -17,37 +17,17 @@ from fldb_flower.federation.offers import require_better_arm
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
 
+__all__ = ["Algorithm", "Online"]
+
 
 def make_algorithm(settings: Settings) -> Algorithm:
-    """Return the settings' algorithm in its initial state.
-
-    Examples
-    --------
-    >>> from fldb_flower.algorithms import make_algorithm
-    >>> from fldb_flower.settings import Settings
-    >>> algorithm = make_algorithm(Settings(algorithm="fldb_ons", dimension=2))
-    >>> algorithm.theta_sync
-    array([0., 0.])
-    """
+    """Return the settings' algorithm in its initial state."""
     algorithm: Algorithm = ALGORITHMS.load(settings.algorithm)(settings)
     return algorithm
 
 
 def run_algorithm(federation: Federation, settings: Settings) -> Array:
-    """Run the settings' algorithm to the horizon; return its final theta_sync, (d,).
-
-    Examples
-    --------
-    >>> from fldb_flower.algorithms import run_algorithm
-    >>> from fldb_flower.federation.history import History
-    >>> from fldb_flower.settings import Settings
-    >>> from simulations.engines.vectorized import DirectFederation
-    >>> settings = Settings(num_agents=10, horizon=20, dimension=3, tau=1)
-    >>> history = History(settings.horizon)
-    >>> theta = run_algorithm(DirectFederation(settings, history), settings)
-    >>> theta.shape, history.iteration, history.rounds
-    ((3,), 20, 20)
-    """
+    """Run the settings' algorithm to the horizon; return its final theta_sync, (d,)."""
     return run_rounds(federation, make_algorithm(settings))
 
 
@@ -57,34 +37,11 @@ def run_rounds(
     after_round: Callable[[], None] | None = None,
     attempt: Callable[[Round], bool] | None = None,
 ) -> Array:
-    """Run the remaining rounds up to the horizon; return the final theta_sync, (d,).
+    """Run the rounds that are left up to the horizon; return the final theta_sync, (d,).
 
-    Parameters
-    ----------
-    federation : Federation
-        Its history holds the rounds that were played before.
-    algorithm : Algorithm
-        In the state after those rounds.
-    after_round : callable, optional
-        Called after each round, once its uploads are counted.
-    attempt : callable, optional
-        Runs a round, or returns False if the round must be repeated.
-
-    Examples
-    --------
-    >>> from fldb_flower.algorithms import make_algorithm, run_rounds
-    >>> from fldb_flower.federation.history import History
-    >>> from fldb_flower.settings import Settings
-    >>> from simulations.engines.vectorized import DirectFederation
-    >>> settings = Settings(num_agents=10, horizon=8, dimension=3, tau=4)
-    >>> history = History(settings.horizon)
-    >>> federation = DirectFederation(settings, history)
-    >>> def report():
-    ...     print("played", history.iteration)
-    >>> theta = run_rounds(federation, make_algorithm(settings), after_round=report)
-    played 1
-    played 4
-    played 8
+    The federation's history has the rounds that were played before, and the algorithm is in the
+    state after them. ``after_round`` is called after each round, once its uploads are counted.
+    ``attempt`` runs a round, or returns False if the round must be repeated.
     """
     for round_ in algorithm.rounds():
         if round_.last <= federation.history.iteration:
@@ -94,17 +51,9 @@ def run_rounds(
         else:
             while not attempt(round_):
                 pass
-        _check_regret(federation, algorithm, round_)
+        history = federation.history
+        if round_.first == 1 and isinstance(history, History) and history.regret == 0.0:
+            require_better_arm(algorithm.settings)
         if after_round is not None:
             after_round()
     return algorithm.theta_sync
-
-
-def _check_regret(federation: Federation, algorithm: Algorithm, round_: Round) -> None:
-    """Raise a DataError if no arm is better than another: the first round then has no regret."""
-    history = federation.history
-    if round_.first == 1 and isinstance(history, History) and history.regret == 0.0:
-        require_better_arm(algorithm.settings)
-
-
-__all__ = ["Algorithm", "Online", "make_algorithm", "run_algorithm", "run_rounds"]

@@ -1,11 +1,18 @@
-"""Storage of the duels of a block of agents."""
+"""Duels of a block of agents, and what is recorded of each iteration besides them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fldb_flower.bandit.outcomes import OUTCOMES
 from fldb_flower.linalg.arrays import Array, Arrays, FloatArray, copy, namespace, to_numpy
+
+OUTCOMES = ("regret", "log_loss", "predicted", "decided", "correct")
+"""The sums over agents that are recorded of an iteration.
+
+``predicted`` duels have a predicted answer, and ``log_loss`` is the sum of their losses. Of these,
+``decided`` duels are no ties, and ``correct`` of them were predicted correctly. A logit of 0 is
+half correct.
+"""
 
 
 class DuelLog:
@@ -136,7 +143,7 @@ class DuelLog:
             self._preferences = self._arrays.make(np.array(state["preferences"]))
             self._outcomes = np.zeros((self._kept, len(OUTCOMES)))
             self._outcomes[:, 0] = state["regrets"]
-            self._outcomes[:, 1:] = state.get("predictions", 0.0)  # older states have none
+            self._outcomes[:, 1:] = state["predictions"]
 
 
 def clipped(differences: Array, longest: float) -> Array:
@@ -144,3 +151,28 @@ def clipped(differences: Array, longest: float) -> Array:
     xp = namespace(differences)
     lengths = xp.sqrt(xp.vecdot(differences, differences))
     return differences * (longest / xp.where(lengths > longest, lengths, longest))[:, None]
+
+
+def prediction_sums(
+    logits: Array, preferences: Array, differences: Array, iterations: int
+) -> FloatArray:
+    """Compare predictions with answers, and return sums over the agents.
+
+    The log loss of an answer y is ``-y log p - (1 - y) log(1 - p)`` with ``p = mu(logit)``. Duels
+    of equal arms (a difference of 0) are not predicted.
+
+    ``logits`` and ``preferences`` are (iterations * agents,), in order of iteration, and
+    ``differences`` (iterations * agents, d). The result has the columns of :data:`OUTCOMES` after
+    the regret, (iterations, 4).
+    """
+    xp = namespace(logits)
+    scores = xp.empty((4, *logits.shape), dtype=logits.dtype, device=logits.device)
+    sides = preferences - 0.5
+    margins, sizes = sides * logits, xp.abs(logits)
+    scores[0] = xp.log1p(xp.exp(-sizes)) + (0.5 * sizes - margins)  # softplus(z) - y z
+    scores[1] = 1.0
+    scores[2] = sides != 0
+    scores[3] = scores[2] * (0.5 + 0.5 * xp.sign(margins))
+    scores *= differences.any(axis=1)
+    sums: FloatArray = to_numpy(scores.reshape(4, iterations, -1).sum(axis=2)).T
+    return sums

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import sys
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fldb_flower.bandit.estimator import Estimator, not_fitted
 from fldb_flower.bandit.learner_checks import (
     Duels,
     checked_arm,
@@ -18,16 +20,37 @@ from fldb_flower.bandit.learner_checks import (
     checked_seed,
     checked_selection,
 )
-from fldb_flower.bandit.one_fit import fit_one
-from fldb_flower.bandit.preference import logistic
-from fldb_flower.bandit.selection import find_rule, norms, rewards
+from fldb_flower.bandit.newton import Prior, minimise
+from fldb_flower.bandit.preference import logistic, residuals
+from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
+from fldb_flower.errors import ConvergenceError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 
 _Self = TypeVar("_Self", bound="DuelingBandit")
 
+_EPS = np.finfo(float).eps
+_LEAST = 1e-290  # of a scaled ridge; with a smaller one, probabilities underflow
+_WORST = 1e6  # condition number of a root of the Hessian
+_ACCURACY = 1e-8  # of a logit, relative if it is above 1
 
-class DuelingBandit(Estimator):
+
+class NotFittedError(ValueError, AttributeError):
+    """There is no estimate yet; scikit-learn's exception has the same bases."""
+
+
+def _not_fitted() -> Exception:
+    """Return the error of a method that needs an estimate, scikit-learn's if it is imported."""
+    line = "this DuelingBandit has no estimate yet: call fit or record first"
+    if sys.modules.get("sklearn"):
+        from sklearn.exceptions import NotFittedError as SklearnsError  # noqa: PLC0415
+
+        error: Exception = SklearnsError(line)
+        return error
+    return NotFittedError(line)
+
+
+class DuelingBandit:
     r"""A linear dueling bandit of one person, from logged duels or online.
 
     The probability that the first arm of a duel is preferred is
@@ -97,6 +120,8 @@ class DuelingBandit(Estimator):
     >>> int(learner.rank(arms)[0])
     1
     """
+
+    _estimator_type = "classifier"  # for scikit-learn before 1.6
 
     coef_: FloatArray
     covariance_: FloatArray
@@ -253,20 +278,16 @@ class DuelingBandit(Estimator):
         width = checked_number("width", self.width)
         theta, whitener = self._estimate(features.shape[1])
         rule = find_rule(checked_selection(self.selection))
-        noise = None if rule.noise is None else rule.noise(self._streams(), 1, features.shape)[:, 0]
         try:
-            firsts, seconds = rule.select(features[None], theta, whitener, width, noise)
+            first, second = rule.pair(features, theta, whitener, width, self._streams())
         except FloatingPointError as error:
             raise ValueError(
                 f"arms up to {np.abs(features).max():g}, width={width:g}, ridge={self.ridge:g}:"
                 f" {error}; use numbers of about 1"
             ) from None
-        first, second = int(firsts[0]), int(seconds[0])
         if first == second:
-            bonus = norms((features - features[first])[None], whitener)
-            bounds = (rewards(features[None], theta) + width * bonus)[0]
-            bounds[first] = -np.inf
-            second = int(np.argmax(bounds))
+            others = np.arange(len(features)) != first
+            second = best_challenger(features, first, theta, whitener, width, allowed=others)
         return first, second
 
     def rank(self, arms: ArrayLike) -> IntArray:
@@ -354,6 +375,65 @@ class DuelingBandit(Estimator):
         total = float(weights.sum())
         return float(weights @ correct) / total if total else float("nan")
 
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters of the constructor by name.
+
+        Examples
+        --------
+        >>> import fldb_flower as fldb
+        >>> fldb.DuelingBandit(dimension=3).get_params()["dimension"]
+        3
+        """
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def set_params(self: _Self, **params: Any) -> _Self:
+        """Set parameters of the constructor by name.
+
+        Raises
+        ------
+        ValueError
+            There is no such parameter.
+
+        Examples
+        --------
+        >>> import fldb_flower as fldb
+        >>> fldb.DuelingBandit().set_params(ridge=0.1)
+        DuelingBandit(ridge=0.1)
+        """
+        known = inspect.signature(type(self)).parameters
+        for name, value in params.items():
+            if name not in known:
+                raise ValueError(
+                    f"{name!r} is not a parameter of {type(self).__name__}: must be one of"
+                    f" {', '.join(known)}"
+                )
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        defaults = inspect.signature(type(self)).parameters
+        changed = [
+            f"{name}={value!r}"
+            for name, value in self.get_params().items()
+            if repr(value) != repr(defaults[name].default)
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    def __sklearn_tags__(self) -> Any:
+        """Return the tags of a classifier of two classes, for scikit-learn 1.6 and later."""
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags  # noqa: PLC0415
+
+        return Tags(
+            estimator_type="classifier",
+            target_tags=TargetTags(required=True),
+            classifier_tags=ClassifierTags(multi_class=False),
+            input_tags=InputTags(),
+        )
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether there is an estimate."""
+        return hasattr(self, "coef_")
+
     def _known_dimension(self) -> int | None:
         """Return d, or None before it is known."""
         known: int | None = getattr(self, "n_features_in_", self.dimension)
@@ -363,7 +443,7 @@ class DuelingBandit(Estimator):
         """Set the estimate to the minimiser for these duels."""
         checked_selection(self.selection)
         ridge = checked_number("ridge", self.ridge, positive=True)
-        theta, self._whitener = fit_one(duels, ridge, start)
+        theta, self._whitener = _minimiser(duels, ridge, start)
         self._duels = duels
         self.coef_, self.intercept_ = theta[None], np.zeros(1)
         self.covariance_ = self._whitener @ self._whitener.T
@@ -374,7 +454,7 @@ class DuelingBandit(Estimator):
     def _fitted(self) -> FloatArray:
         """Return theta, (d,)."""
         if not self.__sklearn_is_fitted__():
-            raise not_fitted(type(self).__name__)
+            raise _not_fitted()
         theta: FloatArray = self.coef_[0]
         return theta
 
@@ -392,3 +472,74 @@ class DuelingBandit(Estimator):
         if seeded is None or seeded[0] is not state:
             seeded = self._seeded = state, AgentStreams(checked_seed(state), range(1))
         return seeded[1]
+
+
+def _minimiser(duels: Duels, ridge: float, start: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the minimiser (d,) of loss and ridge, and C (d, d) with inverse Hessian ``C C^T``.
+
+    Units of features and weights are powers of 2, which scale without rounding errors, such that
+    the largest feature, the largest weight and the ridge are at most 1. C is from the QR
+    decomposition of a root of the Hessian, which has the root of the Hessian's condition number.
+    Raises ConvergenceError if the result is not accurate to about 1e-8, or not in float64's range.
+    """
+    used = duels.weights > 0.0
+    rows, answers, weights = (each[used] for each in duels)
+    root = (_exponent(weights.max()) + 1) // 2  # of the unit of weights, 4^root
+    unit = max(_exponent(np.abs(rows).max()), (_exponent(ridge) + 1) // 2 - root)
+    rows, weights = np.ldexp(rows, -unit), np.ldexp(weights, -2 * root)
+    scaled = math.ldexp(ridge, -2 * (root + unit))
+    if scaled < _LEAST:
+        raise _inaccurate(duels, ridge)
+    with np.errstate(over="ignore"):
+        start = np.ldexp(start, unit)
+    start = np.where(np.isfinite(start), start, 0.0)
+    try:
+        prior = Prior(scaled)
+        point = minimise(start[None], rows.T[None], answers[None], prior, weights[None])[0]
+        for is_last in (False, True):
+            slopes, curvatures = residuals(rows @ point, answers)
+            factor = _inverse_root(rows, weights * curvatures, scaled)
+            if not is_last:
+                gradient = (weights * slopes) @ rows + scaled * point
+                point -= factor @ (gradient @ factor)
+    except (ConvergenceError, np.linalg.LinAlgError):
+        raise _inaccurate(duels, ridge) from None
+    sizes = np.abs(rows), np.abs(point), np.abs(factor)
+    terms = np.abs(slopes) + curvatures * (sizes[0] @ sizes[1])
+    noise = _EPS * ((weights * terms) @ sizes[0] + scaled * sizes[1])  # of the gradient
+    changes = sizes[0] @ (sizes[2] @ (noise @ sizes[2]))
+    if (changes > _ACCURACY * (1.0 + np.abs(rows @ point))).any():
+        raise _inaccurate(duels, ridge)
+    theta, whitener = np.ldexp(point, -unit), np.ldexp(factor, -(root + unit))
+    variances = (whitener * whitener).sum(axis=1)
+    is_in_range = (np.ldexp(theta, unit) == point).all() and np.isfinite(variances).all()
+    if not (is_in_range and variances.min() > np.finfo(float).tiny):
+        raise _inaccurate(duels, ridge)
+    return theta, whitener
+
+
+def _inverse_root(rows: FloatArray, curvatures: FloatArray, ridge: float) -> FloatArray:
+    """Return upper triangular C with ``(sum_i curvature_i x_i x_i^T + ridge I)^-1 = C C^T``."""
+    d = rows.shape[1]
+    parts = np.sqrt(curvatures)[:, None] * rows, math.sqrt(ridge) * np.eye(d)
+    upper = np.linalg.qr(np.concatenate(parts), mode="r")
+    lengths = np.linalg.norm(upper, axis=0)
+    inverse = np.linalg.inv(upper / lengths)
+    if not np.linalg.norm(inverse) * math.sqrt(d) <= _WORST:
+        raise np.linalg.LinAlgError("the Hessian is almost singular")
+    factor: FloatArray = inverse * np.sign(np.diagonal(upper)) / lengths[:, None]
+    return factor
+
+
+def _exponent(number: float) -> int:
+    """Return the least k with ``number < 2^k``; a very small one for 0."""
+    return math.frexp(number)[1] if number else -2000
+
+
+def _inaccurate(duels: Duels, ridge: float) -> ConvergenceError:
+    longest, heaviest = np.abs(duels.differences).max(), duels.weights.max()
+    return ConvergenceError(
+        f"ridge={ridge:g} gives no accurate estimate with differences of features up to"
+        f" {longest:.1e} and weights up to {heaviest:.1e}: scale the features to about 1, or use a"
+        f" ridge nearer to {heaviest * longest * longest:.0e}"
+    )

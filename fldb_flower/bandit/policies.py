@@ -13,9 +13,8 @@ import numpy as np
 
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates, Shares
 from fldb_flower.bandit.limits import factors
-from fldb_flower.bandit.local_estimates import LocalEstimates
-from fldb_flower.bandit.personal import PersonalEstimates, Shares
 from fldb_flower.bandit.prior import (
     LONGEST,
     PRIVATE_LONGEST,
@@ -26,8 +25,8 @@ from fldb_flower.bandit.prior import (
     mean_squared_length,
     scale_of,
 )
-from fldb_flower.bandit.selection import Selector
 from fldb_flower.bandit.selection.rules import Pair
+from fldb_flower.bandit.selection.selector import Selector
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
@@ -36,32 +35,9 @@ from fldb_flower.linalg.linear import Whitener, add_to_whiteners
 from fldb_flower.linalg.named_arrays import fields_of, join_parts, part_of
 from fldb_flower.settings import Settings
 
-__all__ = [
-    "CommonEstimatePolicy",
-    "LocalEstimatesPolicy",
-    "PersonalPolicy",
-    "Policy",
-    "UniformPolicy",
-    "make_policy",
-]
-
 
 class Policy:
-    """Selects pairs for a block of agents.
-
-    Examples
-    --------
-    A policy that always selects the first two arms:
-
-    >>> import numpy as np
-    >>> from fldb_flower.bandit.policies import Policy
-    >>> class FirstTwo(Policy):
-    ...     def select(self, iterations, features):
-    ...         first = np.zeros(len(features), dtype=np.int64)
-    ...         return first, first + 1
-    >>> FirstTwo().select(range(1, 2), np.ones((3, 4, 2)))
-    (array([0, 0, 0]), array([1, 1, 1]))
-    """
+    """Selects pairs for a block of agents."""
 
     learns = False
     """Whether it learns from each duel. If not, several iterations can be selected at once."""
@@ -106,23 +82,7 @@ class Policy:
 
 
 class CommonEstimatePolicy(Policy):
-    """Selects with the estimate of the last broadcast (Algorithm 1, lines 4 and 5).
-
-    Examples
-    --------
-    All agents select with the estimate that they received:
-
-    >>> import numpy as np
-    >>> from fldb_flower.bandit.estimate import Estimate
-    >>> from fldb_flower.bandit.policies import make_policy
-    >>> from fldb_flower.bandit.streams import AgentStreams
-    >>> from fldb_flower.settings import Settings
-    >>> settings = Settings(algorithm="fldb_ogd", dimension=2, beta_scale=0.0)
-    >>> policy = make_policy(settings, AgentStreams(0, range(2)))
-    >>> policy.receive(Estimate(np.array([1.0, 0.0]), np.eye(2)))
-    >>> policy.select(range(1, 2), np.array([[[1.0, 0.0], [2.0, 0.0]]] * 2))
-    (array([1, 1]), array([1, 1]))
-    """
+    """Selects with the estimate of the last broadcast (Algorithm 1, lines 4 and 5)."""
 
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         self._selector = Selector(settings, streams, arrays)
@@ -159,20 +119,6 @@ class LocalEstimatesPolicy(Policy):
     """LDB: each agent selects with its own theta_i and W_i, and learns from its own duels.
 
     Only the whitener of W_i is stored and updated.
-
-    Examples
-    --------
-    Agent 0 learns that the first feature is good, and agent 1 that it is bad:
-
-    >>> import numpy as np
-    >>> from fldb_flower.bandit.policies import make_policy
-    >>> from fldb_flower.bandit.streams import AgentStreams
-    >>> from fldb_flower.settings import Settings
-    >>> settings = Settings(algorithm="ldb", dimension=2, beta_scale=0.0)
-    >>> policy = make_policy(settings, AgentStreams(0, range(2)))
-    >>> policy.learn(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([1.0, 0.0]))
-    >>> policy.select(range(2, 3), np.array([[[1.0, 0.0], [2.0, 0.0]]] * 2))
-    (array([1, 0]), array([1, 0]))
     """
 
     learns = True
@@ -213,20 +159,6 @@ class PersonalPolicy(Policy):
     With limits, agents upload whole shares, M_i and ``m_i - M_i theta`` with the mean theta of the
     prior, so that noise does not add up. The prior contains the own share. It is not subtracted,
     because it is smaller than the noise, and its part in the sums is not known.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fldb_flower.bandit.policies import make_policy
-    >>> from fldb_flower.bandit.streams import AgentStreams
-    >>> from fldb_flower.settings import Settings
-    >>> settings = Settings(algorithm="fldb_personal", dimension=2, personal_width=0.0)
-    >>> policy = make_policy(settings, AgentStreams(0, range(2)))
-    >>> arms = np.array([[[1.0, 0.0], [2.0, 0.0]]] * 2)
-    >>> _ = policy.select(range(1, 2), arms)
-    >>> policy.learn(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([1.0, 0.0]))
-    >>> policy.select(range(2, 3), arms)
-    (array([1, 0]), array([1, 0]))
     """
 
     learns = True
@@ -282,9 +214,9 @@ class PersonalPolicy(Policy):
 
     def learn(self, differences: Array, preferences: Array) -> None:
         if self._sends:
-            by_agent = self._clip is not None
-            losses = self._estimates.losses_by_agent if by_agent else self._estimates.losses
-            self._losses = self._losses + losses(differences, preferences)
+            losses = self._estimates.losses(differences, preferences)
+            is_limited = self._clip is not None
+            self._losses = self._losses + (losses if is_limited else losses.sum(axis=0))
         self._estimates.add(differences, preferences)
 
     def shares(self, played: int, units: Mapping[str, float] | None = None) -> ShareChange:
@@ -347,21 +279,7 @@ class PersonalPolicy(Policy):
 
 
 class UniformPolicy(Policy):
-    """Draws each pair uniformly among the pairs of different arms.
-
-    Examples
-    --------
-    With two arms, there is one pair of different arms, in one of two orders:
-
-    >>> import numpy as np
-    >>> from fldb_flower.bandit.policies import make_policy
-    >>> from fldb_flower.bandit.streams import AgentStreams
-    >>> from fldb_flower.settings import Settings
-    >>> policy = make_policy(Settings(algorithm="random", num_arms=2), AgentStreams(0, range(5)))
-    >>> first, second = policy.select(range(1, 2), np.ones((5, 2, 5)))
-    >>> first + second
-    array([1, 1, 1, 1, 1])
-    """
+    """Draws each pair uniformly among the pairs of different arms."""
 
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         self._streams = streams
@@ -383,15 +301,6 @@ _POLICIES: dict[str, Callable[[Settings, AgentStreams, Arrays], Policy]] = {
 
 
 def make_policy(settings: Settings, streams: AgentStreams, arrays: Arrays | None = None) -> Policy:
-    """Return the policy of the settings' algorithm, on the given kind of arrays.
-
-    Examples
-    --------
-    >>> from fldb_flower.bandit.policies import make_policy
-    >>> from fldb_flower.bandit.streams import AgentStreams
-    >>> from fldb_flower.settings import Settings
-    >>> make_policy(Settings(algorithm="ldb"), AgentStreams(0, range(2))).learns
-    True
-    """
+    """Return the policy of the settings' algorithm, on the given kind of arrays."""
     policy = _POLICIES[ALGORITHMS[settings.algorithm].agents]
     return policy(settings, streams, arrays or Arrays())

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fldb_flower.bandit.duels import DuelLog, clipped
+from fldb_flower.bandit.duels import DuelLog, clipped, prediction_sums
 from fldb_flower.bandit.limits import units_of
-from fldb_flower.bandit.outcomes import prediction_sums
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.prior import ShareChange
 from fldb_flower.bandit.streams import check_agents, make_streams
@@ -260,7 +259,5 @@ class AgentBlock:
 
     def restore(self, state: dict[str, Array]) -> None:
         """Restore what :meth:`state` returned; later results are identical."""
-        if older := part_of(state, "streams"):  # of all names
-            state = {**state, **join_parts({"offers.streams": older, "selection": older})}
         for name, part in self._parts.items():
             part.restore(part_of(state, name))

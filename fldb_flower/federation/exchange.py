@@ -109,7 +109,7 @@ class Broadcast(NamedTuple):
 class Outcomes(NamedTuple):
     """Regret and predictions of consecutive iterations (simulation only).
 
-    ``sums`` are the ``fldb_flower.bandit.outcomes.OUTCOMES`` of each iteration from ``first``
+    ``sums`` are the ``fldb_flower.bandit.duels.OUTCOMES`` of each iteration from ``first``
     on, (iterations, 5), summed over a block of ``agents`` agents.
 
     Examples

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fldb_flower.bandit.outcomes import OUTCOMES
+from fldb_flower.bandit.duels import OUTCOMES
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.settings import check_value
@@ -221,11 +221,10 @@ class History(Counts):
         self.iteration, self.rounds, *counts = (int(number) for number in state["counts"])
         self.restore_counts(dict(zip(self.counts(), counts, strict=True)))
         self.openings = int(state.get("openings", 0))
-        predictions = state.get("predictions", self._outcomes[:0, 1:])  # older states have none
         for array, saved in (
             (self._exchanges, state["exchanges"]),
             (self._outcomes[:, 0], state["regret"]),
-            (self._outcomes[:, 1:], predictions),
+            (self._outcomes[:, 1:], state["predictions"]),
             (self._agents, state["agents"]),
         ):
             array[: len(saved)] = saved

@@ -140,7 +140,7 @@ class OfferStream:
         self._streams.restore(part_of(state, "streams"))
         if self._changing is not None:
             self._changing.restore(part_of(state, "environment"))
-        if taken := int(state.get("taken", 0)):  # older states have none
+        if taken := int(state["taken"]):
             self._draw(taken)
 
 

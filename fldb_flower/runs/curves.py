@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fldb_flower.runs.styles import Style, styles_of
+from fldb_flower.runs.styles import Style, style_of, styles_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,16 +37,9 @@ _LEAD, _PAD = 0.26, 2  # length of the line to a label in inches, and the gap in
 
 
 class Curve(NamedTuple):
-    """The cumulative regret of one configuration.
+    """The cumulative regret of one run, (iterations,), or of several, (seeds, iterations).
 
-    Attributes
-    ----------
-    algorithm : str
-        Name of the algorithm, which determines the style.
-    values : array_like
-        Cumulative regret by iteration, of one run (iterations,) or several (seeds, iterations).
-    label : str
-        Label of the curve; by default the name of the algorithm in figures.
+    The algorithm determines the style, and without a label also the label.
     """
 
     algorithm: str
@@ -55,26 +48,7 @@ class Curve(NamedTuple):
 
 
 def regret(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Plot the mean regret of curves, their standard errors and their labels.
-
-    Bands show the standard errors of up to five curves, and error bars at a few points those of
-    more. A single curve has no label unless it is given.
-
-    Parameters
-    ----------
-    axes : Axes
-        Axes of Matplotlib.
-    curves : sequence of Curve
-        The curves.
-
-    Examples
-    --------
-    >>> from matplotlib.figure import Figure
-    >>> axes = Figure().add_subplot()
-    >>> regret(axes, [Curve("ldb", [1, 3, 4]), Curve("fldb_ons", [[1, 2, 2], [1, 1, 1]])])
-    >>> [text.get_text() for text in axes.texts]
-    ['LDB', 'FLDB-ONS']
-    """
+    """Plot the mean regret of curves, and their labels; a single one needs none."""
     lines = means(axes, curves)
     label_axes(axes)
     if len(curves) > 1 or any(curve.label for curve in curves):
@@ -91,40 +65,33 @@ def label_axes(axes: Axes) -> None:
 
 
 def means(axes: Axes, curves: Sequence[Curve]) -> list[Line2D]:
-    """Plot the mean of each curve and its standard error, and return the lines."""
+    """Plot the mean of each curve and its standard error, and return the lines.
+
+    Bands show the errors of up to five curves, and error bars at a few points those of more.
+    """
     styles = styles_of([curve.algorithm for curve in curves])
     lines = []
     for place, (curve, style) in enumerate(zip(curves, styles, strict=True)):
         rows = np.atleast_2d(np.asarray(curve.values, dtype=float))
-        horizon = rows.shape[1]
+        horizon, color = rows.shape[1], style["color"]
         kept = np.unique(np.linspace(0, horizon - 1, min(horizon, _MAX_POINTS)).astype(int))
-        steps, mean = kept + 1, rows.mean(axis=0)[kept]
+        x, y = kept + 1, rows.mean(axis=0)[kept]
         text = curve.label or style["label"]
-        (line,) = axes.plot(steps, mean, label=text, zorder=3, **line_style(style))
-        lines.append(line)
-        if len(rows) > 1:
-            error = rows.std(axis=0, ddof=1)[kept] / np.sqrt(len(rows))
-            if len(curves) <= _MAX_BANDS:
-                _band(axes, np.array([steps, mean, error]), style)
-            else:
-                _bars(axes, np.array([steps, mean, error]), style, place / len(curves))
+        lines += axes.plot(x, y, label=text, zorder=3, **line_style(style))
+        if len(rows) < 2:
+            continue
+        error = rows.std(axis=0, ddof=1)[kept] / np.sqrt(len(rows))
+        if len(curves) <= _MAX_BANDS:
+            axes.fill_between(
+                x, y - error, y + error, color=color, alpha=0.15, linewidth=0, zorder=1
+            )
+            for edge in (y - error, y + error):
+                axes.plot(x, edge, color=color, alpha=0.5, linewidth=0.4, zorder=1)
+        else:  # bars of different curves at different iterations
+            shares = np.arange(1, _BARS + 1) - 0.1 - 0.8 * place / len(curves)
+            at = np.unique(np.rint(shares / _BARS * (len(x) - 1)).astype(int))
+            axes.errorbar(x[at], y[at], error[at], fmt="none", ecolor=color, zorder=2, **_THIN)
     return lines
-
-
-def _band(axes: Axes, values: npt.NDArray[np.float64], style: Style) -> None:
-    """Draw a band with thin edges, from rows x, y and error."""
-    x, y, error = values
-    color = style["color"]
-    axes.fill_between(x, y - error, y + error, color=color, alpha=0.15, linewidth=0, zorder=1)
-    for edge in (y - error, y + error):
-        axes.plot(x, edge, color=color, alpha=0.5, linewidth=0.4, zorder=1)
-
-
-def _bars(axes: Axes, values: npt.NDArray[np.float64], style: Style, shift: float) -> None:
-    """Draw error bars at a few points; ``shift``, from 0 to 1, keeps those of curves apart."""
-    places = (np.arange(1, _BARS + 1) - 0.1 - 0.8 * shift) / _BARS * (values.shape[1] - 1)
-    x, y, error = values[:, np.unique(np.rint(places).astype(int))]
-    axes.errorbar(x, y, error, fmt="none", ecolor=style["color"], zorder=2, **_THIN)
 
 
 def points(axes: Axes, values: Sequence[Any], style: Style, text: str) -> Line2D:
@@ -154,13 +121,12 @@ def label(axes: Axes, lines: Sequence[Line2D]) -> None:
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     figure = axes.get_figure(root=True)
     assert figure is not None
-    box, size = axes.get_window_extent(), _font_size(axes)
+    box, size = axes.get_window_extent(), axes.xaxis.get_ticklabels()[0].get_fontsize()
     height, width = (each / figure.dpi for each in (box.height, box.width))
     texts = [str(line.get_label()) for line in lines]
-    gap = _LINE * max(text.count("\n") + 1 for text in texts) * size / 72 / height
+    gap = _LINE * max(text.count("\n") + 1 for text in texts) * float(size) / 72 / height
     if gap * (len(lines) - 1) > 1:
-        rows = int(1 / gap) + 1
-        columns = -(-len(lines) // rows)
+        columns = -(-len(lines) // (int(1 / gap) + 1))
         axes.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1), ncols=columns)
         return
     last = [np.column_stack(line.get_data())[np.argmax(line.get_xdata())] for line in lines]
@@ -177,48 +143,27 @@ def label(axes: Axes, lines: Sequence[Line2D]) -> None:
         )  # fmt: skip
 
 
-def _font_size(axes: Axes) -> float:
-    """Return the size of the labels of curves in points: that of the ticks."""
-    return float(axes.xaxis.get_ticklabels()[0].get_fontsize())
-
-
 def spread(heights: npt.ArrayLike, gap: float) -> npt.NDArray[np.float64]:
-    """Return the heights nearest to the given ones that are at least ``gap`` apart.
-
-    The heights are fractions of the axes and remain in [0, 1]. Nearest is in the sum of squares.
-
-    Examples
-    --------
-    >>> spread([0.5, 0.5, 0.9], 0.2).round(2).tolist()
-    [0.4, 0.6, 0.9]
-    """
+    """Return the heights in [0, 1] nearest to the given ones that are at least ``gap`` apart."""
     wanted = np.asarray(heights, dtype=float)
     order = np.argsort(wanted, kind="stable")
     slots = gap * np.arange(len(wanted))
     # Without the slots, heights need only ascend: blocks of violators get their mean.
-    blocks: list[list[float]] = []  # mean and size
+    blocks: list[list[float]] = []
     for value in wanted[order] - slots:
-        blocks.append([value, 1])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (last, n), (before, m) = blocks.pop(), blocks.pop()
-            blocks.append([(before * m + last * n) / (m + n), m + n])
-    free = np.concatenate([np.full(int(size), mean) for mean, size in blocks])
-    placed = np.clip(free, 0, 1 - slots[-1]) + slots
+        blocks.append([value])
+        while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    ascending = np.concatenate([np.full(len(block), np.mean(block)) for block in blocks])
     result = np.empty(len(wanted))
-    result[order] = placed
+    result[order] = np.clip(ascending, 0, 1 - slots[-1]) + slots
     return result
 
 
 def setting_text(key: str, value: Any) -> str:
-    r"""Return a setting and its value as text of Matplotlib.
-
-    Examples
-    --------
-    >>> setting_text("tau", 4), setting_text("solver", "newton")
-    ('$\\tau=4$', 'solver=newton')
-    """
+    r"""Return a setting and its value as text of Matplotlib, such as ``$\tau=4$``."""
     if key == "algorithm":
-        return style_label(str(value))
+        return style_of(str(value))["label"].replace("$", r"\$")
     shown = f"{value:.4g}" if isinstance(value, float) else f"{value}"
     if key in SYMBOLS and not isinstance(value, str):
         return f"${SYMBOLS[key]}={shown}$"
@@ -236,11 +181,6 @@ def wrap(text: str, letters: int) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def style_label(algorithm: str) -> str:
-    """Return the name of an algorithm in figures."""
-    return styles_of([algorithm])[0]["label"].replace("$", r"\$")
-
-
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Return settings and their values as text of Matplotlib."""
     return ", ".join(setting_text(key, value) for key, value in settings.items())
@@ -249,7 +189,7 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 def title_of(settings: Mapping[str, Any]) -> str:
     """Return the main ones of settings, by Hydra's dotted names, as text of Matplotlib."""
     names = [settings[key] for key in ("algorithm", "environment.name") if key in settings]
-    head = " on ".join(style_label(str(name)) for name in names)
+    head = " on ".join(setting_text("algorithm", name) for name in names)
     sizes = settings_text({key: settings[key] for key in _SIZES if key in settings})
     return ": ".join(part for part in (head, sizes) if part)
 

@@ -1,24 +1,90 @@
-"""A directory of results: used by one process at a time, with files that are replaced atomically.
+"""A directory of results: used by one process at a time, with a checkpoint.
 
-The base of :class:`fldb_flower.runs.results.RunDirectory` (a simulation) and of
-:class:`strategies.device_directory.DeviceDirectory` (a federation of devices).
+The base of the directory of a simulation (:class:`fldb_flower.runs.results.RunDirectory`) and of a
+federation of devices (:class:`strategies.device_directory.DeviceDirectory`). Files are replaced
+atomically and durably. A checkpoint consists of a word with its version, the SHA-256 of the rest,
+and packed arrays; nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fldb_flower.errors import OutputError
-from fldb_flower.linalg.arrays import Array
-from fldb_flower.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+import numpy as np
+from numpy.typing import NDArray
+
+from fldb_flower.errors import CheckpointError, OutputError
+from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.system.files import lock_folder, reason_of, replace_file
 
 CHECKPOINT, MODEL, SUMMARY = "checkpoint.bin", "model.json", "summary.json"
+CHECKPOINT_VERSION = 1
+_WORD, _HASH_BYTES = b"FLDBcp", 32
+_META = "meta"
+_AGAIN = "move the file away to start again"
+
+
+class Checkpoint(NamedTuple):
+    """The state of a run after a round: JSON values, and arrays by name."""
+
+    numbers: dict[str, Any]
+    arrays: Mapping[str, NDArray[Any]]
+
+
+def save_checkpoint(path: Path, identity: str, checkpoint: Checkpoint) -> None:
+    """Replace a checkpoint; ``identity`` has the settings that determine results, one a line."""
+    meta = json.dumps({"identity": identity, "numbers": checkpoint.numbers})
+    text = np.frombuffer(meta.encode(), dtype=np.uint8)
+    body = pack_arrays({_META: text, **checkpoint.arrays})
+    word = _WORD + f"{CHECKPOINT_VERSION:02}".encode()
+    try:
+        replace_file(path, word + hashlib.sha256(body).digest() + body)
+    except OSError as error:
+        raise OutputError(f"cannot write the checkpoint {path}: {error.strerror}") from None
+
+
+def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
+    """Return the checkpoint of a run with this identity; None if the file does not exist."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OutputError(f"cannot read the checkpoint {path}: {error.strerror}") from None
+    place = len(_WORD) + 2
+    word, version = data[: len(_WORD)], data[len(_WORD) : place]
+    digest, body = data[place : place + _HASH_BYTES], data[place + _HASH_BYTES :]
+    if word != _WORD or not version.isdigit():
+        raise CheckpointError(f"{path} is not a checkpoint: {_AGAIN}")
+    if int(version) != CHECKPOINT_VERSION:
+        raise CheckpointError(
+            f"{path} has version {int(version)} of checkpoints, and this program version"
+            f" {CHECKPOINT_VERSION}: {_AGAIN}"
+        )
+    if hashlib.sha256(body).digest() != digest:
+        raise CheckpointError(
+            f"{path} is damaged (its SHA-256 differs): restore a backup, or {_AGAIN}"
+        )
+    arrays = unpack_arrays(body)
+    meta = json.loads(arrays.pop(_META).tobytes())
+    if meta["identity"] != identity:
+        raise CheckpointError(
+            f"{path} belongs to another run ({_difference(meta['identity'], identity)}): use"
+            " another directory or the same settings"
+        )
+    return Checkpoint(meta["numbers"], arrays)
+
+
+def _difference(theirs: str, ours: str) -> str:
+    """Return the first line in which two identities differ."""
+    pairs = zip(theirs.splitlines(), ours.splitlines(), strict=False)
+    return next((f"{a!r} there, {b!r} here" for a, b in pairs if a != b), "other settings")
 
 
 def json_bytes(values: Mapping[str, Any]) -> bytes:
@@ -27,16 +93,10 @@ def json_bytes(values: Mapping[str, Any]) -> bytes:
 
 
 class ResultsDirectory:
-    """A locked directory with a checkpoint and JSON files.
+    """A locked directory; it is created if missing.
 
-    It is created if missing. A checkpoint with another ``identity``, the settings that determine
-    the results, is refused. ``user`` is what uses the directory, for the error if it is locked:
-    ``"run"`` or ``"server"``.
-
-    Raises
-    ------
-    OutputError
-        The directory cannot be created, or another process uses it.
+    A checkpoint with another ``identity`` is refused. ``user`` is what uses the directory, for the
+    error if it is locked: ``"run"`` or ``"server"``.
     """
 
     def __init__(self, path: Path, identity: str, *, user: str) -> None:
@@ -57,20 +117,20 @@ class ResultsDirectory:
         self._unlock()
 
     def load(self) -> Checkpoint | None:
-        """Return the checkpoint, or None if there is none; see :func:`load_checkpoint`."""
+        """Return the checkpoint, or None if there is none."""
         return load_checkpoint(self.path / CHECKPOINT, self._identity)
 
-    def save(self, numbers: dict[str, Any], arrays: Mapping[str, Array]) -> None:
-        """Replace the checkpoint; see :func:`save_checkpoint`."""
-        save_checkpoint(self.path / CHECKPOINT, Checkpoint(self._identity, numbers, arrays))
+    def save(self, numbers: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the checkpoint."""
+        save_checkpoint(self.path / CHECKPOINT, self._identity, Checkpoint(numbers, arrays))
 
     def write(self, name: str, content: bytes) -> None:
-        """Replace a file atomically; if that fails, raise an OutputError and keep the old file."""
+        """Replace a file; if that fails, raise an OutputError and keep the old file."""
         with self.writing():
             replace_file(self.path / name, content)
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
-        """Replace a JSON file atomically; see :meth:`write`."""
+        """Replace a JSON file."""
         self.write(name, json_bytes(values))
 
     @contextlib.contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from fldb_flower.algorithms import Algorithm
 from fldb_flower.errors import DataError, FldbError
@@ -30,55 +30,12 @@ class StoppedError(FldbError):
     """The run stopped because a stop was requested."""
 
 
-class ProgressLines:
-    """Prints the regret and the time left with ``say``, at most every two seconds."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._first: tuple[float, int] | None = None  # time and iteration of the first call
-        self._last = 0.0
-
-    def __call__(self, history: History) -> None:
-        """Print a line if one is due."""
-        now, done = time.monotonic(), history.iteration
-        if self._first is None:
-            # The time before, such as starting Ray, does not predict the remaining iterations.
-            self._first, self._last = (now, done), now
-        if now - self._last < _SECONDS_BETWEEN_LINES:
-            return
-        self._last = now
-        begin, already = self._first
-        left = (now - begin) / (done - already) * (history.horizon - done)
-        self._say(
-            f"iteration {done}/{history.horizon} | regret {history.regret:.2f}"
-            f" | {history.exchanges} exchanges | {left:.0f} s left"
-        )
-
-
-class Resumable(Protocol):
-    """A federation whose state, with that of its agents, can be saved and restored."""
-
-    history: History
-
-    def state(self) -> dict[str, Array]:
-        """Return the state as arrays, for :meth:`restore`."""
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Restore a state; the run continues with identical numbers."""
-
-
 class Checkpointer:
     """Saves the state of a run after some of its rounds, and restores the last one saved.
 
-    A checkpoint holds the algorithm, the history and every agent after the same round. A resumed
-    run therefore computes what an uninterrupted run would have computed.
-
-    Attributes
-    ----------
-    iteration : int
-        The last iteration saved.
-    can_save : bool
-        Whether there is a state to save: a round ended, in this process or before.
+    A checkpoint holds the algorithm, the history and every agent after the same round, so a resumed
+    run computes what an uninterrupted one would. ``iteration`` is the last one saved, and
+    ``can_save`` tells whether a round ended, in this process or before.
     """
 
     def __init__(
@@ -101,44 +58,41 @@ class Checkpointer:
         """Running time, without interruptions."""
         return time.monotonic() - self._begin
 
-    def follow(self, federation: Resumable, algorithm: Algorithm) -> Callable[[], None]:
+    def follow(self, federation: Any, algorithm: Algorithm) -> Callable[[], None]:
         """Restore both from the checkpoint, if any; return a function to call after each round.
 
         The function saves a checkpoint when one is due. If a stop was requested, it saves one and
         raises a :class:`StoppedError`.
         """
+        parts = {"history": federation.history, "algorithm": algorithm, "federation": federation}
         saved, self._directory.saved = self._directory.saved, None  # frees its memory
         if saved is not None:
-            federation.history.restore(part_of(saved.arrays, "history"))
-            algorithm.restore(part_of(saved.arrays, "algorithm"))
-            federation.restore(part_of(saved.arrays, "federation"))
-        return lambda: self._after_round(federation, algorithm)
+            for name, part in parts.items():
+                part.restore(part_of(saved.arrays, name))
+
+        def after_round() -> None:
+            now = time.monotonic()
+            self.can_save = True
+            stopping = self._stop_requested(now)
+            if not stopping and now < self._due:
+                return
+            iteration = federation.history.iteration
+            state = join_parts({name: part.state() for name, part in parts.items()})
+            self._directory.save({"iteration": iteration, "seconds": self.seconds}, state)
+            self.iteration = iteration
+            if stopping:
+                place = f"iteration {iteration} of {self._horizon}"
+                raise StoppedError(f"{STOPPED}: resume=true resumes after {place}")
+            cost = time.monotonic() - now
+            pause = max(self._interval, CHECKPOINT_COST * cost if self._interval else 0.0)
+            self._due = now + cost + pause
+
+        return after_round
 
     def check_stop(self) -> None:
         """Raise a StoppedError if a stop was requested, for engines without checkpoints."""
         if self._stop_requested(time.monotonic()):
             raise StoppedError(f"{STOPPED}: nothing was saved; resume=true starts it again")
-
-    def _after_round(self, federation: Resumable, algorithm: Algorithm) -> None:
-        now = time.monotonic()
-        self.can_save = True
-        stopping = self._stop_requested(now)
-        if not stopping and now < self._due:
-            return
-        parts = {
-            "history": federation.history.state(),
-            "algorithm": algorithm.state(),
-            "federation": federation.state(),
-        }
-        iteration = federation.history.iteration
-        self._directory.save({"iteration": iteration, "seconds": self.seconds}, join_parts(parts))
-        self.iteration = iteration
-        if stopping:
-            place = f"iteration {iteration} of {self._horizon}"
-            raise StoppedError(f"{STOPPED}: resume=true resumes after {place}")
-        cost = time.monotonic() - now
-        pause = max(self._interval, CHECKPOINT_COST * cost if self._interval else 0.0)
-        self._due = now + cost + pause
 
     def _stop_requested(self, now: float) -> bool:
         if now < self._next_poll:
@@ -152,25 +106,11 @@ def conduct(
     directory: RunDirectory,
     run: Callable[[History, Checkpointer], Array],
     say: Callable[[str], None],
-) -> dict[str, Any]:
-    """Run, write the results, close the directory, and return the content of ``summary.json``.
+) -> None:
+    """Run, write the results, and close the directory.
 
-    Parameters
-    ----------
-    settings, directory
-        The settings of the run, and the directory of its results.
-    run : callable
-        Runs the algorithm, records into the history, and returns theta_sync. Only the vectorized
-        engine uses the checkpointer.
-    say : callable
-        Prints one line.
-
-    Raises
-    ------
-    DataError
-        The memory does not suffice, or the regret is not finite.
-    StoppedError
-        A stop was requested.
+    ``run`` runs the algorithm, records into the history, and returns theta_sync; only the
+    vectorized engine uses the checkpointer. ``say`` prints one line.
     """
     for line in cautions(settings):
         say(f"warning: {line}")
@@ -179,7 +119,7 @@ def conduct(
         with _reporting(settings, checkpointer, say) as report:
             history = History(settings.horizon, report)
             theta_sync = run(history, checkpointer)
-        summary = directory.finish(history, theta_sync, runtime_seconds=checkpointer.seconds)
+        summary = directory.finish(history, theta_sync, checkpointer.seconds)
     except (Exception, KeyboardInterrupt) as error:
         directory.abandon()
         if isinstance(error, MemoryError):
@@ -187,8 +127,13 @@ def conduct(
         raise
     finally:
         directory.close()
-    _say_results(summary, settings, directory, say)
-    return summary
+    say(
+        f"{describe(settings)} | final regret {summary['final_regret']:.2f} per agent,"
+        f" {summary['exchanges']} exchanges, {_size(summary['uploaded_bytes'])} up,"
+        f" {_size(summary['downloaded_bytes'])} down, {summary['runtime_seconds']:.1f} s"
+    )
+    plot = directory.path / PLOT
+    say(f"results: {directory.path}" + (f"  plot: {plot}" if plot.exists() else ""))
 
 
 @contextlib.contextmanager
@@ -199,7 +144,7 @@ def _reporting(
 
     Flower prints its own lines, so its engines have no bar.
     """
-    lines = ProgressLines(say)
+    lines = _progress_lines(say)
     if settings.engine.name != "vectorized":
 
         def report(history: History) -> None:
@@ -221,6 +166,28 @@ def _reporting(
             yield count
 
 
+def _progress_lines(say: Callable[[str], None]) -> Callable[[History], None]:
+    """Return a function that prints the regret and the time left, at most every two seconds."""
+    first: tuple[float, int] | None = None  # time and iteration of the first call
+    last = 0.0
+
+    def report(history: History) -> None:
+        nonlocal first, last
+        now, done = time.monotonic(), history.iteration
+        if first is None:
+            # The time before, such as starting Ray, does not predict the remaining iterations.
+            first, last = (now, done), now
+        elif now - last >= _SECONDS_BETWEEN_LINES:
+            last, (begin, already) = now, first
+            left = (now - begin) / (done - already) * (history.horizon - done)
+            say(
+                f"iteration {done}/{history.horizon} | regret {history.regret:.2f}"
+                f" | {history.exchanges} exchanges | {left:.0f} s left"
+            )
+
+    return report
+
+
 def out_of_memory(settings: Settings, error: MemoryError) -> DataError:
     """Return the error of a run whose memory does not suffice."""
     return DataError(
@@ -228,21 +195,6 @@ def out_of_memory(settings: Settings, error: MemoryError) -> DataError:
         f" num_arms={settings.num_arms} or dimension={settings.dimension} is too large for this"
         " machine"
     )
-
-
-def _say_results(
-    summary: Mapping[str, Any],
-    settings: Settings,
-    directory: RunDirectory,
-    say: Callable[[str], None],
-) -> None:
-    say(
-        f"{describe(settings)} | final regret {summary['final_regret']:.2f} per agent,"
-        f" {summary['exchanges']} exchanges, {_size(summary['uploaded_bytes'])} up,"
-        f" {_size(summary['downloaded_bytes'])} down, {summary['runtime_seconds']:.1f} s"
-    )
-    plot = directory.path / PLOT
-    say(f"results: {directory.path}" + (f"  plot: {plot}" if plot.exists() else ""))
 
 
 def _size(count: int) -> str:

@@ -53,20 +53,19 @@ def describe(settings: Settings) -> str:
     return f"{settings.algorithm} on {settings.environment.name}: {main}"
 
 
-def plot_regret(path: Path, history: History, settings: Settings) -> bool:
-    """Plot the average cumulative regret against the iterations; see :func:`save_figure`."""
+def plot_regret(path: Path, history: History, settings: Settings) -> None:
+    """Plot the average cumulative regret of a run against the iterations."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         regret(axes, [Curve(settings.algorithm, history.cumulative_regret)])
         values = to_dotted(settings)
-        ignored = unused(values)
-        title = title_of({key: value for key, value in values.items() if key not in ignored})
-        selection = "" if "selection" in ignored else f", {settings.selection}"
-        axes.set_title(wrap(f"{title}{selection}, seed {settings.seed}", 42))
+        used = {key: value for key, value in values.items() if key not in unused(values)}
+        selection = f", {settings.selection}" if "selection" in used else ""
+        axes.set_title(wrap(f"{title_of(used)}{selection}, seed {settings.seed}", 42))
         axes.set_ylabel(f"{REGRET}\n(units of latent reward)")
 
-    return bool(save_figure(path, draw, height=2.4))
+    save_figure(path, draw, height=2.4)
 
 
 def save_figure(
@@ -77,28 +76,11 @@ def save_figure(
     width: str = "column",
     formats: Sequence[str] = ("png",),
 ) -> list[Path]:
-    """Draw and save a figure. If that fails, log one line and return no path.
+    """Draw a figure, save it in :data:`FORMATS`, and return the files; log a failure in one line.
 
-    The figure does not depend on the user's Matplotlib backend, ``matplotlibrc`` or style. The same
-    data gives the same bytes. Only this module imports Matplotlib.
-
-    Parameters
-    ----------
-    path : Path
-        Path of the PNG file; other formats have their suffix instead.
-    draw : callable
-        Draws on the figure.
-    height : float
-        Height in inches.
-    width : {"column", "page"}
-        Width: :data:`WIDTHS`.
-    formats : sequence of {"png", "svg", "pdf"}
-        Formats: :data:`FORMATS`.
-
-    Returns
-    -------
-    list of Path
-        The files, in the order of the formats.
+    The height is in inches, and the width one of :data:`WIDTHS`. The figure does not depend on the
+    user's Matplotlib backend, ``matplotlibrc`` or style, and the same data gives the same bytes.
+    Only this module imports Matplotlib.
     """
     paths = [path.with_suffix(f".{each}") for each in formats]
     try:
@@ -120,41 +102,28 @@ def save_figure(
 
 
 def _encoded(figure: Figure, kind: str) -> bytes:
-    """Return a figure in a format, without the date."""
+    """Return a figure in a format, without the date.
+
+    A PNG image has a palette, which takes less time and half of the bytes.
+    """
     content = io.BytesIO()
-    if kind == "png":
-        _save_png(figure, content)
-    else:
+    if kind != "png":
         figure.savefig(content, format=kind, metadata=dict.fromkeys(FORMATS[kind]))
-    return content.getvalue()
-
-
-def _save_png(figure: Figure, content: io.BytesIO) -> None:
-    """Save a PNG image with a palette, which takes less time and half of the bytes."""
+        return content.getvalue()
     from PIL import Image  # noqa: PLC0415 - Matplotlib needs it, too
 
     pixels = io.BytesIO()
     figure.savefig(pixels, format="raw", dpi=DPI)
-    size = [int(inches * DPI) for inches in figure.get_size_inches()]
-    image = Image.frombytes("RGBA", (size[0], size[1]), pixels.getvalue()).convert("RGB")
+    width, height = (int(inches * DPI) for inches in figure.get_size_inches())
+    image = Image.frombytes("RGBA", (width, height), pixels.getvalue()).convert("RGB")
     palette = image.quantize(_COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     palette.save(content, format="png", dpi=(DPI, DPI))
+    return content.getvalue()
 
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
     """Use the style of the figures in the block, ``figure_style.yaml``, and then the user's."""
-    with _default_style():
-        import matplotlib as mpl  # noqa: PLC0415
-
-        sheet = Path(__file__).with_name("figure_style.yaml")
-        mpl.rcParams.update(mpl.rc_params_from_file(sheet, use_default_template=False))
-        yield
-
-
-@contextlib.contextmanager
-def _default_style() -> Iterator[None]:
-    """Import Matplotlib with any backend set, and use its default style in the block."""
     if "matplotlib" not in sys.modules:
         # The import fails if the backend is not installed, such as Jupyter's.
         backend = os.environ.pop(_BACKEND, None)
@@ -170,6 +139,8 @@ def _default_style() -> Iterator[None]:
 
     with mpl.rc_context():
         mpl.rcdefaults()
+        sheet = Path(__file__).with_name("figure_style.yaml")
+        mpl.rcParams.update(mpl.rc_params_from_file(sheet, use_default_template=False))
         yield
 
 

@@ -19,11 +19,11 @@ from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.privacy.plan import ReleasePlan
-from fldb_flower.runs.checkpoints import Checkpoint
 from fldb_flower.runs.directory import (
     CHECKPOINT,
     MODEL,
     SUMMARY,
+    Checkpoint,
     ResultsDirectory,
     json_bytes,
 )
@@ -33,17 +33,16 @@ from fldb_flower.settings import (
     Settings,
     default_of,
     from_nested,
-    hydra_entries,
     to_dotted,
     to_nested,
     unused,
 )
-from fldb_flower.system.files import read_file, remove_leftovers
+from fldb_flower.system.files import remove_leftovers
 
 CONFIG, REGRET, PLOT = "config.yaml", "regret.csv", "regret.png"
 PREDICTION, PARTICIPATION, STOP = "prediction.csv", "participation.csv", "stop"
-_MOST_BYTES = 2**24  # of a config.yaml
-_FORMAT = 2  # of the checkpoint of a run
+FILES = (CONFIG, REGRET, PREDICTION, PARTICIPATION, MODEL, SUMMARY)
+"""The files of a finished run in the order in which they are written; not every run has all."""
 STORAGE_SETTINGS = ("resume", "checkpoint_seconds", "plot")
 """Settings of how a run is stored, which are not in its files."""
 _NOT_IN_IDENTITY = (  # results do not depend on these settings
@@ -53,27 +52,14 @@ _NOT_IN_IDENTITY = (  # results do not depend on these settings
 
 
 class RunDirectory(ResultsDirectory):
-    """The directory of one run; see :class:`ResultsDirectory`.
+    """The directory of one run, claimed by its ``config.yaml`` on construction.
 
-    ``config.yaml`` is written on construction and claims the directory. ``checkpoint.bin`` holds
-    the state of an unfinished run of the vectorized engine. ``summary.json`` is written last: a
-    run without it is not finished. A file ``stop`` requests that the run stops.
-
-    Attributes
-    ----------
-    saved : Checkpoint or None
-        The checkpoint to resume from.
-
-    Raises
-    ------
-    CheckpointError
-        The checkpoint is damaged, or belongs to a run with other settings. Nothing is changed.
-    OutputError
-        The directory cannot be written, is in use, or holds another run.
+    ``checkpoint.bin`` holds the state of an unfinished run of the vectorized engine, and ``saved``
+    is the one to resume from. ``summary.json`` is written last: a run without it is not finished.
+    A file ``stop`` requests that the run stops.
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
-        # Earlier versions stored settings without effect as they were given.
         super().__init__(path, identity(settings), user="run")
         self.saved: Checkpoint | None = None
         self._settings = settings
@@ -84,29 +70,19 @@ class RunDirectory(ResultsDirectory):
                 else:
                     _discard_checkpoint(self.path)
                 self.abandon()  # files of a run without a checkpoint
-            self._claim()
+            if self.saved is None:
+                _require_no_run(self.path)
+            self.write(CONFIG, _config_yaml(settings))
         except FldbError:
             self.close()
             raise
 
-    def finish(
-        self, history: History, theta_sync: Array, *, runtime_seconds: float
-    ) -> dict[str, Any]:
+    def finish(self, history: History, theta_sync: Array, runtime_seconds: float) -> dict[str, Any]:
         """Write the results, ``summary.json`` last, and return the summary.
 
-        The files are those of :func:`result_files`, the first of which was written before. If the
-        plot cannot be drawn, it is omitted and the reason is logged.
-
-        Raises
-        ------
-        DataError
-            The regret is not finite; nothing is written.
-        FederationError
-            The estimate is not finite.
-        OutputError
-            The directory cannot be written.
+        A plot that cannot be drawn is omitted, and the reason is logged.
         """
-        files = _files_of_results(self._settings, history, theta_sync, runtime_seconds)
+        files = result_files(self._settings, history, theta_sync, runtime_seconds)
         summary = files.pop(SUMMARY)
         for name, content in files.items():
             self.write(name, content)
@@ -122,60 +98,46 @@ class RunDirectory(ResultsDirectory):
         if not (self.path / CHECKPOINT).exists():
             discard_unfinished(self.path)
 
-    def _claim(self) -> None:
-        if self.saved is None:
-            _require_no_run(self.path)
-        self.write(CONFIG, _config_yaml(self._settings).encode())
-
 
 def result_files(
-    settings: Settings, history: History, theta_sync: Array, *, runtime_seconds: float
-) -> dict[str, bytes]:
-    """Return the files of a finished run by name, ``config.yaml`` first, ``summary.json`` last.
-
-    ``model.json`` holds the common estimate; algorithms without one have none.
-
-    Raises
-    ------
-    DataError
-        The regret is not finite.
-    FederationError
-        The estimate is not finite.
-    """
-    config = {CONFIG: _config_yaml(settings).encode()}
-    return config | _files_of_results(settings, history, theta_sync, runtime_seconds)
-
-
-def _files_of_results(
     settings: Settings, history: History, theta_sync: Array, runtime_seconds: float
 ) -> dict[str, bytes]:
-    summary = _summary(settings, history, runtime_seconds)
-    model = _model(settings, history, theta_sync)
-    files = {REGRET: _regret_csv(history)}
-    if history.log_loss is not None:
-        files[PREDICTION] = _prediction_csv(history)
-    if history.participation:
-        files[PARTICIPATION] = _participation_csv(history)
-    if model is not None:
-        files[MODEL] = json_bytes(model)
-    return {**files, SUMMARY: json_bytes(summary)}
+    """Return the files of a finished run by name, in the order of :data:`FILES`.
 
-
-def save_files(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of a finished run, from :func:`result_files`, to a new directory.
-
-    Raises
-    ------
-    OutputError
-        The directory cannot be written, is in use, or holds a run.
+    Raises a DataError or a FederationError if the regret or the estimate is not finite.
     """
-    directory = ResultsDirectory(path, "", user="run")
-    try:
-        _require_no_run(directory.path)
-        for name, content in files.items():
-            directory.write(name, content)
-    finally:
-        directory.close()
+    iterations = range(1, history.horizon + 1)
+    regret = (history.cumulative_regret.tolist(), history.exchanges_by_iteration.tolist())
+    files = {
+        CONFIG: _config_yaml(settings),
+        REGRET: _csv(
+            "iteration,cumulative_regret,exchanges", zip(iterations, *regret, strict=True)
+        ),
+    }
+    if history.log_loss is not None:
+        columns = (column.tolist() for column in history.cumulative_predictions)
+        rows = zip(iterations, *columns, strict=True)
+        files[PREDICTION] = _csv("iteration,log_loss,accuracy", rows)
+    if history.participation:
+        files[PARTICIPATION] = _csv(
+            "iteration,asked,replied,absent,rejected",
+            (
+                (row.iteration, row.asked, row.replied, "; ".join(row.absent),
+                 "; ".join(row.rejected))
+                for row in history.participation
+            ),
+        )  # fmt: skip
+    # Algorithms without a common estimate have no model.
+    common = ALGORITHMS[settings.algorithm].agents == "common"
+    if common or history.heterogeneity is not None:
+        files[MODEL] = json_bytes(_model(settings, history, theta_sync))
+    return files | {SUMMARY: json_bytes(_summary(settings, history, runtime_seconds))}
+
+
+def _csv(columns: str, rows: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns.split(","), *rows])
+    return text.getvalue().encode()
 
 
 def _summary(settings: Settings, history: History, runtime_seconds: float) -> dict[str, Any]:
@@ -200,15 +162,13 @@ def _summary(settings: Settings, history: History, runtime_seconds: float) -> di
     return {**summary, "complete": True}
 
 
-def _model(settings: Settings, history: History, theta_sync: Array) -> dict[str, Any] | None:
-    common = ALGORITHMS[settings.algorithm].agents == "common"
-    if not common and history.heterogeneity is None:
-        return None
+def _model(settings: Settings, history: History, theta_sync: Array) -> dict[str, Any]:
     if not np.isfinite(theta_sync).all():
         raise FederationError(
             f"algorithm={settings.algorithm}: the estimate is not finite after iteration"
             f" {history.iteration}: use smaller steps or a larger lambda"
         )
+    common = ALGORITHMS[settings.algorithm].agents == "common"
     return {
         "algorithm": settings.algorithm,
         "environment": settings.environment.name,
@@ -217,6 +177,26 @@ def _model(settings: Settings, history: History, theta_sync: Array) -> dict[str,
         "round": history.rounds,
         "theta_sync": theta_sync.tolist(),
     } | ({} if common else {"heterogeneity": history.heterogeneity})
+
+
+def _config_yaml(settings: Settings) -> bytes:
+    from omegaconf import OmegaConf  # noqa: PLC0415 - agents import this module's package
+
+    values = to_nested(settings)
+    for name in STORAGE_SETTINGS:
+        del values[name]
+    return OmegaConf.to_yaml(OmegaConf.create(values)).encode()
+
+
+def save_files(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of a finished run, from :func:`result_files`, to a directory without one."""
+    directory = ResultsDirectory(path, "", user="run")
+    try:
+        _require_no_run(directory.path)
+        for name, content in files.items():
+            directory.write(name, content)
+    finally:
+        directory.close()
 
 
 def _require_no_run(path: Path) -> None:
@@ -231,49 +211,33 @@ def _require_no_run(path: Path) -> None:
 
 
 def is_finished(path: Path, settings: Settings) -> bool:
-    """Return whether a directory holds the finished run of these settings.
+    """Return whether a directory holds the finished run of these settings; refuse another one."""
+    import yaml  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - as OmegaConf above
 
-    Raises an OutputError if it holds a run of other settings.
-    """
     if not (path / SUMMARY).exists():
         return False
-    if _saved_identity(path / CONFIG) != identity(settings):
+    try:
+        there = yaml.safe_load((path / CONFIG).read_bytes())
+        same = identity(from_nested(there, str(path / CONFIG))) == identity(settings)
+    except (AttributeError, FldbError, OSError, ValueError, yaml.YAMLError):
+        same = False
+    if not same:
         problem = "holds a run of other settings: resume=true needs the same settings"
         raise OutputError(f"{path} {problem}")
     _discard_checkpoint(path)  # left by a kill at the very end
     return True
 
 
-def _saved_identity(config: Path) -> str:
-    """Return the identity of the settings in a ``config.yaml``; empty if they are not valid."""
-    import yaml  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - as OmegaConf below
-
-    try:
-        values = yaml.safe_load(read_file(config, _MOST_BYTES))
-        if not isinstance(values, dict):
-            return ""
-        return identity(from_nested(values, str(config)))
-    except OSError as error:
-        raise OutputError(f"cannot read {config}: {error.strerror}") from None
-    except (FldbError, ValueError, yaml.YAMLError):
-        return ""
-
-
 def identity(settings: Settings) -> str:
     """Return the settings that determine the results of a run, one line each."""
     # The vectorized engine has no nodes; the server of `flwr run` does not know their number.
     nodes = () if settings.engine.name == "inprocess" else ("engine.num_nodes",)
-    ignored = (*_NOT_IN_IDENTITY, *nodes)
     values = to_dotted(settings)
-    values |= {name: default_of(name) for name in unused(values) if name in values}
+    values |= {name: default_of(name) for name in unused(values)}
     if values["beta_scale"] == AUTO and not selects_by_curvature(settings):
         values["beta_scale"] = 1.0
-    lines = [
-        f"{entry.dotted}={values[entry.dotted]!r}\n"
-        for entry in hydra_entries()
-        if entry.dotted not in ignored
-    ]
-    return f"run, format {_FORMAT}\n" + "".join(lines)
+    ignored = (*_NOT_IN_IDENTITY, *nodes)
+    return "".join(f"{name}={value!r}\n" for name, value in values.items() if name not in ignored)
 
 
 def request_stop(path: Path) -> None:
@@ -292,7 +256,7 @@ def stop_requested(path: Path) -> bool:
 
 def discard_unfinished(path: Path) -> None:
     """Remove the files of a run that did not finish from its directory."""
-    _remove(path, CONFIG, REGRET, PREDICTION, MODEL)
+    _remove(path, *FILES[:-1])
 
 
 def _discard_checkpoint(path: Path) -> None:
@@ -310,38 +274,3 @@ def default_directory() -> Path:
     """Return a new directory below ``~/fldb-runs``, the default for `flwr run`."""
     now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     return Path.home() / "fldb-runs" / now
-
-
-def _config_yaml(settings: Settings) -> str:
-    from omegaconf import OmegaConf  # noqa: PLC0415 - agents import this module's package
-
-    values = to_nested(settings)
-    for name in STORAGE_SETTINGS:
-        del values[name]
-    return OmegaConf.to_yaml(OmegaConf.create(values))
-
-
-def _regret_csv(history: History) -> bytes:
-    regret, exchanges = history.cumulative_regret, history.exchanges_by_iteration
-    rows = zip(range(1, history.horizon + 1), regret.tolist(), exchanges.tolist(), strict=True)
-    return _csv(("iteration", "cumulative_regret", "exchanges"), rows)
-
-
-def _prediction_csv(history: History) -> bytes:
-    columns = (column.tolist() for column in history.cumulative_predictions)
-    rows = zip(range(1, history.horizon + 1), *columns, strict=True)
-    return _csv(("iteration", "log_loss", "accuracy"), rows)
-
-
-def _participation_csv(history: History) -> bytes:
-    rows = [
-        (row.iteration, row.asked, row.replied, "; ".join(row.absent), "; ".join(row.rejected))
-        for row in history.participation
-    ]
-    return _csv(("iteration", "asked", "replied", "absent", "rejected"), rows)
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return text.getvalue().encode()

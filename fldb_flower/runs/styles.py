@@ -15,16 +15,9 @@ from typing import TypedDict
 class Style(TypedDict):
     """The style of a curve.
 
-    Attributes
-    ----------
-    label : str
-        Name of the algorithm in figures.
-    color, dark : str
-        Colors on white, and on a dark background such as ``#191f26``, as ``#rrggbb``.
-    dash : list of float
-        Lengths of dashes and gaps in multiples of the line width; empty for a solid line.
-    marker : str
-        Shape of points, by its name in Plotly and Vega.
+    ``color`` is for white, and ``dark`` for a dark background such as ``#191f26``. ``dash`` has the
+    lengths of dashes and gaps in line widths; it is empty for a solid line. ``marker`` has its name
+    in Plotly.
     """
 
     label: str
@@ -83,15 +76,7 @@ _REGISTERED = [("#8a6a00", "#c9a227"), ("#4a4fc4", "#a9adff"), ("#a01a58", "#ff9
 
 
 def style_of(algorithm: str, place: int = 0) -> Style:
-    """Return the style of an algorithm.
-
-    Parameters
-    ----------
-    algorithm : str
-        Name as in the settings.
-    place : int, optional
-        Selects the style of an algorithm that is not in :data:`ALGORITHM_STYLES`.
-    """
+    """Return the style of an algorithm; ``place`` selects that of one of the user's."""
     if algorithm in ALGORITHM_STYLES:
         return ALGORITHM_STYLES[algorithm]
     color, dark = _REGISTERED[place % len(_REGISTERED)]
@@ -104,41 +89,21 @@ def styles_of(algorithms: Sequence[str]) -> list[Style]:
     The first curve of an algorithm has the style of the algorithm. Further curves have the same
     color, and another dash pattern and marker. If all curves have the same algorithm, their colors
     are from :data:`SEQUENCE` in their order.
-
-    Examples
-    --------
-    >>> first, second, third = styles_of(["ldb", "fldb_ons", "fldb_ons"])
-    >>> first["label"], first["color"], first["dash"]
-    ('LDB', '#000000', [1.5, 1.5])
-    >>> second["color"] == third["color"], second["dash"] == third["dash"]
-    (True, False)
     """
-    if len(algorithms) > 1 and len(set(algorithms)) == 1:
+    count, most = len(algorithms), len(SEQUENCE)
+    if count > 1 and len(set(algorithms)) == 1:
         label = style_of(algorithms[0])["label"]
-        return [_of_sequence(label, place, len(algorithms)) for place in range(len(algorithms))]
-    unknown = [name for name in dict.fromkeys(algorithms) if name not in ALGORITHM_STYLES]
-    places = {name: place for place, name in enumerate(unknown)}
-    own = {name: style_of(name, places.get(name, 0)) for name in algorithms}
-    dashes = {name: Counter({DASHES.index(own[name]["dash"]): 1}) for name in own}
-    styles, seen = [], set()
+        ends = (most - 1, count - 1) if count <= most else (most, count)
+        steps = [place * ends[0] // ends[1] for place in range(count)]
+        return [
+            _style(label, SEQUENCE[step], DARK_SEQUENCE[step], place)
+            for place, step in enumerate(steps)
+        ]
+    own = list(dict.fromkeys(name for name in algorithms if name not in ALGORITHM_STYLES))
+    styles, seen = [], Counter[str]()
     for name in algorithms:
-        style = own[name]
-        if name in seen:
-            place = _least_used(dashes[name], sum(dashes.values(), Counter()))
-            dashes[name][place] += 1
-            style = _style(style["label"], style["color"], style["dark"], place)
-        seen.add(name)
-        styles.append(style)
+        style = style_of(name, own.index(name) if name in own else 0)
+        place = DASHES.index(style["dash"]) + seen[name]
+        styles.append(_style(style["label"], style["color"], style["dark"], place))
+        seen[name] += 1
     return styles
-
-
-def _least_used(by_algorithm: Counter[int], by_all: Counter[int]) -> int:
-    """Return the dash pattern that an algorithm uses least, and then all algorithms."""
-    return min(range(len(DASHES)), key=lambda place: (by_algorithm[place], by_all[place]))
-
-
-def _of_sequence(label: str, place: int, count: int) -> Style:
-    """Return the style of one of several curves of one algorithm."""
-    most = len(SEQUENCE)
-    step = place * (most - 1) // (count - 1) if count <= most else place * most // count
-    return _style(label, SEQUENCE[step], DARK_SEQUENCE[step], place)

@@ -11,8 +11,8 @@ from scipy.optimize import brentq
 from scipy.special import expit, log_expit
 
 from fldb_flower.algorithms.solvers import MAX_EXCHANGES, gradient_descent, lbfgs, newton
-from fldb_flower.bandit import local_newton as local
-from fldb_flower.bandit.local_estimates import LocalEstimates
+from fldb_flower.bandit import newton as local
+from fldb_flower.bandit.estimates import LocalEstimates
 from fldb_flower.errors import ConvergenceError, SettingsError
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.linalg.forms import Form

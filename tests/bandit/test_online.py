@@ -1,7 +1,5 @@
 """Own duels learned between two fits, against NumPy's solvers and SciPy's minimisers."""
 
-import itertools
-
 import numpy as np
 import pytest
 import scipy.optimize
@@ -11,9 +9,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from fldb_flower.bandit.local_estimates import LocalEstimates
+from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates, Shares
 from fldb_flower.bandit.online import learn_duel, next_fit
-from fldb_flower.bandit.personal import PersonalEstimates, Shares
 from fldb_flower.bandit.prior import VARIANCES, CommonPrior
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.agents import AgentGroup
@@ -224,21 +221,6 @@ def test_estimates_with_few_duels_are_restored_identically(saved_after):
             if count >= saved_after:
                 restored.add(x, y)
                 np.testing.assert_array_equal(estimates.theta, restored.theta)
-
-
-def test_a_state_without_fits_is_of_fitted_estimates():
-    """As in checkpoints of version 0.1.0."""
-    for make in (lambda: LocalEstimates(AGENTS, D, RIDGE), lambda: personal(1.0)):
-        estimates, restored = make(), make()
-        first, second = itertools.tee(duels_of(5))
-        for x, y in itertools.islice(first, 6):
-            estimates.add(x, y)
-        new = {"fitted", "factors", "whitener"}
-        restored.restore({k: v for k, v in estimates.state().items() if k not in new})
-        for x, y in itertools.islice(second, 6, None):
-            estimates.add(x, y)
-            restored.add(x, y)
-            np.testing.assert_array_equal(estimates.theta, restored.theta)
 
 
 def test_the_largest_ratio_has_a_state_of_numbers():

@@ -15,14 +15,13 @@ from scipy import stats
 from fldb_flower.bandit import selection, theory
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.selection import (
-    Selector,
-    find_rule,
     norms,
     pick,
     rewards,
     tie_breaks,
     whiten,
 )
+from fldb_flower.bandit.selection.selector import Selector, find_rule
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.linalg.linear import largest_frobenius, largest_norm

@@ -15,7 +15,7 @@ NOT_NEEDED = {
     *("fastapi_offline", "hydra", "matplotlib", "omegaconf", "pandas", "ray", "scipy", "torch"),
     *("tqdm", "clients.learning", "clients.preference_agent", "clients.selection"),
     *("clients.service", "clients.simulated", "clients.vault", "fldb_flower.algorithms"),
-    *("fldb_flower.bandit.local_newton", "fldb_flower.bandit.personal"),
+    *("fldb_flower.bandit.estimates", "fldb_flower.bandit.newton"),
     *("fldb_flower.bandit.policies", "fldb_flower.bandit.selection", "fldb_flower.deployment"),
     *("fldb_flower.environments", "fldb_flower.privacy", "fldb_flower.runs"),
     *("fldb_flower.secure", "simulations", "strategies"),

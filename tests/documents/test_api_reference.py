@@ -16,8 +16,6 @@ PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 PUBLIC = (  # every name of their `__all__` is in the reference
     "fldb_flower",
     "fldb_flower.algorithms",
-    "fldb_flower.algorithms.schedules",
-    "fldb_flower.bandit.policies",
     "fldb_flower.bandit.selection",
     "fldb_flower.environments",
     "fldb_flower.federation.exchange",

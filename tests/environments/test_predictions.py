@@ -10,7 +10,7 @@ from conftest import nested
 from faulty_grid import Faults, FaultyGrid
 
 from fldb_flower.algorithms import run_algorithm
-from fldb_flower.bandit.outcomes import prediction_sums
+from fldb_flower.bandit.duels import prediction_sums
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.blocks import agents_of_node

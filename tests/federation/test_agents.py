@@ -530,25 +530,6 @@ def test_offers_saved_after_each_one_are_not_drawn_again_from_the_start():
         stream.restore(state)
 
 
-def test_a_state_of_an_earlier_version_is_restored(monkeypatch):
-    """The streams of a block were one part, and nothing was drawn ahead."""
-    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 1)
-    chosen = small(selection="thompson")
-    group, resumed = AgentGroup(chosen, range(N)), AgentGroup(chosen, range(N))
-    requests = [
-        Broadcast(PlayRequest(*span, Estimate(*estimate)), np.ones(D), hessian=True)
-        for span, estimate in zip([(1, 2), (3, 5)], estimates(2), strict=True)
-    ]
-    group.answer(requests[0], 0)
-    state = group.state()
-    assert state.pop("0.offers.taken") == 0
-    for part in ("0.offers.streams.", "0.selection."):
-        for name in [name for name in state if name.startswith(part)]:
-            state[name.replace(part, "0.streams.")] = state.pop(name)
-    resumed.restore(state)
-    same(resumed.answer(requests[1], 2), group.answer(requests[1], 2))
-
-
 def test_a_new_group_can_be_saved_before_it_played():
     chosen = small()
     saved = unpack_arrays(pack_arrays(AgentGroup(chosen, range(N)).state()))

@@ -25,7 +25,7 @@ from starlette.testclient import TestClient
 from clients.service.app import create_app
 from fldb_flower import server_app
 from fldb_flower.errors import CheckpointError, DataError, FldbError
-from fldb_flower.runs.checkpoints import load_checkpoint
+from fldb_flower.runs.directory import load_checkpoint
 from fldb_flower.settings import flower_entries, from_nested, hydra_entries
 from simulations import run as command
 from simulations.engines.grid import InProcessGrid

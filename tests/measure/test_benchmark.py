@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import common
 import exchange
 import liars
 import limits
@@ -63,7 +64,7 @@ def few(monkeypatch):
     small = {"num_agents": 2, "horizon": 12, "environment": {"sigma": 0.5}}
     study = {"horizon": 2, "environment": {"name": "duels", "path": "none"}}
     monkeypatch.setattr(personal, "CASES", {"small": small, "study": study})
-    monkeypatch.setattr(personal, "map_in_processes", lambda call, jobs: [*map(call, jobs)])
+    monkeypatch.setattr(common, "map_in_processes", lambda call, jobs: [*map(call, jobs)])
     return small
 
 
@@ -91,7 +92,7 @@ def test_newcomers_profit_from_the_federation(few):
 
 def test_refits_compares_runs_that_differ_in_the_fits_only(monkeypatch):
     """Up to 8 d duels are fitted one by one in both, so the regret is the same."""
-    monkeypatch.setattr(refits, "map_in_processes", lambda call, jobs: [*map(call, jobs)])
+    monkeypatch.setattr(common, "map_in_processes", lambda call, jobs: [*map(call, jobs)])
     world = {"num_agents": 3, "dimension": 2, "environment": {"sigma": 0.5}}
     cases = {"few": {**world, "horizon": 8}, "many": {**world, "horizon": 60}}
     monkeypatch.setattr(refits, "CASES", cases)
@@ -102,7 +103,7 @@ def test_refits_compares_runs_that_differ_in_the_fits_only(monkeypatch):
     for name in refits.ALGORITHMS:
         assert table.regret["few", name] == table.regret_refits["few", name]
     assert (table.regret["many"] != table.regret_refits["many"]).any()
-    monkeypatch.setattr(refits, "SIZES", ({"num_agents": 3, "dimension": 2, "horizon": 8},))
+    monkeypatch.setattr(refits, "SIZES", ((3, 2, 8),))
     times = refits.refit_times(1)
     assert times.algorithm.tolist() == list(refits.ALGORITHMS)
     assert (times[["x draws", "refits, x draws", "gain"]] >= 0).all(axis=None)  # 0.0: rounded
@@ -177,12 +178,12 @@ def test_bare_messages_have_the_bytes_of_fldb_ogd(monkeypatch):
 
 
 def test_a_goal_is_reached_up_to_its_ratio(monkeypatch):
-    sources = ["small_runs", "sweep_jobs", "cost_of_agents", "exchange_over_bare_message"]
+    sources = ["small_runs", "sweep_jobs", "memory.cost_of_agents", "exchange.limits"]
     sources += ["shards_on_ray", "refits.limits", "deployment.limits"]
     for number, source in enumerate(sources, start=1):
         row = {"figure": source, "ratio": number / 4, "goal": 1.0, "more": "of this section"}
         monkeypatch.setattr(f"limits.{source}", lambda *_, row=row: [row])
-    table = limits.limits(repetitions=1)
+    table = limits.limits()
     assert set(table["figure"]) == set(sources)
     assert dict(zip(table["figure"], table["reached"], strict=True)) == {
         source: number <= 4 for number, source in enumerate(sources, start=1)

@@ -25,7 +25,7 @@ from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.runs import experiment
-from fldb_flower.runs.checkpoints import load_checkpoint
+from fldb_flower.runs.directory import load_checkpoint
 from fldb_flower.runs.experiment import Checkpointer, StoppedError
 from fldb_flower.runs.results import RunDirectory, identity, request_stop
 from fldb_flower.settings import from_nested

@@ -22,8 +22,7 @@ from clients.vault.ledger import LedgerFile
 from fldb_flower.deployment.processes import HOST
 from fldb_flower.secure.canonical import unframed
 from fldb_flower.secure.report import COST, SCALE
-from simulations.local_federation import Device, LocalFederation
-from simulations.local_vaults import Secure
+from simulations.local_federation import Device, LocalFederation, Secure
 
 pytest.importorskip("opendp", reason="needs the privacy extra")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]

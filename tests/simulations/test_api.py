@@ -31,7 +31,7 @@ from simulations.run import run as run_command
 SMALL = {"num_agents": 4, "horizon": 12, "num_arms": 3, "dimension": 2, "tau": 3}
 PUBLIC_MODULES = (
     *("fldb_flower", "fldb_flower.catalogue", "fldb_flower.bandit.learner"),
-    *("fldb_flower.bandit.estimator", "simulations.api.results", "simulations.api.runs"),
+    *("simulations.api.results", "simulations.api.runs"),
     "simulations.api.sweeps",
 )
 

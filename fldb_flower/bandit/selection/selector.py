@@ -1,4 +1,4 @@
-"""Application of the selection rule that the settings name."""
+"""Application of a selection rule by name, for a block of agents or for one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.selection.rules import Pair
-from fldb_flower.bandit.selection.scores import Width
+from fldb_flower.bandit.selection.scores import Width, norms, rewards
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.errors import DataError, shown
@@ -19,19 +19,19 @@ from fldb_flower.linalg.arrays import Array, Arrays, has_masked, namespace
 from fldb_flower.linalg.linear import Whitener
 from fldb_flower.settings import Settings
 
-STREAM = "selection"
+_STREAM = "selection"
 
 
 def gumbel_per_arm(streams: AgentStreams, iterations: int, shape: tuple[int, int]) -> Array:
     """Draw standard Gumbel noise for each arm: (agents, iterations, arms)."""
-    uniform = streams.random(STREAM, iterations, shape[0])
+    uniform = streams.random(_STREAM, iterations, shape[0])
     xp = namespace(uniform)
     return -xp.log(2.0**-54 - xp.log1p(-uniform))  # -log of an exponential; finite at 0 as well
 
 
 def normal_per_draw(streams: AgentStreams, iterations: int, shape: tuple[int, int]) -> Array:
     """Draw standard normal noise for two draws of theta: (agents, iterations, 2, d)."""
-    return streams.standard_normal(STREAM, iterations, 2, shape[1])
+    return streams.standard_normal(_STREAM, iterations, 2, shape[1])
 
 
 @dataclass(frozen=True)
@@ -41,28 +41,33 @@ class Rule:
     ``select(features, theta, whitener, width, noise)`` is a function like
     :func:`~fldb_flower.bandit.selection.ucb`. ``noise(streams, iterations, (arms, d))`` draws its
     noise, (agents, iterations, ...); it is None if the rule is deterministic.
-
-    Examples
-    --------
-    >>> from fldb_flower.bandit.selection import Rule, ucb
-    >>> Rule(ucb).noise is None
-    True
     """
 
     select: Callable[[Array, Array, Whitener, Width, Array | None], Pair]
     noise: Callable[[AgentStreams, int, tuple[int, int]], Array] | None = None
+
+    def pair(
+        self, arms: Array, theta: Array, whitener: Whitener, width: float, streams: AgentStreams
+    ) -> tuple[int, int]:
+        """Return the pair of one agent, with arms (K, d)."""
+        noise = None if self.noise is None else self.noise(streams, 1, arms.shape)[:, 0]
+        firsts, seconds = self.select(arms[None], theta, whitener, width, noise)
+        return int(firsts[0]), int(seconds[0])
+
+
+def best_challenger(
+    arms: Array, first: int, theta: Array, whitener: Whitener, width: float, *, allowed: Array
+) -> int:
+    """Return the allowed arm, (K,) of bool, with the largest upper confidence bound."""
+    bonus = norms((arms - arms[first])[None], whitener)
+    bounds = (rewards(arms[None], theta) + width * bonus)[0]
+    return int(np.argmax(np.where(allowed, bounds, -np.inf)))
 
 
 def find_rule(name: str) -> Rule:
     """Return the selection rule of a name in :data:`fldb_flower.catalogue.SELECTIONS`.
 
     What a rule from outside the package returns is checked; an invalid pair is a DataError.
-
-    Examples
-    --------
-    >>> from fldb_flower.bandit.selection import find_rule, thompson
-    >>> find_rule("thompson").select is thompson
-    True
     """
     select = SELECTIONS.load(name)
     if name in SELECTIONS.added:
@@ -73,7 +78,7 @@ def find_rule(name: str) -> Rule:
 def _checked_pair(
     name: str, select: Callable[..., Any], features: Array, *others: Any, **named: Any
 ) -> Pair:
-    """Return the pair that a rule selects, as integers; raise a DataError if it is invalid."""
+    """Return the pair that a rule selects, as integers."""
     pair = select(features, *others, **named)
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(
@@ -109,20 +114,6 @@ class Selector:
 
     The rule is that of the setting ``selection``. Noise is drawn from the block's stream
     "selection", and made an array of the backend of features and estimates, NumPy by default.
-
-    Examples
-    --------
-    Two agents with the same two arms; with width 0, both select the better arm twice:
-
-    >>> import numpy as np
-    >>> from fldb_flower.bandit.selection import Selector, whiten
-    >>> from fldb_flower.bandit.streams import AgentStreams
-    >>> from fldb_flower.settings import Settings
-    >>> selector = Selector(Settings(selection="ucb"), AgentStreams(0, range(2)))
-    >>> features = np.array([[[1.0, 0.0], [2.0, 0.0]]] * 2)
-    >>> theta, whitener = np.array([1.0, 0.0]), whiten(np.eye(2))
-    >>> selector.select(range(1, 2), features, theta, whitener, num_agents=2, width=0.0)
-    (array([1, 1]), array([1, 1]))
     """
 
     def __init__(
@@ -145,24 +136,11 @@ class Selector:
     ) -> Pair:
         """Return the two arms' numbers, each (rows,).
 
-        Parameters
-        ----------
-        iterations : range
-            Iterations from 1, each once and in order, because noise is drawn from streams.
-        features : Array
-            (rows, arms, d): a row per agent for the first iteration, then for the second, ...
-        theta, whitener : Array
-            See :func:`~fldb_flower.bandit.selection.ucb`: shared by all agents, or one per agent
-            (for a single iteration).
-        num_agents : int
-            Number of agents whose duels are in W: N, or 1 for independent agents.
-        width : float, optional
-            Width of the confidence interval; by default that of the theory.
-
-        Raises
-        ------
-        FloatingPointError
-            A feature, theta or W is NaN or infinite.
+        Each iteration is selected once and in order, because noise is drawn from streams.
+        ``features`` is (rows, arms, d), with a row per agent for the first iteration, then for the
+        second, ... ``theta`` and ``whitener`` are shared by all agents, or one per agent (for a
+        single iteration). ``num_agents`` is the number of agents whose duels are in W. The default
+        width is that of the theory.
         """
         rule, settings = self._rule, self._settings
         noise = None

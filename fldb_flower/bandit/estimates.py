@@ -1,0 +1,371 @@
+r"""Estimates of agents from their own duels and a prior, computed as one batch.
+
+Agents of LDB have a ridge (:class:`LocalEstimates`), those of FLDB-Personal a prior that they share
+(:class:`PersonalEstimates`). An estimate minimises the loss of the agent's duels and the prior's
+term (:mod:`fldb_flower.bandit.newton`), after each duel or, with a ``refit_ratio`` above 1, after a
+growing number of duels; between two fits, a duel takes O(d^2) (:mod:`fldb_flower.bandit.online`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+
+from fldb_flower.bandit.newton import Prior, hessian_of, logits_of, minimise, not_found, times
+from fldb_flower.bandit.online import learn_duel, next_fit
+from fldb_flower.bandit.preference import link, losses, residuals
+from fldb_flower.bandit.prior import LONGEST, MAX_EXCESS, VARIANCES, CommonPrior, longest_shift
+from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
+from fldb_flower.linalg.linear import solve, whiten
+
+_NEW_DIRECTION = 1e-13  # of a duel's length: a shorter remainder is a rounding error
+
+
+class OwnEstimates(ABC):
+    """Estimates ``theta``, (agents, d), and the duels that they are fitted to."""
+
+    def __init__(
+        self, agents: int, dimension: int, prior: Prior, arrays: Arrays | None, refit_ratio: float
+    ) -> None:
+        self._arrays, self._prior, self._refit_ratio = arrays or Arrays(), prior, refit_ratio
+        self.theta = self._arrays.zeros(agents, dimension)
+        self._count = self._fitted = 0  # numbers of duels: all, and those of the last fit
+        # An agent's duels are the columns of a matrix, (d, duels).
+        self._duels = self._arrays.zeros(agents, dimension, 8)
+        self._preferences = self._arrays.empty(agents, 8)
+        # C with C C^T the inverse Hessian of the objective; None if it must be computed.
+        self._whitener: Array | None = None
+
+    def add(self, differences: Array, preferences: Array) -> None:
+        """Add one duel of each agent, (agents, d) and (agents,), and update the minimisers.
+
+        Raises ConvergenceError if an agent's minimiser was not found.
+        """
+        try:
+            self._store(differences[:, None, :], preferences[:, None])
+            if self._count < self._next_fit():
+                self._learn(differences, preferences)
+            else:
+                self._fit()
+        except np.linalg.LinAlgError as error:
+            raise not_found(str(error), self._stored()[0], self._prior) from None
+
+    def _next_fit(self) -> int:
+        return next_fit(self._fitted, self._refit_ratio, self.theta.shape[1])
+
+    def _store(self, differences: Array, preferences: Array) -> None:
+        """Store n duels of each agent, (agents, n, d) and (agents, n)."""
+        xp, end = self._arrays.xp, self._count + preferences.shape[1]
+        while end > self._preferences.shape[1]:
+            self._duels = xp.concat([self._duels] * 2, axis=2)
+            self._preferences = xp.concat([self._preferences] * 2, axis=1)
+        self._duels[:, :, self._count : end] = xp.matrix_transpose(differences)
+        self._preferences[:, self._count : end] = preferences
+        self._count = end
+
+    def _stored(self) -> tuple[Array, Array]:
+        return self._duels[..., : self._count], self._preferences[:, : self._count]
+
+    @abstractmethod
+    def _fit(self) -> None:
+        """Set the minimisers for all duels."""
+
+    @abstractmethod
+    def _learn(self, differences: Array, preferences: Array) -> None:
+        """Update the minimisers for one more duel of each agent, without a fit."""
+
+    def state(self) -> dict[str, Array]:
+        """Return a copy of the state, for :meth:`restore`; it does not include the prior."""
+        duels, preferences = self._stored()
+        whitener = self.theta[:, :0] if self._whitener is None else self._whitener
+        return {
+            "theta": to_numpy(copy(self.theta)),
+            "duels": to_numpy(copy(duels)),
+            "preferences": to_numpy(copy(preferences)),
+            "whitener": to_numpy(copy(whitener)),
+            "fitted": np.array(self._fitted),
+        }
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Restore what :meth:`state` returned."""
+        self.theta = self._arrays.make(np.array(state["theta"]))
+        whitener = self._arrays.make(np.array(state["whitener"]))
+        self._whitener = whitener if whitener.shape[1] else None
+        self._count, self._fitted = state["preferences"].shape[1], int(state["fitted"])
+        self._duels = self._with_room(state["duels"])
+        self._preferences = self._with_room(state["preferences"])
+
+    def _with_room(self, columns: Array) -> Array:
+        """Return an array with room for 8, 16, 32, ... columns, as if they were added one by one.
+
+        Rounding errors of products of few columns depend on how far their rows are apart in memory.
+        A restored state has the same distances, so that it continues with identical numbers.
+        """
+        count, room = columns.shape[-1], 8
+        while room < count:
+            room *= 2
+        padded = self._arrays.zeros(*columns.shape[:-1], room)
+        padded[..., :count] = self._arrays.make(columns)
+        return padded
+
+
+class LocalEstimates(OwnEstimates):
+    """Estimates of agents that do not communicate, with ridge lambda (paper, Eq. 1 with N = 1).
+
+    A minimiser lies in the span of the duels. While there are at most d duels, the variables are
+    coordinates in an orthonormal basis of that span; later they are theta itself.
+    """
+
+    def __init__(
+        self,
+        agents: int,
+        dimension: int,
+        ridge: float,
+        arrays: Arrays | None = None,
+        refit_ratio: float = 1.0,
+    ) -> None:
+        prior = Prior(float(ridge), name=f"lambda={ridge:g}", remedy="a larger lambda")
+        super().__init__(agents, dimension, prior, arrays, refit_ratio)
+        # Basis of the span, (agents, d, m); a column is 0 if its duel added no direction.
+        # None: the variables are theta itself.
+        self._basis: Array | None = self._arrays.zeros(agents, dimension, 0)
+        self._duels = self._arrays.zeros(agents, 0, 8)
+
+    def _store(self, differences: Array, preferences: Array) -> None:
+        if self._basis is not None and self._count == self.theta.shape[1]:
+            self._duels, self._basis = self._basis @ self._duels, None
+        if self._basis is not None:
+            differences = self._coordinates(differences[:, 0], self._basis)[:, None, :]
+        super()._store(differences, preferences)
+
+    def _coordinates(self, differences: Array, basis: Array) -> Array:
+        """Return a duel's coordinates, (agents, m); the last one is along a new basis vector."""
+        xp = self._arrays.xp
+        coordinates, rest = 0.0, differences
+        for _ in range(2):  # Gram-Schmidt orthogonalization, twice because of rounding errors
+            seen = logits_of(rest, basis)
+            coordinates = coordinates + seen
+            rest = rest - times(basis, seen)
+        length, whole = (xp.sqrt(xp.vecdot(each, each)) for each in (rest, differences))
+        is_new = length > _NEW_DIRECTION * whole
+        length = xp.where(is_new, length, 0.0)
+        direction = xp.where(is_new[:, None], rest / xp.where(is_new, length, 1.0)[:, None], 0.0)
+        self._basis = xp.concat([basis, direction[..., None]], axis=2)
+        row = self._arrays.zeros(len(self.theta), 1, self._duels.shape[2])
+        self._duels = xp.concat([self._duels, row], axis=1)
+        return xp.concat([coordinates, length[:, None]], axis=1)
+
+    def _fit(self) -> None:
+        duels, answers = self._stored()
+        self._fitted, self._whitener = self._count, None
+        if self._basis is not None:
+            start = logits_of(self.theta, self._basis)
+            self.theta = times(self._basis, minimise(start, duels, answers, self._prior))
+            return
+        self.theta = minimise(self.theta, duels, answers, self._prior)
+        if self._next_fit() > self._count + 1:  # after more than d duels
+            hessian = hessian_of(duels, link(logits_of(self.theta, duels))[1])
+            self._prior.add_to(hessian)
+            self._whitener = whiten(hessian)
+
+    def _learn(self, differences: Array, preferences: Array) -> None:
+        learn_duel(self.theta, self._whitener, differences, preferences)
+
+    def state(self) -> dict[str, Array]:
+        """Return a copy of the state, for :meth:`restore`."""
+        basis = self.theta[:, :0] if self._basis is None else self._basis
+        return {**super().state(), "basis": to_numpy(copy(basis))}
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Restore what :meth:`state` returned."""
+        super().restore(state)
+        basis = self._arrays.make(np.array(state["basis"]))
+        self._basis = basis if basis.shape[1] else None
+
+
+class Shares(NamedTuple):
+    """What agents have contributed to the sums of the server."""
+
+    precision: Array  # M_i of each agent, (agents, d, d)
+    shift: Array  # m_i of each agent, (agents, d)
+    losses: Array  # excess log loss under each v, of all agents, (11,), or of each, (agents, 11)
+    squares: Array  # mean squared length of the differences offered, summed over answers, (agents,)
+    members: Array  # 1 for each agent that has contributed, (agents,)
+
+
+class PersonalEstimates(OwnEstimates):
+    """Estimates of agents with a common prior, ``theta_i ~ N(theta, v I)``.
+
+    With ``A`` and ``c`` the sums over the shares of the other agents, ``A`` including ``lambda_0
+    I``, agent i's prior and estimate are::
+
+        Q = (A^-1 + v I)^-1,  mean = A^-1 c
+        theta_i = argmin L_i(theta) + (theta - mean)^T Q (theta - mean) / 2
+
+    Around theta_i, the loss L_i of the agent's own duels is summarised by its Hessian H_i and
+    ``b_i = H_i theta_i - grad L_i(theta_i)``. ``posterior`` is ``Q + H_i``, the precision of the
+    posterior, (agents, d, d). docs/personal.md derives all formulas. ``ridge`` is lambda_0 in units
+    of the scale, and ``longest`` bounds m_i (:func:`~fldb_flower.bandit.prior.longest_shift`).
+    """
+
+    def __init__(
+        self,
+        agents: int,
+        dimension: int,
+        ridge: float,
+        arrays: Arrays | None = None,
+        longest: float = LONGEST,
+        *,
+        refit_ratio: float = 1.0,
+    ) -> None:
+        remedy = "a larger personal_ridge (with privacy.epsilon, privacy.clip)"
+        prior = Prior(0.0, 0.0, "personal_ridge", remedy)  # until the first is received
+        super().__init__(agents, dimension, prior, arrays, refit_ratio)
+        self._relative_ridge, self._longest = ridge, longest
+        make = self._arrays.zeros
+        self._hessian, self._linear = make(agents, dimension, dimension), make(agents, dimension)
+        self._grid = self._arrays.make(np.array(VARIANCES))
+
+    def receive(self, prior: CommonPrior, counted: Shares, scale: Array) -> None:
+        """Use a prior from now on; see :meth:`set_prior`.
+
+        The estimates take one Newton step to their new minimisers, with the summaries of their
+        losses; the next answer makes them exact.
+        """
+        self.set_prior(prior, counted, scale)
+        target = times(self._prior.precision, self._prior.mean) + self._linear
+        self.theta = solve(self.posterior, target)
+
+    def set_prior(self, prior: CommonPrior, counted: Shares, scale: Array) -> None:
+        """Compute Q and the mean from the shares of the other agents.
+
+        ``counted`` are the agents' own shares that the sums of the prior contain, and ``scale`` is
+        that of each agent, (agents,).
+        """
+        make, xp = self._arrays.make, self._arrays.xp
+        self._scale, self._ridge = scale, self._relative_ridge * scale
+        self._variance = prior.variance / scale
+        others = make(prior.precision) - counted.precision
+        others = others + self._ridge[:, None, None] * self._arrays.eye(others.shape[-1])
+        values, self._basis = xp.linalg.eigh(others)
+        floor = self._ridge[:, None]  # rounding errors, or dishonest shares, can make it smaller
+        self._values = xp.where(values > floor, values, floor)
+        shift = make(prior.shift) - counted.shift
+        turn = xp.matrix_transpose(self._basis)
+        self._center = times(turn, shift) / self._values
+        precisions = self._values / (1.0 + self._variance[:, None] * self._values)
+        precision = (self._basis * precisions[:, None, :]) @ turn
+        self._prior = self._prior._replace(
+            precision=precision, mean=times(self._basis, self._center)
+        )
+        self.posterior, self._whitener = precision + self._hessian, None
+
+    @property
+    def prior_mean(self) -> Array:
+        """The mean of each agent's prior, (agents, d)."""
+        return self._prior.mean
+
+    def whitener(self) -> Array:
+        """Return C with ``||x||_{(Q + H_i)^-1} = ||x C||_2``, (agents, d, d)."""
+        if self._whitener is None:
+            self._whitener = whiten(self.posterior)
+        return self._whitener
+
+    def predict(self, differences: Array) -> Array:
+        """Return the logits of the probabilities that first arms are preferred, (agents,).
+
+        ``theta_i . x / sqrt(1 + pi / 8 x^T (Q + H_i)^-1 x)``: approximately the mean over the
+        posterior (MacKay 1992).
+        """
+        xp = self._arrays.xp
+        seen = (differences[:, None, :] @ self.whitener())[:, 0]
+        return _moderated(xp.vecdot(differences, self.theta), xp.vecdot(seen, seen))
+
+    def losses(self, differences: Array, preferences: Array) -> Array:
+        """Return the excess log loss of one answer per agent under each v, (agents, 11).
+
+        The excess is over the v with the least loss for this answer. It is at most 1 nat, which
+        bounds the influence of one answer on the choice of v.
+
+        Each v gives a prior and, with the summary of the loss, a posterior. In the eigenbasis of A
+        the precisions of all priors are diagonal.
+        """
+        xp = self._arrays.xp
+        turn = xp.matrix_transpose(self._basis)
+        hessian = turn @ self._hessian @ self._basis
+        linear, seen = (times(turn, each) for each in (self._linear, differences))
+        values = self._values[:, None, :]
+        variances = self._grid[:, None] / self._scale[:, None, None]
+        precisions = values / (1.0 + variances * values)  # (agents, 11, d)
+        posterior = hessian[:, None] + precisions[..., None] * self._arrays.eye(seen.shape[-1])
+        response = solve(posterior, xp.broadcast_to(seen[:, None], precisions.shape))
+        target = precisions * self._center[:, None] + linear[:, None]
+        logits = _moderated(xp.vecdot(response, target), xp.vecdot(response, seen[:, None]))
+        each = losses(logits, preferences[:, None])
+        excess = each - xp.min(each, axis=1, keepdims=True)
+        return xp.where(excess < MAX_EXCESS, excess, MAX_EXCESS)
+
+    def add_many(self, differences: Array, preferences: Array) -> None:
+        """Add n duels of each agent, (agents, n, d) and (agents, n), with one minimisation."""
+        self._store(differences, preferences)
+        self._fit()
+
+    def _fit(self) -> None:
+        """Set the minimisers, and the expansions there, for all duels."""
+        duels, answers = self._stored()
+        self.theta = minimise(self.theta, duels, answers, self._prior)
+        slopes, curvatures = residuals(logits_of(self.theta, duels), answers)
+        self._hessian = hessian_of(duels, curvatures)
+        self._linear = times(self._hessian, self.theta) - times(duels, slopes)
+        self.posterior = self._prior.precision + self._hessian
+        self._fitted, self._whitener = self._count, None
+
+    def _learn(self, differences: Array, preferences: Array) -> None:
+        new = learn_duel(self.theta, self.whitener(), differences, preferences)
+        weighted = new.curvatures[:, None] * differences
+        self._hessian += differences[:, :, None] * weighted[:, None, :]
+        self._linear += new.logits[:, None] * weighted - new.slopes[:, None] * differences
+        self.posterior = self._prior.precision + self._hessian
+
+    def shares(self) -> tuple[Array, Array]:
+        """Return ``M_i = H_i (I + v H_i)^-1`` and ``m_i = (I + v H_i)^-1 b_i``.
+
+        Two bounds limit the influence of one agent: ``0 <= M_i <= I / v``, and the length of m_i
+        (:func:`~fldb_flower.bandit.prior.longest_shift`). Before, theta_i is fitted to all duels.
+        """
+        if self._fitted < self._count:
+            self._fit()
+        xp, variance = self._arrays.xp, self._variance[:, None]
+        d = self.theta.shape[1]
+        mixed = self._arrays.eye(d) + variance[..., None] * self._hessian
+        precision = xp.linalg.solve(mixed, self._hessian)
+        shift = solve(mixed, self._linear)
+        length = xp.sqrt(xp.vecdot(shift, shift))
+        longest = longest_shift(d, self._ridge, self._variance, self._longest)
+        shift = shift * (longest / xp.where(length > longest, length, longest))[:, None]
+        return (precision + xp.matrix_transpose(precision)) / 2.0, shift
+
+    def state(self) -> dict[str, Array]:
+        """Return a copy of the state, for :meth:`restore`, without the prior."""
+        arrays = super().state()
+        if self._fitted == self._count:  # it is computed from the Hessian
+            arrays["whitener"] = np.zeros((0, 0))
+        arrays |= {"hessian": to_numpy(copy(self._hessian)), "linear": to_numpy(copy(self._linear))}
+        return arrays
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Restore what :meth:`state` returned, with the current prior."""
+        super().restore(state)
+        make = self._arrays.make
+        self._hessian, self._linear = (
+            make(np.array(state[name])) for name in ("hessian", "linear")
+        )
+        self.posterior = self._prior.precision + self._hessian
+
+
+def _moderated(logits: Array, variances: Array) -> Array:
+    """Return logits divided by ``sqrt(1 + pi / 8 variance)``."""
+    return logits / namespace(logits).sqrt(1.0 + (math.pi / 8.0) * variances)
