@@ -16,10 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fldb_flower.deployment.helper_keys import create_helper_key
-
 from clients.service.files import load_page
-from fldb_flower.deployment.keys import CA, DEVICES, SERVER, SERVER_KEY, create
+from fldb_flower.deployment.keys import CA, DEVICES, SERVER, SERVER_KEY, create, create_helper_key
 from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
 from fldb_flower.errors import FederationError, OutputError
 from simulations.local_process import PROJECT, START_SECONDS, LocalProcess, configure_flwr
