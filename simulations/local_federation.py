@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clients.service.files import load_page
 from fldb_flower.deployment.keys import CA, DEVICES, SERVER, SERVER_KEY, create, create_helper_key
 from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
 from fldb_flower.errors import FederationError, OutputError
@@ -172,7 +171,6 @@ class LocalFederation:
         options: Sequence[str] | None = None,
     ) -> None:
         project_folder("a federation on this machine")
-        load_page()  # of the services
         self.folder = folder.absolute()
         self.results = self.folder / "server"
         self.port = free_port()

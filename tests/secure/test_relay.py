@@ -23,10 +23,9 @@ from vaults import Phone, configure
 
 from clients import relay
 from clients.service import guard
-from clients.service.app import create_app
+from clients.service.app import Node, create_app
 from clients.service.catalogue import read_arms
-from clients.service.files import read_token
-from clients.service.node import Node
+from clients.service.http import read_token
 from clients.vault import read_config
 from fldb_flower.deployment.processes import free_port
 from fldb_flower.errors import DataError, FederationError, SettingsError

@@ -15,7 +15,7 @@ import pytest
 from local_processes import logs_on_failure, processes_of, wait_until
 from test_deployment import derivatives, stored
 
-from clients.service.routes import guarded
+from clients.service.app import guarded
 from clients.store import DuelStore
 from clients.vault.ledger import Journal, LedgerFile
 from fldb_flower.deployment.processes import HOST
