@@ -22,7 +22,6 @@ from test_service import Process
 from vaults import Phone, configure
 
 from clients import relay
-from clients.service import guard
 from clients.service.app import Node, create_app
 from clients.service.catalogue import read_arms
 from clients.service.http import read_token
