@@ -97,8 +97,8 @@ def test_other_hosts_and_types_of_content_are_refused(client):
 
 
 def test_requests_may_be_larger_than_those_of_the_page(client, monkeypatch):
-    monkeypatch.setattr(guard, "MAX_BODY", 100)
-    monkeypatch.setattr(guard, "MAX_NODE_BODY", 1000)
+    monkeypatch.setattr(http, "MAX_BODY", 100)
+    monkeypatch.setattr(http, "MAX_NODE_BODY", 1000)
     large, larger = b"x" * 1000, b"x" * 1001
     reply = client.post("/node", content=large, headers=bearer(NODE_TOKEN))
     assert Reply.from_bytes(reply.content).kind == REFUSED
