@@ -22,6 +22,7 @@ from test_service import Process
 from vaults import Phone, configure
 
 from clients import relay
+from clients.service import http
 from clients.service.app import Node, create_app
 from clients.service.catalogue import read_arms
 from clients.service.http import read_token
