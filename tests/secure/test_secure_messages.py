@@ -123,6 +123,7 @@ OF_REQUEST = ("counted", "header", "key", "kind")
 OF_REPLY = ("device", "digest", "kind", "reason")
 OF_SUMS = ("header", "kind", "sizes")
 OF_ANSWER = ("groups", "numbers", "refused", "request")
+OF_SHARED = ("duels", "header", "privacy", "settings", "units")
 NO_NUMBERS = (None, True, 1.5, "1", -1, 2**60, [], {})
 NO_DIGESTS = (None, 7, "", "0" * 63, "0" * 62, "0" * 66, "A" * 64, "x" * 64, "0 " * 32)
 WRONG = {
@@ -192,9 +193,27 @@ def refusals():
         yield (lambda content: Report.from_bytes(content, 9)), bytes(size)
 
 
+def damaged_broadcasts():
+    """Yield broadcasts that a device must refuse, with the function that reads them."""
+    good, units = common((2.0, 3.0)), dict.fromkeys(parts_of(common()), 4.0)
+    for broadcast in (
+        good._replace(scope="all"), good._replace(loss=True), good._replace(play=None),
+    ):  # fmt: skip
+        yield Shared.from_bytes, Shared(broadcast, settings_of(), 9, units).to_bytes()
+    shared = Shared(good, settings_of(), 9, units).to_bytes()
+    for value in (None, "auto", True, 8, 0.0, -1.0):
+        yield Shared.from_bytes, changed(shared, OF_SHARED, privacy__clip=value)
+        yield Shared.from_bytes, changed(shared, OF_SHARED, units__gradient=value)
+    for changes in (
+        {"units": {}}, {"settings": {}}, {"privacy": {}}, {"duels": -1}, {"header": [1] * 6},
+        {"body": b""}, {"body": bytes(7)}, {"privacy__epsilon": -1.0}, {"settings__selection": "x"},
+    ):  # fmt: skip
+        yield Shared.from_bytes, changed(shared, OF_SHARED, **changes)
+
+
 def test_damaged_messages_are_refused_in_one_line():
     count = 0
-    for read, content in refusals():
+    for read, content in (*refusals(), *damaged_broadcasts()):
         with pytest.raises(DataError) as error:
             assert read(content), "read"
         assert "\n" not in str(error.value)
