@@ -157,16 +157,6 @@ def refusals():
             (60_000).to_bytes(4, "big") + b"[" * 60_000,
         ):  # fmt: skip
             yield read, content
-    for name, values in WRONG.items():
-        for value in values:
-            yield Request.from_bytes, changed(request, OF_REQUEST, **{f"header__{name}": value})
-            yield SumRequest.from_bytes, changed(sums, OF_SUMS, **{f"header__{name}": value})
-    for name, values in (
-        ("expires", NO_NUMBERS), ("key", NO_NUMBERS),
-        ("public", NO_DIGESTS), ("signature", (*NO_DIGESTS, "0" * 64)),
-    ):  # fmt: skip
-        for value in values:
-            yield Request.from_bytes, changed(request, OF_REQUEST, **{f"key__{name}": value})
     for changes in (
         {"kind": "other"}, {"kind": []}, {"kind": HELLO}, {"kind": "estimate"}, {"header": None},
         {"key": None}, {"counted": -1}, {"counted": True}, {"counted": 2**53 + 1}, {"body": b"x"},
@@ -193,6 +183,21 @@ def refusals():
         yield (lambda content: Report.from_bytes(content, 9)), bytes(size)
 
 
+def damaged_headers():
+    """Yield requests with a wrong number, hash or key."""
+    request, sums = REQUEST.to_bytes(), SUMS.to_bytes()
+    for name, values in WRONG.items():
+        for value in values:
+            yield Request.from_bytes, changed(request, OF_REQUEST, **{f"header__{name}": value})
+            yield SumRequest.from_bytes, changed(sums, OF_SUMS, **{f"header__{name}": value})
+    for name, values in (
+        ("expires", NO_NUMBERS), ("key", NO_NUMBERS),
+        ("public", NO_DIGESTS), ("signature", (*NO_DIGESTS, "0" * 64)),
+    ):  # fmt: skip
+        for value in values:
+            yield Request.from_bytes, changed(request, OF_REQUEST, **{f"key__{name}": value})
+
+
 def damaged_broadcasts():
     """Yield broadcasts that a device must refuse, with the function that reads them."""
     good, units = common((2.0, 3.0)), dict.fromkeys(parts_of(common()), 4.0)
@@ -213,7 +218,7 @@ def damaged_broadcasts():
 
 def test_damaged_messages_are_refused_in_one_line():
     count = 0
-    for read, content in (*refusals(), *damaged_broadcasts()):
+    for read, content in (*refusals(), *damaged_headers(), *damaged_broadcasts()):
         with pytest.raises(DataError) as error:
             assert read(content), "read"
         assert "\n" not in str(error.value)
