@@ -31,7 +31,6 @@ from fldb_flower.deployment.processes import free_port
 from fldb_flower.errors import DataError, FederationError, SettingsError
 from fldb_flower.secure.messages import HELLO, REFUSED, Reply, Request
 from simulations.engines.inprocess import InProcessGrid
-from strategies import secure_nodes
 
 ROOT = Path(__file__).parents[2]
 TOKEN, NODE_TOKEN = "a-token-of-the-page", "a-token-of-the-node"
@@ -174,10 +173,9 @@ def running(app):
 @pytest.fixture(scope="module")
 def service(phone):
     """The URL of a service with the vault, and the token's file."""
-    app = create_app(phone.path, TOKEN, node=Node(phone.config, NODE_TOKEN))
     file = phone.folder / "node-token"
     file.write_text(f"{NODE_TOKEN}\n")
-    with running(app) as url:
+    with running(create_app(phone.path, TOKEN, node=Node(phone.config, NODE_TOKEN))) as url:
         yield SimpleNamespace(url=url, token=file)
 
 
@@ -186,37 +184,29 @@ def node_config(service):
     return {"service-url": service.url, "node-token-file": str(service.token)}
 
 
-def test_the_key_is_that_of_the_server():
-    assert relay.KEY == secure_nodes.KEY
-
-
-def test_bytes_are_passed_on_and_back(node_config, introduced):
-    assert Reply.from_bytes(relay.ask_vault(ASKED, node_config, 7)) == introduced
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"service-url": None}, "node 7 has no service-url.*--node-config"),
-        ({"store-path": "/d.db"}, "node 7 has a store-path.*secure=true.*out of the SuperNode's"),
-        ({"service-url": "http://example.org:80"}, "service-url='http://example.org:80'.*on this"),
-        ({"service-url": "http://10.0.0.1:80"}, "service-url='http://10.0.0.1:80'"),
-        ({"service-url": "https://127.0.0.1:80"}, "must be like http://127.0.0.1:8377"),
-        ({"service-url": "http://127.0.0.1"}, "must be like http://127.0.0.1:8377"),
-        ({"service-url": "http://127.0.0.1:80/x"}, "must be like http://127.0.0.1:8377"),
-        ({"service-url": "http://127.0.0.1:99999"}, "must be like http://127.0.0.1:8377"),
-        ({"service-url": 8377}, "service-url=8377"),
-        ({"node-token-file": None}, "node-token-file=None of node 7.*absolute path"),
-        ({"node-token-file": "token"}, "node-token-file='token'.*absolute path"),
-        ({"node-token-file": "/none"}, "cannot read node-token-file=/none.*No such file"),
-    ],
+WRONG = (
+    ({"service-url": None}, "node 7 has no service-url.*--node-config"),
+    ({"store-path": "/d.db"}, "node 7 has a store-path.*secure=true.*out of the SuperNode's"),
+    ({"service-url": "http://example.org:80"}, "service-url='http://example.org:80'.*on this"),
+    ({"service-url": "http://10.0.0.1:80"}, "service-url='http://10.0.0.1:80'"),
+    ({"service-url": "https://127.0.0.1:80"}, "must be like http://127.0.0.1:8377"),
+    ({"service-url": "http://127.0.0.1"}, "must be like http://127.0.0.1:8377"),
+    ({"service-url": "http://127.0.0.1:80/x"}, "must be like http://127.0.0.1:8377"),
+    ({"service-url": "http://127.0.0.1:99999"}, "must be like http://127.0.0.1:8377"),
+    ({"service-url": 8377}, "service-url=8377"),
+    ({"node-token-file": None}, "node-token-file=None of node 7.*absolute path"),
+    ({"node-token-file": "token"}, "node-token-file='token'.*absolute path"),
+    ({"node-token-file": "/none"}, "cannot read node-token-file=/none.*No such file"),
 )
-def test_a_wrong_node_config_is_one_line(node_config, changes, words):
-    merged = {**node_config, **changes}
-    config = {name: value for name, value in merged.items() if value is not None}
-    with pytest.raises(SettingsError, match=words) as error:
-        relay.ask_vault(ASKED, config, 7)
-    assert "\n" not in str(error.value)
+
+
+def test_a_wrong_node_config_is_one_line(node_config):
+    for changes, words in WRONG:
+        merged = {**node_config, **changes}
+        config = {name: value for name, value in merged.items() if value is not None}
+        with pytest.raises(SettingsError, match=words) as error:
+            relay.ask_vault(ASKED, config, 7)
+        assert "\n" not in str(error.value)
 
 
 def test_a_service_that_is_down_or_refuses_is_one_line(node_config, tmp_path):
