@@ -114,15 +114,7 @@ class Algorithm(ABC):
         return PlayRequest(round_.first, round_.last, self.estimate)
 
     def round(self, federation: Federation, round_: Round) -> None:
-        """Let the agents play a round, learn from its duels and acknowledge them.
-
-        Raises
-        ------
-        ConvergenceError
-            The estimate diverges. The state is unchanged.
-        DataError
-            :meth:`learn` returned what is not a part of the state.
-        """
+        """Let the agents play a round, learn from its duels and acknowledge them."""
         if not round_.learns:
             federation.exchange(Broadcast(self.play(round_), None, final=True))
             federation.acknowledge()

@@ -62,31 +62,15 @@ def newton(
     max_exchanges: int = MAX_EXCHANGES,
     or_closest: bool = False,
 ) -> Minimum:
-    r"""Minimise by damped Newton steps (:mod:`fldb_flower.bandit.newton`).
+    """Minimise by damped Newton steps (:mod:`fldb_flower.bandit.newton`).
 
-    Uploads carry the Hessian; no loss is needed. With Hessians in another form than full, the
-    steps are those of L-BFGS with the inverse of that matrix as initial approximation.
-
-    Parameters
-    ----------
-    evaluate, start, theta, ridge
-        One exchange, the upload at ``theta``, the starting point, (d,), and the ridge, above 0.
-    information : Array, optional
-        W of all duels; by default that of ``start``.
-    tolerance : float
-        Decrement per duel below which a point counts as the minimiser.
-    settled : float
-        Decrement per duel below which a step is taken without an exchange to verify it.
-    max_exchanges : int
-        Maximum number of exchanges.
-    or_closest : bool
-        After that number, log a warning and return the point with the smallest decrement,
-        instead of raising. Uploads of faulty nodes need not belong to any loss.
-
-    Raises
-    ------
-    ConvergenceError
-        The decrement did not become small enough.
+    ``start`` is the upload at ``theta``. Uploads carry the Hessian; no loss is needed. With
+    diagonals of Hessians, the steps are those of L-BFGS with their inverse as initial
+    approximation. ``information`` is W of all duels, by default that of ``start``. With a decrement
+    per duel below ``tolerance``, a point counts as the minimiser; below ``settled``, a step is
+    taken without an exchange to verify it. After ``max_exchanges``, ConvergenceError is raised, or
+    with ``or_closest`` the point with the smallest decrement is returned: uploads of faulty nodes
+    need not belong to any loss.
     """
     information = start.information if information is None else information
     search = _Newton(evaluate, start, theta, ridge, trace(information))
@@ -202,13 +186,6 @@ def lbfgs(
 
     Each call of its closure is one exchange; uploads carry the loss. The unit of features is a
     power of 2, about the root mean square of the duels' lengths by W, ``information``.
-
-    Raises
-    ------
-    SettingsError
-        PyTorch is not installed.
-    ConvergenceError
-        The gradient norm per duel stayed above ``max_gradient``.
     """
     torch = import_torch("solver=lbfgs", "solver=newton")
     information, duels = start.information if information is None else information, start.num_duels

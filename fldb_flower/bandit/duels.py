@@ -19,16 +19,8 @@ class DuelLog:
     """Duels in order of iteration. Those after iteration ``counted`` are fresh.
 
     Differences are stored as (d, duels), because passes over all duels are then three times
-    faster. Methods take and return (duels, d).
-
-    Parameters
-    ----------
-    agents, dimension : int
-        Number of agents and of features.
-    keep : bool
-        Whether duels are kept after the server has counted them (for a loss over all duels).
-    arrays : Arrays, optional
-        Backend of the duels; NumPy by default.
+    faster. Methods take and return (duels, d). With ``keep``, duels are kept after the server has
+    counted them (for a loss over all duels).
     """
 
     def __init__(

@@ -50,22 +50,9 @@ class Expansion(NamedTuple):
 def learn_duel(theta: Array, whiteners: Array, differences: Array, preferences: Array) -> Expansion:
     """Add the loss of one duel to each agent's quadratic, and update its minimiser, in place.
 
-    With the precision P of the quadratic, the new minimiser is ``theta + (y - mu(z)) P^-1 x``.
-    Then ``P <- P + mu'(z) x x^T``.
-
-    Parameters
-    ----------
-    theta : Array
-        Minimisers of the quadratics, (agents, d).
-    whiteners : Array
-        C of each agent with ``P^-1 = C C^T``, (agents, d, d).
-    differences, preferences : Array
-        The duels x, (agents, d), and the answers y, (agents,).
-
-    Returns
-    -------
-    Expansion
-        Of the duels' losses.
+    With the precision P of the quadratic, the new minimiser is ``theta + (y - mu(z)) P^-1 x``. Then
+    ``P <- P + mu'(z) x x^T``. The minimisers are (agents, d), the whiteners C with ``P^-1 = C C^T``
+    (agents, d, d), and the duels x and answers y (agents, d) and (agents,).
     """
     xp = namespace(theta)
     seen = (differences[:, None, :] @ whiteners)[:, 0]
