@@ -10,10 +10,7 @@ import numpy as np
 from clients.store import DuelStore, Evidence, Synchronization
 from clients.store.records import selection_settings
 from fldb_flower.bandit import theory
-from fldb_flower.bandit.estimates import PersonalEstimates, Shares
-from fldb_flower.bandit.limits import factors
-from fldb_flower.bandit.preference import link
-from fldb_flower.bandit.prior import (
+from fldb_flower.bandit.estimate import (
     LONGEST,
     PRIVATE_LONGEST,
     START,
@@ -22,6 +19,9 @@ from fldb_flower.bandit.prior import (
     ShareChange,
     scale_of,
 )
+from fldb_flower.bandit.estimates import PersonalEstimates
+from fldb_flower.bandit.limits import factors
+from fldb_flower.bandit.preference import link
 from fldb_flower.bandit.selection import norms
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.forms import make_form
@@ -157,7 +157,7 @@ class PersonalLearner:
         self._prior = prior or CommonPrior(*nothing, START, 0.0)
         precision, shift = own or nothing
         none = np.zeros(1)
-        self._own = Shares(precision[None], shift[None], np.zeros(len(VARIANCES)), none, none)
+        self._own = ShareChange(precision[None], shift[None], np.zeros(len(VARIANCES)), none, none)
         self._clip = settings.clip
         longest = LONGEST if self._clip is None else PRIVATE_LONGEST
         self._estimates = PersonalEstimates(1, d, settings.personal_ridge, longest=longest)

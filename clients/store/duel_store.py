@@ -30,7 +30,7 @@ from clients.store.records import (
 )
 from clients.store.schema import EXTRA
 from clients.store.sums import SumLog
-from fldb_flower.bandit.prior import CommonPrior
+from fldb_flower.bandit.estimate import CommonPrior
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import unpack_symmetric

@@ -13,7 +13,7 @@ import numpy as np
 
 from clients.store.answers import AnswerLog
 from clients.store.schema import MAX_ANSWERS
-from fldb_flower.bandit.prior import VARIANCES, ShareChange
+from fldb_flower.bandit.estimate import VARIANCES, ShareChange
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import pack_symmetric, unpack_symmetric

@@ -45,6 +45,7 @@ share, the next Newton step corrects it.
 """
 _FIXED = frozenset({"theta_sync", "theta_hat", "information"})  # arrays whose shape is fixed
 
+_REPORTS = 50  # of the regret in a run of independent agents
 _FIRST_EXCHANGES = 50  # limit for the first minimiser; six are usual
 
 
@@ -166,6 +167,28 @@ class Algorithm(ABC):
     def restore(self, state: State) -> None:
         """Resume from what :meth:`state` returned, with identical numbers."""
         self.arrays = {name: np.array(state[name]) for name in self.arrays}
+
+
+class Independent(Algorithm):
+    """The agents play on their own; the server collects the regret only.
+
+    LDB, FLDB-Personal without exchanges, and uniform pairs.
+    """
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield about 50 equal parts of the run, each of which ends with a report."""
+        horizon = self.settings.horizon
+        stride = -(-horizon // _REPORTS)
+        for number, first in enumerate(range(1, horizon + 1, stride), start=1):
+            yield Round(number, first, min(first + stride - 1, horizon), learns=False)
+
+    def play(self, round_: Round) -> PlayRequest:
+        """Return a request without an estimate."""
+        return PlayRequest(round_.first, round_.last)
+
+    def learn(self, federation: Federation, round_: Round) -> State:
+        """Return no change: no round learns."""
+        return {}
 
 
 class Online(Algorithm):

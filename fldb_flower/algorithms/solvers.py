@@ -86,7 +86,7 @@ class _Newton:
         self._evaluate, self._ridge, self._trace = evaluate, ridge, total  # of W
         self._theta, self._upload, self._exchanges = theta, start, 0
         self._may_restart = bool(np.any(theta != 0))
-        history = _LBFGS_HISTORY if np.ndim(start.hessian) == 1 else 0
+        history = _LBFGS_HISTORY if start.information.ndim == 1 else 0
         # Pairs of a step and its change of the gradient.
         self._secants: deque[tuple[Array, Array]] = deque(maxlen=history)
 

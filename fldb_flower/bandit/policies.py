@@ -12,27 +12,26 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from fldb_flower.bandit import theory
-from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates, Shares
-from fldb_flower.bandit.limits import factors
-from fldb_flower.bandit.prior import (
+from fldb_flower.bandit.estimate import (
     LONGEST,
     PRIVATE_LONGEST,
     START,
     VARIANCES,
     CommonPrior,
+    Estimate,
     ShareChange,
     mean_squared_length,
     scale_of,
 )
+from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates
+from fldb_flower.bandit.limits import factors
 from fldb_flower.bandit.selection.rules import Pair
 from fldb_flower.bandit.selection.selector import Selector
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import ALGORITHMS
-from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
+from fldb_flower.linalg.arrays import Array, Arrays, copy, fields_of, join_parts, part_of, to_numpy
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.linalg.linear import Whitener, add_to_whiteners
-from fldb_flower.linalg.named_arrays import fields_of, join_parts, part_of
 from fldb_flower.settings import Settings
 
 
@@ -177,7 +176,7 @@ class PersonalPolicy(Policy):
         zeros = arrays.zeros
         rows = () if self._clip is None else (agents,)
         losses, none = zeros(*rows, len(VARIANCES)), zeros(agents)
-        self._counted = Shares(zeros(agents, d, d), zeros(agents, d), losses, none, none)
+        self._counted = ShareChange(zeros(agents, d, d), zeros(agents, d), losses, none, none)
         self._sent, self._sent_after = self._counted, 0
         self._losses, self._squares, self._offers = losses, none, 0
         self._prior = CommonPrior(np.zeros((d, d)), np.zeros(d), START, 0.0)
@@ -225,7 +224,7 @@ class PersonalPolicy(Policy):
             if units is not None:
                 precision, shift = self._limited(precision, shift, units)
             members = self._arrays.zeros(len(precision)) + 1.0
-            self._sent = Shares(precision, shift, self._losses, self._squares, members)
+            self._sent = ShareChange(precision, shift, self._losses, self._squares, members)
             self._sent_after = played
         xp, sent, counted = self._arrays.xp, self._sent, self._counted
         changes = (new - old for new, old in zip(sent, counted, strict=True))
@@ -266,7 +265,7 @@ class PersonalPolicy(Policy):
         make = self._arrays.make
         for name in ("counted", "sent"):
             arrays = part_of(state, name).values()
-            setattr(self, f"_{name}", Shares(*(make(np.array(array)) for array in arrays)))
+            setattr(self, f"_{name}", ShareChange(*(make(np.array(array)) for array in arrays)))
         precision, shift, variance, scale = part_of(state, "prior").values()
         self._prior = CommonPrior(precision, shift, float(variance), float(scale))
         own = part_of(state, "own")

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from fldb_flower.bandit.duels import DuelLog, clipped, prediction_sums
+from fldb_flower.bandit.estimate import ShareChange
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.bandit.policies import make_policy
-from fldb_flower.bandit.prior import ShareChange
 from fldb_flower.bandit.streams import check_agents, make_streams
 from fldb_flower.bandit.theory import width_settings
 from fldb_flower.catalogue import ALGORITHMS
@@ -27,9 +27,16 @@ from fldb_flower.federation.exchange import (
     total,
 )
 from fldb_flower.federation.offers import Offers, OfferStream
-from fldb_flower.linalg.arrays import LARGEST, Array, arrays_on, has_masked, to_numpy
+from fldb_flower.linalg.arrays import (
+    LARGEST,
+    Array,
+    arrays_on,
+    has_masked,
+    join_parts,
+    part_of,
+    to_numpy,
+)
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import Settings
 
 

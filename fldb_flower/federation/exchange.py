@@ -16,8 +16,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from fldb_flower.bandit import preference
-from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.bandit.prior import CommonPrior, ShareChange, sum_of_changes
+from fldb_flower.bandit.estimate import CommonPrior, Estimate, ShareChange, sum_of_changes
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import LARGEST, Array
 from fldb_flower.linalg.forms import Form

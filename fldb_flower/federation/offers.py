@@ -22,8 +22,7 @@ from fldb_flower.environments import (
 from fldb_flower.environments.base import check_contexts, state_arrays
 from fldb_flower.errors import DataError
 from fldb_flower.federation.blocks import blocks_of, rows_in_block
-from fldb_flower.linalg.arrays import Array, Arrays, arrays_on, copy, namespace
-from fldb_flower.linalg.named_arrays import join_parts, part_of
+from fldb_flower.linalg.arrays import Array, Arrays, arrays_on, copy, join_parts, namespace, part_of
 from fldb_flower.settings import Settings
 
 AHEAD = 16

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fldb_flower.bandit.prior import VARIANCES, ShareChange
+from fldb_flower.bandit.estimate import VARIANCES, ShareChange
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, Noise, Upload
 from fldb_flower.linalg.arrays import FloatArray

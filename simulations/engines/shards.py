@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from fldb_flower.federation.agents import total_of_blocks
 from fldb_flower.federation.blocks import blocks_of, require_agents
 from fldb_flower.federation.exchange import Broadcast, Upload
-from fldb_flower.linalg.arrays import Array
-from fldb_flower.linalg.named_arrays import join_parts, part_of
+from fldb_flower.linalg.arrays import Array, join_parts, part_of
 from fldb_flower.settings import AUTO, RAY, Settings
 from fldb_flower.system.process import processors
 from simulations.engines.workers import Groups, Processes, Workers
