@@ -18,7 +18,7 @@ from fldb_flower.bandit.newton import RESTART, is_too_long, shortened
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.linalg.arrays import Array, import_torch
-from fldb_flower.linalg.forms import times, trace
+from fldb_flower.linalg.forms import form_of, times, trace
 from fldb_flower.linalg.linear import solve
 
 Evaluate = Callable[[Array], Upload]
@@ -86,7 +86,7 @@ class _Newton:
         self._evaluate, self._ridge, self._trace = evaluate, ridge, total  # of W
         self._theta, self._upload, self._exchanges = theta, start, 0
         self._may_restart = bool(np.any(theta != 0))
-        history = _LBFGS_HISTORY if start.information.ndim == 1 else 0
+        history = _LBFGS_HISTORY if form_of(start.hessian).is_diagonal else 0
         # Pairs of a step and its change of the gradient.
         self._secants: deque[tuple[Array, Array]] = deque(maxlen=history)
 
