@@ -94,7 +94,7 @@ class DeviceAgent(NumPyClient):
         self.store.expect_cut(counted)
         if broadcast.play is not None and request.header.estimate:
             self._uploads.synchronize(broadcast.play, counted, request.duels)
-        vector = encode_statistics(upload, broadcast, parameters[0].dtype.name)
+        vector = encode_statistics(upload, broadcast)
         reply = {"header": list(answer), "device": self.store.device_id}
         return [vector], upload.num_duels, reply
 

@@ -58,10 +58,7 @@ class SimulatedAgents(NumPyClient):
         """
         broadcast = _decode(parameters[0], BroadcastHeader.from_config(config), self._form)
         upload = self.group.answer(broadcast, config["counted"])
-        wire = "float32" if parameters[0].dtype == np.float32 else "float64"
-        vector, header = encode_upload(
-            upload, broadcast, self.partition_id, self.num_partitions, wire
-        )
+        vector, header = encode_upload(upload, broadcast, self.partition_id, self.num_partitions)
         (outcomes,) = upload.outcomes
         reply = {
             "header": list(header),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clients.service.files import load_page
-from fldb_flower.deployment import credentials
+from fldb_flower.deployment.keys import CA, DEVICES, SERVER, SERVER_KEY, create
 from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
 from fldb_flower.errors import FederationError, OutputError
 from simulations.local_process import PROJECT, START_SECONDS, LocalProcess, configure_flwr
@@ -66,7 +66,7 @@ class Device(LocalProcess):
         vault: bool = False,
     ) -> None:
         keys = folder / "keys"
-        self.key = keys / credentials.DEVICES / name
+        self.key = keys / DEVICES / name
         self.store = folder / name / "duels.db"
         self.store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.port = free_port()
@@ -84,7 +84,7 @@ class Device(LocalProcess):
             [
                 tool("flower-supernode"),
                 *("--superlink", superlink),
-                *("--root-certificates", str(keys / credentials.CA)),
+                *("--root-certificates", str(keys / CA)),
                 *("--auth-supernode-private-key", str(self.key)),
                 *("--host", HOST, "--port", str(free_port())),
                 *("--node-config", toml({**config, **node_config})),
@@ -207,9 +207,9 @@ class LocalFederation:
             [
                 tool("flower-superlink"),
                 *("--host", HOST, "--port", str(self.port)),
-                *("--ssl-ca-certfile", str(keys / credentials.CA)),
-                *("--ssl-certfile", str(keys / credentials.SERVER)),
-                *("--ssl-keyfile", str(keys / credentials.SERVER_KEY)),
+                *("--ssl-ca-certfile", str(keys / CA)),
+                *("--ssl-certfile", str(keys / SERVER)),
+                *("--ssl-keyfile", str(keys / SERVER_KEY)),
                 *options,
             ],
             umask=_PRIVATE,
@@ -220,7 +220,7 @@ class LocalFederation:
         ]
         self.runs: list[LocalProcess] = []
         if not keys.exists():
-            credentials.create(keys, [HOST, "localhost"], devices)
+            create(keys, [HOST, "localhost"], devices)
         self.secure = secure
         self.helper_port = free_port()
         self.helper_folder = self.folder / "helper"
@@ -294,7 +294,7 @@ class LocalFederation:
     def flwr(self, name: str, *arguments: str) -> LocalProcess:
         """Return a process that runs ``flwr``, configured for the SuperLink."""
         part = LocalProcess(name, self.folder, [tool("flwr"), *arguments], umask=_PRIVATE)
-        trust = f'root-certificates = "{self.folder / "keys" / credentials.CA}"'
+        trust = f'root-certificates = "{self.folder / "keys" / CA}"'
         configure_flwr(part.home, _LINK, self.address, trust)
         return part
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fldb_flower.deployment.processes import flower_environment, reason_in, start_process
+from fldb_flower.deployment.processes import flower_environment, reason_in
 from fldb_flower.errors import FederationError, one_line
 
 PROJECT = Path(__file__).parents[1]
@@ -61,9 +61,15 @@ class LocalProcess:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a log may hold a token
         with self.log.open("ab") as log:
             self._begin = log.tell()
-            cwd = self.cwd or self.home
-            self._process = start_process(
-                self.command, environment(self.home), log, cwd, umask=self.umask
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=self.cwd or self.home,
+                env=environment(self.home),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in a terminal reaches the parent only
+                umask=self.umask,
             )
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from fldb_flower.deployment.helper_keys import create_helper_key
+from fldb_flower.deployment.keys import create_helper_key
 from fldb_flower.deployment.processes import toml
 from fldb_flower.errors import OutputError
 

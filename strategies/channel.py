@@ -128,7 +128,7 @@ class Channel(ABC):
             asked = self.sample(number, self.present, everyone=not broadcast.learns)
         self.begin(broadcast)
         self.number, self.asked, self.broadcast = number, asked, broadcast
-        vector, header = encode_broadcast(broadcast, self.settings.wire)
+        vector, header = encode_broadcast(broadcast)
         self.arrays, self.config = pack_vector(vector), ConfigRecord({"header": list(header)})
         self.contributions, self.refused, self.introduced = {}, {}, set()
         self._valid: dict[int, Contribution] = {}  # also of nodes whose identity is disputed
@@ -270,11 +270,11 @@ class Channel(ABC):
             answers = [self.answers(each) for each in fresh.values()]
             reasons = implausible_shares(
                 uploads, answers, self.broadcast, ridge=settings.personal_ridge,
-                longest=self._longest, wire=settings.wire,
+                longest=self._longest,
             )  # fmt: skip
         else:
             reasons = implausible(
-                uploads, self.broadcast, self._longest, settings.wire,
+                uploads, self.broadcast, self._longest,
                 weighted=settings.is_private and settings.privacy.unit == "person",
             )  # fmt: skip
         refused = {node: reason for node, reason in zip(fresh, reasons, strict=True) if reason}

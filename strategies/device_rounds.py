@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.deployment.helper_keys import load_helper_public_key
+from fldb_flower.deployment.keys import load_helper_public_key
 from fldb_flower.errors import FederationError, PrivacyError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts

@@ -100,8 +100,8 @@ class DeviceChannel(Channel):
             raise UploadError.malformed(error) from None
         if not self.claim(node, device):
             return None
-        wire, span = self.settings.wire, header._replace(held=0, missing=0)
-        upload = decode_statistics(vector, header.num_duels, broadcast, self.form, wire)
+        span = header._replace(held=0, missing=0)
+        upload = decode_statistics(vector, header.num_duels, broadcast, self.form)
         self._check_span(node, device, span, broadcast)
         self._spans[node] = span
         return Contribution(device, upload, CountedSpan(device, header))

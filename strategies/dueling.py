@@ -261,7 +261,7 @@ class DuelingStrategy(Federation, Strategy):
         if broadcast.learns:
             asked = {message.metadata.dst_node_id for message in self._sent}
             uploads = {node for node, _ in channel.senders(replies)} - channel.introduced
-            up, down = traffic(broadcast, self.algorithm.form, wire=self.settings.wire)
+            up, down = traffic(broadcast, self.algorithm.form)
             self.history.count_bytes(
                 up * channel.count_agents(uploads, channel.present),
                 down * channel.count_agents(asked, channel.present),

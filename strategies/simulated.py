@@ -79,8 +79,7 @@ class SimulatedChannel(Channel):
         self._claims[node] = claim
         if exchange != number:
             raise UploadError(f"an answer to exchange {exchange} instead of {number}")
-        wire = self.settings.wire
-        upload = decode_upload(vector, header, outcomes, broadcast, self.form, wire=wire)
+        upload = decode_upload(vector, header, outcomes, broadcast, self.form)
         counted = self._counted.get(node, 0)
         played = self._history.iteration if broadcast.play is None else broadcast.play.last
         before = 0 if broadcast.scope == "all" else counted

@@ -21,7 +21,7 @@ from clients.service import connections
 from clients.service.connections import LIMITS
 from clients.service.files import read_token
 from clients.service.logs import Limiter
-from fldb_flower.deployment.helper_keys import load_helper_key
+from fldb_flower.deployment.keys import load_helper_key
 from fldb_flower.errors import DataError, FldbError, SettingsError, one_line
 from fldb_flower.privacy.discrete import require_sampler
 from fldb_flower.secure.report import MOST_REPORTS

@@ -30,8 +30,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fldb_flower.deployment.helper_keys import public_hex
-from fldb_flower.deployment.key_files import make_folder, read_file, reported
+from fldb_flower.deployment.keys import make_folder, public_hex, read_file, reported
 from fldb_flower.errors import DataError, FldbError, OutputError, SecureError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.privacy.discrete import discrete_gaussian

@@ -22,8 +22,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fldb_flower.deployment.helper_keys import load_helper_public_key
-from fldb_flower.deployment.key_files import check_writers
+from fldb_flower.deployment.keys import check_writers, load_helper_public_key
 from fldb_flower.errors import DataError, shown
 from fldb_flower.privacy.accounting import largest_mu
 from fldb_flower.secure.canonical import check_name

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from fldb_flower.deployment.key_files import check_writers
+from fldb_flower.deployment.keys import check_writers
 from fldb_flower.errors import DataError, OutputError
 from fldb_flower.secure.canonical import from_json, to_json
 from fldb_flower.system.files import replace_file

@@ -106,7 +106,7 @@ class Vault:
     >>> from pathlib import Path
     >>> from clients.store import DuelStore
     >>> from clients.vault import Vault, read_config
-    >>> from fldb_flower.deployment.helper_keys import create_helper_key
+    >>> from fldb_flower.deployment.keys import create_helper_key
     >>> files = create_helper_key(Path("helper"))
     >>> text = 'federation = "tea"\nhelper = "helper.pub"\ndimension = 6'
     >>> _ = Path("vault.toml").write_text(text)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fldb_flower.algorithms import schedules
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.algorithms.solvers import SINGLE_TOLERANCE, TOLERANCE, Minimum, newton
+from fldb_flower.algorithms.solvers import TOLERANCE, Minimum, newton
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import ConvergenceError, DataError, shown
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
@@ -231,7 +231,7 @@ class Online(Algorithm):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.arrays["theta_hat"] = np.zeros(settings.dimension)
-        self._tolerance = SINGLE_TOLERANCE if settings.wire == "float32" else TOLERANCE
+        self._tolerance = TOLERANCE
         if settings.matrix_form != "full":
             self._tolerance = APPROXIMATE_TOLERANCE  # quasi-Newton steps need many exchanges
 

@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from fldb_flower.algorithms.base import Algorithm, State
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.algorithms.solvers import (
-    MAX_GRADIENT,
-    SINGLE_MAX_GRADIENT,
-    SINGLE_TOLERANCE,
     Evaluate,
     gradient_descent,
     lbfgs,
@@ -63,18 +60,15 @@ class FLDBGD(Algorithm):
 
     def _minimum(self, evaluate: Evaluate, start: Upload, information: Array) -> Array:
         settings, theta, ridge = self.settings, self.theta_sync, self.settings.ridge
-        is_single = settings.wire == "float32"
         if settings.solver == "newton":
-            settled = SINGLE_TOLERANCE if is_single else _SETTLED
             return newton(
                 evaluate, start, theta, ridge,
-                information=information, settled=settled, or_closest=True,
+                information=information, settled=_SETTLED, or_closest=True,
             ).theta  # fmt: skip
         if settings.solver == "lbfgs":
-            max_gradient = SINGLE_MAX_GRADIENT if is_single else MAX_GRADIENT
             return lbfgs(
                 evaluate, start, theta, ridge,
-                information=information, max_gradient=max_gradient,
+                information=information,
             )  # fmt: skip
         step_size = settings.gd_step_size
         if step_size == AUTO:

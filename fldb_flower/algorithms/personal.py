@@ -28,7 +28,7 @@ class FLDBPersonal(Algorithm):
 
     The model is ``theta_i ~ N(theta, v I)``. In each round an agent receives the sums of all
     shares, subtracts its own, and estimates theta_i from its own duels with the prior that the
-    sums give (:mod:`fldb_flower.bandit.personal`). It returns the change of its share since its
+    sums give (:mod:`fldb_flower.bandit.estimates`). It returns the change of its share since its
     last upload that was counted, so the sums contain the last counted share of each agent::
 
         A = lambda_0 I + sum M_i,    c = sum m_i

@@ -32,9 +32,7 @@ next step: twice the remaining decrease of the loss, whatever the scale of the f
 is tiny, n is replaced by 1000 times the sum of ``mu'(z_i) (1 + z_i^2)``, if that is less.
 """
 
-SINGLE_TOLERANCE = 1e-12  # for single precision, whose rounding errors are of order 1e-15
 MAX_GRADIENT = 1e-6  # largest gradient norm per duel and unit of a minimiser by L-BFGS
-SINGLE_MAX_GRADIENT = 1e-4  # the same for losses in single precision
 MAX_EXCHANGES = 200
 _SMALL = 1e3
 _LOG = logging.getLogger(__name__)
@@ -180,7 +178,6 @@ def lbfgs(
     ridge: float,
     *,
     information: Array | None = None,
-    max_gradient: float = MAX_GRADIENT,
 ) -> Array:
     """Minimise with PyTorch's L-BFGS and strong Wolfe line search, as in the paper (Sec. 5).
 
@@ -211,7 +208,7 @@ def lbfgs(
         return upload.loss + 0.5 * ridge * float(here @ here)
 
     optimizer.step(closure)
-    if best[0] > max_gradient * max(duels, 1):
+    if best[0] > MAX_GRADIENT * max(duels, 1):
         raise _not_found(best[0], start, MAX_EXCHANGES)
     found: Array = best[1]
     return found

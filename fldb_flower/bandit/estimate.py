@@ -66,7 +66,7 @@ class Estimate:
         except np.linalg.LinAlgError:
             raise DataError(
                 "W_sync is not positive definite: rounding errors exceed its smallest eigenvalue,"
-                " lambda / kappa_mu (FLDB-ONS: ons_ridge); increase it, or set wire=float64"
+                " lambda / kappa_mu (FLDB-ONS: ons_ridge); increase it"
             ) from None
 
 

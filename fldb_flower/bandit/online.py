@@ -1,6 +1,6 @@
 """Learning from one more duel between two fits to all own duels: O(d^2) per agent.
 
-Agents that keep their own duels fit theta_i to all of them (:mod:`fldb_flower.bandit.local_newton`)
+Agents that keep their own duels fit theta_i to all of them (:mod:`fldb_flower.bandit.newton`)
 after each duel, or only after a growing number of duels (``refit_ratio``). Between two fits, the
 losses of the earlier duels are replaced by their second-order expansions, so that an agent's
 objective is a quadratic plus the loss of the newest duel. Its minimiser is exact: theta_i moves

@@ -11,10 +11,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from fldb_flower.deployment import credentials
-from fldb_flower.deployment.helper_keys import create_helper_key
+from fldb_flower.deployment import keys
 from fldb_flower.errors import FldbError, one_line
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.signals import interruptible
@@ -26,18 +24,20 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     create = commands.add_parser(
         "credentials",
         help="create a CA, the server's certificate and the devices' keys",
-        description=f"Create a CA (valid {credentials.CA_DAYS} days), the server's certificate"
-        f" ({credentials.SERVER_DAYS} days) and devices' keys (no expiry). No file is overwritten.",
+        description=f"Create a CA (valid {keys.CA_DAYS} days), the server's certificate"
+        f" ({keys.SERVER_DAYS} days) and devices' keys (no expiry). No file is overwritten.",
     )
     create.add_argument(
         "--host", action="append", required=True, metavar="NAME",
         help="name or IP address of the server, as devices use it; may be repeated",
     )  # fmt: skip
+    create.set_defaults(run=lambda a: keys.create(a.folder, a.host, a.devices))
     add = commands.add_parser(
         "add-devices",
         help="create keys of more devices",
         description="Create keys of more devices, numbered after the existing ones.",
     )
+    add.set_defaults(run=lambda a: keys.add_devices(a.folder, a.devices))
     for command, number in ((create, 3), (add, 1)):
         command.add_argument(
             "--devices", type=int, default=number, metavar="N",
@@ -53,16 +53,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--host", action="append", default=[], metavar="NAME",
         help="name or IP address of the server (default: those of the old certificate)",
     )  # fmt: skip
-    create.set_defaults(run=lambda a: credentials.create(a.folder, a.host, a.devices))
-    add.set_defaults(run=lambda a: credentials.add_devices(a.folder, a.devices))
-    renew.set_defaults(run=lambda a: [credentials.renew(a.folder, a.host)])
+    renew.set_defaults(run=lambda a: keys.renew(a.folder, a.host))
     for command in (create, add, renew):
         command.add_argument("folder", type=Path, metavar="DIR", help="folder of the files")
-    _add_helper(commands)
-    return parser.parse_args(argv)
-
-
-def _add_helper(commands: Any) -> None:
     helper = commands.add_parser(
         "helper",
         help="create the signing key of the helper of secure sums",
@@ -70,7 +63,8 @@ def _add_helper(commands: Any) -> None:
         " devices pin. No file is overwritten.",
     )
     helper.add_argument("file", type=Path, metavar="FILE", help="the new private key")
-    helper.set_defaults(run=lambda a: create_helper_key(a.file))
+    helper.set_defaults(run=lambda a: keys.create_helper_key(a.file))
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -11,12 +11,10 @@ import random
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
 
 from fldb_flower.errors import FederationError
 
@@ -32,13 +30,7 @@ _FIRST_ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception): .+)$", re.MULTIL
 
 
 def tool(name: str) -> str:
-    """Return the path of a command in the environment of this Python, activated or not.
-
-    Raises
-    ------
-    FederationError
-        The command is not installed.
-    """
+    """Return the path of a command in the environment of this Python, activated or not."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -47,18 +39,7 @@ def tool(name: str) -> str:
 
 
 def project_folder(what: str) -> Path:
-    """Return the folder that ``flwr run`` takes: a checkout of this project.
-
-    Parameters
-    ----------
-    what : str
-        The feature that needs it, for the error message.
-
-    Raises
-    ------
-    FederationError
-        This installation has no ``pyproject.toml``; it is, for example, a wheel.
-    """
+    """Return the checkout of this project, which ``flwr run`` takes and a feature needs."""
     folder = Path(__file__).parents[2]
     try:
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
@@ -80,30 +61,6 @@ def flower_environment(home: Path) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
     telemetry = own.get("FLWR_TELEMETRY_ENABLED", "0")
     return {**own, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": telemetry}
-
-
-def start_process(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    log: IO[bytes],
-    folder: Path,
-    *,
-    umask: int = -1,
-) -> subprocess.Popen[bytes]:
-    """Start a process in a folder and in its own session; its output goes to a log.
-
-    The umask is by default that of this process.
-    """
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C in a terminal reaches the parent only
-        umask=umask,
-    )
 
 
 def reason_in(output: str) -> str:
@@ -133,11 +90,6 @@ def free_port() -> int:
     An ephemeral port may be taken by an outgoing connection before it is used; a client that
     retries an ephemeral port can even connect to itself. Other calls, of this process and of
     others, return other ports, so a port need not be used at once.
-
-    Raises
-    ------
-    FederationError
-        No port is free.
     """
     _, ports = _block(os.getpid())
     for port in itertools.islice(ports, _BLOCK - 1):

@@ -24,7 +24,7 @@ from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import TINY, roots_of_diagonals
 
 _CURVATURE_ERROR = 2.0**-50  # of mu', largest error that is tolerated
-_TOLERANCES = {"float64": (1e-10, 1e-6), "float32": (1e-6, 1e-3)}  # of entries, of bounds
+_ENTRY, _SLACK = 1e-10, 1e-6  # relative errors that are tolerated in entries and in bounds
 
 Bound = tuple[str, Array, Array]  # reason, and of each upload: value, upper bound
 
@@ -33,7 +33,6 @@ def implausible(
     uploads: Sequence[Upload],
     broadcast: Broadcast,
     longest: float = math.inf,
-    wire: str = "float64",
     error: float = 0.0,
     *,
     weighted: bool = False,
@@ -48,8 +47,6 @@ def implausible(
         The request that they answer; ``theta_hat`` is not None.
     longest : float
         L, an upper bound of the length of differences; infinite if it is not known.
-    wire : {"float64", "float32"}
-        Precision of the uploads.
     error : float
         Upper bound of the absolute error of matrix entries that are sums of integers. Features
         whose sum of squares is below 1e10 times this bound are checked less strictly.
@@ -60,7 +57,7 @@ def implausible(
     kind = _DiagonalBounds if uploads[0].information.ndim == 1 else _MatrixBounds
     reasons = [""] * len(uploads)
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are violations
-        checks = kind(uploads, broadcast, longest, wire, error)
+        checks = kind(uploads, broadcast, longest, error)
         for reason, value, bound in checks.bounds(weighted=weighted):
             for place in np.flatnonzero(~(value <= bound)).tolist():
                 reasons[place] = reasons[place] or reason.format(
@@ -77,7 +74,6 @@ class _Bounds(ABC):
         uploads: Sequence[Upload],
         broadcast: Broadcast,
         longest: float,
-        wire: str,
         error: float,
     ) -> None:
         def array(name: str) -> Array:
@@ -93,7 +89,7 @@ class _Bounds(ABC):
         self._theta: Array = broadcast.theta_hat
         self._longest = longest
         self._is_fresh = broadcast.scope == "fresh"  # W_new is over the same duels as g and H
-        entry, self._slack = _TOLERANCES[wire]
+        entry = _ENTRY
         # In units of at least the root of the floor, the error of an entry is at most `entry`.
         self._floor = max(TINY, error / entry)
         entry *= 2.0 if error else 1.0
@@ -174,7 +170,7 @@ class _Bounds(ABC):
         return np.full(len(self._duels), norm * self._longest if norm else 0.0)
 
     def _at_most(self, each: float | Array) -> Array:
-        return self._duels * each * (1.0 + self._slack)
+        return self._duels * each * (1.0 + _SLACK)
 
     @abstractmethod
     def _lowest_information(self) -> Array:
@@ -241,10 +237,9 @@ class _MatrixBounds(_Bounds):
         uploads: Sequence[Upload],
         broadcast: Broadcast,
         longest: float,
-        wire: str,
         error: float,
     ) -> None:
-        super().__init__(uploads, broadcast, longest, wire, error)
+        super().__init__(uploads, broadcast, longest, error)
         self._units = roots_of_diagonals(self._information, self._floor)
         self._scaled = _in_units(self._information, self._units)
         self._eigenvalues, self._vectors = np.linalg.eigh(self._scaled)

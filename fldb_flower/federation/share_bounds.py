@@ -27,7 +27,7 @@ import numpy as np
 from fldb_flower.bandit.estimate import MAX_EXCESS, CommonPrior, longest_shift, scale_of
 from fldb_flower.federation.exchange import Broadcast, Upload
 
-_SLACK = {"float64": 1e-6, "float32": 1e-3}
+_SLACK = 1e-6
 
 DRIFT = 2.0
 """How much larger the scale of the features may have been when a share was computed."""
@@ -40,7 +40,6 @@ def implausible_shares(
     *,
     ridge: float,
     longest: float = math.inf,
-    wire: str = "float64",
     agents: Sequence[int] | None = None,
 ) -> list[str]:
     """Return for each upload the first bound that it violates, or "" if there is none.
@@ -57,12 +56,10 @@ def implausible_shares(
         The setting ``personal_ridge``.
     longest : float
         L, an upper bound of the length of differences; infinite if it is not known.
-    wire : {"float64", "float32"}
-        Precision of the uploads.
     agents : sequence of int, optional
         Agents of each upload; by default those of its first outcomes, or 1 without outcomes.
     """
-    slack = 1.0 + _SLACK[wire]
+    slack = 1.0 + _SLACK
     if agents is None:
         agents = [upload.outcomes[0].agents if upload.outcomes else 1 for upload in uploads]
     return [

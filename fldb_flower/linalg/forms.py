@@ -82,19 +82,6 @@ def pack(matrix: Array) -> Array:
     return matrix if matrix.ndim == 1 else pack_symmetric(matrix)
 
 
-def cover(matrix: FloatArray, unit: float) -> FloatArray:
-    """Return a matrix at least as large as before rounding with relative error ``unit``.
-
-    The sum of a row's rounding errors, scaled to a diagonal of 1, is added to its diagonal entry.
-    Errors and additions together are diagonally dominant.
-    """
-    if matrix.ndim == 1:
-        return matrix
-    units = roots_of_diagonals(matrix)
-    errors = unit * (np.abs(matrix) @ (1.0 / units))
-    return matrix + np.diag(units * errors)
-
-
 def times(matrix: Array, vector: Array) -> Array:
     """Return ``M v``, (d,)."""
     return matrix * vector if matrix.ndim == 1 else matrix @ vector

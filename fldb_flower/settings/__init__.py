@@ -12,7 +12,7 @@ from fldb_flower.settings.checks import (
     SELECTION_SETTINGS,
     takes_one_exchange,
 )
-from fldb_flower.settings.declaration import MAX_DIMENSION, WIRES, Settings
+from fldb_flower.settings.declaration import MAX_DIMENSION, Settings
 from fldb_flower.settings.entries import AUTO, NONE, RAY, Entry, suggestion
 from fldb_flower.settings.groups import (
     DevicesSettings,
@@ -41,7 +41,7 @@ from fldb_flower.settings.spellings import (
 
 __all__ = [
     "AUTO", "EMBEDDING_DIMENSIONS", "ENVIRONMENT_OF", "MAX_DIMENSION", "MOVIELENS_DIMENSIONS",
-    "MOVIELENS_ITEMS", "NONE", "RAY", "SELECTION_SETTINGS", "WIRES", "DevicesSettings",
+    "MOVIELENS_ITEMS", "NONE", "RAY", "SELECTION_SETTINGS", "DevicesSettings",
     "EngineSettings", "Entry", "EnvironmentSettings", "PrivacySettings", "ScheduleSettings",
     "Settings", "check_value",
     "default_of", "defaults_nested", "entries", "flower_entries", "from_flat", "from_keywords",

@@ -256,7 +256,6 @@ def _obstacle_to_privacy(settings: Settings) -> str:
         )
     reasons = {
         "robust": ("trimmed", "a trimmed mean has no known sensitivity; use robust=none"),
-        "wire": ("float32", "rounded sums have other sensitivities; use wire=float64"),
     }
     for name, (value, reason) in reasons.items():
         if getattr(settings, name) == value:

@@ -53,7 +53,6 @@ from fldb_flower.settings.needs import (
 )
 
 MATRIX_FORMS = ("full", "diagonal")
-WIRES = ("float64", "float32")
 BACKENDS = ("numpy", "cpu", "cuda")
 SOLVERS = ("newton", "lbfgs", "gd")
 FIRST_ROUNDS = (AUTO, "minimise", "step")
@@ -275,11 +274,6 @@ class Settings(Checked):
         "Representation of W and of Hessians: full, d^2 numbers; diagonal, d.",
         choices=MATRIX_FORMS,
         needs=(_COMMON,),
-    )
-    wire: str = setting(
-        "float64",
-        "Precision of numbers in messages: float32 halves the bytes (Flower).",
-        choices=WIRES,
     )
     robust: str = setting(
         "none",

@@ -12,11 +12,6 @@ Upload vector: gradient (d) and the triangle of W_new; then the Hessian's triang
 the loss (1), each if the broadcast requests it. Empty if no statistics are requested. With
 FLDB-Personal: the changes of c (d) and of the sum of M_i (triangle), 11 log losses, the squares
 and the members.
-
-**Single precision** (the setting ``wire``): the server rounds its vectors to float32, and a node
-replies in the precision of the broadcast. The relative rounding error is 6e-8. The receiver adds
-to the diagonal what keeps matrices definite
-(:meth:`fldb_flower.linalg.forms.Form.cover`).
 """
 
 from __future__ import annotations
@@ -29,13 +24,11 @@ import numpy as np
 
 from fldb_flower.bandit.duels import OUTCOMES
 from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate, ShareChange
-from fldb_flower.errors import DataError, FederationError
+from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, Outcomes, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array, FloatArray
-from fldb_flower.linalg.forms import Form, cover, pack, pack_symmetric
-from fldb_flower.settings import WIRES
+from fldb_flower.linalg.forms import Form, pack, pack_symmetric
 
-_SINGLE = float(np.finfo(np.float32).eps) / 2.0  # relative error of rounding to float32
 _COMMON, _PERSONAL = 1, 2  # kinds of estimates and statistics
 _PRIOR_NUMBERS, _SHARE_NUMBERS = 2, 2  # v and scale; squares and members
 _LARGEST_COUNT = 2**53  # sums of many counts still fit into the 64 bits of Flower's integers
@@ -161,30 +154,17 @@ def upload_size(broadcast: Broadcast, form: Form) -> int:
     return form.dimension + form.size * (1 + broadcast.hessian) + broadcast.loss
 
 
-def traffic(
-    broadcast: Broadcast,
-    form: Form,
-    agents: int = 1,
-    wire: str = "float64",
-) -> tuple[int, int]:
+def traffic(broadcast: Broadcast, form: Form, agents: int = 1) -> tuple[int, int]:
     """Return the bytes of the vectors of ``agents`` uploads, and of as many broadcasts.
 
     One message per agent and direction is counted, whichever nodes host the agents.
     """
-    each = agents * np.dtype(wire).itemsize
+    each = agents * 8
     return upload_size(broadcast, form) * each, broadcast_size(broadcast, form) * each
 
 
-def encode_broadcast(
-    broadcast: Broadcast, wire: str = "float64"
-) -> tuple[FloatArray, BroadcastHeader]:
-    """Return a broadcast as a vector, in the precision ``wire``, and its header.
-
-    Raises
-    ------
-    FederationError
-        A number is too large for the precision.
-    """
+def encode_broadcast(broadcast: Broadcast) -> tuple[FloatArray, BroadcastHeader]:
+    """Return a broadcast as a vector, and its header."""
     play, parts = broadcast.play, []
     if broadcast.theta_hat is not None:
         parts.append(broadcast.theta_hat)
@@ -195,12 +175,7 @@ def encode_broadcast(
     elif estimate is not None:
         information = estimate.information
         parts += [estimate.theta_sync, pack(information)]
-    vector = _vector(parts, wire)
-    if wire == "float32" and not np.isfinite(vector).all():
-        raise FederationError(
-            "a number to send exceeds 3e38, the largest of wire=float32: use wire=float64"
-        )
-    return vector, _header(broadcast)
+    return _vector(parts), _header(broadcast)
 
 
 def _header(broadcast: Broadcast) -> BroadcastHeader:
@@ -218,34 +193,27 @@ def _header(broadcast: Broadcast) -> BroadcastHeader:
     )
 
 
-def _vector(parts: Sequence[Array], wire: str) -> FloatArray:
-    vector: FloatArray = np.concatenate(parts) if parts else np.empty(0)
-    with np.errstate(over="ignore"):  # to infinity, which the receiver refuses
-        return vector.astype(wire, copy=False)
-
-
-def _matrix(packed: FloatArray, form: Form) -> FloatArray:
-    matrix = form.unpack(packed.astype(np.float64, copy=False))
-    return cover(matrix, _SINGLE) if packed.dtype == np.float32 else matrix
+def _vector(parts: Sequence[Array]) -> FloatArray:
+    return np.concatenate(parts) if parts else np.empty(0)
 
 
 def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) -> Broadcast:
-    """Invert :func:`encode_broadcast`; the dtype of the vector is the precision.
+    """Invert :func:`encode_broadcast`.
 
     Raises
     ------
     ValueError
         The vector has another length than the header implies, or holds no finite real numbers.
     """
-    if vector.dtype not in {np.dtype(wire) for wire in WIRES}:
-        raise ValueError(f"a broadcast of {vector.dtype} instead of {' or '.join(WIRES)}")
+    if vector.dtype != np.float64:
+        raise ValueError(f"a broadcast of {vector.dtype} instead of float64")
     d, size = form.dimension, _broadcast_size(form, header)
     if vector.shape != (size,):
         raise ValueError(f"a broadcast of shape {vector.shape}; dimension={d} implies {(size,)}")
     if not np.isfinite(vector).all():
         raise ValueError("a broadcast with a number that is not finite")
     has_theta = header.statistics == _COMMON
-    theta_hat, rest = np.split(vector.astype(np.float64, copy=False), [d * has_theta])
+    theta_hat, rest = np.split(vector, [d * has_theta])
     estimate: Estimate | CommonPrior | None = None
     if header.estimate == _PERSONAL:
         variance, scale = rest[-_PRIOR_NUMBERS:].tolist()
@@ -254,7 +222,7 @@ def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) ->
         precision = form.unpack(rest[d:-_PRIOR_NUMBERS])
         estimate = CommonPrior(precision, rest[:d], variance, scale)
     elif header.estimate:
-        estimate = Estimate(rest[:d], _matrix(vector[-form.size :], form))
+        estimate = Estimate(rest[:d], form.unpack(rest[d:]))
     plays = header.estimate or header.last
     return Broadcast(
         play=PlayRequest(header.first, header.last, estimate) if plays else None,
@@ -271,7 +239,6 @@ def encode_upload(
     broadcast: Broadcast,
     partition_id: int,
     num_partitions: int,
-    wire: str = "float64",
 ) -> tuple[FloatArray, UploadHeader]:
     """Return the upload of one block of agents as a vector and its header.
 
@@ -281,7 +248,7 @@ def encode_upload(
     header = UploadHeader(
         upload.num_duels, partition_id, num_partitions, outcomes.agents, outcomes.first
     )
-    return encode_statistics(upload, broadcast, wire), header
+    return encode_statistics(upload, broadcast), header
 
 
 def decode_upload(
@@ -290,8 +257,6 @@ def decode_upload(
     outcomes: Sequence[float],
     broadcast: Broadcast,
     form: Form,
-    *,
-    wire: str = "float64",
 ) -> Upload:
     """Invert :func:`encode_upload`, and refuse what cannot be a sum over duels.
 
@@ -301,7 +266,7 @@ def decode_upload(
         The vector has another shape or dtype or a number that is not finite, or the
         outcomes are not sums over the header's agents.
     """
-    upload = decode_statistics(vector, header.num_duels, broadcast, form, wire)
+    upload = decode_statistics(vector, header.num_duels, broadcast, form)
     return upload._replace(outcomes=(decode_outcomes(header, outcomes),))
 
 
@@ -325,26 +290,24 @@ def decode_outcomes(header: UploadHeader, outcomes: Sequence[float]) -> Outcomes
     return Outcomes(header.first, header.agents, sums)
 
 
-def encode_statistics(upload: Upload, broadcast: Broadcast, wire: str = "float64") -> FloatArray:
+def encode_statistics(upload: Upload, broadcast: Broadcast) -> FloatArray:
     """Return the statistics of an upload as one vector."""
     if upload.shares is not None:
         change = upload.shares
         numbers = np.array([change.squares, change.members])
-        return _vector(
-            [change.shift, pack_symmetric(change.precision), change.losses, numbers], wire
-        )
+        return _vector([change.shift, pack_symmetric(change.precision), change.losses, numbers])
     if broadcast.theta_hat is None:
-        return _vector([], wire)
+        return _vector([])
     parts = [upload.gradient, pack(upload.information)]
     if upload.hessian is not None:
         parts.append(pack(upload.hessian))
     if upload.loss is not None:
         parts.append(np.array([upload.loss]))
-    return _vector(parts, wire)
+    return _vector(parts)
 
 
 def decode_statistics(
-    vector: FloatArray, num_duels: int, broadcast: Broadcast, form: Form, wire: str = "float64"
+    vector: FloatArray, num_duels: int, broadcast: Broadcast, form: Form
 ) -> Upload:
     """Invert :func:`encode_statistics`.
 
@@ -354,30 +317,29 @@ def decode_statistics(
         The vector has a wrong shape or dtype or a number that is not finite.
     """
     size, d = upload_size(broadcast, form), form.dimension
-    if vector.dtype != np.dtype(wire):
-        raise UploadError(f"dtype {vector.dtype} instead of {wire}")
+    if vector.dtype != np.float64:
+        raise UploadError(f"dtype {vector.dtype} instead of float64")
     if vector.shape != (size,):
         raise UploadError(f"shape {vector.shape} instead of {(size,)}")
-    numbers = vector.astype(np.float64, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):  # raised below as an error
-        square = float(numbers @ numbers)  # one fast pass, which overflow fails too
+        square = float(vector @ vector)  # one fast pass, which overflow fails too
     if not math.isfinite(square):
         raise UploadError("a number that is not finite, or too large to square")
     end = d + form.size
     if broadcast.shares:
-        precision = form.unpack(numbers[d:end])
-        losses, rest = np.split(numbers[end:], [-_SHARE_NUMBERS])
-        change = ShareChange(precision, numbers[:d], losses, *rest.tolist())
+        precision = form.unpack(vector[d:end])
+        losses, rest = np.split(vector[end:], [-_SHARE_NUMBERS])
+        change = ShareChange(precision, vector[:d], losses, *rest.tolist())
         return Upload(num_duels, np.zeros(d), form.zeros(), None, None, (), change)
     if broadcast.theta_hat is None:
         return Upload(num_duels, np.zeros(d), form.zeros(), None, None, ())
-    information, hessian = _matrix(vector[d:end], form), None
+    information, hessian = form.unpack(vector[d:end]), None
     if broadcast.hessian:
         start, end = end, end + form.size
-        hessian = _matrix(vector[start:end], form)
+        hessian = form.unpack(vector[start:end])
     return Upload(
         num_duels=num_duels,
-        gradient=numbers[:d],
+        gradient=vector[:d],
         information=information,
         hessian=hessian,
         loss=float(vector[end]) if broadcast.loss else None,

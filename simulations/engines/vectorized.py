@@ -67,11 +67,11 @@ def run(settings: Settings, history: History, checkpointer: Checkpointer | None 
     SettingsError
         Something is asked for that needs nodes.
     """
-    for name, neutral in (("robust", "none"), ("fraction_train", 1.0), ("wire", "float64")):
+    for name, neutral in (("robust", "none"), ("fraction_train", 1.0)):
         if (value := getattr(settings, name)) != neutral:
             raise SettingsError(
                 f"{name}={value}: needs engine=inprocess or engine=flower: the vectorized engine"
-                " has neither nodes nor messages"
+                " has no nodes"
             )
     algorithm = make_algorithm(settings)
     keep_freed_memory()

@@ -352,10 +352,7 @@ def honest(variance=0.3, scale=1.0, agents=5):
 @pytest.mark.parametrize("scale", [0.0, 1.0])
 def test_honest_shares_are_plausible(variance, scale):
     upload, broadcast = honest(variance, scale)
-    for wire in ("float64", "float32"):
-        assert implausible_shares(
-            [upload], [45], broadcast, ridge=1.0, longest=12.0, wire=wire
-        ) == [""]
+    assert implausible_shares([upload], [45], broadcast, ridge=1.0, longest=12.0) == [""]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ EXTREMES = [
     *(1.0, 1 + 2.3e-16, 2.0, 3.0, 1e3, 1e8, 1e16, 2.0**53, 2.0**63, 1e30, 1e99, 1e100, 1e101),
     *(1e150, 1e154, 1e155, 1e306, 1e308, 1.7976931348623157e308, math.inf),
 ]
-OF_NODES = {"wire", "robust", "fraction_train", "quorum", "dropout", "faults"}
+OF_NODES = {"robust", "fraction_train", "quorum", "dropout", "faults"}
 NUMBERS = [entry for entry in hydra_entries() if entry.kind in {int, float}]
 REALS = [entry for entry in NUMBERS if entry.kind is float]
 FIXED = {"engine.name", "environment.name", "backend", "rng"}  # these require files or devices

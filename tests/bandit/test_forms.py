@@ -1,7 +1,5 @@
 """The matrix forms: against explicit matrices, and against runs with the full W."""
 
-import itertools
-import json
 import math
 
 import numpy as np
@@ -19,11 +17,11 @@ from fldb_flower.bandit.selection import norms
 from fldb_flower.bandit.selection.selector import find_rule
 from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.environments import Contexts
-from fldb_flower.errors import DataError, FederationError, SettingsError
+from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, statistics, total
 from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible
-from fldb_flower.linalg.forms import Form, cover, form_of, make_form, pack, times, trace
+from fldb_flower.linalg.forms import Form, form_of, make_form, pack, times, trace
 from fldb_flower.linalg.linear import largest_norm, solve, transposed, whiten, whitened
 from fldb_flower.settings import from_nested
 from fldb_flower.wire.codec import (
@@ -143,53 +141,8 @@ def test_tensors_give_the_same(name):
     )
 
 
-# --- single precision ------------------------------------------------------------------------
-
-
-@property_test
-@given(
-    seed=st.integers(0, 10**6),
-    n=st.integers(1, 40),
-    exponents=st.lists(st.integers(-6, 6), min_size=6, max_size=6),
-    ridge=st.sampled_from([0.0, 1e-9, 1.0]),
-)
-def test_a_rounded_matrix_is_an_upper_bound(seed, n, exponents, ridge):
-    """The result is an upper bound of the matrix in every direction, for features in any units."""
-    units = 10.0 ** np.array(exponents)
-    rows = some_rows(seed, n) * units
-    exact = rows.T @ rows + ridge * np.diag(units**2)
-    covered = cover(exact.astype(np.float32).astype(float), 2.0**-24)
-    scale = np.sqrt(np.diag(exact))
-    in_units = (covered - exact) / np.outer(scale, scale)
-    assert lowest(in_units) >= -1e-12
-    assert np.abs(in_units).max() <= 2**-24 * 7  # d + 1 rounding errors of an entry
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_w_stays_positive_definite_through_single_precision(name):
-    """A thousand uploads of two duels that are nearly alike, in a few of many directions."""
-    form, rng = Form(40, is_diagonal=name == "diagonal"), RNG
-    asked, ridge = Broadcast(None, np.zeros(40), hessian=True), 1 / 500
-    information = form.identity(ridge)
-    directions = 30.0 * rng.standard_normal((5, 40))
-    for _ in range(1000):
-        x = directions[rng.integers(5)] + 1e-3 * rng.standard_normal((2, 40))
-        upload = statistics(asked, x, np.ones(2), x, form)
-        received = decode_statistics(
-            encode_statistics(upload, asked, "float32"), 2, asked, form, "float32"
-        )
-        information = information + received.information
-    vector, ask = encode_broadcast(
-        Broadcast(PlayRequest(1, 2, Estimate(np.zeros(40), information)), None), "float32"
-    )
-    for matrix in (information, decode_broadcast(vector, ask, form).play.estimate.information):
-        assert lowest(dense(matrix)) > 0.999 * ridge
-        whiten(matrix)
-
-
 @every_form
-@pytest.mark.parametrize("wire", ["float64", "float32"])
-def test_messages_round_trip_in_every_form_and_precision(name, wire):
+def test_messages_round_trip_in_every_form(name):
     form, rng = FORMS[name], np.random.default_rng(0)
     rows, y = some_rows(0, 9), rng.random(9).round()
     theta = rng.standard_normal(6)
@@ -197,12 +150,11 @@ def test_messages_round_trip_in_every_form_and_precision(name, wire):
     sent = Broadcast(
         PlayRequest(2, 4, Estimate(theta, information)), theta, hessian=True, loss=True
     )
-    vector, ask = encode_broadcast(sent, wire)
-    assert vector.dtype == wire
+    vector, ask = encode_broadcast(sent)
     assert vector.size == 6 + 6 + form.size
     vector = unpack_vector(pack_vector(vector))  # as in a Flower message
     got = decode_broadcast(vector, ask, form)
-    error = 1e-15 if wire == "float64" else 6e-7
+    error = 1e-15
     np.testing.assert_allclose(got.theta_hat, theta, rtol=error)
     estimate = got.play.estimate
     np.testing.assert_allclose(estimate.theta_sync, theta, rtol=error)
@@ -210,13 +162,13 @@ def test_messages_round_trip_in_every_form_and_precision(name, wire):
     assert got.theta_hat.dtype == estimate.information.dtype == np.float64
 
     upload = statistics(sent, rows, y, rows, form)
-    back = encode_statistics(upload, sent, wire)
+    back = encode_statistics(upload, sent)
     assert back.size == 6 + 2 * form.size + 1
-    read = decode_statistics(back, 9, sent, form, wire)
+    read = decode_statistics(back, 9, sent, form)
     for part in ("gradient", "information", "hessian", "loss"):
         expected = getattr(upload, part)
         np.testing.assert_allclose(getattr(read, part), expected, rtol=error, atol=20 * error)
-    messages = traffic(sent, form, 3, wire)
+    messages = traffic(sent, form, 3)
     assert messages == (3 * back.nbytes, 3 * vector.nbytes)
 
 
@@ -241,14 +193,13 @@ def exact_upload(form, theta, x, y, *, scope="fresh", fresh=None):
     how=st.sampled_from(["drawn", "contrary", "ties"]),
     shape=st.sampled_from(["any", "one again and again", "decaying", "some are 0"]),
     scope=st.sampled_from(["fresh", "all"]),
-    wire=st.sampled_from(["float64", "float32"]),
     knows_length=st.booleans(),
     parts=st.integers(1, 4),
 )
 def test_honest_uploads_are_never_refused(  # noqa: PLR0917
-    name, seed, n, loudness, how, shape, scope, wire, knows_length, parts
+    name, seed, n, loudness, how, shape, scope, knows_length, parts
 ):
-    """In every form and precision, for any number of blocks of agents in a node."""
+    """In every form, for any number of blocks of agents in a node."""
     form, rng = FORMS[name], np.random.default_rng(seed)
     x = some_rows(seed, n, decay=0.3 if shape == "decaying" else 1.0)
     if shape == "one again and again" and n:
@@ -271,10 +222,10 @@ def test_honest_uploads_are_never_refused(  # noqa: PLR0917
         for part in range(parts)
     ]
     broadcast = exact_upload(form, theta, x, y, scope=scope)[1]
-    vector = encode_statistics(total(uploads), broadcast, wire)
-    upload = decode_statistics(vector, n, broadcast, form, wire)
+    vector = encode_statistics(total(uploads), broadcast)
+    upload = decode_statistics(vector, n, broadcast, form)
     longest = float(np.linalg.norm(x, axis=1).max(initial=1e-3)) if knows_length else math.inf
-    assert implausible([upload, upload], broadcast, longest, wire) == ["", ""]
+    assert implausible([upload, upload], broadcast, longest) == ["", ""]
 
 
 LIES = {
@@ -325,22 +276,19 @@ def test_a_single_unlikely_answer_is_accepted(name, logit):
 
 
 @pytest.mark.parametrize("part", ["information", "hessian"])
-@pytest.mark.parametrize("wire", ["float64", "float32"])
-def test_slightly_negative_sums_of_squares_are_refused(part, wire):
+def test_slightly_negative_sums_of_squares_are_refused(part):
     form = FORMS["diagonal"]
     upload, broadcast = exact_upload(form, np.zeros(6), some_rows(0, 30), np.ones(30))
     matrix = getattr(upload, part).copy()
     matrix[-1] = -1e-12
-    (reason,) = implausible([upload._replace(**{part: matrix})], broadcast, wire=wire)
+    (reason,) = implausible([upload._replace(**{part: matrix})], broadcast)
     assert reason.endswith("is not positive semi-definite")
 
 
 @every_form
-def test_overflow_of_single_precision_is_reported(name):
+def test_a_broadcast_that_is_not_finite_is_refused(name):
     form = FORMS[name]
     play = PlayRequest(1, 2, Estimate(np.zeros(6), form.identity(1e40)))
-    with pytest.raises(FederationError, match=r"wire=float32: use wire=float64"):
-        encode_broadcast(Broadcast(play, None), "float32")
     vector, ask = encode_broadcast(Broadcast(play, None))
     vector[-1] = np.inf
     with pytest.raises(ValueError, match="not finite"):
@@ -428,34 +376,6 @@ def test_the_diagonal_does_not_depend_on_the_number_of_nodes(tmp_path, algorithm
     np.testing.assert_allclose(tables[1].cumulative_regret, tables[0].cumulative_regret, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "name"),
-    [
-        *itertools.product(["fldb_ogd", "fldb_ons"], FORMS),
-        ("fldb_gd", "full"),
-        ("fldb_gd lbfgs", "full"),
-        ("fldb_gd lbfgs", "diagonal"),
-    ],
-)
-def test_single_precision_halves_the_bytes_and_hardly_changes_results(tmp_path, algorithm, name):
-    summaries, tables, (algorithm, *solver) = {}, {}, algorithm.split()
-    if solver:
-        pytest.importorskip("torch")
-    for wire in ("float64", "float32"):
-        values = {"engine__name": "inprocess", "engine__num_nodes": 3, "wire": wire}
-        values |= {"solver": solver[0]} if solver else {}
-        run(chosen(algorithm=algorithm, **SETTINGS[name], **values), tmp_path / wire)
-        summaries[wire] = json.loads((tmp_path / wire / "summary.json").read_text())
-        tables[wire] = pd.read_csv(tmp_path / wire / "regret.csv")
-    single, double = (tables[wire].cumulative_regret for wire in ("float32", "float64"))
-    np.testing.assert_allclose(single, double, rtol=0.05 if solver else 1e-5)
-    each = {
-        wire: summary["uploaded_bytes"] / summary["exchanges"]
-        for wire, summary in summaries.items()
-    }
-    assert each["float32"] == pytest.approx(each["float64"] / 2, rel=0.1 if not solver else 0.3)
-
-
 # --- invalid settings ----------------------------------------------------------------------------
 
 
@@ -471,11 +391,6 @@ def test_invalid_combinations_give_a_one_line_error(values, words):
         chosen(**values)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_single_precision_needs_messages():
-    with pytest.raises(SettingsError, match="wire=float32: needs engine=inprocess"):
-        vectorized.run(chosen(wire="float32"), History(40))
 
 
 def test_the_form_of_the_settings():

@@ -96,16 +96,6 @@ def test_messages_of_nodes_by_hand():
     assert history.node_uploaded_bytes == 10 * 3 * (FRAME + 8 * 11)
 
 
-def test_single_precision_counts_half(tmp_path):
-    double, single = (in_process(settings(wire=wire)) for wire in ("float64", "float32"))
-    assert single.uploaded_bytes / single.exchanges == pytest.approx(
-        double.uploaded_bytes / double.exchanges / 2, rel=0.1
-    )
-    solve = single.exchanges - 3  # t = 1, 3, 6 and 9: d = 4, triangle 10
-    assert single.uploaded_bytes == 7 * 4 * (3 * 14 + solve * 24)
-    assert single.downloaded_bytes == 7 * 4 * (4 * 18 + (solve - 1) * 4)
-
-
 class Measured:
     """A grid mixin that counts the bytes of the agents independently."""
 

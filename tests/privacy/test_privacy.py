@@ -416,7 +416,6 @@ def test_nothing_is_sent_that_the_budget_does_not_cover():
             "algorithm=fldb_ons releases several sums over the duels of",
         ),
         ({**ONS, "robust": "trimmed"}, "robust=trimmed: a trimmed mean has no known"),
-        ({**ONS, "wire": "float32"}, "wire=float32: rounded sums"),
     ],
 )
 def test_what_has_no_noise_is_refused_with_the_reason(values, words):

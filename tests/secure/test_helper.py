@@ -36,8 +36,7 @@ from clients.helper.__main__ import main
 from clients.helper.service import create_app
 from clients.helper.sums import AHEAD_SECONDS, RENEW_SECONDS, Helper
 from fldb_flower.deployment import __main__ as deployment
-from fldb_flower.deployment import credentials
-from fldb_flower.deployment.helper_keys import load_helper_key, load_helper_public_key
+from fldb_flower.deployment.keys import create, load_helper_key, load_helper_public_key
 from fldb_flower.errors import DataError, OutputError, SecureError
 from fldb_flower.secure.keys import VALID_SECONDS, HelperKey
 from fldb_flower.secure.report import KINDS, SCALE, Header, SumAnswer, SumRequest, make_report
@@ -804,7 +803,7 @@ def test_a_killed_helper_keeps_its_answers(run, tmp_path, key):
 
 @pytest.mark.slow
 def test_the_helper_serves_https_and_warns_without(run, tmp_path):
-    credentials.create(tmp_path / "ca", ["127.0.0.1"], 1)
+    create(tmp_path / "ca", ["127.0.0.1"], 1)
     pair = [str(tmp_path / "ca" / name) for name in ("server.pem", "server.key")]
     process, (address, *_) = run("--certificate", pair[0], "--certificate-key", pair[1])
     assert address.startswith("https://127.0.0.1:")

@@ -8,7 +8,7 @@ import tomllib
 import pytest
 
 from clients.vault import read_config
-from fldb_flower.deployment.helper_keys import load_helper_key
+from fldb_flower.deployment.keys import load_helper_key
 from fldb_flower.errors import FederationError, OutputError
 from simulations.local_federation import LocalFederation
 from simulations.local_process import LocalProcess

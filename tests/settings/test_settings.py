@@ -593,8 +593,7 @@ def fit_environment(values):
 def fit_privacy(values):
     """Use no privacy with settings that refuse it, and fit the length that clips."""
     able = values["algorithm"] == "fldb_personal" or values["first_round"] == "step"
-    plain = {"robust": "none", "wire": "float64"}.items() <= values.items()
-    if not (able and plain):
+    if not (able and values["robust"] == "none"):
         values["privacy.epsilon"] = "none"
     if values["privacy.epsilon"] == "none":
         values |= {name: ALL[name].default for name in values if name.startswith("privacy.")}

@@ -27,7 +27,7 @@ import pytest
 from local_processes import end_processes_of, logs_on_failure, processes_of, wait_until
 from test_devices import Federation
 
-from fldb_flower.deployment import credentials
+from fldb_flower.deployment.keys import create
 from fldb_flower.deployment.processes import HOST, free_port, tool
 from simulations.local_federation import (
     Device,
@@ -72,7 +72,7 @@ def supernode(federation: LocalFederation, name: str, *options: str) -> LocalPro
 def test_unauthenticated_nodes_are_refused(federation, tmp_path):
     """No connection without a registered key, without TLS or with an unknown CA."""
     folder = federation.folder
-    credentials.create(tmp_path / "others", [HOST], 1)
+    create(tmp_path / "others", [HOST], 1)
     ca, own = str(folder / "keys" / "ca.crt"), federation.devices[0].key
     other = tmp_path / "others" / "devices" / "device1"
     key = "--auth-supernode-private-key"
