@@ -17,9 +17,7 @@ from urllib.parse import urlsplit
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fldb_flower.errors import DataError, FederationError, SettingsError, one_line, shown
-
-KEY = "secure"
-"""Name of the entry with the bytes, :mod:`fldb_flower.wire.secure_request`."""
+from fldb_flower.secure import KEY
 
 _HOSTS = ("127.0.0.1", "localhost", "::1")
 _SECONDS = 300.0  # for a reply; the vault waits 30 s for a locked store
@@ -37,24 +35,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def ask_vault(request: bytes, node_config: Mapping[str, Any], node: int) -> bytes:
-    """Return the reply of the device's vault to a request.
-
-    Parameters
-    ----------
-    request : bytes
-        Of :mod:`fldb_flower.wire.secure_request`.
-    node_config : mapping
-        With ``service-url`` and ``node-token-file``.
-    node : int
-        Identifier of the node, for errors.
-
-    Raises
-    ------
-    SettingsError
-        ``service-url`` or ``node-token-file`` is missing or invalid, or there is a ``store-path``.
-    FederationError
-        The service does not run, or refuses the request.
-    """
+    """Return the reply of the vault that a node's ``service-url`` and ``node-token-file`` name."""
     host, port = _address(node_config, node)
     token = _token(node_config, node)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": _BINARY}
@@ -76,7 +57,11 @@ def ask_vault(request: bytes, node_config: Mapping[str, Any], node: int) -> byte
             " --node-config): use the file of its option --node-token-file"
         )
     if response.status != 200 or response.getheader("Content-Type") != _BINARY:
-        raise FederationError(f"{where} replied {response.status}: {_detail(content)}")
+        try:
+            detail = one_line(json.loads(content)["detail"])
+        except (ValueError, TypeError, KeyError):
+            detail = "it is not the service of fldb-flower"
+        raise FederationError(f"{where} replied {response.status}: {detail}")
     return content
 
 
@@ -93,7 +78,7 @@ def _address(node_config: Mapping[str, Any], node: int) -> tuple[str, int]:
             ' \'service-url="http://127.0.0.1:8377" node-token-file="/absolute/path"\''
         )
     try:
-        parts = urlsplit(url if isinstance(url, str) else "")
+        parts = urlsplit(str(url))
         host, port = parts.hostname, parts.port
     except ValueError:
         host = port = None
@@ -122,11 +107,3 @@ def _token(node_config: Mapping[str, Any], node: int) -> str:
     if not token.isprintable():
         raise SettingsError(f"node-token-file={path} (from --node-config) contains no token")
     return token
-
-
-def _detail(content: bytes) -> str:
-    """Return the line of an error of the service."""
-    try:
-        return one_line(json.loads(content)["detail"])
-    except (ValueError, TypeError, KeyError):
-        return "it is not the service of fldb-flower"

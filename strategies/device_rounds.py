@@ -21,8 +21,7 @@ from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory, RoundRow
 from strategies.devices import DeviceChannel
 from strategies.helper_client import HelperClient
-from strategies.secure_budget import PlannedExchanges
-from strategies.secure_nodes import SecureNodes
+from strategies.secure_nodes import PlannedExchanges, SecureNodes
 
 REPORT_SECONDS = 15.0  # between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted

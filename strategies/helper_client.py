@@ -12,8 +12,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fldb_flower.errors import DataError, FederationError, SecureError, one_line
-from fldb_flower.secure.keys import HelperKey
-from fldb_flower.secure.report import SumAnswer, SumRequest
+from fldb_flower.secure.messages import SumAnswer, SumRequest
+from fldb_flower.secure.report import HelperKey
 
 _RETRY_SECONDS = 1.0
 _SECONDS = 600.0  # for one reply: the noise of the largest answer takes minutes
@@ -34,18 +34,10 @@ _OPENER = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler(
 
 
 class HelperClient:
-    """Requests to the helper over HTTP.
+    """Requests to the helper over HTTP; errors are FederationErrors of one line.
 
-    Parameters
-    ----------
-    address : str
-        Like ``https://helper.example.org``.
-    token : Path
-        File of the token.
-    signer : Ed25519PublicKey
-        The helper's pinned key.
-    patience : float
-        Seconds for which a helper that does not reply is asked again.
+    ``address`` is like ``https://helper.example.org``, ``token`` the file of the token, ``signer``
+    the helper's pinned key. A helper that does not reply is asked again for ``patience`` seconds.
     """
 
     def __init__(
@@ -55,37 +47,28 @@ class HelperClient:
         self._patience = patience
 
     def key(self) -> HelperKey:
-        """Return the HPKE key that is valid now.
-
-        Raises
-        ------
-        FederationError
-            The helper does not reply, or its key is not signed by the pinned one.
-        """
+        """Return the HPKE key that is valid now, after a check of its signature."""
         content = self._ask("/keys", None, _MOST_OF_KEY)
         try:
             fields = json.loads(content)
             key = HelperKey.from_fields(fields["key"])
             key.verified(self._signer, time.time())
         except (ValueError, KeyError, TypeError, RecursionError, DataError, SecureError) as reason:
-            raise FederationError(one_line(f"the helper at {self._address}: {reason}")) from None
+            raise self._error(f": {reason}") from None
         return key
 
     def sums(self, request: SumRequest) -> SumAnswer:
-        """Return the answer to a request.
-
-        Raises
-        ------
-        FederationError
-            The helper does not reply, or refuses the request.
-        """
+        """Return the answer to a request."""
         values = len(request.sizes) * request.header.numbers
         most = 8 * values + 8 * len(request.sealed) + _MOST_OF_KEY  # a place has up to 8 digits
         content = self._ask("/sums", request.to_bytes(), most)
         try:
             return SumAnswer.from_bytes(content, request)
         except DataError as reason:
-            raise FederationError(one_line(f"the helper at {self._address}: {reason}")) from None
+            raise self._error(f": {reason}") from None
+
+    def _error(self, reason: str) -> FederationError:
+        return FederationError(one_line(f"the helper at {self._address}{reason}"))
 
     def _ask(self, path: str, body: bytes | None, most: int) -> bytes:
         request = urllib.request.Request(self._address + path, data=body)
@@ -98,14 +81,13 @@ class HelperClient:
                 with _OPENER.open(request, timeout=_SECONDS) as response:
                     return _read(response, most)
             except urllib.error.HTTPError as error:
-                reason = f"replied {error.code}: {_detail(error)}"
+                reason = f" replied {error.code}: {_detail(error)}"
                 if error.code < http.client.INTERNAL_SERVER_ERROR:
-                    text = one_line(f"the helper at {self._address} {reason}")
-                    raise FederationError(text) from None
+                    raise self._error(reason) from None
             except (OSError, http.client.HTTPException) as error:
-                reason = f"does not reply: {getattr(error, 'reason', error)}"
+                reason = f" does not reply: {getattr(error, 'reason', error)}"
             if time.monotonic() > deadline:
-                raise FederationError(one_line(f"the helper at {self._address} {reason}"))
+                raise self._error(reason)
             time.sleep(_RETRY_SECONDS)
 
     def _read_token(self) -> str:

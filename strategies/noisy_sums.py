@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from logging import WARNING, getLogger
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from fldb_flower.errors import RoundAbandonedError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
-from fldb_flower.secure.keys import HelperKey
-from fldb_flower.secure.report import KINDS, SCALE, Header, Report, SumAnswer, SumRequest, signed
+from fldb_flower.secure.messages import SumRequest
+from fldb_flower.secure.report import KINDS, SCALE, Header, Report, signed
 from strategies.devices import short_name
+from strategies.helper_client import HelperClient
 
 MOST_PARTS = 2**18
 """Number of values in the answer ``parts`` up to which each report is a group of its own."""
@@ -23,16 +24,6 @@ FAR = 8.0
 
 _MOST_NAMES = 3  # in a line of the log
 _LOG = getLogger("flwr")
-
-
-class Helper(Protocol):
-    """The helper, as the server sees it."""
-
-    def key(self) -> HelperKey:
-        """Return the HPKE key that is valid now."""
-
-    def sums(self, request: SumRequest) -> SumAnswer:
-        """Return the answer to a request."""
 
 
 class Claimed(NamedTuple):
@@ -48,34 +39,18 @@ class NoisySums:
     The server adds noise to each answer of the helper, of the same size, before it looks at it.
     The helper knows its own noise, and can shift an answer: without the server's noise, it could
     read exact numbers from the estimates that are published.
-
-    Parameters
-    ----------
-    helper : Helper
-        The helper.
-    header : Header
-        Of the exchange.
-    noise : callable
-        Returns integers with the discrete Gaussian distribution for an array of scales.
     """
 
     def __init__(
-        self, helper: Helper, header: Header, noise: Callable[[FloatArray], IntArray]
+        self, helper: HelperClient, header: Header, noise: Callable[[FloatArray], IntArray]
     ) -> None:
         self._helper, self._header, self._noise = helper, header, noise
 
     def total(self, claims: list[Claimed]) -> tuple[FloatArray, list[Claimed]]:
         """Return the sum of the reports in units of length, and those that are in it.
 
-        Reports that are further out than honest ones can be are left out. The sum is shortened to
-        the length that so many reports can have.
-
-        Raises
-        ------
-        RoundAbandonedError
-            No report is within range, or the helper can open none.
-        FederationError
-            The helper does not reply, or refuses the request.
+        Reports that are further out than honest ones can be are left out; RoundAbandonedError if
+        none is left. The sum is shortened to the length that so many reports can have.
         """
         (values,), included = self._ask("sum", [self._in_range(claims)])
         length = float(np.linalg.norm(values))
@@ -84,7 +59,7 @@ class NoisySums:
 
     def deviation(self, kind: str = "sum") -> float:
         """Return the standard deviation of both parties' noise, in units of length."""
-        return math.sqrt(2.0) * KINDS[kind] * self._header.sigma / SCALE
+        return math.sqrt(2.0) * KINDS[kind] * self._header.multiplier
 
     def _in_range(self, claims: list[Claimed]) -> list[Claimed]:
         """Return the reports without groups whose sum is further out than honest ones can be."""
@@ -120,16 +95,17 @@ class NoisySums:
         # Drawn before the answer is there, so that nothing is done with an answer without it.
         own = self._noise(np.full(shape, float(self._header.sigma * KINDS[kind])))
         answer = self._helper.sums(request)
-        refused, sums = set(answer.refused), answer.sums + own.astype(np.uint64)
-        places = np.repeat(np.arange(len(groups)), request.sizes)
-        for number, (place, claim) in enumerate(zip(places, claims, strict=True)):
-            if number not in refused:
+        sums, included = answer.sums + own.astype(np.uint64), list[Claimed]()
+        places, opened = np.repeat(np.arange(len(groups)), request.sizes), np.ones(len(claims))
+        refused = [claims[number] for number in answer.refused]
+        opened[list(answer.refused)] = 0.0
+        for place, claim, is_open in zip(places, claims, opened, strict=True):
+            if is_open:
                 sums[place] += claim.report.masked
+                included.append(claim)
         if refused:
-            names = _names([claims[number] for number in sorted(refused)])
             text = "not counted: %d reports that the helper cannot open, or has twice: %s"
-            _LOG.log(WARNING, text, len(refused), names)
-        included = [claim for number, claim in enumerate(claims) if number not in refused]
+            _LOG.log(WARNING, text, len(refused), _names(refused))
         if not included:
             raise RoundAbandonedError("the helper could open no report")
         return [signed(each).astype(np.float64) / SCALE for each in sums], included

@@ -3,50 +3,52 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from logging import getLogger
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fldb_flower.bandit.limits import units_of
-from fldb_flower.errors import DataError, FederationError, RoundAbandonedError, SettingsError
+from fldb_flower.errors import (
+    CheckpointError,
+    DataError,
+    FederationError,
+    RoundAbandonedError,
+    SettingsError,
+)
 from fldb_flower.federation.contributions import sizes_and_weights
 from fldb_flower.federation.exchange import Broadcast, Upload, statistics
+from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.privacy.discrete import discrete_gaussian
-from fldb_flower.secure.keys import HelperKey
+from fldb_flower.privacy.plan import ReleasePlan
+from fldb_flower.runs.directory import ResultsDirectory
+from fldb_flower.secure import KEY
+from fldb_flower.secure.messages import ESTIMATE, HELLO, REFUSED, REPORT, Reply, Request
 from fldb_flower.secure.report import (
+    AHEAD_SECONDS,
     LARGEST_SIGMA,
     LEAST_SIGMA,
     MOST_NUMBERS,
     SCALE,
     Header,
+    HelperKey,
     Report,
 )
+from fldb_flower.secure.statistics import DUELS, Shared, parts_of, size_of, upload_of
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadError
-from fldb_flower.wire.secure_request import (
-    ESTIMATE,
-    HELLO,
-    REFUSED,
-    REPORT,
-    Reply,
-    Request,
-    Shared,
-    encode_shared,
-)
-from fldb_flower.wire.secure_vector import DUELS, count_of, parts_of, size_of, upload_of
 from strategies.channel import Contribution
 from strategies.devices import DeviceChannel, Tally, short_name
-from strategies.noisy_sums import Claimed, Helper, NoisySums
-from strategies.secure_budget import require_clock
+from strategies.helper_client import HelperClient
+from strategies.noisy_sums import Claimed, NoisySums
 
-KEY = "secure"
-"""Name of the entry with the bytes of a message."""
+OPENINGS = "openings.json"
+"""File with the number of exchanges, their noise multiplier, and the last number of one."""
 
 FIRST_RATE = 10.0
 """Answers of a device in a round that are expected before the first sum; also their deviation."""
@@ -58,45 +60,72 @@ COUNT_WEIGHT = 0.05
 """Share of the number of duels in the squared length of a report."""
 
 _STEP = 2.0  # largest factor of the rate in one exchange
-_LOG = getLogger("flwr")
+
+
+class PlannedExchanges:
+    """Counts the exchanges of a federation, which are as many as planned (``devices.rounds``).
+
+    An exchange counts before a device is asked, because devices charge their ledgers then. The
+    count is stored first, so a server that is killed makes none more than planned. Exchanges with
+    other noise cannot be counted together with those that are planned, so they are refused.
+    """
+
+    def __init__(self, settings: Settings, history: Counts, directory: ResultsDirectory) -> None:
+        self._history, self._directory = history, directory
+        self.plan = ReleasePlan(settings)
+        path = directory.path / OPENINGS
+        try:
+            content = json.loads(path.read_bytes())
+            history.openings, self._number = int(content["openings"]), int(content["number"])
+            stored = float(content["noise_multiplier"])
+        except FileNotFoundError:
+            history.openings, self._number = 0, 0
+            return
+        except (OSError, KeyError, TypeError, ValueError) as reason:
+            raise CheckpointError(f"{path} cannot be read: {reason}") from None
+        if not math.isclose(stored, self.plan.multiplier, rel_tol=1e-9):
+            raise CheckpointError(
+                f"{path}: exchanges had the noise multiplier {stored:g}, and these settings have"
+                f" {self.plan.multiplier:g}: use another directory, or the same privacy-epsilon,"
+                " privacy-delta and devices-rounds"
+            )
+
+    def spend(self, number: int) -> int:
+        """Count one more exchange, durably, and return its number; PrivacyError if none is left.
+
+        It is the given number, if that is later than those of all exchanges so far; else the next
+        one. So none is used twice, also after a kill and with a clock that was set back: the server
+        would add other noise to the same answer of the helper.
+        """
+        ahead = self._number - number
+        if ahead > 1000 * AHEAD_SECONDS:
+            raise FederationError(
+                f"the last exchange is {ahead / 1000:.0f} s ahead of the server's clock: devices"
+                " refuse exchanges until its time has passed"
+            )
+        self.plan.require(self._history.openings + 1)
+        self._history.openings += 1
+        self._number = max(number, self._number + 1)
+        content = {
+            "openings": self._history.openings,
+            "noise_multiplier": self.plan.multiplier,
+            "number": self._number,
+        }
+        self._directory.write(OPENINGS, json.dumps(content).encode())
+        return self._number
 
 
 class SecureNodes(DeviceChannel):
-    """The devices of a federation with secure sums.
+    """The devices of a federation with secure sums: the server reads noisy sums of their reports.
 
     An exchange that cannot be finished is given up. Its number is not used again, so no answer of
     the helper is read twice, with other noise of the server. The devices send their answers again,
     under another number.
 
-    Parameters
-    ----------
-    settings : Settings
-        With ``secure`` and ``privacy.epsilon``.
-    helper : Helper
-        The helper.
-    task : bytes
-        Of ``fldb_flower.secure.report.task_of``.
-    multiplier : float
-        The noise multiplier of one exchange.
-    spend : callable
-        Called with the number of an exchange before its devices are asked, who charge their ledgers
-        for it. It returns the number to use, which no earlier exchange had, and raises PrivacyError
-        if the budget of the run is spent.
-    noise : callable
-        Returns integers with the discrete Gaussian distribution for an array of scales.
-
-    Attributes
-    ----------
-    counted : dict
-        Device id -> number of the last exchange in which its report was counted.
-    duels : int
-        About the number of duels counted, of all devices: sums have noise, and reports that are
-        shortened count for less.
-
-    Raises
-    ------
-    SettingsError
-        The multiplier is above 4 million.
+    ``task`` is that of ``fldb_flower.secure.report.task_of``, and ``multiplier`` the noise
+    multiplier of one exchange. ``spend`` is called with the number of an exchange before its
+    devices are asked, and returns the number to use (:meth:`PlannedExchanges.spend`). ``noise``
+    returns discrete Gaussian integers for an array of scales.
     """
 
     sees_uploads: ClassVar[bool] = False
@@ -104,7 +133,7 @@ class SecureNodes(DeviceChannel):
     def __init__(  # noqa: PLR0917
         self,
         settings: Settings,
-        helper: Helper,
+        helper: HelperClient,
         task: bytes,
         multiplier: float,
         spend: Callable[[int], int],
@@ -120,7 +149,6 @@ class SecureNodes(DeviceChannel):
                 f" at most {LARGEST_SIGMA // SCALE}; use a larger epsilon, or fewer rounds"
             )
         self._spend, self._noise = spend, noise
-        self._number = 0
         self._rate = (FIRST_RATE, FIRST_RATE**2)  # mean and variance
         self._recent: list[int] = []  # numbers of the last exchanges that were counted
         self._header: Header | None = None
@@ -133,19 +161,10 @@ class SecureNodes(DeviceChannel):
     # One exchange: what is sent and received.
 
     def begin(self, broadcast: Broadcast) -> None:
-        """Fix what the devices are asked.
-
-        Raises
-        ------
-        FederationError
-            The helper does not reply.
-        PrivacyError
-            The budget of privacy is spent.
-        """
+        """Fix what the devices are asked; PrivacyError if the budget is spent."""
         self._header, self._included = None, ()
         self._units = self._units_for(broadcast) if broadcast.learns else {}
-        shared = Shared(broadcast, self.settings, self.duels, self._units)
-        self._broadcast = encode_shared(shared)
+        self._broadcast = Shared(broadcast, self.settings, self.duels, self._units).to_bytes()
         if not broadcast.learns:
             return
         size = size_of(broadcast, self.form)
@@ -155,12 +174,9 @@ class SecureNodes(DeviceChannel):
                 f" most {MOST_NUMBERS} are possible; use matrix_form=diagonal"
             )
         self._key = self._helper.key()
-        now = int(time.time() * 1000)
-        require_clock(self._number, now)
-        self._number = self._spend(max(self._number + 1, now))
         self._header = Header(
             task=self._task,
-            number=self._number,
+            number=self._spend(int(time.time() * 1000)),
             numbers=size,
             sigma=self._sigma,
             key=self._key.key,
@@ -222,24 +238,16 @@ class SecureNodes(DeviceChannel):
     # The sum.
 
     def total(self, contributions: Sequence[Contribution], broadcast: Broadcast) -> Upload:
-        """Return the sum of the reports, with the noise of both parties.
-
-        Raises
-        ------
-        RoundAbandonedError
-            No report is within range.
-        FederationError
-            The helper does not reply, or refuses the request.
-        """
+        """Return the sum of the reports, with the noise of both parties."""
         if self._header is None:
             return self._nothing()
         sums = NoisySums(self._helper, self._header, self._noise)
         values, included = sums.total([each.claim for each in contributions])
         self._included = tuple(each.device for each in included)
         upload = upload_of(values, sums.deviation(), broadcast, self._units, self.form)
-        reports = len(included)
-        deviation = sums.deviation() * self._units[DUELS]
-        self._observe(count_of(values, self._units) / reports, deviation / reports, broadcast)
+        reports, unit = len(included), self._units[DUELS]
+        mean, deviation = (unit * each / reports for each in (float(values[-1]), sums.deviation()))
+        self._observe(mean, deviation, broadcast)
         if upload.shares is not None:
             upload = self._of_all(upload, reports, broadcast)
         self._new_duels = upload.num_duels
@@ -247,7 +255,8 @@ class SecureNodes(DeviceChannel):
 
     def _of_all(self, upload: Upload, reports: int, broadcast: Broadcast) -> Upload:
         """Return shares with the number of new duels, and of new members, of all devices."""
-        present = self._present()
+        since = self._recent[0] if self._recent else 0
+        present = {device for device, number in self.counted.items() if number >= since}
         members = len(present | set(self._included))
         duels = max(0, round(members * self._rate[0] * self._rounds(broadcast)) - self.duels)
         clip, shares = self.settings.clip, upload.shares
@@ -256,11 +265,6 @@ class SecureNodes(DeviceChannel):
         new = float(len(set(self._included) - self.counted.keys()))
         shares = shares._replace(squares=clip**2 * duels, members=new)
         return upload._replace(num_duels=duels, shares=shares, coverage=reports / members)
-
-    def _present(self) -> set[str]:
-        """Return the devices that were counted in one of the last :data:`RECENT` exchanges."""
-        since = self._recent[0] if self._recent else 0
-        return {device for device, number in self.counted.items() if number >= since}
 
     # How many answers a device has.
 
@@ -319,7 +323,6 @@ class SecureNodes(DeviceChannel):
         """Return the state for a checkpoint, as JSON values."""
         return {
             **super().state(),
-            "number": self._number,
             "rate": list(self._rate),
             "recent": self._recent,
         }
@@ -327,6 +330,5 @@ class SecureNodes(DeviceChannel):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` returned."""
         super().restore(state)
-        self._number = max(self._number, state["number"])
         self._rate = tuple(state["rate"])
         self._recent = list(state["recent"])

@@ -24,24 +24,17 @@ from fldb_flower.errors import FederationError, SecureError
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import FloatArray, IntArray
-from fldb_flower.secure.keys import HelperKey
-from fldb_flower.secure.report import (
-    KINDS,
-    Report,
-    SumAnswer,
-    SumRequest,
-    task_of,
-)
+from fldb_flower.secure.messages import REPORT, Request, SumAnswer, SumRequest
+from fldb_flower.secure.report import KINDS, HelperKey, Report, task_of
+from fldb_flower.secure.statistics import Shared
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.system.files import replace_file
-from fldb_flower.wire.secure_request import REPORT, Request, decode_shared
 from simulations.engines.grid import InProcessGrid, failure
 from strategies.device_directory import DeviceDirectory, RoundRow
 from strategies.device_rounds import DeviceServer
 from strategies.devices import DeviceChannel
 from strategies.dueling import DuelingStrategy
-from strategies.secure_budget import PlannedExchanges
-from strategies.secure_nodes import KEY, SecureNodes
+from strategies.secure_nodes import KEY, PlannedExchanges, SecureNodes
 
 CLIP = 8.0
 TRIES = 3
@@ -354,7 +347,7 @@ class SecureFederation:
     @property
     def units(self) -> dict[str, float]:
         """The units of the last exchange."""
-        return decode_shared(self.last.broadcast).units
+        return Shared.from_bytes(self.last.broadcast).units
 
     def total(self, server: DeviceServer) -> tuple[int, np.ndarray]:
         """Return the number of duels and W in the sums that the server has counted."""

@@ -21,18 +21,19 @@ from clients.vault.ledger import Ledger, LedgerFile
 from fldb_flower.bandit.estimate import CommonPrior, Estimate
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.secure.keys import HelperKey
-from fldb_flower.secure.report import SCALE, Header, Report, mask, open_seed, signed, task_of
-from fldb_flower.settings import DevicesSettings, PrivacySettings, Settings
-from fldb_flower.wire.secure_request import (
-    ESTIMATE,
-    REPORT,
-    Reply,
-    Request,
-    Shared,
-    encode_shared,
+from fldb_flower.secure.messages import ESTIMATE, REPORT, Reply, Request
+from fldb_flower.secure.report import (
+    SCALE,
+    Header,
+    HelperKey,
+    Report,
+    mask,
+    open_seed,
+    signed,
+    task_of,
 )
-from fldb_flower.wire.secure_vector import parts_of, size_of
+from fldb_flower.secure.statistics import Shared, parts_of, size_of
+from fldb_flower.settings import DevicesSettings, PrivacySettings, Settings
 
 D = 2
 START = 1.8e9
@@ -154,7 +155,7 @@ def request_for(
     algorithm = "fldb_personal" if is_personal else "fldb_ons"
     settings = settings or settings_of(algorithm=algorithm)
     units = units or dict.fromkeys(parts_of(broadcast), 1000.0)
-    content = encode_shared(Shared(broadcast, settings, 7, units if broadcast.learns else {}))
+    content = Shared(broadcast, settings, 7, units if broadcast.learns else {}).to_bytes()
     public = SIGNER.public_key().public_bytes_raw()
     header = Header(
         task=task_of("tea", public, D),

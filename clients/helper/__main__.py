@@ -9,27 +9,94 @@ if __name__ == "__main__":  # before slow imports
     startup.require("python -m clients.helper", *startup.SERVICE_EXTRA)
 
 import argparse
+import asyncio
 import contextlib
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from clients.helper.service import create_app
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse, Response
+from starlette.concurrency import run_in_threadpool
+
 from clients.helper.sums import Helper
 from clients.service import connections
-from clients.service.connections import LIMITS
+from clients.service.errors import add_handlers
 from clients.service.files import read_token
+from clients.service.guard import BINARY, Guard, binary_body
 from clients.service.logs import Limiter
-from fldb_flower.deployment.keys import load_helper_key
-from fldb_flower.errors import DataError, FldbError, SettingsError, one_line
+from fldb_flower.deployment.keys import load_helper_key, public_hex
+from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.privacy.discrete import require_sampler
+from fldb_flower.secure.canonical import to_json
 from fldb_flower.secure.report import MOST_REPORTS
 from fldb_flower.system.commands import Parser, bounded
-from fldb_flower.system.signals import interruptible
 
 PORT = 8378
+MOST_BYTES = 80 * 2**20
+"""Largest body of a request: a million reports, and the sizes of their groups."""
+
+BODY_SECONDS = 120.0
+"""Time limit for the body of a request."""
+
 _STOP_SECONDS = 40  # for open requests
+_KEY_SECONDS = 3600.0  # between two removals of expired keys
+_COUNTS = {
+    "answers": "Answers that were computed.",
+    "refused": "Requests that were refused.",
+    "opened": "Reports that were opened.",
+    "dropped": "Reports that did not open, or were repeated.",
+}
+
+
+def create_app(helper: Helper, signer: Ed25519PublicKey, token: str) -> FastAPI:
+    """Return the service of a helper; ``token`` is that of the server."""
+
+    async def remove_expired() -> None:
+        while True:
+            helper.keys()
+            await asyncio.sleep(_KEY_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        task = asyncio.create_task(remove_expired())
+        yield
+        task.cancel()
+
+    app = FastAPI(title="Helper of secure sums", openapi_url=None, lifespan=lifespan)
+    add_handlers(app)
+
+    @app.post("/sums")
+    async def answer(request: Request) -> Response:
+        content = await binary_body(request)
+        return Response(await run_in_threadpool(helper.answer, content), media_type=BINARY)
+
+    @app.get("/keys")
+    async def keys() -> Response:
+        content = to_json({"key": helper.keys(), "signer": public_hex(signer)})
+        return Response(content, media_type="application/json")
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        """Counters for Prometheus. No times: that of drawing noise depends on the noise."""
+        lines = (
+            f"# HELP fldb_helper_{name}_total {text}\n# TYPE fldb_helper_{name}_total counter\n"
+            f"fldb_helper_{name}_total {helper.counts[name]}\n"
+            for name, text in _COUNTS.items()
+        )
+        return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
+
+    app.add_middleware(
+        Guard, token=token, any_host=True, body_seconds=BODY_SECONDS,
+        public={"/keys", "/health"}, bodies={"/sums": MOST_BYTES},
+    )  # fmt: skip
+    return app
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -92,22 +159,16 @@ def serve(arguments: argparse.Namespace) -> None:
                 " or a proxy with TLS on this machine",
                 file=sys.stderr,
             )
-        scheme = "https" if tls else "http"
-        address = connections.address(host, listener)
-        print(f"{scheme}://{address} public key {helper.signer}", flush=True)
-        app = create_app(helper, token)
+        scheme, address = "https" if tls else "http", connections.address(host, listener)
+        print(f"{scheme}://{address} public key {public_hex(signer.public_key())}", flush=True)
+        app = create_app(helper, signer.public_key(), token)
         options = {"timeout_graceful_shutdown": _STOP_SECONDS, **tls}
-        connections.serve(app, listener, LIMITS, Limiter(token), **options)
+        connections.serve(app, listener, connections.LIMITS, Limiter(token), **options)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; a user error ends it with status 1 and one line on stderr."""
-    arguments = _arguments(argv)
-    with interruptible(lambda: "stopped"):  # uvicorn raises the signal again after its shutdown
-        try:
-            serve(arguments)
-        except FldbError as error:
-            sys.exit(f"error: {one_line(error)}")
+    connections.run(lambda: serve(_arguments(argv)))
 
 
 if __name__ == "__main__":

@@ -30,18 +30,20 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fldb_flower.deployment.keys import make_folder, public_hex, read_file, reported
+from fldb_flower.deployment.keys import make_folder, reported
 from fldb_flower.errors import DataError, FldbError, OutputError, SecureError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.privacy.discrete import discrete_gaussian
-from fldb_flower.secure.canonical import check_bytes, check_integer, framed, unframed, unhex
-from fldb_flower.secure.keys import VALID_SECONDS, HelperKey
+from fldb_flower.secure.canonical import checked_integer, framed, unframed, unhex
+from fldb_flower.secure.messages import SumAnswer, SumRequest
 from fldb_flower.secure.report import (
+    AHEAD_SECONDS,
     DIGEST_BYTES,
     KINDS,
+    LATEST,
+    VALID_SECONDS,
     Header,
-    SumAnswer,
-    SumRequest,
+    HelperKey,
     Words,
     mask,
     open_seed,
@@ -51,15 +53,11 @@ from fldb_flower.system.files import lock_folder, replace_file
 RENEW_SECONDS = 7 * 86_400
 """A key is replaced so long before it expires: a key that was just fetched is valid for a week."""
 
-AHEAD_SECONDS = 600
-"""How far the number of an exchange may be ahead of the helper's clock."""
-
 MOST_SUMS = 2**24
 """Largest number of values in an answer. Noise takes about 20 microseconds per value."""
 
 _SUFFIX = ".answer"
 _FIELDS = ("header", "kind", "number", "request", "task")
-_LARGEST_NUMBER = 2**48
 _OTHERS = 0o077
 _AT_ONCE = 2**16  # values of noise drawn by one call
 
@@ -81,38 +79,11 @@ class Exchange:
 
 
 class Helper:
-    """The helper's keys and answers.
+    """The helper's keys and answers, for one process at a time.
 
-    Parameters
-    ----------
-    directory : Path
-        Folder of the answers, created if it does not exist.
-    signer : Ed25519PrivateKey
-        The key that devices pin.
-    clock : callable
-        Returns the time in seconds since 1970.
-    noise : callable
-        Returns independent noise of the given standard deviations.
-    min_reports : int
-        Requests with fewer valid reports are refused.
-
-    Raises
-    ------
-    OutputError
-        Another helper uses the directory, or it cannot be created.
-    DataError
-        Other users can read it, or an answer in it is damaged.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    >>> from clients.helper.sums import Helper
-    >>> signer = Ed25519PrivateKey.generate()
-    >>> helper = Helper(Path("answers"), signer)
-    >>> key = helper.keys()
-    >>> len(key.verified(signer.public_key(), now=key.expires).public_bytes_raw())
-    32
+    ``signer`` is the key that devices pin, ``clock`` returns seconds since 1970, and ``noise``
+    returns independent noise of given standard deviations. Requests with fewer valid reports than
+    ``min_reports`` are refused.
     """
 
     def __init__(
@@ -126,21 +97,23 @@ class Helper:
     ) -> None:
         self.directory = directory
         self.counts: Counter[str] = Counter()
-        self.signer = public_hex(signer.public_key())
         self._signer, self._clock, self._noise = signer, clock, noise
         self._min_reports = min_reports
         self._keys: dict[int, tuple[HelperKey, X25519PrivateKey]] = {}
         self._answering, self._changing_keys = threading.Lock(), threading.Lock()
-        self._unlock = _locked(directory)
+        make_folder(directory)
+        with reported(OutputError, f"use the folder {directory}"):
+            if stat.S_IMODE(directory.stat().st_mode) & _OTHERS:
+                raise DataError(f"other users can read {directory}: chmod 700 {directory}")
+            try:
+                self.close = lock_folder(directory)
+            except BlockingIOError:
+                raise OutputError(f"another helper uses {directory}") from None
         try:
-            self._last = _stored(directory)
-        except DataError:
+            self._last = self._stored()
+        except FldbError:
             self.close()
             raise
-
-    def close(self) -> None:
-        """Unlock the directory; the helper cannot be used any more."""
-        self._unlock()
 
     def keys(self) -> HelperKey:
         """Return the HPKE key to use now, signed; remove expired ones."""
@@ -159,16 +132,10 @@ class Helper:
             return self._keys[newest][0]
 
     def answer(self, content: bytes) -> bytes:
-        """Return the answer to the bytes of a ``fldb_flower.secure.report.SumRequest``.
+        """Return the answer to the bytes of a request.
 
-        Raises
-        ------
-        DataError
-            The request is damaged, or too large.
-        SecureError
-            The question was answered, the exchange is over, or the reports are too few.
-        OutputError
-            The answer cannot be stored. None was given.
+        SecureError means that the question was answered, the exchange is over, or the reports are
+        too few; OutputError, that the answer cannot be stored. It was not given then.
         """
         with self._answering:
             try:
@@ -183,7 +150,7 @@ class Helper:
         given = exchange.answers.get(request.kind)
         if given is None:
             given = Answer(digest, self._sums(request, digest))
-            _store(self.directory, request, given)
+            self._store(request, given)
             exchange.answers[request.kind] = given
             self._last[request.header.task] = exchange
             self.counts["answers"] += 1
@@ -219,7 +186,13 @@ class Helper:
             raise DataError(
                 f"{groups} groups of {header.numbers} numbers: must be at most {MOST_SUMS} in total"
             )
-        private, seeds, refused = self._private(header.key), set[bytes](), []
+        self.keys()  # removes expired ones
+        if header.key not in self._keys:
+            raise SecureError(
+                f"the helper has no key {header.key}: it has expired, or the helper was started"
+                " again; start another exchange with its present key"
+            )
+        private, seeds, refused = self._keys[header.key][1], set[bytes](), []
         sums: Words = np.zeros((groups, header.numbers), dtype=np.uint64)
         group_of = np.repeat(np.arange(groups), request.sizes)
         for place, (sealed, group) in enumerate(zip(request.sealed, group_of, strict=True)):
@@ -242,60 +215,30 @@ class Helper:
         self.counts["dropped"] += len(refused)
         return SumAnswer(digest, tuple(refused), sums).to_bytes()
 
-    def _private(self, number: int) -> X25519PrivateKey:
-        self.keys()  # removes expired ones
-        found = self._keys.get(number)
-        if found is None:
-            raise SecureError(
-                f"the helper has no key {number}: it has expired, or the helper was started again;"
-                " start another exchange with its present key"
-            )
-        return found[1]
+    def _store(self, request: SumRequest, given: Answer) -> None:
+        """Store an answer durably, instead of that of the same kind about an earlier exchange."""
+        header = request.header
+        values = header.digest, request.kind, header.number, given.request, header.task
+        path = self.directory / f"{header.task.hex()}-{request.kind}{_SUFFIX}"
+        with reported(OutputError, f"store the answer in {path}"):
+            fields = dict(zip(_FIELDS, values, strict=True))
+            replace_file(path, framed(fields, given.content), 0o600)
 
-
-def _locked(directory: Path) -> Callable[[], None]:
-    """Create a directory that only this user can read, and lock it; return what unlocks it."""
-    make_folder(directory)
-    with reported(OutputError, f"use the folder {directory}"):
-        if stat.S_IMODE(directory.stat().st_mode) & _OTHERS:
-            raise DataError(f"other users can read {directory}: chmod 700 {directory}")
-        try:
-            return lock_folder(directory)
-        except BlockingIOError:
-            raise OutputError(f"another helper uses {directory}") from None
-
-
-def _store(directory: Path, request: SumRequest, given: Answer) -> None:
-    """Store an answer durably, instead of that of the same kind about an earlier exchange."""
-    task = request.header.task.hex()
-    fields = {
-        "header": request.header.digest.hex(),
-        "kind": request.kind,
-        "number": request.header.number,
-        "request": given.request.hex(),
-        "task": task,
-    }
-    path = directory / f"{task}-{request.kind}{_SUFFIX}"
-    with reported(OutputError, f"store the answer in {path}"):
-        replace_file(path, framed(fields, given.content), 0o600)
-
-
-def _stored(directory: Path) -> dict[bytes, Exchange]:
-    """Return the last exchange of each task from the files of a directory."""
-    found: dict[bytes, Exchange] = {}
-    for path in sorted(directory.glob(f"*{_SUFFIX}")):
-        try:
-            fields, content = unframed(read_file(path), "it", _FIELDS)
-            check_integer("the number", fields["number"], 1, _LARGEST_NUMBER)
-            task, header, request = (
-                unhex(name, fields[name]) for name in ("task", "header", "request")
-            )
-            check_bytes("the hash of the request", request, DIGEST_BYTES, DIGEST_BYTES)
-        except DataError as reason:
-            raise DataError(f"{path} is damaged: delete it ({reason})") from None
-        last, number = found.get(task), fields["number"]
-        if last is None or last.number < number:
-            last = found[task] = Exchange(number, header)
-        if last.number == number:
-            last.answers[fields["kind"]] = Answer(request, content)
-    return found
+    def _stored(self) -> dict[bytes, Exchange]:
+        """Return the last exchange of each task from the files."""
+        found: dict[bytes, Exchange] = {}
+        for path in sorted(self.directory.glob(f"*{_SUFFIX}")):
+            try:
+                with reported(DataError, f"read {path}"):
+                    fields, content = unframed(path.read_bytes(), "it", _FIELDS)
+                names = ("task", "header", "request")
+                task, header, request = (unhex(fields[name], name, DIGEST_BYTES) for name in names)
+                number = checked_integer(fields["number"], "the number", 1, LATEST)
+            except DataError as reason:
+                raise DataError(f"{path} is damaged: delete it ({reason})") from None
+            last = found.get(task)
+            if last is None or last.number < number:
+                last = found[task] = Exchange(number, header)
+            if last.number == number:
+                last.answers[fields["kind"]] = Answer(request, content)
+        return found

@@ -29,9 +29,8 @@ from clients.service.logs import Limiter
 from clients.service.models import MAX_ARMS
 from clients.service.node import Node
 from clients.vault import read_config
-from fldb_flower.errors import FldbError, SettingsError, one_line
+from fldb_flower.errors import SettingsError
 from fldb_flower.system.commands import Parser, bounded
-from fldb_flower.system.signals import interruptible
 
 PORT = 8377
 _NODE_TOKEN_MODE = 0o640  # at most: the SuperNode's user reads it as a member of the group
@@ -129,12 +128,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; a user error ends it with status 1 and one line on stderr."""
-    arguments = _arguments(argv)
-    with interruptible(lambda: "stopped"):  # uvicorn raises the signal again after its shutdown
-        try:
-            serve(arguments)
-        except FldbError as error:
-            sys.exit(f"error: {one_line(error)}")
+    connections.run(lambda: serve(_arguments(argv)))
 
 
 if __name__ == "__main__":

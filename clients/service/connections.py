@@ -10,7 +10,9 @@ import asyncio
 import ipaddress
 import logging
 import socket
+import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -20,7 +22,8 @@ from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from clients.service.logs import PERIOD, Limiter
-from fldb_flower.errors import OutputError
+from fldb_flower.errors import FldbError, OutputError, one_line
+from fldb_flower.system.signals import interruptible
 from fldb_flower.system.startup import leave
 
 _LOG = logging.getLogger("uvicorn.error")
@@ -43,6 +46,15 @@ class Limits(NamedTuple):
 
 
 LIMITS = Limits()
+
+
+def run(serve: Callable[[], None]) -> None:
+    """Run a service; a signal ends it with one line, and a user error with status 1 as well."""
+    with interruptible(lambda: "stopped"):  # uvicorn raises the signal again after its shutdown
+        try:
+            serve()
+        except FldbError as error:
+            sys.exit(f"error: {one_line(error)}")
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -14,7 +14,7 @@ from typing import Literal
 from clients.store.shares import ShareLog
 
 Part = Literal["journal", "report"]
-"""Which answers reports cover (:mod:`clients.vault.journal`), and the last report."""
+"""Which answers reports cover (:mod:`clients.vault.ledger`), and the last report."""
 
 
 class SumLog(ShareLog):

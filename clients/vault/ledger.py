@@ -1,4 +1,4 @@
-"""The ledger of a device: what its reports have cost, and which exchanges it has replied to.
+"""What the reports of a device have cost, which exchanges they reply to, and what they cover.
 
 Reports of one person with noise multipliers z are together as private as one Gaussian mechanism
 with ``mu^2 = sum of 1 / z^2`` (:mod:`fldb_flower.privacy.accounting`), so this sum is all that the
@@ -8,6 +8,9 @@ answer is read.
 The ledger is a file outside the store. A store that is restored from a backup has forgotten what it
 sent; the ledger shows it. **No backup may contain the ledger**: an older one would allow the same
 exchange to be answered twice. Only its owner can read it, since a cut is a number of answers.
+
+The journal is part of the store, beside the last report. It has the answers that reports cover, and
+those that the server has counted.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from fldb_flower.deployment.keys import check_writers
+from fldb_flower.deployment.keys import check_writers, reported
 from fldb_flower.errors import DataError, OutputError
 from fldb_flower.secure.canonical import from_json, to_json
 from fldb_flower.system.files import replace_file
@@ -50,33 +53,12 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Ledger:
-    """What the reports of a device have cost, and which exchanges it has replied to.
+    """What the reports of a device have cost, and which exchanges it has replied to."""
 
-    Attributes
-    ----------
-    created : int
-        Exchanges up to this time, in ms since 1970, are refused: an earlier ledger may have them.
-    days : mapping of int to float
-        Sum of ``1 / z^2`` over the exchanges of each day since 1970.
-    tasks : mapping of str to Last
-        By task, in hexadecimal digits.
-    stores : mapping of str to Sent
-        By identifier of the store.
-
-    Examples
-    --------
-    >>> from clients.vault.ledger import Ledger
-    >>> ledger = Ledger().charged(20_000, 0.25).charged(20_000, 0.25).charged(20_005, 0.01)
-    >>> ledger.spent()
-    0.51
-    >>> ledger.spent(since=20_001)
-    0.01
-    """
-
-    created: int = 0
-    days: Mapping[int, float] = field(default_factory=dict)
-    tasks: Mapping[str, Last] = field(default_factory=dict)
-    stores: Mapping[str, Sent] = field(default_factory=dict)
+    created: int = 0  # exchanges up to this time, in ms since 1970, may be in an earlier ledger
+    days: Mapping[int, float] = field(default_factory=dict)  # sum of 1 / z^2 by day since 1970
+    tasks: Mapping[str, Last] = field(default_factory=dict)  # by task, in hexadecimal digits
+    stores: Mapping[str, Sent] = field(default_factory=dict)  # by identifier of the store
 
     def charged(self, day: int, cost: float) -> Ledger:
         """Return the ledger after an exchange with this cost, ``1 / z^2``."""
@@ -104,13 +86,12 @@ class Ledger:
 
     def to_bytes(self) -> bytes:
         """Return the canonical bytes."""
-        fields = {**vars(self), "days": {str(day): cost for day, cost in self.days.items()}}
-        return to_json(fields)
+        return to_json({**vars(self), "days": {str(day): cost for day, cost in self.days.items()}})
 
     @classmethod
     def from_bytes(cls, content: bytes, what: str) -> Ledger:
         """Invert :meth:`to_bytes`; raise DataError if the bytes are damaged."""
-        fields = from_json(content, what, list(cls.__dataclass_fields__))
+        fields = from_json(content, what, cls.__dataclass_fields__)
         try:
             found = cls(
                 fields["created"],
@@ -143,44 +124,26 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Let no other vault reply that uses this ledger, of this store or of another.
-
-        Raises
-        ------
-        OutputError
-            The lock cannot be created, or the file system has no locks.
-        """
+        """Let no other vault reply that uses this ledger, of this store or of another."""
         import fcntl  # noqa: PLC0415 - Windows has no vault
 
         lock = self.path.with_name(f"{self.path.name}.lock")
-        try:
+        with reported(OutputError, f"write {lock}"):
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, _MODE)  # others cannot hold it
-        except OSError as reason:
-            raise OutputError(f"cannot write {lock}: {reason.strerror}") from None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as reason:
-            os.close(descriptor)
-            raise OutputError(f"cannot lock {lock}: {reason.strerror}") from None
-        try:
+            with reported(OutputError, f"lock {lock}"):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
 
     def read(self) -> Ledger | None:
-        """Return the ledger, or None if there is no file.
-
-        Raises
-        ------
-        DataError
-            The file cannot be read, is damaged, or other users can write it.
-        """
-        try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as reason:
-            raise DataError(f"cannot read {self.path}: {reason.strerror}") from None
+        """Return the ledger, or None without a file; raise DataError if others can write it."""
+        with reported(DataError, f"read {self.path}"):
+            try:
+                content = self.path.read_bytes()
+            except FileNotFoundError:
+                return None
         check_writers(self.path)
         try:
             return Ledger.from_bytes(content, str(self.path))
@@ -191,8 +154,47 @@ class LedgerFile:
             ) from None
 
     def write(self, ledger: Ledger) -> None:
-        """Replace the ledger durably; raise OutputError if the file cannot be written."""
-        try:
+        """Replace the ledger durably."""
+        with reported(OutputError, f"write {self.path}"):
             replace_file(self.path, ledger.to_bytes(), _MODE)
-        except OSError as reason:
-            raise OutputError(f"cannot write {self.path}: {reason.strerror}") from None
+
+
+class Step(NamedTuple):
+    """The first exchange whose report covers the answers up to a cut."""
+
+    number: int
+    cut: int
+
+
+class Journal(NamedTuple):
+    """Which answers the reports of a device cover."""
+
+    number: int = 0  # the last exchange that was replied to; 0: none
+    counted: int = 0  # number of the last answer that the server has counted
+    steps: tuple[Step, ...] = ()  # of later reports, ascending; one up to an earlier cut has none
+
+    @property
+    def sent(self) -> int:
+        """Number of the last answer in a report."""
+        return self.steps[-1].cut if self.steps else self.counted
+
+    def acknowledged(self, number: int) -> Journal:
+        """Return the journal after the server has counted the report to an exchange."""
+        cuts = [step.cut for step in self.steps if step.number <= number]
+        return self._replace(counted=max([self.counted, *cuts]), steps=self.steps[len(cuts) :])
+
+    def replied(self, number: int, cut: int) -> Journal:
+        """Return the journal after a report on the answers up to a cut."""
+        steps = self.steps if cut == self.sent else (*self.steps, Step(number, cut))
+        return self._replace(number=number, steps=steps)
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical bytes."""
+        return to_json(self._asdict())
+
+    @classmethod
+    def from_bytes(cls, content: bytes, what: str) -> Journal:
+        """Invert :meth:`to_bytes`; raise DataError if the bytes are damaged."""
+        fields = from_json(content, what, cls._fields)
+        steps = tuple(Step(*step) for step in fields["steps"])
+        return cls(fields["number"], fields["counted"], steps)

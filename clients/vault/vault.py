@@ -23,26 +23,22 @@ from clients.learning import make_learner, settings_of
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
 from clients.vault.config import VaultConfig
-from clients.vault.journal import Journal
-from clients.vault.ledger import Last, Ledger, LedgerFile, Sent, day_of
+from clients.vault.ledger import Journal, Last, Ledger, LedgerFile, Sent, day_of
 from fldb_flower.bandit.estimate import CommonPrior
 from fldb_flower.errors import DataError, FldbError, SecureError, one_line
 from fldb_flower.linalg.arrays import LARGEST, IntArray
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.privacy.accounting import epsilon_of
-from fldb_flower.secure.report import Header, integers_of, make_report
-from fldb_flower.system.process import one_blas_thread
-from fldb_flower.wire.secure_request import (
-    ESTIMATE,
-    HELLO,
-    REFUSED,
-    REPORT,
-    Reply,
-    Request,
-    Shared,
-    decode_shared,
+from fldb_flower.secure.messages import ESTIMATE, HELLO, REFUSED, REPORT, Reply, Request
+from fldb_flower.secure.report import (
+    AHEAD_SECONDS,
+    Header,
+    HelperKey,
+    integers_of,
+    make_report,
 )
-from fldb_flower.wire.secure_vector import size_of, vector_of
+from fldb_flower.secure.statistics import Shared, size_of, vector_of
+from fldb_flower.system.process import one_blas_thread
 
 WITHHELD = "the device cannot take part now: its owner finds the reason in the service's log"
 """Reason of a refusal that is about the device's files."""
@@ -50,7 +46,7 @@ WITHHELD = "the device cannot take part now: its owner finds the reason in the s
 MOST_OF_LIMIT = 0.1
 """Largest share of the owner's limit that one exchange may cost."""
 
-_BEHIND, _AHEAD = 86_400_000, 600_000  # ms: numbers of exchanges and the device's clock
+_BEHIND, _AHEAD = 86_400_000, 1000 * AHEAD_SECONDS  # ms, of numbers and the device's clock
 _EARLIEST = 1_760_000_000_000  # ms since 1970; a clock before this time is wrong
 _ROUNDING = 1e-12  # relative, of sums
 _KNOWN = (FldbError, ArithmeticError, np.linalg.LinAlgError)
@@ -59,60 +55,19 @@ _T = TypeVar("_T")
 
 
 class Spent(NamedTuple):
-    """What the reports of a device have cost, for a person.
-
-    Attributes
-    ----------
-    epsilon, delta : float
-        Of all reports.
-    max_epsilon : float
-        The owner's limit of epsilon.
-    days : int or None
-        Length of the period of both; None: for the ledger's life.
-    refused : bool
-        Whether the last exchange was refused, because of the limit.
-    """
+    """What the reports of a device have cost, for a person."""
 
     epsilon: float
     delta: float
-    max_epsilon: float
-    days: int | None
-    refused: bool
+    max_epsilon: float  # the owner's limit
+    days: int | None  # length of the period of both epsilons; None: for the ledger's life
+    refused: bool  # whether the last exchange was, because of the limit
 
 
 class Vault:
-    r"""The replies of a device to the requests of secure sums.
+    """The replies of a device to the requests of secure sums.
 
     Several vaults, in different threads and processes, may use one store, or one ledger.
-
-    Parameters
-    ----------
-    store : DuelStore
-        The device's store.
-    config : VaultConfig
-        Of ``clients.vault.read_config``.
-    clock : callable
-        Returns the time in seconds since 1970.
-
-    Raises
-    ------
-    DataError
-        The store has duels of another dimension, or the ledger or the store is damaged.
-    OutputError
-        The store or the ledger cannot be written.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from clients.store import DuelStore
-    >>> from clients.vault import Vault, read_config
-    >>> from fldb_flower.deployment.keys import create_helper_key
-    >>> files = create_helper_key(Path("helper"))
-    >>> text = 'federation = "tea"\nhelper = "helper.pub"\ndimension = 6'
-    >>> _ = Path("vault.toml").write_text(text)
-    >>> vault = Vault(DuelStore("duels.db"), read_config(Path("vault.toml")))
-    >>> vault.spent().epsilon, vault.spent().max_epsilon
-    (0.0, 3.0)
     """
 
     def __init__(
@@ -139,7 +94,7 @@ class Vault:
         return Spent(epsilon, config.max_delta, config.max_epsilon, days, self._is_refused)
 
     def answer(self, content: bytes) -> bytes:
-        """Return the reply to a request, both of ``fldb_flower.wire.secure_request``.
+        """Return the reply to a request, both of ``fldb_flower.secure.messages``.
 
         Reasons of refusals tell nothing about answers: those about files are only logged.
         """
@@ -155,7 +110,7 @@ class Vault:
     def _reply(self, request: Request) -> bytes:
         if request.kind == HELLO:
             return Reply(HELLO, self._store.device_id).to_bytes()
-        shared = _public(decode_shared, request.broadcast)
+        shared = _public(Shared.from_bytes, request.broadcast)
         if shared.settings.dimension != self._config.dimension:
             raise SecureError(
                 f"the exchange has dimension={shared.settings.dimension}, and the device"
@@ -166,13 +121,15 @@ class Vault:
                 _, journal = self._known()
                 self._receive(journal.acknowledged(request.counted), shared)
             return Reply(ESTIMATE, self._store.device_id).to_bytes()
-        return self._report(request, shared)
+        assert request.header is not None
+        assert request.key is not None
+        helper = self._checked(request.header, request.key, shared)
+        return self._report(request.header, request.counted, shared, helper)
 
-    def _report(self, request: Request, shared: Shared) -> bytes:
-        store, header = self._store, request.header
-        assert header is not None
-        helper = self._helper(request)
-        _check_broadcast(header, shared)
+    def _report(
+        self, header: Header, counted: int, shared: Shared, helper: X25519PublicKey
+    ) -> bytes:
+        store = self._store
         with self._file.locked():
             ledger, journal = self._known()
             last = Last(header.number, header.digest.hex())
@@ -184,7 +141,7 @@ class Vault:
                 sent = Sent(header.number, journal.sent)
                 self._file.write(ledger.with_sent(store.device_id, sent))
                 # From here on, answers are read.
-                journal = self._receive(journal.acknowledged(request.counted), shared)
+                journal = self._receive(journal.acknowledged(counted), shared)
                 integers = self._integers(shared, journal.counted, cut, header.numbers)
                 report = make_report(header, integers, helper).to_bytes()
                 reply = Reply(REPORT, store.device_id, report=report, digest=header.digest)
@@ -195,18 +152,26 @@ class Vault:
             self._file.write(ledger.with_sent(store.device_id, Sent(header.number, cut)))
             return content
 
-    def _helper(self, request: Request) -> X25519PublicKey:
-        """Return the helper's key, after a check of what the device pins."""
-        header, key, config = request.header, request.key, self._config
-        assert header is not None
-        assert key is not None
-        if header.task != config.task:
+    def _checked(self, header: Header, key: HelperKey, shared: Shared) -> X25519PublicKey:
+        """Return the helper's key, if a device can report and what it pins is the same."""
+        if header.task != self._config.task:
             raise SecureError(
                 "the exchange has another federation, helper or dimension than the device's file"
             )
         if header.key != key.key:
             raise SecureError("the exchange has another key of the helper than its header")
-        return key.verified(config.helper, self._clock())
+        public = key.verified(self._config.helper, self._clock())
+        broadcast, play = shared.broadcast, shared.broadcast.play
+        if not broadcast.learns:
+            raise SecureError("the exchange requests no statistics")
+        if shared.settings.clip is None:
+            raise SecureError("the exchange has no privacy.epsilon")
+        if broadcast.shares and not (play and isinstance(play.estimate, CommonPrior)):
+            raise SecureError("the exchange requests shares without a prior")
+        size = size_of(broadcast, make_form(shared.settings))
+        if header.numbers != size:
+            raise SecureError(f"the exchange has {header.numbers} values, and its broadcast {size}")
+        return public
 
     def _repeated(self, is_same: bool, header: Header) -> bytes:
         """Return the report that was stored for this header."""
@@ -345,20 +310,6 @@ class Vault:
         self._store.keep_secure_part("journal", journal.to_bytes())
 
 
-def _check_broadcast(header: Header, shared: Shared) -> None:
-    """Raise SecureError unless a device can report on a broadcast."""
-    broadcast, play = shared.broadcast, shared.broadcast.play
-    if not broadcast.learns:
-        raise SecureError("the exchange requests no statistics")
-    if shared.settings.clip is None:
-        raise SecureError("the exchange has no privacy.epsilon")
-    if broadcast.shares and not (play and isinstance(play.estimate, CommonPrior)):
-        raise SecureError("the exchange requests shares without a prior")
-    size = size_of(broadcast, make_form(shared.settings))
-    if header.numbers != size:
-        raise SecureError(f"the exchange has {header.numbers} values, and its broadcast {size}")
-
-
 def _public(read: Callable[[bytes], _T], content: bytes) -> _T:
     """Read bytes of the server; the errors tell nothing about this device."""
     try:
@@ -377,5 +328,4 @@ def _log(what: str, reason: Exception) -> None:
 
 
 def _time(milliseconds: int) -> str:
-    seconds = milliseconds // 1000
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(milliseconds // 1000))

@@ -24,11 +24,11 @@ from fldb_flower.deployment.keys import load_helper_key
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.privacy.discrete import discrete_gaussian
-from fldb_flower.secure.report import SCALE, Header, SumAnswer, SumRequest, integers_of, make_report
+from fldb_flower.secure.messages import REPORT, Request, SumAnswer, SumRequest
+from fldb_flower.secure.report import SCALE, Header, integers_of, make_report
+from fldb_flower.secure.statistics import Shared, parts_of, size_of
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.wire.codec import encode_broadcast, traffic
-from fldb_flower.wire.secure_request import REPORT, Request, Shared, encode_shared
-from fldb_flower.wire.secure_vector import parts_of, size_of
 from simulations.local_vaults import VAULT, Secure, create_vaults
 
 SIZES = ((5, 100), (5, 1_000), (5, 10_000), (64, 1_000))
@@ -86,8 +86,7 @@ class _Case:
         self._broadcast = Broadcast(PlayRequest(1, 1, estimate), theta, hessian=True)
         form = make_form(self._settings)
         units = dict.fromkeys(parts_of(self._broadcast), 100.0)
-        shared = Shared(self._broadcast, self._settings, 0, units)
-        self._content = encode_shared(shared)
+        self._content = Shared(self._broadcast, self._settings, 0, units).to_bytes()
         self.plain_bytes, _ = traffic(self._broadcast, form)
         self.report_bytes = 0
         self._helper = Helper(folder / "answers", load_helper_key(folder / "helper"))

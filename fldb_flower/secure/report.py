@@ -11,18 +11,21 @@ length ``SCALE`` at most. That bound, and not what the numbers mean, is what noi
 Seeds are sealed by HPKE (RFC 9180) with X25519, HKDF-SHA256 and AES-128-GCM. The hash of the header
 is its ``info``, so a sealed seed opens only under the header that the device has seen. The split is
 that of Prio (Corrigan-Gibbs and Boneh, NSDI 2017); the IETF's DAP has the same two parties.
+
+The helper has a signing key, which devices pin, and HPKE keys that it signs. Each is valid for a
+month and then destroyed, so that seeds that were sealed for it can no longer be opened.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
@@ -30,15 +33,7 @@ from numpy.typing import NDArray
 
 from fldb_flower.errors import DataError, SecureError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
-from fldb_flower.secure.canonical import (
-    check_bytes,
-    check_fields,
-    check_integer,
-    framed,
-    to_json,
-    unframed,
-    unhex,
-)
+from fldb_flower.secure.canonical import checked_fields, checked_integer, to_json, unhex
 
 Words = NDArray[np.uint64]
 """Integers modulo 2^64."""
@@ -55,9 +50,16 @@ MOST_NUMBERS = 2**20
 MOST_REPORTS = 2**20
 """Largest number of reports in a sum: the sum of so many fits into 64 bits."""
 
-DIGEST_BYTES = 32
-SEED_BYTES = 16
-SEALED_BYTES = 64
+VALID_SECONDS = 31 * 86_400
+"""How long a new HPKE key is valid."""
+
+AHEAD_SECONDS = 600
+"""How far the number of an exchange may be ahead of the clock of a device, or of the helper."""
+
+LATEST = 2**48
+"""Largest number of an exchange or of a key: a time in ms since 1970."""
+
+DIGEST_BYTES, SEED_BYTES, SEALED_BYTES = 32, 16, 64
 KINDS = {"trial": 10, "parts": 10, "sum": 1}
 """Questions to the helper about one exchange, each answered once: noise in multiples of sigma."""
 
@@ -66,43 +68,63 @@ COST = sum(factor**-2 for factor in KINDS.values())
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
 _INFO = b"fldb-flower report 1 "
-_LARGEST_TIME = 2**48  # ms since 1970
+_CONTEXT = b"fldb-flower helper key 1 "
+
+
+@dataclass(frozen=True)
+class HelperKey:
+    """An HPKE key of the helper, signed over the other fields (Ed25519)."""
+
+    key: int  # its number: the time of its creation, in ms since 1970
+    expires: int  # seconds since 1970
+    public: bytes  # X25519
+    signature: bytes = b""
+
+    def _signed(self) -> bytes:
+        fields = {"expires": self.expires, "key": self.key, "public": self.public}
+        return _CONTEXT + to_json(fields)
+
+    def sign(self, signer: Ed25519PrivateKey) -> HelperKey:
+        """Return the key with a signature."""
+        return replace(self, signature=signer.sign(self._signed()))
+
+    def verified(self, signer: Ed25519PublicKey, now: float) -> X25519PublicKey:
+        """Return the public key; raise SecureError if it is foreign, expired or unusable."""
+        try:
+            signer.verify(self.signature, self._signed())
+        except InvalidSignature:
+            raise SecureError("the helper's key is not signed by the pinned key") from None
+        if now > self.expires:
+            raise SecureError("the helper's key has expired")
+        public = X25519PublicKey.from_public_bytes(self.public)
+        try:
+            X25519PrivateKey.generate().exchange(public)
+        except ValueError:  # a point of low order: no seed can be sealed for it
+            raise SecureError("the helper's key is no valid public key") from None
+        return public
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> HelperKey:
+        """Return a key that was sent as JSON, or raise DataError."""
+        fields = checked_fields(fields, "the helper's key", cls.__dataclass_fields__)
+        return cls(
+            key=checked_integer(fields["key"], "the key's number", 0, LATEST),
+            expires=checked_integer(fields["expires"], "the end of the key", 1, LATEST),
+            public=unhex(fields["public"], "the public key", 32),
+            signature=unhex(fields["signature"], "the signature", 64),
+        )
 
 
 @dataclass(frozen=True)
 class Header:
-    """What the devices and the helper agree on for one exchange.
+    """What the devices and the helper agree on for one exchange."""
 
-    Attributes
-    ----------
-    task : bytes
-        :func:`task_of` of the federation, 32 bytes.
-    number : int
-        The exchange: a time, in ms since 1970. Numbers of a federation ascend.
-    numbers : int
-        How many values a report has.
-    sigma : int
-        Standard deviation of the noise of each party in the answer ``sum``, in integers.
-    key : int
-        The helper's HPKE key.
-    broadcast : bytes
-        SHA-256 of what the devices are asked. The helper does not see it.
-    """
-
-    task: bytes
-    number: int
-    numbers: int
-    sigma: int
-    key: int
-    broadcast: bytes
-
-    def __post_init__(self) -> None:
-        check_bytes("the task", self.task, DIGEST_BYTES, DIGEST_BYTES)
-        check_integer("the exchange's number", self.number, 1, _LARGEST_TIME)
-        check_integer("the number of values", self.numbers, 1, MOST_NUMBERS)
-        check_integer("sigma", self.sigma, LEAST_SIGMA, LARGEST_SIGMA)
-        check_integer("the key's number", self.key, 0, _LARGEST_TIME)
-        check_bytes("the hash of the broadcast", self.broadcast, DIGEST_BYTES, DIGEST_BYTES)
+    task: bytes  # of task_of
+    number: int  # a time, in ms since 1970; numbers of a federation ascend
+    numbers: int  # values in a report
+    sigma: int  # standard deviation of the noise of each party in the answer "sum", in integers
+    key: int  # the helper's HPKE key
+    broadcast: bytes  # SHA-256 of what the devices are asked, which the helper does not see
 
     @property
     def multiplier(self) -> float:
@@ -117,51 +139,33 @@ class Header:
     @property
     def digest(self) -> bytes:
         """SHA-256 of the canonical bytes."""
-        return hashlib.sha256(to_json(self.to_fields())).digest()
-
-    def to_fields(self) -> dict[str, Any]:
-        """Return the header as JSON values."""
-        return {
-            "broadcast": self.broadcast.hex(),
-            "key": self.key,
-            "number": self.number,
-            "numbers": self.numbers,
-            "sigma": self.sigma,
-            "task": self.task.hex(),
-        }
+        return hashlib.sha256(to_json(vars(self))).digest()
 
     @classmethod
-    def from_fields(cls, fields: object) -> Header:
-        """Invert :meth:`to_fields`; raise DataError if the values are damaged."""
-        if not isinstance(fields, dict):
-            raise DataError("the header is not a JSON object")
-        check_fields(fields, "the header", list(cls.__dataclass_fields__))
-        binary = {name: unhex(f"{name} of the header", fields[name]) for name in _BINARY}
-        return cls(**{**fields, **binary})
-
-
-_BINARY = ("task", "broadcast")
+    def from_fields(cls, fields: Any) -> Header:
+        """Return a header that was sent as JSON, or raise DataError."""
+        fields = checked_fields(fields, "the header", cls.__dataclass_fields__)
+        return cls(
+            task=unhex(fields["task"], "the task", DIGEST_BYTES),
+            number=checked_integer(fields["number"], "the exchange's number", 1, LATEST),
+            numbers=checked_integer(fields["numbers"], "the number of values", 1, MOST_NUMBERS),
+            sigma=checked_integer(fields["sigma"], "sigma", LEAST_SIGMA, LARGEST_SIGMA),
+            key=checked_integer(fields["key"], "the key's number", 0, LATEST),
+            broadcast=unhex(fields["broadcast"], "the hash of the broadcast", DIGEST_BYTES),
+        )
 
 
 def task_of(federation: str, helper: bytes, dimension: int) -> bytes:
     """Return the hash of the parameters that a device pins: name, helper's public key and d."""
-    fields = {"dimension": dimension, "federation": federation, "helper": helper.hex()}
+    fields = {"dimension": dimension, "federation": federation, "helper": helper}
     return hashlib.sha256(to_json(fields)).digest()
 
 
 class Report(NamedTuple):
-    """What a device sends the server.
+    """What a device sends the server."""
 
-    Attributes
-    ----------
-    masked : Words
-        ``x - G(s) mod 2^64``, (n,).
-    sealed : bytes
-        The seed s for the helper, 64 bytes.
-    """
-
-    masked: Words
-    sealed: bytes
+    masked: Words  # x - G(s) mod 2^64, (n,)
+    sealed: bytes  # the seed s for the helper, 64 bytes
 
     def to_bytes(self) -> bytes:
         """Return the bytes: those of ``sealed``, then those of ``masked``, little-endian."""
@@ -171,7 +175,8 @@ class Report(NamedTuple):
     def from_bytes(cls, content: bytes, numbers: int) -> Report:
         """Invert :meth:`to_bytes`; raise DataError if the length is wrong."""
         size = SEALED_BYTES + 8 * numbers
-        check_bytes("a report", content, size, size)
+        if len(content) != size:
+            raise DataError(f"a report has {len(content)} bytes: must have {size}")
         return cls(np.frombuffer(content, "<u8", offset=SEALED_BYTES), content[:SEALED_BYTES])
 
 
@@ -180,13 +185,6 @@ def integers_of(vector: FloatArray) -> IntArray:
 
     A longer vector is shortened. A vector that is not finite becomes 0: whether it is finite may
     depend on answers, and a refusal would be observed without noise.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fldb_flower.secure.report import SCALE, integers_of
-    >>> integers_of(np.array([3.0, -4.0])) / SCALE
-    array([ 0.6, -0.8])
     """
     with np.errstate(over="ignore", invalid="ignore"):
         largest = float(np.abs(vector).max(initial=0.0))
@@ -195,22 +193,15 @@ def integers_of(vector: FloatArray) -> IntArray:
         scaled = vector / largest  # its square neither overflows nor vanishes
         length = largest * float(np.linalg.norm(scaled))
     values = vector if length <= 1.0 else scaled / float(np.linalg.norm(scaled))
-    integers: IntArray = np.trunc(values * SCALE).astype(np.int64)
-    while _square(integers) > SCALE**2:  # by rounding errors of the division
-        values = values * (1.0 - 2.0**-50)
-        integers = np.trunc(values * SCALE).astype(np.int64)
-    return integers
-
-
-def _square(integers: IntArray) -> int:
-    """Return the exact squared length."""
-    return sum(each * each for each in integers.tolist())
+    while True:
+        integers: IntArray = np.trunc(values * SCALE).astype(np.int64)
+        if sum(each * each for each in integers.tolist()) <= SCALE**2:
+            return integers
+        values = values * (1.0 - 2.0**-50)  # too long by rounding errors of the division
 
 
 def make_report(header: Header, integers: IntArray, helper: X25519PublicKey) -> Report:
     """Return the report of a device, with a new seed."""
-    if integers.shape != (header.numbers,):
-        raise SecureError(f"{integers.size} values: the header has {header.numbers}")
     seed = os.urandom(SEED_BYTES)
     masked = integers.astype(np.uint64) - mask(seed, header.numbers)
     return Report(masked, _SUITE.encrypt(seed, helper, _INFO + header.digest))
@@ -234,105 +225,3 @@ def mask(seed: bytes, numbers: int) -> Words:
 def signed(words: Words) -> IntArray:
     """Return integers modulo 2^64 as those from -2^63 to 2^63 - 1."""
     return words.view(np.int64)
-
-
-# What the server and the helper send each other.
-
-
-@dataclass(frozen=True)
-class SumRequest:
-    """A question to the helper: the sums of the masks of some reports.
-
-    Attributes
-    ----------
-    header : Header
-        Of the exchange.
-    kind : str
-        One of :data:`KINDS`.
-    sizes : tuple of int
-        Numbers of reports in each group: the first reports are the first group, and so on. The
-        kinds ``trial`` and ``sum`` have one group.
-    sealed : tuple of bytes
-        The sealed seeds, 64 bytes each.
-    """
-
-    header: Header
-    kind: str
-    sizes: tuple[int, ...]
-    sealed: tuple[bytes, ...]
-
-    def __post_init__(self) -> None:
-        if type(self.kind) is not str or self.kind not in KINDS:
-            raise DataError(f"the kind is {self.kind!r}: must be one of {', '.join(KINDS)}")
-        if not 1 <= len(self.sizes) <= (MOST_REPORTS if self.kind == "parts" else 1):
-            raise DataError(f"{len(self.sizes)} groups in a request of the kind {self.kind}")
-        for size in self.sizes:
-            check_integer("the size of a group", size, 1, MOST_REPORTS)
-        check_integer("the number of reports", len(self.sealed), 1, MOST_REPORTS)
-        if sum(self.sizes) != len(self.sealed):
-            raise DataError(f"{len(self.sealed)} reports in groups of {sum(self.sizes)}")
-
-    def to_bytes(self) -> bytes:
-        """Return the canonical bytes."""
-        fields = {"header": self.header.to_fields(), "kind": self.kind, "sizes": [*self.sizes]}
-        return framed(fields, b"".join(self.sealed))
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> SumRequest:
-        """Invert :meth:`to_bytes`; raise DataError if the bytes are damaged."""
-        fields, body = unframed(content, "the request", ("header", "kind", "sizes"))
-        sizes = fields["sizes"]
-        if not isinstance(sizes, list) or len(body) % SEALED_BYTES:
-            raise DataError(f"the request has {len(body)} bytes of reports, or no sizes")
-        starts = range(0, len(body), SEALED_BYTES)
-        sealed = tuple(body[start : start + SEALED_BYTES] for start in starts)
-        return cls(Header.from_fields(fields["header"]), fields["kind"], tuple(sizes), sealed)
-
-
-@dataclass(frozen=True)
-class SumAnswer:
-    """The helper's answer.
-
-    Attributes
-    ----------
-    request : bytes
-        SHA-256 of the request.
-    refused : tuple of int
-        Places of the reports that were left out, ascending: they do not open, or are repeated.
-    sums : Words
-        ``sum G(s)`` over the other reports of each group, plus noise, (groups, n).
-    """
-
-    request: bytes
-    refused: tuple[int, ...]
-    sums: Words
-
-    def to_bytes(self) -> bytes:
-        """Return the canonical bytes."""
-        groups, numbers = self.sums.shape
-        fields = {
-            "groups": groups,
-            "numbers": numbers,
-            "refused": [*self.refused],
-            "request": self.request.hex(),
-        }
-        return framed(fields, self.sums.astype("<u8").tobytes())
-
-    @classmethod
-    def from_bytes(cls, content: bytes, request: SumRequest) -> SumAnswer:
-        """Invert :meth:`to_bytes`; raise DataError if it is no answer to the request."""
-        names = ("groups", "numbers", "refused", "request")
-        fields, body = unframed(content, "the helper's answer", names)
-        shape = len(request.sizes), request.header.numbers
-        places, digest = fields["refused"], hashlib.sha256(request.to_bytes()).digest()
-        if not isinstance(places, list) or places != sorted(set(_counts(places))):
-            raise DataError("the helper's answer has invalid places of reports")
-        if (fields["groups"], fields["numbers"]) != shape or len(body) != 8 * shape[0] * shape[1]:
-            raise DataError("the helper's answer has another size than that of the request")
-        if fields["request"] != digest.hex() or any(each >= len(request.sealed) for each in places):
-            raise DataError("the helper's answer is not for this request")
-        return cls(digest, tuple(places), np.frombuffer(body, "<u8").reshape(shape))
-
-
-def _counts(places: Sequence[object]) -> list[int]:
-    return [each for each in places if type(each) is int and each >= 0]

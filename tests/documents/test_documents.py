@@ -17,8 +17,8 @@ import pictures
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.secure.report import SCALE, Header, make_report
+from fldb_flower.secure.statistics import size_of
 from fldb_flower.settings import Settings
-from fldb_flower.wire.secure_vector import size_of
 from simulations import figures
 from simulations.benchmark import ALGORITHMS
 

@@ -31,15 +31,15 @@ from scipy import stats
 pytest.importorskip("fastapi", reason="needs FastAPI (the service extra)")
 from starlette.testclient import TestClient
 
-from clients.helper import service, sums
-from clients.helper.__main__ import main
-from clients.helper.service import create_app
+from clients.helper import __main__ as service
+from clients.helper import sums
+from clients.helper.__main__ import create_app, main
 from clients.helper.sums import AHEAD_SECONDS, RENEW_SECONDS, Helper
 from fldb_flower.deployment import __main__ as deployment
 from fldb_flower.deployment.keys import create, load_helper_key, load_helper_public_key
 from fldb_flower.errors import DataError, OutputError, SecureError
-from fldb_flower.secure.keys import VALID_SECONDS, HelperKey
-from fldb_flower.secure.report import KINDS, SCALE, Header, SumAnswer, SumRequest, make_report
+from fldb_flower.secure.messages import SumAnswer, SumRequest
+from fldb_flower.secure.report import KINDS, SCALE, VALID_SECONDS, Header, HelperKey, make_report
 
 ROOT = Path(__file__).parents[2]
 SIGNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -619,9 +619,9 @@ def test_private_keys_and_seeds_are_in_no_file(start, folder, monkeypatch):
 
 @pytest.fixture
 def client(helper):
-    with TestClient(
-        create_app(helper, TOKEN), base_url="https://helper.example", raise_server_exceptions=False
-    ) as client:
+    app = create_app(helper, SIGNER.public_key(), TOKEN)
+    url = "https://helper.example"
+    with TestClient(app, base_url=url, raise_server_exceptions=False) as client:
         yield client
 
 
@@ -684,7 +684,7 @@ def test_a_refused_sum_has_status_409(client, helper):
 
 def test_bodies_are_limited(helper, monkeypatch):
     monkeypatch.setattr(service, "MOST_BYTES", 2**20)
-    with TestClient(create_app(helper, TOKEN)) as client:
+    with TestClient(create_app(helper, SIGNER.public_key(), TOKEN)) as client:
         for content in (bytes(2**20 + 1), iter([bytes(2**20 + 1)])):
             reply = client.post("/sums", content=content, headers=BEARER)
             assert (reply.status_code, reply.json()["detail"]) == (

@@ -30,7 +30,7 @@ from clients.service.node import Node
 from clients.vault import read_config
 from fldb_flower.deployment.processes import free_port
 from fldb_flower.errors import DataError, FederationError, SettingsError
-from fldb_flower.wire.secure_request import HELLO, REFUSED, Reply, Request
+from fldb_flower.secure.messages import HELLO, REFUSED, Reply, Request
 from simulations.engines.grid import InProcessGrid
 from strategies import secure_nodes
 

@@ -45,13 +45,21 @@ from fldb_flower.privacy.accounting import largest_mu
 from fldb_flower.privacy.discrete import discrete_gaussian
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.secure import report as reports
+from fldb_flower.secure.messages import (
+    ESTIMATE,
+    HELLO,
+    REFUSED,
+    REPORT,
+    Reply,
+    Request,
+    SumAnswer,
+    SumRequest,
+)
 from fldb_flower.secure.report import (
     COST,
     KINDS,
     SCALE,
     Report,
-    SumAnswer,
-    SumRequest,
     integers_of,
     make_report,
     mask,
@@ -59,19 +67,8 @@ from fldb_flower.secure.report import (
     signed,
     task_of,
 )
+from fldb_flower.secure.statistics import Shared, parts_of, vector_of
 from fldb_flower.settings import from_flat
-from fldb_flower.wire.secure_request import (
-    ESTIMATE,
-    HELLO,
-    REFUSED,
-    REPORT,
-    Reply,
-    Request,
-    Shared,
-    decode_shared,
-    encode_shared,
-)
-from fldb_flower.wire.secure_vector import parts_of, vector_of
 from strategies.noisy_sums import FAR
 from strategies.secure_nodes import KEY as ENTRY
 from strategies.secure_nodes import SecureNodes
@@ -130,8 +127,8 @@ def test_no_request_shows_an_answer_by_a_refusal(tmp_path, clock, broadcast, siz
     """Logits of 80 overflow, v decides whether a minimiser is found: for one answer, not both."""
     phones = pair(tmp_path, clock)
     units = units_of(broadcast, size)
-    estimate = encode_shared(Shared(broadcast._replace(theta_hat=None, shares=False),
-                                    settings_of(), 7, {}))  # fmt: skip
+    nothing = broadcast._replace(theta_hat=None, shares=False)
+    estimate = Shared(nothing, settings_of(), 7, {}).to_bytes()
     for request in (
         new_request(clock, broadcast, units=units),
         Request(ESTIMATE, broadcast=estimate),
@@ -527,7 +524,7 @@ class Server:
         report = make_report(header, np.zeros(header.numbers, np.int64), public).to_bytes()
         reply = Reply(REPORT, "0" * 32, report=report, digest=header.digest)
         upload = self.nodes.total([self._check(reply)], self.broadcast)
-        units = decode_shared(request.broadcast).units
+        units = Shared.from_bytes(request.broadcast).units
         return vector_of(upload, self.broadcast, units, make_form(self.settings)), header
 
 

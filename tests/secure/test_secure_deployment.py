@@ -17,8 +17,7 @@ from test_deployment import derivatives, stored
 
 from clients.service.routes import guarded
 from clients.store import DuelStore
-from clients.vault.journal import Journal
-from clients.vault.ledger import LedgerFile
+from clients.vault.ledger import Journal, LedgerFile
 from fldb_flower.deployment.processes import HOST
 from fldb_flower.secure.canonical import unframed
 from fldb_flower.secure.report import COST, SCALE

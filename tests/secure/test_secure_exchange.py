@@ -12,7 +12,8 @@ from vaults import SIGNER, D, Phone, common, settings_of
 
 from clients.helper.sums import Helper
 from fldb_flower.federation.exchange import Upload
-from fldb_flower.secure.report import SumAnswer, SumRequest, task_of
+from fldb_flower.secure.messages import SumAnswer, SumRequest
+from fldb_flower.secure.report import task_of
 from strategies.secure_nodes import KEY, SecureNodes
 
 

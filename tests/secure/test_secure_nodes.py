@@ -17,31 +17,30 @@ from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate, ShareC
 from fldb_flower.errors import PrivacyError, RoundAbandonedError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload
 from fldb_flower.linalg.forms import make_form
-from fldb_flower.secure.keys import HelperKey
-from fldb_flower.secure.report import (
-    KINDS,
-    LEAST_SIGMA,
-    SCALE,
-    SumAnswer,
-    SumRequest,
-    integers_of,
-    make_report,
-    mask,
-    open_seed,
-    task_of,
-)
-from fldb_flower.settings import from_flat
-from fldb_flower.wire.codec import UploadError
-from fldb_flower.wire.secure_request import (
+from fldb_flower.secure.messages import (
     ESTIMATE,
     HELLO,
     REFUSED,
     REPORT,
     Reply,
     Request,
-    decode_shared,
+    SumAnswer,
+    SumRequest,
 )
-from fldb_flower.wire.secure_vector import size_of, upload_of, vector_of
+from fldb_flower.secure.report import (
+    KINDS,
+    LEAST_SIGMA,
+    SCALE,
+    HelperKey,
+    integers_of,
+    make_report,
+    mask,
+    open_seed,
+    task_of,
+)
+from fldb_flower.secure.statistics import Shared, size_of, upload_of, vector_of
+from fldb_flower.settings import from_flat
+from fldb_flower.wire.codec import UploadError
 from strategies.secure_nodes import KEY, SecureNodes
 
 D = 3
@@ -156,7 +155,7 @@ def exchange(federation, broadcast, uploads, *, extra=()):
     federation.greet(nodes, broadcast)
     contributions = []
     for node, request in zip(nodes, federation.requests(nodes), strict=True):
-        units = decode_shared(request.broadcast).units
+        units = Shared.from_bytes(request.broadcast).units
         values = uploads[node - 1]
         if isinstance(values, Upload):
             values = integers_of(vector_of(values, broadcast, units, federation.form))
@@ -179,7 +178,7 @@ def test_without_noise_the_sum_is_that_of_the_devices():
 def test_the_noise_of_the_upload_is_that_of_both_parties_in_the_unit_of_each_part():
     federation, broadcast = Federation(), statistics_request()
     total, _ = exchange(federation, broadcast, [some_upload(1)])
-    shared = decode_shared(federation.broadcast)
+    shared = Shared.from_bytes(federation.broadcast)
     for part in ("gradient", "information", "hessian", "num_duels"):
         expected = math.sqrt(2.0) * Z * shared.units[part]
         assert getattr(total.noise, part) == pytest.approx(expected, rel=1e-9)
@@ -195,7 +194,7 @@ def test_the_server_adds_noise_of_the_same_size_to_each_answer():
     federation, broadcast = Federation(noise), statistics_request()
     total, _ = exchange(federation, broadcast, [some_upload(1)])
     assert [set(each.ravel()) for each in scales] == [{10 * Z * SCALE}, {Z * SCALE}]
-    units = decode_shared(federation.broadcast).units
+    units = Shared.from_bytes(federation.broadcast).units
     expected = some_upload(1).gradient + 3 * units["gradient"]
     np.testing.assert_allclose(total.gradient, expected, atol=1e-6)
 
@@ -235,7 +234,7 @@ def test_a_sum_is_shortened_to_the_length_that_so_many_reports_can_have():
     size = some_size(federation, broadcast)
     within = int((1.0 + 8.0 * math.sqrt(2.0) * 10.0 * Z - 1.0) * SCALE)  # of the trial
     total, _ = exchange(federation, broadcast, [np.full(size, within)])
-    shared = decode_shared(federation.broadcast)
+    shared = Shared.from_bytes(federation.broadcast)
     vector = vector_of(total, broadcast, shared.units, federation.form)
     longest = 1.0 + math.sqrt(2.0) * Z * (math.sqrt(size) + 8.0)
     assert np.linalg.norm(vector) == pytest.approx(longest, rel=1e-3)

@@ -40,23 +40,14 @@ from clients.preference_agent import PreferenceAgent
 from clients.store import DuelStore, UndoError
 from clients.uploads import UploadMaker
 from clients.vault import WITHHELD, Vault, read_config
-from clients.vault.journal import Journal
-from clients.vault.ledger import LedgerFile, day_of
+from clients.vault.ledger import Journal, LedgerFile, day_of
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError, OutputError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.secure.canonical import framed, unframed
+from fldb_flower.secure.messages import ESTIMATE, HELLO, REFUSED, REPORT, Reply, Request
 from fldb_flower.secure.report import COST, LEAST_SIGMA, SCALE
-from fldb_flower.wire.secure_request import (
-    ESTIMATE,
-    HELLO,
-    REFUSED,
-    REPORT,
-    Reply,
-    Request,
-    Shared,
-    encode_shared,
-)
+from fldb_flower.secure.statistics import Shared
 
 SOME = ([1.0, 0.5], 1.0), ([-0.25, 2.0], 0.0), ([3.0, 1.0], 0.5)
 UNIT = 1024.0
@@ -299,7 +290,10 @@ def refused_requests(phone) -> dict[str, tuple[Request, str]]:
             request_for(now, Broadcast(common().play, None, shares=True), numbers=17),
             "shares without a prior",
         ),
-        "units": (edited(good, lambda fields: fields.update(units={})), "the units must be of"),
+        "units": (
+            edited(good, lambda fields: fields.update(units={})),
+            "units of the broadcast of",
+        ),
         "no unit": (
             edited(good, lambda fields: fields["units"].update(gradient=0.0)),
             "the unit of gradient must be a positive number",
@@ -396,7 +390,7 @@ def test_hello_and_estimates_cost_nothing(phone):
     before = phone.ledger
     assert phone.ask(Request(HELLO)) == Reply(HELLO, phone.store.device_id)
     shared = Shared(Broadcast(common((2.0, 3.0), round=4).play, None), settings_of(), 9, {})
-    reply = phone.ask(Request(ESTIMATE, broadcast=encode_shared(shared)))
+    reply = phone.ask(Request(ESTIMATE, broadcast=shared.to_bytes()))
     assert reply == Reply(ESTIMATE, phone.store.device_id)
     estimate = phone.store.synchronized()
     assert (estimate.round, estimate.theta.tolist(), estimate.duels) == (4, [2.0, 3.0], 9)
@@ -404,7 +398,7 @@ def test_hello_and_estimates_cost_nothing(phone):
     request = ask_for(phone)
     phone.opened(request)
     assert phone.store.acknowledged == 0
-    phone.ask(Request(ESTIMATE, counted=request.header.number, broadcast=encode_shared(shared)))
+    phone.ask(Request(ESTIMATE, counted=request.header.number, broadcast=shared.to_bytes()))
     assert phone.store.acknowledged == 3
     assert not phone.opened(ask_for(phone)).any()
 
@@ -454,7 +448,7 @@ def test_damage_of_the_files_is_named_only_in_the_log(phone, caplog):
     phone.config.ledger.write_text("{}")
     reply = phone.ask(ask_for(phone))
     assert (reply.kind, reply.reason) == (REFUSED, WITHHELD)
-    assert f"{phone.config.ledger} lacks the field 'created'" in caplog.text
+    assert f"{phone.config.ledger} has []: must have created" in caplog.text
     phone.config.ledger.unlink()
     phone.store.keep_secure_part("journal", b"{}")
     assert phone.ask(ask_for(phone)).reason == WITHHELD
@@ -821,15 +815,14 @@ def test_the_configuration(tmp_path):
     config = read_config(configure(tmp_path / "device", **changes))
     assert (config.max_epsilon, config.max_delta, config.privacy_days) == (4, 1e-5, 365)
     assert config.ledger == tmp_path / "device" / "../l"
-    assert "helper" not in repr(config)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"roster": '"r"'}, "'roster' is unknown: must be one of federation, helper, dimension"),
-        ({"federation": '""'}, "federation is ''"),
-        ({"federation": "1"}, "federation is 1"),
+        ({"federation": '""'}, "federation='': must be 1 to 64 letters"),
+        ({"federation": "1"}, "federation=1"),
         ({"dimension": 0}, "dimension=0: must be a whole number, 1 to 4096"),
         ({"dimension": "true"}, "dimension=True"),
         ({"dimension": "2.0"}, "dimension=2.0"),
@@ -906,18 +899,6 @@ def test_a_ledger_that_cannot_be_written_is_one_line(tmp_path, clock):
     words = r"cannot write .*none/vault\.ledger\.lock: No such file"
     with DuelStore(tmp_path / "duels.db") as store, pytest.raises(OutputError, match=words):
         Vault(store, read_config(file), clock=clock)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"{}", b'{"counted":0,"number":0,"steps":[[1]]}', b'{"counted":0,"number":0,"steps":[1]}',
-        b'{"counted":-1,"number":0,"steps":[]}', b'{"counted":0,"number":0,"steps":[[1,true]]}',
-    ],
-)  # fmt: skip
-def test_a_damaged_journal_is_an_error(content):
-    with pytest.raises(DataError):
-        Journal.from_bytes(content, "it")
 
 
 def test_a_journal_is_read_as_it_was_written():
