@@ -257,17 +257,19 @@ def test_a_run_is_not_labelled_with_a_setting_without_effect(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"seed": range(30_000_000)}, "30,000,000 values of seed (from Python): a sweep has at"),
-        ({"seed": range(10**30, 0, -2)}, "500,000,000,000,000,000,000,000,000,000 values of seed"),
+        ({"seed": range(10**30, 0, -2)}, "more than 100,000 values of seed (from Python): a sweep"),
         ({"seed": itertools.count()}, "more than 100,000 values of seed (from Python): a sweep"),
-        ({"seed": np.arange(100_001)}, "100,001 values of seed (from Python): a sweep has at most"),
+        (
+            {"seed": np.arange(100_001), "tau": [1, 2]},
+            "more than 100,000 values of seed x 2",
+        ),
         (
             {"seed": iter(range(1001)), "tau": range(1, 101)},
             "1,001 values of seed x 100 values of tau (from Python) are 100,100 jobs: a sweep has",
         ),
     ],
 )
-def test_sweep_counts_too_many_runs_and_does_not_build_them(values, words):
+def test_too_many_runs_are_refused_before_they_are_built(values, words):
     with pytest.raises(SettingsError) as error:
         fldb.sweep(**values)
     assert str(error.value).startswith(words)
@@ -477,18 +479,15 @@ def test_an_interrupt_ends_a_sweep_and_its_processes(tmp_path):
 QUIET = {"num_agents": 4, "horizon": 8, "progress": False}
 
 
-def test_an_unfinished_run_of_a_sweep_is_run_again_and_kept(tmp_path):
-    fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
-    damaged = next(tmp_path.glob("*/summary.json"))
-    damaged.write_text('{"algor')
-    before = sorted(damaged.parent.iterdir())
+def test_an_unfinished_run_of_a_sweep_is_replaced(tmp_path):
     table = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
-    assert table["tau"].to_list() == [1, 2]
-    assert sorted(damaged.parent.iterdir()) == before
-    assert len(list(tmp_path.glob("*/summary.json"))) == 3
-    again = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)  # nothing is left to run
-    assert len(list(tmp_path.glob("*/summary.json"))) == 3
-    pd.testing.assert_frame_equal(again, table)
+    next(tmp_path.glob("*/summary.json")).write_text('{"algor')
+    next(tmp_path.glob("tau-2_*/summary.json")).unlink()
+    again = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
+    assert again["job"].to_list() == table["job"].to_list()
+    assert again["final_regret"].to_list() == table["final_regret"].to_list()
+    third = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)  # nothing is left to run
+    pd.testing.assert_frame_equal(again, third)
 
 
 @pytest.mark.parametrize("directory", ["/etc/hostname", "/proc/x", "", 3])
