@@ -10,7 +10,10 @@ import numpy as np
 from clients.store import DuelStore, Evidence, Synchronization
 from clients.store.records import selection_settings
 from fldb_flower.bandit import theory
-from fldb_flower.bandit.estimate import (
+from fldb_flower.bandit.estimates import PersonalEstimates
+from fldb_flower.bandit.limits import factors
+from fldb_flower.bandit.preference import link
+from fldb_flower.bandit.prior import (
     LONGEST,
     PRIVATE_LONGEST,
     START,
@@ -19,9 +22,6 @@ from fldb_flower.bandit.estimate import (
     ShareChange,
     scale_of,
 )
-from fldb_flower.bandit.estimates import PersonalEstimates
-from fldb_flower.bandit.limits import factors
-from fldb_flower.bandit.preference import link
 from fldb_flower.bandit.selection import norms
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.forms import make_form

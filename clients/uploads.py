@@ -11,8 +11,8 @@ import numpy as np
 
 from clients.store import DuelStore, Evidence, Synchronization
 from fldb_flower.bandit.duels import clipped
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange, scale_of
 from fldb_flower.bandit.limits import units_of
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange, scale_of
 from fldb_flower.errors import ConvergenceError, DataError, SettingsError, one_line
 from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics

@@ -12,7 +12,7 @@ import numpy as np
 
 from clients.store.database import Database
 from clients.store.records import EXTRA, MAX_ANSWERS, selection_settings
-from fldb_flower.bandit.estimate import VARIANCES
+from fldb_flower.bandit.prior import VARIANCES
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import MAX_DIMENSION

@@ -40,7 +40,7 @@ from clients.store.records import (
     UndoError,
     UnknownDuelError,
 )
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import DataError, FldbError, OutputError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import pack_symmetric, unpack_symmetric

@@ -16,13 +16,8 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from fldb_flower.bandit import preference
-from fldb_flower.bandit.estimate import (
-    VARIANCES,
-    CommonPrior,
-    Estimate,
-    ShareChange,
-    sum_of_changes,
-)
+from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange, sum_of_changes
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import LARGEST, Array
 from fldb_flower.linalg.forms import Form

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fldb_flower.bandit.estimate import MAX_EXCESS, CommonPrior, longest_shift, scale_of
+from fldb_flower.bandit.prior import MAX_EXCESS, CommonPrior, longest_shift, scale_of
 from fldb_flower.federation.exchange import Broadcast, Upload
 
 _SLACK = 1e-6

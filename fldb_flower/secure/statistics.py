@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fldb_flower.bandit.estimate import VARIANCES, ShareChange
+from fldb_flower.bandit.prior import VARIANCES, ShareChange
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, Noise, Upload
 from fldb_flower.linalg.arrays import FloatArray

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fldb_flower.bandit.duels import OUTCOMES
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate, ShareChange
+from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, Outcomes, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array, FloatArray

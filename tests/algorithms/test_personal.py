@@ -12,7 +12,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fldb_flower.bandit import preference
-from fldb_flower.bandit.estimate import (
+from fldb_flower.bandit.estimates import PersonalEstimates
+from fldb_flower.bandit.newton import Prior, minimise
+from fldb_flower.bandit.prior import (
     MAX_EXCESS,
     VARIANCES,
     CommonPrior,
@@ -22,8 +24,6 @@ from fldb_flower.bandit.estimate import (
     mean_variance,
     scale_of,
 )
-from fldb_flower.bandit.estimates import PersonalEstimates
-from fldb_flower.bandit.newton import Prior, minimise
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation.agents import AgentGroup

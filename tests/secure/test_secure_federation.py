@@ -16,8 +16,8 @@ from vaults import STEPS, D, Killed, share_by_hand
 
 from fldb_flower.algorithms.personal import FLDBPersonal
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.bandit.estimate import ShareChange
 from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.prior import ShareChange
 from fldb_flower.errors import CheckpointError, FederationError, PrivacyError
 from fldb_flower.federation.exchange import Noise, Upload
 from fldb_flower.federation.history import Counts

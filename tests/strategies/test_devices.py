@@ -26,7 +26,8 @@ from clients.device import DeviceAgent, Limits
 from clients.preference_agent import PreferenceAgent
 from clients.store import DuelStore, Synchronization, UndoError, UnknownDuelError
 from fldb_flower.bandit import theory
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate
+from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior
 from fldb_flower.bandit.selection import ucb, whiten
 from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.errors import CheckpointError, DataError, FldbError, OutputError, SettingsError
