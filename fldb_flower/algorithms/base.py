@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -290,7 +289,6 @@ class Online(Algorithm):
             self.first_ridge,
             tolerance=self._tolerance,
             max_exchanges=_FIRST_EXCHANGES,
-            or_closest=True,
         )
 
     def _first_step(self, federation: Federation, round_: Round) -> Minimum:
@@ -334,8 +332,6 @@ def without_noise(upload: Upload) -> Upload:
 
 def _require_finite(state: State) -> None:
     """Raise a FloatingPointError if a number is NaN or infinite."""
-    if math.isfinite(sum(float(np.vdot(array, array)) for array in state.values())):
-        return  # the usual case: one pass; squares of large numbers may overflow
     for name, array in state.items():
         if not np.isfinite(array).all():
             raise FloatingPointError(f"{name} is not finite")
