@@ -15,14 +15,13 @@ import pytest
 from local_processes import logs_on_failure, processes_of, wait_until
 from test_deployment import derivatives, stored
 
-from clients.service.routes import guarded
+from clients.service.app import guarded
 from clients.store import DuelStore
 from clients.vault.ledger import Journal, LedgerFile
 from fldb_flower.deployment.processes import HOST
 from fldb_flower.secure.canonical import unframed
 from fldb_flower.secure.report import COST, SCALE
-from simulations.local_federation import Device, LocalFederation
-from simulations.local_vaults import Secure
+from simulations.local_federation import Device, LocalFederation, Secure
 
 pytest.importorskip("opendp", reason="needs the privacy extra")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
