@@ -432,7 +432,7 @@ class Recorded(DirectFederation):
 
     def duels(self):
         """All duels stored by the agents: differences and preferences."""
-        return self._agents.workers.groups[0].blocks[0].log.all()
+        return self.workers.groups[0].blocks[0].log.all()
 
 
 def recorded_run(settings):
