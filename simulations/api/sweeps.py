@@ -23,8 +23,7 @@ from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.settings import Settings, from_keywords
 from fldb_flower.system.files import reason_of
 from fldb_flower.system.progress import progress as shown
-from simulations.api.results import checked_path
-from simulations.api.runs import SOURCE, merged, run_settings
+from simulations.api.runs import SOURCE, checked_path, merged, run_settings
 from simulations.pools import map_in_processes
 from simulations.saved_runs import Run, find_finished
 from simulations.sweeps.plan import describe_exception, folders_of, listed, plan
