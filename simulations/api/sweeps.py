@@ -114,17 +114,7 @@ def sweep(
     """
     if not isinstance(jobs, Integral) or isinstance(jobs, bool) or jobs < 1:
         raise SettingsError(f"jobs={jobs!r} (from {SOURCE}): must be a whole number, at least 1")
-    choices: dict[str, list[Any]] = {}
-    swept = []
-    for name, value in merged(settings, values).items():
-        if isinstance(value, Mapping | set | frozenset):
-            raise SettingsError(f"{name}={value!r} (from {SOURCE}): must be a value or a list")
-        is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
-        if is_list and getattr(value, "ndim", 1) > 0:
-            choices[name] = listed(value)
-            swept.append(name)
-        else:
-            choices[name] = [value]
+    choices, swept = _choices(merged(settings, values))
     found = plan(choices, swept, SOURCE, lambda _number, chosen: from_keywords(chosen, SOURCE))
     for error in found.refused.values():
         raise error
@@ -150,6 +140,22 @@ def sweep(
     if errors:
         raise SweepError(result, errors)
     return result
+
+
+def _choices(given: Mapping[str, Any]) -> tuple[dict[str, list[Any]], list[str]]:
+    """Return the values of each setting, and the settings that are swept."""
+    choices = {}
+    swept = []
+    for name, value in given.items():
+        if isinstance(value, Mapping | set | frozenset):
+            raise SettingsError(f"{name}={value!r} (from {SOURCE}): must be a value or a list")
+        is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+        if is_list and getattr(value, "ndim", 1) > 0:
+            swept.append(name)
+            choices[name] = listed(value)
+        else:
+            choices[name] = [value]
+    return choices, swept
 
 
 def _prepared(folder: Path) -> Path:
