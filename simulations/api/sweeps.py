@@ -112,14 +112,24 @@ def sweep(
     >>> fldb.sweep(small, tau=[1, 2], seed=range(3), progress=False).groupby("tau").size().to_list()
     [3, 3]
     """
+    return _run_all(*_choices(merged(settings, values)), jobs, directory, progress)
+
+
+def _run_all(
+    choices: dict[str, list[Any]],
+    swept: list[str],
+    jobs: int,
+    directory: str | PathLike[str] | None,
+    progress: bool,
+) -> pd.DataFrame:
+    """Run what is not yet in the directory; see :func:`sweep`."""
     if not isinstance(jobs, Integral) or isinstance(jobs, bool) or jobs < 1:
         raise SettingsError(f"jobs={jobs!r} (from {SOURCE}): must be a whole number, at least 1")
-    choices, swept = _choices(merged(settings, values))
     found = plan(choices, swept, SOURCE, lambda _number, chosen: from_keywords(chosen, SOURCE))
     for error in found.refused.values():
         raise error
     for line in cautions(*found.settings):
-        warnings.warn(line, stacklevel=2)
+        warnings.warn(line, stacklevel=3)
     folder = None if directory is None else _prepared(checked_path(directory, "directory"))
     runs = {} if folder is None else find_finished(folder, found.jobs)
     paths = {} if folder is None else folders_of(found.jobs, folder)
