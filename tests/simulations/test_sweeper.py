@@ -129,12 +129,12 @@ def test_settings_without_effect_make_no_further_jobs_and_no_names(hydra_loader,
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["seed=range(100000000000000000000)"], "more than 100,000 values of seed (from the"),
-        (["seed=shuffle(range(10,200020,2))"], "more than 100,000 values of seed"),
-        (["alpha=range(1,3e9,0.25)", "tau=1,2"], "more than 100,000 values of alpha x 2 values of"),
+        (["seed=range(100000000000000000000)"], "100,001 or more values of seed (from the"),
+        (["seed=shuffle(range(10,200020,2))"], "100,001 or more values of seed"),
+        (["alpha=range(1,3e9,0.25)", "tau=1,2"], "100,001 or more values of alpha x 2 values of"),
         (
             ["seed=range(1001)", "tau=range(1,101)", "num_agents=5"],
-            "1,001 values of seed x 100 values of tau (from the command line) are 100,100 jobs: a",
+            "1,001 values of seed x 100 values of tau (from the command line): a sweep",
         ),
     ],
 )
