@@ -123,9 +123,10 @@ class GridSweeper(Sweeper):
         def compose(number: int, values: dict[str, str]) -> Settings:
             done()
             config = self._loader.load_sweep_config(self.config, _overrides(values))
-            with open_dict(config):
+            with open_dict(config.hydra.job):
                 config.hydra.job.num = config.hydra.job.id = number
-            HydraConfig.instance().set_config(config)  # for resolvers such as ${hydra:job.num}
+            # For resolvers such as ${hydra:job.num}; `set_config` would copy it, which takes long.
+            HydraConfig.instance().cfg = config
             if subdir != _NUMBERED:
                 chosen[number] = self._folder / str(config.hydra.sweep.subdir)
             return settings_of(config)

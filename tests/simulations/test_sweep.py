@@ -15,7 +15,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, hydra_entries
 from simulations.engines import vectorized
 from simulations.figures import PANELS
-from simulations.overrides import store_settings
+from simulations.hydra_config import store_settings
 
 CONF = ROOT / "conf"
 SWEEP = ("-m", "tau=1,4", "num_agents=5,9", "seed=0,1", "horizon=40")

@@ -30,7 +30,7 @@ from fldb_flower.runs.results import identity
 from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
 from simulations.figures import PANELS, SEEDS, settings_of
-from simulations.overrides import store_settings
+from simulations.hydra_config import store_settings
 from simulations.run import run
 from simulations.saved_runs import NUMBERS, Run
 from simulations.sweeps.callbacks import SweepCallback, jobs_without_result
