@@ -307,7 +307,7 @@ def test_several_figures_in_one_sweep_are_refused(tmp_path):
     """Only the last one's curves and seeds would be swept."""
     done = call("-m", "experiment=fig1a,fig1b", "horizon=5", f"hydra.sweep.dir={tmp_path}")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: experiment=fig1a,fig1b (from the command line): fig1a ")
+    assert done.stderr.startswith("error: experiment=fig1a,fig1b (from the command line): one ")
     assert "python -m simulations.figures fig1a fig1b" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
