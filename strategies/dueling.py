@@ -20,7 +20,7 @@ from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.mechanism import noise_of
 from fldb_flower.runs.plots import describe
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import encode_statistics, traffic
+from fldb_flower.wire.codec import encode_upload
 from fldb_flower.wire.records import content_bytes, pack_vector
 from strategies.channel import Channel, grouped
 from strategies.simulated import SimulatedChannel
@@ -64,7 +64,7 @@ class DuelingStrategy(Federation, Strategy):
 
     >>> from fldb_flower.federation.history import History
     >>> from fldb_flower.settings import Settings, to_flat
-    >>> from simulations.engines.grid import InProcessGrid
+    >>> from simulations.engines.inprocess import InProcessGrid
     >>> from strategies import FLDBONSStrategy
     >>> settings = Settings(algorithm="fldb_ons", num_agents=10, horizon=20, dimension=3, tau=5)
     >>> history = History(settings.horizon)
@@ -121,8 +121,6 @@ class DuelingStrategy(Federation, Strategy):
 
         Raises
         ------
-        SettingsError
-            An argument has no meaning here.
         FederationError
             No node connected, there are more nodes than agents, or a quorum was missed.
         """
@@ -135,28 +133,21 @@ class DuelingStrategy(Federation, Strategy):
             if value:
                 raise SettingsError(f"{type(self).__name__}.start: {name} must be empty: {instead}")
         self._result, self._evaluate = Result(), evaluate_fn
-        self.channel.connect(grid)
-        self.channel.timeout = self.settings.reply_timeout if timeout is None else timeout
+        self.channel.connect(grid, timeout)
         self.channel.check_number(self.channel.wait_for_nodes())
         self.summary()
         run_rounds(self, self.algorithm, attempt=self.try_round)
         if self.channel.has_uncounted(self.channel.connected()):
-            self._collect_remaining_regret()
+            # Nodes that were absent or not asked play to the end. Nothing is learned from it.
+            last = self.settings.horizon
+            play = self.algorithm.play(Round(0, last + 1, last, learns=False))
+            self.exchange(Broadcast(play, None))
+            self.acknowledge()
         self._result.arrays = self._estimate()
         return self._result
 
     def _estimate(self) -> ArrayRecord:
         return ArrayRecord({THETA: FlowerArray(self.algorithm.theta_sync)})
-
-    def _collect_remaining_regret(self) -> None:
-        """Request the regret of nodes that were absent, or not asked, at the end.
-
-        They play to the horizon with the estimate that they have. Nothing is learned from it.
-        """
-        last = self.settings.horizon
-        request = self.algorithm.play(Round(0, last + 1, last, learns=False))
-        self.exchange(Broadcast(request, None))
-        self.acknowledge()
 
     def try_round(self, round_: Round) -> bool:
         """Play and learn from one round; return False if it must be run again.
@@ -196,7 +187,7 @@ class DuelingStrategy(Federation, Strategy):
         return self._sum
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid | None
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return one message for each node of the exchange to ask now."""
         return self.channel.messages(arrays, config)
@@ -234,7 +225,7 @@ class DuelingStrategy(Federation, Strategy):
             self._sum = channel.total(channel.accepted, broadcast)
         metrics["duels"] = self._sum.num_duels
         self._metrics = metrics
-        return pack_vector(encode_statistics(self._sum, broadcast)), metrics
+        return pack_vector(encode_upload(self._sum, broadcast)), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -261,10 +252,10 @@ class DuelingStrategy(Federation, Strategy):
         if broadcast.learns:
             asked = {message.metadata.dst_node_id for message in self._sent}
             uploads = {node for node, _ in channel.senders(replies)} - channel.introduced
-            up, down = traffic(broadcast, self.algorithm.form)
+            up, down = broadcast.sizes(self.algorithm.form)
             self.history.count_bytes(
-                up * channel.count_agents(uploads, channel.present),
-                down * channel.count_agents(asked, channel.present),
+                8 * up * channel.count_agents(uploads, channel.present),
+                8 * down * channel.count_agents(asked, channel.present),
             )
 
     def mark_counted(self) -> None:

@@ -31,7 +31,6 @@ from fldb_flower.settings import (
     to_flat,
     to_nested,
 )
-from simulations.run import check_overrides
 
 SOURCE = "the test's file"
 ALL = {entry.dotted: entry for entry in entries()}
@@ -582,8 +581,6 @@ def fit_environment(values):
     for own, owner in ENVIRONMENT_OF.items():
         if f"environment.{own}" in values and values["environment.name"] != owner:
             values[f"environment.{own}"] = ALL[f"environment.{own}"].default
-    if values.get("environment.name") == "sentences":
-        values["dimension"] = values["dimension"] % 384 + 1
     if values.get("environment.name") == "movielens":
         values["dimension"] = values["dimension"] % 20 + 1
         values["num_arms"] = values["num_arms"] % 199 + 2
@@ -635,10 +632,6 @@ def test_faults_are_not_user_settings(name):
     """Only tests can give faults to the grid; `dropout` is a user setting."""
     with pytest.raises(SettingsError, match=rf"^faults\.{name} \(from .*there is no such setting"):
         from_nested({"engine": {"name": "inprocess"}, "faults": {name: 1}}, SOURCE)
-    with pytest.raises(
-        SettingsError, match=rf"^faults\.{name} \(from the command line\): there is no"
-    ):
-        check_overrides([f"faults.{name}=1"])
     assert not any(entry.dotted.startswith("faults") for entry in hydra_entries())
 
 

