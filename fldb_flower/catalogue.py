@@ -259,7 +259,6 @@ ENVIRONMENTS = Catalogue(
     {
         "synthetic": EnvironmentEntry(f"{_ENVIRONMENTS}.synthetic:Synthetic"),
         "movielens": EnvironmentEntry(f"{_ENVIRONMENTS}.movielens:MovieLens"),
-        "sentences": EnvironmentEntry(f"{_ENVIRONMENTS}.sentences:Sentences"),
         "duels": EnvironmentEntry(f"{_ENVIRONMENTS}.duels:Duels", implies=True),
     },
 )

@@ -185,7 +185,7 @@ COMPOSED = [
     ["tau=3"],
     ["environment.sigma=0.5", "seed=2", "hydra.sweep.subdir='a b'"],
     ["algorithm=ldb", "tau=7"],
-    ["environment=sentences", "environment.sigma=0.25"],
+    ["environment=movielens", "num_arms=5"],
     ["experiment=fig2c", "seed=4"],
     ["schedule=geometric", "schedule.ratio=2", "tau=2"],
     ["lambda=0.5", "lambda=0.25", "robust=trimmed"],
@@ -234,7 +234,7 @@ def test_the_name_of_a_folder_depends_only_on_its_settings(hydra_loader, tmp_pat
 
 def test_odd_values_make_plain_names(hydra_loader):
     path = "environment.path='/a b/ü.data','../x=(1)'"
-    _, _, folders = plan(hydra_loader, "environment=sentences", path, "alpha=1e-3,2")
+    _, _, folders = plan(hydra_loader, "environment=movielens", path, "alpha=1e-3,2")
     for folder in folders:
         assert set(folder.name) <= {*string.ascii_letters, *string.digits, *".+_-"}
         assert len(folder.name) <= 100
