@@ -131,7 +131,7 @@ class GridSweeper(Sweeper):
             with open_dict(config.hydra.job):
                 config.hydra.job.num = config.hydra.job.id = number
             # For resolvers such as ${hydra:job.num}; `set_config` would copy it, which takes long.
-            HydraConfig.instance().cfg = config
+            HydraConfig.instance().cfg = cast(Any, config)
             if "experiment" in swept and config.hydra.sweeper.params:
                 names = ",".join(choices["experiment"])
                 raise SettingsError(
