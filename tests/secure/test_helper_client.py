@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -85,9 +87,10 @@ def test_a_reply_that_is_cut_off_is_asked_for_again(replying):
 
 
 def test_a_key_that_the_pinned_key_has_not_signed_is_refused(replying):
-    content = to_json({"key": key_of()})
+    key = replace(key_of(), expires=int(time.time()) + 1000).sign(SIGNER)
+    content = to_json({"key": key})
     client, _ = replying(reply("200 OK", content))
     with pytest.raises(FederationError, match="not signed by the pinned key"):
         client.key()
     client, _ = replying(reply("200 OK", content), signer=SIGNER)
-    assert client.key() == key_of()
+    assert client.key() == key
