@@ -125,11 +125,6 @@ def with_noise(upload: Upload, noise: Noise, add: AddNoise) -> Upload:
         Standard deviations by part.
     add : callable
         Returns values, (n,), with noise of given standard deviations, (n,).
-
-    Raises
-    ------
-    PrivacyError
-        A part would have no noise.
     """
     form = form_of(upload.information)
     holder = upload if upload.shares is None else upload.shares
