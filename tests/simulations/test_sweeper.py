@@ -129,12 +129,12 @@ def test_settings_without_effect_make_no_further_jobs_and_no_names(hydra_loader,
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["seed=range(100000000000000000000)"], "more than 100,000 values of seed (from the"),
-        (["seed=shuffle(range(10,200020,2))"], "more than 100,000 values of seed"),
-        (["alpha=range(1,3e9,0.25)", "tau=1,2"], "more than 100,000 values of alpha x 2 values of"),
+        (["seed=range(100000000000000000000)"], "100,001 or more values of seed (from the"),
+        (["seed=shuffle(range(10,200020,2))"], "100,001 or more values of seed"),
+        (["alpha=range(1,3e9,0.25)", "tau=1,2"], "100,001 or more values of alpha x 2 values of"),
         (
             ["seed=range(1001)", "tau=range(1,101)", "num_agents=5"],
-            "1,001 values of seed x 100 values of tau (from the command line) are 100,100 jobs: a",
+            "1,001 values of seed x 100 values of tau (from the command line): a sweep",
         ),
     ],
 )
@@ -307,7 +307,7 @@ def test_several_figures_in_one_sweep_are_refused(tmp_path):
     """Only the last one's curves and seeds would be swept."""
     done = call("-m", "experiment=fig1a,fig1b", "horizon=5", f"hydra.sweep.dir={tmp_path}")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: experiment=fig1a,fig1b (from the command line): fig1a ")
+    assert done.stderr.startswith("error: experiment=fig1a,fig1b (from the command line): one ")
     assert "python -m simulations.figures fig1a fig1b" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
