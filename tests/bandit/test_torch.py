@@ -55,11 +55,6 @@ def test_diagonals_give_the_same(algorithm, selection):
     expect_same(algorithm=algorithm, selection=selection, matrix_form="diagonal")
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_heterogeneous_agents_give_the_same(algorithm):
-    expect_same(algorithm=algorithm, environment__sigma=0.5)
-
-
 @pytest.mark.parametrize("algorithm", ["ldb", "alone", "fldb_personal"])
 def test_steps_between_two_fits_give_the_same(algorithm):
     expect_same(algorithm=algorithm, horizon=40, tau=10, refit_ratio=1.5)
