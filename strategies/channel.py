@@ -17,8 +17,7 @@ from fldb_flower.environments import max_difference
 from fldb_flower.errors import FederationError, RoundAbandonedError
 from fldb_flower.federation.exchange import Broadcast, Upload, total
 from fldb_flower.federation.history import Participation
-from fldb_flower.federation.plausibility import implausible
-from fldb_flower.federation.share_bounds import implausible_shares
+from fldb_flower.federation.plausibility import implausible, implausible_shares
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadError, encode_broadcast

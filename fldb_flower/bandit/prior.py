@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -85,11 +84,6 @@ class ShareChange(NamedTuple):
     losses: Array
     squares: float
     members: float
-
-
-def sum_of_changes(changes: Sequence[ShareChange]) -> ShareChange:
-    """Return the sum in the given order."""
-    return ShareChange(*(sum(parts[1:], parts[0]) for parts in zip(*changes, strict=True)))
 
 
 def mean_squared_length(features: Array) -> Array:
