@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import time
+import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,13 +22,11 @@ from types import FrameType
 from typing import NoReturn
 
 import hydra
-import yaml  # type: ignore[import-untyped, unused-ignore]
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import configure_log
-from hydra.errors import HydraException
+from hydra.main import get_args_parser
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from fldb_flower.errors import FldbError, SettingsError, one_line
 from fldb_flower.federation.history import History
@@ -52,24 +51,12 @@ from fldb_flower.system.signals import (
     watching_signals,
 )
 from fldb_flower.system.startup import INTERRUPTED, SIGNALLED, leave, say_interrupted
-from simulations.overrides import (
-    CONF,
-    check_overrides,
-    require_settings,
-    undecodable,
-)
+from simulations.hydra_config import CONF, check_words, explained, store_settings, undecodable
 from simulations.settings_help import help_text
 from simulations.sweeps.callbacks import jobs_without_result
 from simulations.sweeps.jobs import attempt, settings_of
 
 _LOG = logging.getLogger("fldb_flower")
-OPTIONS_WITH_VALUE = {
-    "config-name": ("-cn",), "config-path": ("-cp",), "package": ("-p",), "experimental-rerun": (),
-}  # fmt: skip
-FLAGS = {
-    "help": ("-h",), "hydra-help": (), "multirun": ("-m",), "resolve": (), "run": ("-r",),
-    "shell-completion": ("-sc",), "version": (),
-}  # fmt: skip
 _PATIENCE = 2.0  # seconds until a signal ends the process within an operation of NumPy
 _INTERRUPTED_SWEEP = (
     "interrupted: finished jobs are kept; resume=true with the same hydra.sweep.dir runs the rest"
@@ -122,7 +109,6 @@ def _run_one(config: DictConfig, directory: Path) -> None:
         sys.exit(f"error: {one_line(error)}")
 
 
-@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def _job(config: DictConfig) -> float | None:
     directory = Path(HydraConfig.get().runtime.output_dir)
     if HydraConfig.get().mode != RunMode.MULTIRUN:
@@ -133,15 +119,12 @@ def _job(config: DictConfig) -> float | None:
         return attempt(work, directory, Path(HydraConfig.get().sweep.dir))
 
 
-def _run_directly(overrides: Sequence[str]) -> bool:
-    """Run without `hydra.main`, which composes the configuration twice; return False if a sweep."""
+def _run_directly(overrides: Sequence[str]) -> None:
+    """Run without `hydra.main`, which composes the configuration twice."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="run"):
-        config = hydra.compose("config", list(overrides), return_hydra_config=True)
-    if config.hydra.mode == RunMode.MULTIRUN:
-        return False
-    configure_log(config.hydra.job_logging, config.hydra.verbose)
-    _run_one(config, Path(str(config.hydra.run.dir)).absolute())
-    return True
+        program = GlobalHydra.instance().hydra
+        assert program is not None
+        program.run("config", _job, list(overrides))
 
 
 class _Stopper:
@@ -247,85 +230,60 @@ def _stopping_on_signals(directory: Path, *, sweep: bool = False) -> Iterator[_S
         sys.exit(SIGNALLED + received[0])
 
 
-def _arguments() -> tuple[Namespace, list[str]]:
-    """Parse the options, Hydra's too; return the other arguments unparsed.
-
-    Hydra parses its own options again. Its error messages have several lines.
-    """
-    parser = Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
-    parser.add_argument("--info", "-i", nargs="?", const="all")
-    for name, short in OPTIONS_WITH_VALUE.items():
-        parser.add_argument(f"--{name}", *short)
-    for name, short in FLAGS.items():
-        parser.add_argument(f"--{name}", *short, action="store_true")
-    return parser.parse_known_args()
-
-
 def _check_options(asked: Namespace) -> None:
-    """Refuse a combination of options that Hydra refuses with a stack trace.
-
-    Raises
-    ------
-    SettingsError
-        Names the options.
-    """
-    given = {
-        f"--{name.replace('_', '-')}": getattr(asked, name)
-        for name in ("run", "multirun", "cfg", "info", "shell_completion")
-    }
-    names = [name for name, value in given.items() if value not in (None, False)]
+    """Refuse a combination of options that Hydra refuses with a stack trace."""
+    exclusive = ("run", "multirun", "cfg", "info", "shell_completion")
+    names = [f"--{name}" for name in exclusive if getattr(asked, name) not in (None, False)]
     if len(names) > 1:
-        shown = " and ".join(names)
+        shown = " and ".join(names).replace("_", "-")
         sweep = ", so leave out -m, or use fldb run for fldb sweep" if asked.multirun else ""
         raise SettingsError(f"{shown} (from the command line): only one of them is valid{sweep}")
 
 
-def _searched(rest: Sequence[str]) -> list[str]:
-    """Return the folders in ``hydra.searchpath`` on the command line."""
-    return re.findall(r"file://([^,\]]+)", " ".join(rest))
+def _folders(asked: Namespace) -> list[str]:
+    """Return the folders of the user's configuration files."""
+    searched = re.findall(r"file://([^,\]'\"]+)", " ".join(asked.overrides))
+    return [*filter(None, (asked.config_dir, asked.config_path)), *searched]
 
 
-def _main(asked: Namespace, rest: Sequence[str]) -> None:
+def _main(asked: Namespace, unknown: Sequence[str]) -> None:
     _check_options(asked)
-    given = [arg for arg in rest if "=" in arg and not arg.startswith("-")]
-    require_settings([arg for arg in rest if arg not in given])
-    overrides = given
-    check_overrides(overrides, config_dir=asked.config_dir, sweep=asked.multirun)
-    is_plain = len(overrides) == len(sys.argv) - 1 and all(
-        text.startswith("hydra.run.dir=") or "hydra" not in text.partition("=")[0]
-        for text in overrides
-    )
-    if is_plain and _run_directly(overrides):
+    check_words([*unknown, *asked.overrides])
+    store_settings(_folders(asked))
+    keys = {word.partition("=")[0] for word in asked.overrides} - {"hydra.run.dir"}
+    if len(asked.overrides) == len(sys.argv) - 1 and not any("hydra" in key for key in keys):
+        _run_directly(asked.overrides)
         return
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     # Hydra accepts options only before the overrides.
-    sys.argv[1:] = [*(arg for arg in sys.argv[1:] if arg not in given), *overrides]
-    _job()
+    options = [word for word in sys.argv[1:] if word not in asked.overrides]
+    sys.argv[1:] = [*options, *asked.overrides]
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)()
     if jobs_without_result:
         sys.exit(1)
 
 
 def main() -> None:
     """Run the command; exit status 1, with one line on stderr, for an error of the user."""
-    asked, rest = _arguments()
+    parser = Parser(parents=[get_args_parser()], add_help=False, allow_abbrev=False)
+    asked, unknown = parser.parse_known_intermixed_args()
     with interruptible(lambda: _INTERRUPTED_SWEEP if asked.multirun else INTERRUPTED):
-        if asked.help:
-            print(help_text(asked.config_dir))
-            return
         try:
-            _main(asked, rest)
+            if asked.help:
+                print(help_text(asked.config_dir))
+            else:
+                _main(asked, unknown)
         except FldbError as error:
             sys.exit(f"error: {one_line(error)}")
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-            sys.exit("error: " + " ".join(str(error).split()))
         except UnicodeDecodeError as error:
-            folders = [asked.config_dir, asked.config_path, *_searched(rest)]
-            sys.exit(f"error: {undecodable(error, folders)}")
-        except BrokenPipeError:
-            raise
-        except OSError as error:  # Hydra creates the folder of the run
+            sys.exit(f"error: {one_line(undecodable(error, _folders(asked)))}")
+        except Exception as error:
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            if frame.f_globals["__name__"].partition(".")[0] in ("hydra", "omegaconf", "yaml"):
+                sys.exit(f"error: {one_line(explained(error, asked.overrides))}")
+            if not isinstance(error, OSError) or isinstance(error, BrokenPipeError):
+                raise
+            # Hydra creates the folder of the run.
             sys.exit(f"error: cannot write to {error.filename}: {reason_of(error)}")
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from pathlib import Path
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
 
 from fldb_flower.settings import Entry, hydra_entries
 from fldb_flower.system.commands import program
-from simulations.overrides import config_groups, search_path
+from simulations.hydra_config import CONF, store_settings
 
 HEADINGS = {  # by the first setting below
     "num_agents": "problem",
@@ -54,8 +58,16 @@ def help_text(config_dir: str | None = None) -> str:
         "",
         "groups:",
     ]
-    with config_groups(search_path(config_dir)) as (groups, choices):
-        lines += [f"  {group}={'|'.join(choices(group))}" for group in groups]
+    store_settings([] if config_dir is None else [config_dir])
+    search = (
+        [] if config_dir is None else [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"]
+    )
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        groups = [group for group in loader.list_groups("") if group != "hydra"]
+        for group in groups:
+            choices = "|".join(loader.get_group_options(group, overrides=search))
+            lines.append(f"  {group}={choices}")
     lines += ["", "settings, with their defaults:"]
     for entry in hydra_entries():
         if entry.dotted in HEADINGS:

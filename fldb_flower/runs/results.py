@@ -127,10 +127,23 @@ def result_files(
             for row in history.participation
         )
         files[PARTICIPATION] = _csv(PARTICIPATION, replies)
-    # Algorithms without a common estimate have no model.
     common = ALGORITHMS[settings.algorithm].agents == "common"
     if common or history.heterogeneity is not None:
-        files[MODEL] = json_bytes(_model(settings, history, theta_sync))
+        if not np.isfinite(theta_sync).all():
+            raise FederationError(
+                f"algorithm={settings.algorithm}: the estimate is not finite after iteration"
+                f" {history.iteration}: use smaller steps or a larger lambda"
+            )
+        model = {
+            "algorithm": settings.algorithm,
+            "environment": settings.environment.name,
+            "dimension": settings.dimension,
+            "iteration": history.iteration,
+            "round": history.rounds,
+            "theta_sync": theta_sync.tolist(),
+        }
+        own = {} if common else {"heterogeneity": history.heterogeneity}
+        files[MODEL] = json_bytes(model | own)
     return files | {SUMMARY: json_bytes(_summary(settings, history, runtime_seconds))}
 
 
@@ -160,23 +173,6 @@ def _summary(settings: Settings, history: History, runtime_seconds: float) -> di
         summary["node_uploaded_bytes"] = history.node_uploaded_bytes
         summary["node_downloaded_bytes"] = history.node_downloaded_bytes
     return {**summary, "complete": True}
-
-
-def _model(settings: Settings, history: History, theta_sync: Array) -> dict[str, Any]:
-    if not np.isfinite(theta_sync).all():
-        raise FederationError(
-            f"algorithm={settings.algorithm}: the estimate is not finite after iteration"
-            f" {history.iteration}: use smaller steps or a larger lambda"
-        )
-    common = ALGORITHMS[settings.algorithm].agents == "common"
-    return {
-        "algorithm": settings.algorithm,
-        "environment": settings.environment.name,
-        "dimension": settings.dimension,
-        "iteration": history.iteration,
-        "round": history.rounds,
-        "theta_sync": theta_sync.tolist(),
-    } | ({} if common else {"heterogeneity": history.heterogeneity})
 
 
 def _config_yaml(settings: Settings) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from os import PathLike, fspath
 from typing import Any, Literal, NoReturn
@@ -82,9 +84,9 @@ def from_flat(values: Mapping[str, Any], source: str) -> Settings:
 
 
 def from_nested(values: Mapping[str, Any], source: str) -> Settings:
-    """Build settings from nested snake_case keys, as Hydra composes them.
+    """Build settings from nested snake_case keys, as Hydra composes them; see :func:`from_flat`.
 
-    See :func:`from_flat`.
+    Texts that are numbers, which resolvers such as ``${oc.env:SEED}`` return, are read as numbers.
 
     Examples
     --------
@@ -92,7 +94,15 @@ def from_nested(values: Mapping[str, Any], source: str) -> Settings:
     >>> from_nested({"num_agents": 50, "environment": {"sigma": 0.3}}, "a script").num_agents
     50
     """
-    return _build("dotted", dict(_flatten(values)), source)
+    return _build("dotted", {key: _read(key, value) for key, value in _flatten(values)}, source)
+
+
+def _read(name: str, value: Any) -> Any:
+    entry = _spelled("dotted").get(name)
+    if isinstance(value, str) and entry is not None and entry.kind is not str:
+        with contextlib.suppress(ValueError):
+            return json.loads(value.lower())
+    return value
 
 
 def from_keywords(values: Mapping[str, Any], source: str) -> Settings:

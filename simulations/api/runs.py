@@ -106,7 +106,8 @@ def run(
     True
     """
     chosen = from_keywords(merged(settings, values), SOURCE)
-    warn_of([chosen], stacklevel=3)
+    for line in cautions(chosen):
+        warnings.warn(line, stacklevel=2)
     return run_settings(chosen, _checked_callbacks(callbacks))
 
 
@@ -134,12 +135,6 @@ def merged(settings: Mapping[str, Any] | None, values: Mapping[str, Any]) -> dic
             raise SettingsError(f"{spelled} (from {SOURCE}): a setting is given twice")
         chosen |= named
     return chosen
-
-
-def warn_of(chosen: Iterable[Settings], stacklevel: int) -> None:
-    """Warn once of each delta that is too large, and of noise that costs much regret."""
-    for line in cautions(*chosen):
-        warnings.warn(line, stacklevel=stacklevel)
 
 
 def run_settings(settings: Settings, callbacks: list[Callback]) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
@@ -18,11 +19,12 @@ import pandas as pd
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import FldbError, OutputError, SettingsError
+from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.settings import Settings, from_keywords
 from fldb_flower.system.files import reason_of
 from fldb_flower.system.progress import progress as shown
 from simulations.api.results import checked_path
-from simulations.api.runs import SOURCE, merged, run_settings, warn_of
+from simulations.api.runs import SOURCE, merged, run_settings
 from simulations.pools import map_in_processes
 from simulations.saved_runs import Run, find_finished
 from simulations.sweeps.plan import describe_exception, folders_of, listed, plan
@@ -127,8 +129,8 @@ def sweep(
     found = plan(choices, swept, SOURCE, lambda _number, chosen: from_keywords(chosen, SOURCE))
     for error in found.refused.values():
         raise error
-    warn_of(found.settings, stacklevel=3)
-
+    for line in cautions(*found.settings):
+        warnings.warn(line, stacklevel=2)
     folder = None if directory is None else _prepared(checked_path(directory, "directory"))
     runs = {} if folder is None else find_finished(folder, found.jobs)
     paths = {} if folder is None else folders_of(found.jobs, folder)

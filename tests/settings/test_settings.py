@@ -31,7 +31,6 @@ from fldb_flower.settings import (
     to_flat,
     to_nested,
 )
-from simulations.run import check_overrides
 
 SOURCE = "the test's file"
 ALL = {entry.dotted: entry for entry in entries()}
@@ -635,10 +634,6 @@ def test_faults_are_not_user_settings(name):
     """Only tests can give faults to the grid; `dropout` is a user setting."""
     with pytest.raises(SettingsError, match=rf"^faults\.{name} \(from .*there is no such setting"):
         from_nested({"engine": {"name": "inprocess"}, "faults": {name: 1}}, SOURCE)
-    with pytest.raises(
-        SettingsError, match=rf"^faults\.{name} \(from the command line\): there is no"
-    ):
-        check_overrides([f"faults.{name}=1"])
     assert not any(entry.dotted.startswith("faults") for entry in hydra_entries())
 
 

@@ -129,11 +129,6 @@ def test_names_of_groups():
     assert keywords.settings["lambda"] == 0.1
 
 
-def test_a_path_may_be_an_object(tmp_path):
-    with pytest.raises(DataError, match=str(tmp_path / "none")):
-        fldb.run(environment="duels", environment_path=tmp_path / "none")
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -410,19 +405,13 @@ def test_names_of_the_package_cannot_be_replaced():
 def test_the_import_is_light():
     """NumPy, pandas, Flower and Matplotlib are imported on first use."""
     code = (
-        "import sys, time\nbegin = time.perf_counter()\nimport fldb_flower\n"
-        "print(time.perf_counter() - begin)\n"
+        "import sys; import fldb_flower\n"
         "print({'numpy', 'pandas', 'flwr', 'matplotlib', 'sklearn', 'tqdm'} & set(sys.modules))\n"
     )
-    seconds = []
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        duration, found = done.stdout.splitlines()
-        seconds.append(float(duration))
-        assert found == "set()"
-    print(f"import fldb_flower: {sorted(seconds)[1]:.3f} s")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
 
 
 def test_public_names():
@@ -491,14 +480,10 @@ def test_an_unfinished_run_of_a_sweep_is_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("directory", ["/etc/hostname", "/proc/x", "", 3])
-def test_the_folder_of_a_sweep_is_checked_before_the_first_run(directory, monkeypatch):
+def test_the_folder_of_a_sweep_is_checked_before_the_first_run(directory, tmp_path, monkeypatch):
     monkeypatch.setattr("simulations.api.sweeps.run_settings", None)
     with pytest.raises(fldb.FldbError, match=r"^directory="):
         fldb.sweep(tau=[1, 2], directory=directory, **QUIET)
-
-
-def test_a_table_of_the_user_is_not_overwritten(tmp_path, monkeypatch):
-    monkeypatch.setattr("simulations.api.sweeps.run_settings", None)
     (tmp_path / "sweep.csv").write_text("precious")
     with pytest.raises(fldb.FldbError, match="not a table of runs"):
         fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
@@ -529,10 +514,6 @@ def test_callbacks_are_checked_before_the_run(given):
 def test_plot_accepts_short_names_of_styles():
     (line,) = fldb.run(num_agents=4, horizon=8).plot(c="red", ls="--").lines
     assert (line.get_color(), line.get_linestyle()) == ("red", "--")
-
-
-def test_jobs_may_be_an_integer_of_numpy():
-    assert len(fldb.sweep(seed=range(2), jobs=np.int64(1), **QUIET)) == 2
 
 
 @pytest.mark.parametrize("path", [None, 3, ""])

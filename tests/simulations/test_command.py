@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fldb_flower.settings import hydra_entries
 from fldb_flower.system import startup
 from fldb_flower.system.commands import bounded
-from simulations import command, run
-from simulations.settings_help import HEADINGS
+from simulations import command
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,37 +112,6 @@ def test_a_mistake_is_one_line_and_status_1(words, message, fldb):
     assert done.returncode == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("x", "x: there is no such command; there are run, sweep, figures"),
-        ("--x", "unrecognized arguments: --x"),
-        ("run --tau=2", "--tau=2 (from the command line): a setting is written tau=2"),
-        ("run --num-agents 2", "--num-agents (from the command line): a setting is written"),
-        ("run tau 2", "tau (from the command line): a setting is written tau=5"),
-        ("run nothing", "nothing (from the command line): there is no such setting"),
-        ("run --nothing", "--nothing (from the command line): there is no such option"),
-        ("run --cfg x", "argument --cfg/-c: invalid choice: 'x'"),
-        ("run taus=2", "taus (from the command line): there is no such setting; did you mean tau?"),
-        ("figures fig9", "no figure 'fig9': there are fig1a"),
-        ("report", "the following arguments are required: DIR"),
-        ("report missing", "missing: does not exist"),
-        ("benchmark scale", "unrecognized arguments: scale"),
-        ("benchmark --repetitions 0", "'0' must be a whole number, from 1 to 1000"),
-        ("demo --devices x", "'x' must be a whole number, at least 1"),
-        ("keys credentials keys", "the following arguments are required: --host"),
-        ("keys make", "invalid choice: 'make' (choose from"),
-        ("serve", "the following arguments are required: --store"),
-    ],
-)
-def test_the_line_names_the_mistake(words, message, in_process):
-    line, *output = in_process(command.main, "fldb", *words.split())
-    assert output == ["", ""]
-    assert line.startswith("error: ")
-    assert message in line
-    assert len(line.splitlines()) == 1
-
-
 def test_a_number_that_is_out_of_range_is_named_with_the_range():
     integer, real = bounded(int, 1), bounded(float, 0.5, 2)
     assert integer("7") == 7
@@ -168,14 +135,6 @@ def test_run_and_sweep_are_those_of_python_m(fldb, tmp_path):
     done = fldb("sweep", *sizes, "tau=1,2", "hydra.sweep.dir=c", "hydra/launcher=joblib")
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("c/*/summary.json"))) == 2
-
-
-@pytest.mark.slow
-def test_all_options_of_hydra_are_known(fldb):
-    """Otherwise they would be refused as unknown options."""
-    options = set(re.findall(r"--([a-z-]+)", fldb("run", "--hydra-help").stdout))
-    known = {*run.FLAGS, *run.OPTIONS_WITH_VALUE, "cfg", "info", "config-dir"}
-    assert {"cfg", "multirun", "experimental-rerun"} <= options <= known
 
 
 @pytest.mark.slow
@@ -207,7 +166,3 @@ def test_another_broken_pipe_than_that_of_the_output_is_reported(capfd):
     except BrokenPipeError as error:
         startup.report_exception(type(error), error, error.__traceback__)
     assert "of a worker" in capfd.readouterr().err
-
-
-def test_each_heading_of_the_help_precedes_a_setting():
-    assert set(HEADINGS) <= {entry.dotted for entry in hydra_entries()}

@@ -10,7 +10,7 @@ import pytest
 from fldb_flower.errors import SettingsError
 from fldb_flower.settings import from_flat
 from simulations import command
-from simulations.overrides import CONF
+from simulations.hydra_config import CONF
 
 REFUSALS = Path(__file__).parents[1] / "data" / "refusals.json"
 

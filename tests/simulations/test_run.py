@@ -1,4 +1,4 @@
-"""`python -m simulations.run` as a process: exit status and output."""
+"""`python -m simulations.run`: what Hydra accepts works; exit status and output as a process."""
 
 import json
 import os
@@ -7,11 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
 
 from fldb_flower.settings import hydra_entries
 from simulations import run
 
 ROOT = Path(__file__).parents[2]
+SMALL = ("num_agents=3", "horizon=5", "plot=false")
 
 
 def call(*arguments, cwd=ROOT):
@@ -45,85 +51,112 @@ def signalled(folder, number, pattern, count):
     return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
 
 
-BAD = {
-    "tua=3": "tua (from the command line): there is no such setting; did you mean tau?",
-    "environment.sgima=1": "did you mean environment.sigma?",
-    "tau=0": "tau=0 (from the command line or conf/): must be at least 1",
-    "tau=1.5": "must be a whole number, at least 1",
-    "num_arms=1": "must be at least 2 and at most 100000 (a duel needs two arms)",
-    "lambda=-1": "must be at least 1e-100 and at most 1e+100",
-    "alpha=0": "must be at least 1e-100 and at most 1e+100",
-    "num_agents=many": "must be a whole number",
-    "algorithm=fldb-odg": "must be one of alone, fldb_gd, fldb_ogd",
-    "tau=[1": "from the command line",
-    "environment=movielens": "set it to the downloaded MovieLens ratings",
-    "environment=movielens environment.path=x dimension=21": "must be at most 20 for MovieLens",
-    "environment=movielens environment.path=/no/such": "/no/such",
-    "engine=inprocess engine.num_nodes=7 num_agents=6": "must be at most num_agents=6",
-    "hydra.run.dir=/proc/nowhere/x": "/proc/nowhere",
-    "hydra.run.dir=loop": "loop: Too many levels of symbolic links",
-    "-m hydra.sweep.dir=loop tau=1,2": "loop: Too many levels of symbolic links",
-    "hydra.run.dir=lost": "lost: No such file or directory",
-    "--config-dir texts experiment=latin": "texts/experiment/latin.yaml is not UTF-8 text (byte"
-    " 0xe9 at position 4): save it",
-    "--config-dir texts experiment=utf16": "texts/experiment/utf16.yaml is not UTF-8 text (byte"
-    " 0xff at position 0)",
-    "-m --config-dir texts experiment=utf16 tau=1,2": "utf16.yaml is not UTF-8 text (byte 0xff",
-    "hydra.searchpath=[file://texts] experiment=latin": "latin.yaml is not UTF-8 text",
-    "--config-dir texts experiment=bytes": 'texts/experiment/bytes.yaml", position 1',
-    "-m --cfg hydra": "--multirun and --cfg (from the command line): only one of them is valid, so"
-    " leave out -m",
-    "-m --info": "--multirun and --info (from the command line): only one",
-    "tau=${nope}": "tau=${nope} (from the command line or conf/): Interpolation key 'nope' not",
-    "environment.sigma=${a.b}": "environment.sigma=${a.b} (from the command line or conf/): Interp",
-    "+tau=3": "+tau=3 (from the command line): the setting exists and needs no +; write tau=3",
-    "+environment.sigma=1": "the setting exists and needs no +; write environment.sigma=1",
-    "+environment=synthetic": "the setting exists and needs no +; write environment=synthetic",
-    "tau=10000000000000000000": "(from the command line or conf/): must be at least 1 and at most"
-    " 9.2e18",
-}
+# --- Hydra as it is --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", BAD)
-def test_bad_input_is_named_in_one_clear_line(arguments, in_process, tmp_path):
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "lost").symlink_to("nowhere")
-    texts = tmp_path / "texts" / "experiment"
-    texts.mkdir(parents=True)
-    (texts / "latin.yaml").write_bytes("# a \xe9".encode("latin-1"))
-    (texts / "utf16.yaml").write_bytes("tau: 3".encode("utf-16"))
-    (texts / "bytes.yaml").write_bytes("tau: 3".encode("utf-16-le"))
-    has_folder = "hydra.run.dir" in arguments or "-m" in arguments
-    where = () if has_folder else (f"hydra.run.dir={tmp_path / 'run'}",)
-    line, *output = in_process(run.main, "run", *arguments.split(), *where)
-    assert output == ["", ""]
-    assert len(line.splitlines()) == 1
-    assert line.startswith("error: ")
-    assert BAD[arguments] in line
-    assert not (tmp_path / "run" / "summary.json").exists()
+@pytest.fixture
+def settings_of(in_process, tmp_path):
+    """Return a function that runs a command and returns the settings of its runs by folder."""
+
+    def settings(*words):
+        status, _, error = in_process(run.main, "run", *SMALL, *words)
+        assert (status, error) == (0, "")
+        paths = sorted(path.parent for path in tmp_path.rglob("summary.json"))
+        return {path.name: yaml.safe_load((path / "config.yaml").read_text()) for path in paths}
+
+    return settings
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", ["tua=3", "environment=movielens"])
-def test_bad_input_ends_in_one_clear_line(arguments, tmp_path):
-    where = () if "hydra.run.dir" in arguments else (f"hydra.run.dir={tmp_path / 'run'}",)
-    done = call(*arguments.split(), *where)
-    assert done.returncode == 1
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("error: ")
-    assert BAD[arguments] in lines[0]
-    assert done.stdout == ""
-    assert not (tmp_path / "run" / "summary.json").exists()
+@pytest.mark.parametrize("sweep", [(), ("-m",)])
+def test_resolvers_give_numbers_and_switches_as_text(settings_of, monkeypatch, sweep):
+    """As in an array of Slurm: ``seed=${oc.env:SLURM_ARRAY_TASK_ID}``."""
+    for name, text in (("SEED", "7"), ("SIGMA", "0.5"), ("LAMBDA", "1e-3"), ("SWITCH", "True")):
+        monkeypatch.setenv(f"FLDB_{name}", text)
+    ((_, found),) = settings_of(
+        *sweep, "seed=${oc.env:FLDB_SEED}", "environment.sigma=${oc.env:FLDB_SIGMA}",
+        "lambda=${oc.env:FLDB_LAMBDA}", "resume=${oc.env:FLDB_SWITCH}", "tau=${seed}",
+        "beta_scale=${oc.env:FLDB_NONE,auto}",
+    ).items()  # fmt: skip
+    assert (found["seed"], found["tau"], found["environment"]["sigma"]) == (7, 7, 0.5)
+    assert (found["lambda"], found["beta_scale"]) == (1e-3, "auto")
 
 
-@pytest.mark.slow
-def test_an_empty_sweep_is_refused(tmp_path):
-    done = call("-m", "seed=range(0)", f"hydra.sweep.dir={tmp_path / 's'}")
-    assert done.returncode == 1
-    assert done.stderr.strip() == (
-        "error: seed=range(0) (from the command line): an empty sweep has no job to run"
+def test_a_sweep_over_a_glob(settings_of):
+    found = settings_of("-m", "algorithm=glob(fldb_*,exclude=*l)")
+    assert {each["algorithm"] for each in found.values()} == {"fldb_gd", "fldb_ogd", "fldb_ons"}
+
+
+def test_a_folder_is_named_by_what_hydra_resolves(settings_of, tmp_path):
+    assert [*settings_of("hydra.run.dir='o_${hydra:runtime.choices.algorithm}'")] == ["o_fldb_ogd"]
+    subdir = "hydra.sweep.subdir='${hydra:job.override_dirname}'"
+    found = settings_of("-m", "tau=1,2", "seed=3", subdir, f"hydra.sweep.dir={tmp_path}/s")
+    small = "horizon=5,num_agents=3"
+    assert {*found} == {"o_fldb_ogd", *(f"{small},seed=3,tau={tau}" for tau in (1, 2))}
+    found = settings_of("-m", "tau=1,2", "hydra.sweep.subdir='n${hydra:job.num}'")
+    assert {"n0", "n1"} <= {*found}
+
+
+def test_the_mode_of_hydra_is_a_sweep_without_m(settings_of, tmp_path):
+    assert sorted(
+        each["tau"] for each in settings_of("hydra.mode=MULTIRUN", "tau=1,2").values()
+    ) == [1, 2]
+    mine = tmp_path / "conf" / "experiment"
+    mine.mkdir(parents=True)
+    text = "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {tau: '3,4'}}}\n"
+    (mine / "mine.yaml").write_text(text)
+    found = settings_of("experiment=mine", f"hydra.searchpath=['file://{tmp_path}/conf']")
+    assert sorted(each["tau"] for each in found.values()) == [1, 2, 3, 4]
+
+
+class Middle(Sweeper):
+    """The middle of an interval, and of its lower half, in two batches."""
+
+    def setup(self, *, hydra_context, task_function, config):
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments):
+        parsed = OverridesParser.create().parse_overrides(arguments)
+        others = [each.input_line for each in parsed if not each.is_sweep_override()]
+        (interval,) = (each for each in parsed if each.is_sweep_override())
+        middle = (interval.value().start + interval.value().end) / 2
+        for number, value in enumerate((middle, middle / 2)):
+            jobs = [[*others, f"{interval.key_or_group}={value}"]]
+            (result,) = self.launcher.launch(jobs, initial_job_idx=number)
+            assert result.return_value > 0  # the regret
+
+
+def test_any_registered_sweeper_may_be_chosen(settings_of, in_process, tmp_path, monkeypatch):
+    target = "hydra_plugins.middle.Middle"
+    Plugins.instance().class_name_to_class[target] = Middle
+    group = ConfigStore.instance().repo["hydra"]["sweeper"]
+    monkeypatch.setitem(group, "middle.yaml", None)  # removed after the test
+    ConfigStore.instance().store("middle", {"_target_": target}, "hydra/sweeper")
+    found = settings_of(
+        "-m",
+        "hydra/sweeper=middle",
+        "environment.sigma=interval(0,1)",
+        f"hydra.sweep.dir={tmp_path}/s",
     )
+    assert [each["environment"]["sigma"] for each in found.values()] == [0.5, 0.25]
+    assert len((tmp_path / "s" / "sweep.csv").read_text().splitlines()) == 3
+    _, _, error = in_process(run.main, "run", "--info", "plugins")
+    assert not error
+
+
+# --- processes -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_bad_input_ends_in_one_clear_line(tmp_path):
+    for arguments, reason in (("tua=3", "did you mean tau?"), ("tau=0", "must be at least 1")):
+        done = call(arguments, f"hydra.run.dir={tmp_path / 'run'}")
+        assert (done.returncode, done.stdout) == (1, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: ")
+        assert reason in line
+        assert not (tmp_path / "run" / "summary.json").exists()
 
 
 @pytest.mark.slow

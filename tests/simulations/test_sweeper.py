@@ -18,7 +18,6 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +30,7 @@ from fldb_flower.runs.results import identity
 from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
 from simulations.figures import PANELS, SEEDS, settings_of
-from simulations.overrides import store_settings
+from simulations.hydra_config import store_settings
 from simulations.run import run
 from simulations.saved_runs import NUMBERS, Run
 from simulations.sweeps.callbacks import SweepCallback, jobs_without_result
@@ -162,15 +161,6 @@ def test_refused_settings_are_named_and_the_others_planned(hydra_loader):
     assert all("tau=0" in reason and "at least 1" in reason for reason in refused.values())
 
 
-def test_a_sweep_warns_once_of_settings_that_jobs_share(hydra_loader, tmp_path, capsys):
-    overrides = "privacy.clip=3", "privacy.epsilon=none", "seed=0,1"
-    sweeper, arguments = sweeper_of(hydra_loader, *overrides, folder=tmp_path)
-    sweeper.launcher = SimpleNamespace(launch=lambda *_batch, **_options: [])
-    with pytest.raises(SystemExit):  # no job has a result
-        sweeper.sweep(arguments)
-    assert capsys.readouterr().err.count("privacy.clip=3.0: has no effect") == 1
-
-
 @pytest.mark.parametrize("name", PANELS)
 def test_a_swept_experiment_is_the_whole_figure(hydra_loader, name):
     ratings = ["environment.path=x"] if name == "fig1d" else []
@@ -222,15 +212,6 @@ def test_the_caching_loader_composes_what_hydra_composes(hydra_loader, overrides
         assert values[0] == values[1]
 
 
-def test_a_key_that_does_not_exist_is_refused_as_by_hydra(hydra_loader):
-    master = hydra_loader.load_configuration(
-        "config", overrides=["hydra.sweep.dir=/s"], run_mode=RunMode.MULTIRUN
-    )
-    for loader in (hydra_loader, CachingLoader(hydra_loader)):
-        with pytest.raises(HydraException, match="tua"):
-            loader.load_sweep_config(master, ["tua=3"])
-
-
 # --- names of folders ------------------------------------------------------------------------
 
 
@@ -268,6 +249,8 @@ def test_a_name_that_the_user_chose_is_kept(hydra_loader):
     subdir = "hydra.sweep.subdir='${hydra.job.num}-${hydra.job.override_dirname}'"
     _, _, folders = plan(hydra_loader, "tau=1,2", subdir)
     assert list(map(str, folders)) == ["/nowhere/0-tau=1", "/nowhere/1-tau=2"]
+    with pytest.raises(SettingsError, match="jobs 'tau=1' and 'tau=2' would share this folder"):
+        plan(hydra_loader, "tau=1,2", "hydra.sweep.subdir=x")
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1))
@@ -317,26 +300,6 @@ def test_a_chosen_folder_with_another_run_is_a_failure_and_no_row(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: job tau=4: {tmp_path / 'job-1'} holds a run of other")
     assert pd.read_csv(tmp_path / "sweep.csv").job.to_list() == ["job-0"]
-
-
-@pytest.mark.slow
-def test_jobs_that_would_share_a_folder_are_refused_before_any_runs(tmp_path):
-    done = call("-m", "tau=1,2", "hydra.sweep.subdir=x", f"hydra.sweep.dir={tmp_path}")
-    assert done.returncode == 1
-    assert done.stderr == (
-        "error: hydra.sweep.subdir=x: jobs 'tau=1' and 'tau=2' would share this folder; without it,"
-        " each job has its own\n"
-    )
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_swept_setting_keeps_its_column_when_one_value_alone_has_a_result(tmp_path):
-    done = call("-m", "num_arms=1,2", "num_agents=4", "horizon=5", f"hydra.sweep.dir={tmp_path}")
-    assert done.returncode == 1
-    assert pd.read_csv(tmp_path / "sweep.csv").num_arms.to_list() == [2]
-    assert set(pd.read_csv(tmp_path / "curves.csv").num_arms) == {2}
-    assert "num_arms" in done.stdout
 
 
 @pytest.mark.slow
@@ -416,20 +379,17 @@ def made_up(tmp_path, final, scores=(), **chosen):
 
 def test_statistics_by_hand(tmp_path):
     """Values 1, 2, 6: mean 3, deviation sqrt(7), standard error sqrt(7 / 3), median 2."""
-    runs = [made_up(tmp_path, value, seed=seed) for seed, value in enumerate([1.0, 2.0, 6.0])]
+    scores = [{"log_loss": 2.0, "accuracy": 0.5}, {"log_loss": 3.0, "accuracy": 0.5}, {}]
+    runs = [
+        made_up(tmp_path, value, score, seed=seed)
+        for seed, (value, score) in enumerate(zip([1.0, 2.0, 6.0], scores, strict=True))
+    ]
     table = statistics([*runs, made_up(tmp_path, 5.0, tau=2)])
-    assert table.columns.to_list() == ["tau", "mean", "std. error", "median", "seeds"]
-    np.testing.assert_allclose(table.iloc[0], [1, 3, np.sqrt(7 / 3), 2, 3])
-    np.testing.assert_allclose(table.iloc[1], [2, 5, np.nan, 5, 1])
-
-
-def test_log_loss_and_accuracy_are_means_over_the_runs_that_have_them(tmp_path):
-    some = [made_up(tmp_path, 1.0, {"log_loss": x, "accuracy": 0.5}, seed=x) for x in (1, 4)]
-    table = statistics([*some, made_up(tmp_path, 5.0, tau=2)])
-    names = ["tau", "mean", "std. error", "median", "log_loss", "accuracy", "seeds"]
-    assert table.columns.to_list() == names
-    assert table.log_loss.to_list()[0] == 2.5
-    assert table.accuracy.isna().to_list() == [False, True]
+    assert table.columns.to_list() == [
+        "tau", "mean", "std. error", "median", "log_loss", "accuracy", "seeds"
+    ]  # fmt: skip
+    np.testing.assert_allclose(table.iloc[0], [1, 3, np.sqrt(7 / 3), 2, 2.5, 0.5, 3])
+    np.testing.assert_allclose(table.iloc[1], [2, 5, np.nan, 5, np.nan, np.nan, 1])
 
 
 def test_a_long_table_is_cut(tmp_path):
@@ -455,6 +415,8 @@ def test_the_tables_have_no_value_of_a_setting_without_effect(tmp_path):
     for file in ("sweep.csv", "curves.csv"):
         with (tmp_path / file).open() as rows:
             assert [row["tau"] for row in csv.DictReader(rows)] == ["", "1", "2"]
+    report(runs[1:2], [], tmp_path, ["tau"])  # the only swept value with a result has its column
+    assert pd.read_csv(tmp_path / "sweep.csv").tau.to_list() == [1]
 
 
 def test_the_guide_describes_the_file_of_curves(tmp_path):
@@ -573,9 +535,6 @@ def test_an_exception_of_a_job_is_recorded_or_propagated(tmp_path):
     (tmp_path / "summary.json").write_text('{"final_regret": 2.5}')
     assert attempt(lambda: None, tmp_path, tmp_path) == 2.5
     assert failure(tmp_path) is None
-
-
-def test_no_job_starts_in_a_stopped_sweep(tmp_path):
     (tmp_path / "stop").touch()
     assert attempt(lambda: pytest.fail("it began"), tmp_path / "job", tmp_path) is None
 

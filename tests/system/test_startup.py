@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,9 +12,7 @@ import pytest
 from test_resume import saved_iteration
 from test_run import ROOT, call
 
-from fldb_flower.errors import SettingsError
 from fldb_flower.system import startup
-from simulations.overrides import check_overrides
 
 pytestmark = pytest.mark.slow
 COMMANDS = {
@@ -322,19 +319,3 @@ def test_a_missing_extra_is_named_with_its_command(command, missing, extra, tmp_
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert f" needs the {extra} extra: pip install -e '.[{extra}]'" in line
-
-
-@pytest.mark.parametrize(
-    ("launcher", "extra"),
-    [
-        ("joblib", "joblib"),
-        ("slurm", "slurm"),
-        ("submitit_local", "slurm"),
-        ("submitit_slurm", "slurm"),
-    ],
-)
-def test_a_launcher_without_its_extra_is_refused(launcher, extra, monkeypatch):
-    monkeypatch.setattr("simulations.overrides.find_spec", lambda name: None)
-    needle = f"hydra/launcher={launcher} needs the {extra} extra: pip install -e '.[{extra}]'"
-    with pytest.raises(SettingsError, match=re.escape(needle)):
-        check_overrides([f"hydra/launcher={launcher}", "seed=1,2"], sweep=True)
