@@ -237,7 +237,7 @@ class SecureNodes(DeviceChannel):
 
     # The sum.
 
-    def total(self, contributions: Sequence[Contribution], broadcast: Broadcast) -> Upload:
+    def total(self, contributions: Sequence[Contribution], broadcast: Broadcast) -> Any:
         """Return the sum of the reports, with the noise of both parties."""
         if self._header is None:
             return self._nothing()

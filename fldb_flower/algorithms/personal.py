@@ -119,8 +119,7 @@ class FLDBPersonal(Algorithm):
         upload = federation.exchange(
             Broadcast(self.play(round_), None, shares=True, lowest_variance=lowest)
         )
-        change: ShareUpload = upload
-        arrays = self.arrays
+        change, arrays = upload, self.arrays
         extra: State = {}
         if upload.noise is not None:
             change, extra = self._without_noise(upload)
@@ -160,10 +159,10 @@ class FLDBPersonal(Algorithm):
         precision, seen = observed(total, sampled, change.shift / coverage, noise.shift**2)
         pooled, linear = pooled + precision, linear + seen + precision @ theta
         known, shift = blurred(pooled, linear, total, least)
+        variance = arrays["loss_noise"] + change.noise.losses**2
         change = change._replace(
             precision=known - arrays["information"], shift=shift - arrays["shift"]
         )
-        variance = arrays["loss_noise"] + change.noise.losses**2
         return change, {"pooled": pooled, "linear": linear, "loss_noise": variance}
 
     def variance(self, losses: Array, answers: float, scale: float) -> float:

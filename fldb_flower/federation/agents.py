@@ -209,7 +209,7 @@ class AgentGroup:
             block.restore(part_of(state, str(place)))
 
 
-def total_of_blocks(uploads: Sequence[AnyUpload]) -> Any:
+def total_of_blocks(uploads: Sequence[Any]) -> Any:
     """Return the sum of the uploads of blocks that played the same iterations."""
     if len(uploads) == 1:
         return uploads[0]
@@ -330,6 +330,7 @@ class AgentBlock:
             units = units_of(*sizes_and_weights(broadcast, self._settings))
         if broadcast.shares:
             change = self._policy.shares(log.played, units)
+            assert change is not None
             return ShareUpload(len(answers), *change, outcomes=outcomes)
         if broadcast.theta_hat is not None:
             broadcast = broadcast._replace(theta_hat=self._arrays.make(broadcast.theta_hat))

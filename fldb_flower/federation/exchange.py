@@ -11,7 +11,7 @@ import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -193,6 +193,7 @@ class ShareUpload(NamedTuple):
 
 
 AnyUpload = Upload | ShareUpload
+U = TypeVar("U", Upload, ShareUpload)
 
 
 def statistics(
@@ -217,7 +218,7 @@ def statistics(
     return Upload(len(preferences), gradient, preference.gram(fresh, form), hessian, loss)
 
 
-def total(uploads: Sequence[Any]) -> Any:
+def total(uploads: Sequence[U]) -> U:
     """Sum uploads of one kind in the given order, which must not depend on that of arrival."""
     if len(uploads) == 1:
         return uploads[0]

@@ -130,7 +130,8 @@ def upload_of(
 
     ``deviation`` is the standard deviation of the noise of each value of ``vector``.
     """
-    values, noise, start = {}, {}, 0
+    values: dict[str, Any] = {}
+    noise, start = {}, 0
     for name in parts_of(broadcast):
         end = start + _size(name, form)
         value = vector[start:end] * units[name]

@@ -162,13 +162,13 @@ class UploadError(Exception):
 def encode_broadcast(broadcast: Broadcast) -> tuple[FloatArray, BroadcastHeader]:
     """Return a broadcast as a vector, and its header."""
     play = broadcast.play or PlayRequest(0, 0)
-    parts, kind = [], 0
+    estimate, parts, kind = play.estimate, [], 0
     if broadcast.theta_hat is not None:
         parts.append(broadcast.theta_hat)
-    if isinstance(prior := play.estimate, CommonPrior):
-        numbers = np.array([prior.variance, prior.scale])
-        parts, kind = [*parts, prior.shift, pack(prior.precision), numbers], _PERSONAL
-    elif estimate := play.estimate:
+    if isinstance(estimate, CommonPrior):
+        numbers = np.array([estimate.variance, estimate.scale])
+        parts, kind = [*parts, estimate.shift, pack(estimate.precision), numbers], _PERSONAL
+    elif estimate is not None:
         parts, kind = [*parts, estimate.theta_sync, pack(estimate.information)], _COMMON
     return _vector(parts), BroadcastHeader(
         first=play.first,
