@@ -220,7 +220,7 @@ _ENVIRONMENTS, _NOISE = "fldb_flower.environments", "fldb_flower.bandit.selectio
 
 
 def _independent(agents: Literal["local", "personal", "uniform"]) -> AlgorithmEntry:
-    target = f"{_ALGORITHMS}.independent:Independent"
+    target = f"{_ALGORITHMS}.base:Independent"
     return AlgorithmEntry(target, agents=agents, scheduled=False, exchanges="none")
 
 
@@ -259,7 +259,6 @@ ENVIRONMENTS = Catalogue(
     {
         "synthetic": EnvironmentEntry(f"{_ENVIRONMENTS}.synthetic:Synthetic"),
         "movielens": EnvironmentEntry(f"{_ENVIRONMENTS}.movielens:MovieLens"),
-        "sentences": EnvironmentEntry(f"{_ENVIRONMENTS}.sentences:Sentences"),
         "duels": EnvironmentEntry(f"{_ENVIRONMENTS}.duels:Duels", implies=True),
     },
 )

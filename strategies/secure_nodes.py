@@ -314,11 +314,6 @@ class SecureNodes(DeviceChannel):
         names = sorted(short_name(device) for device in self._included)
         self.tally = Tally(self._new_duels, tuple((name, None, None) for name in names))
 
-    def name(self, node: int) -> str:
-        """Return the name of the device at a node, if it is known."""
-        device = self.device_at(node)
-        return f"device {short_name(device)}" if device else super().name(node)
-
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON values."""
         return {

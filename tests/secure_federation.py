@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,10 +43,8 @@ from fldb_flower.secure.statistics import Shared, vector_of
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.system.files import replace_file
 from simulations.engines.inprocess import InProcessGrid, failure
-from strategies.device_directory import DeviceDirectory, RoundRow
+from strategies.device_directory import DeviceDirectory
 from strategies.device_rounds import DeviceServer
-from strategies.devices import DeviceChannel
-from strategies.dueling import DuelingStrategy
 from strategies.secure_nodes import KEY, PlannedExchanges, SecureNodes
 
 CLIP = 8.0
@@ -329,9 +327,9 @@ class SecureFederation:
     def _observe(self, directory: DeviceDirectory) -> None:
         commit = directory.commit
 
-        def watched(row: RoundRow, strategy: DuelingStrategy, devices: DeviceChannel) -> None:
-            self.counted[row.round] = self.sums[-1][1]
-            commit(row, strategy, devices)
+        def watched(row: Mapping[str, Any], *others: Any) -> None:
+            self.counted[row["round"]] = self.sums[-1][1]
+            commit(row, *others)
 
         directory.commit = watched  # type: ignore[method-assign]
 

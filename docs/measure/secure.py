@@ -29,7 +29,7 @@ from fldb_flower.secure.report import SCALE, Header, integers_of, make_report
 from fldb_flower.secure.statistics import Shared, parts_of, size_of
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.wire.codec import encode_broadcast
-from simulations.local_vaults import VAULT, Secure, create_vaults
+from simulations.local_federation import VAULT, Secure, create_vaults
 
 SIZES = ((5, 100), (5, 1_000), (5, 10_000), (64, 1_000))
 """Number of features, and of devices."""

@@ -125,11 +125,6 @@ def with_noise(upload: AnyUpload, noise: Noise, add: AddNoise) -> AnyUpload:
         Standard deviations by part.
     add : callable
         Returns values, (n,), with noise of given standard deviations, (n,).
-
-    Raises
-    ------
-    PrivacyError
-        A part would have no noise.
     """
     form = form_of(upload.precision if isinstance(upload, ShareUpload) else upload.information)
     noisy: dict[str, Any] = {}

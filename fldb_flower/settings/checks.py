@@ -15,7 +15,6 @@ from fldb_flower.settings.needs import NO_NOISE
 if TYPE_CHECKING:
     from fldb_flower.settings.declaration import Settings
 
-EMBEDDING_DIMENSIONS = 384  # of sentences
 
 MOVIELENS_ITEMS = 200  # the items with most ratings; also the number of users
 MOVIELENS_DIMENSIONS = 20  # users whose ratings define the features
@@ -154,14 +153,11 @@ def _check_matrix_form(settings: Settings) -> Problem:
 
 
 def _check_environment(settings: Settings) -> Problem:
-    name, d = settings.environment.name, settings.dimension
+    name = settings.environment.name
     for own, owner in ENVIRONMENT_OF.items():
         value = getattr(settings.environment, own)
         if name != owner and value != getattr(type(settings.environment), own):
             return f"environment.{own}={value!r}", f": needs environment={owner}, not {name}"
-    if name == "sentences" and d > EMBEDDING_DIMENSIONS:
-        reason = f"at most {EMBEDDING_DIMENSIONS} for sentences, the embeddings' size"
-        return f"dimension={d}", f": must be {reason}"
     return _check_movielens(settings) if name == "movielens" else None
 
 

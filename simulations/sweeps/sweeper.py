@@ -123,9 +123,17 @@ class GridSweeper(Sweeper):
         def compose(number: int, values: dict[str, str]) -> Settings:
             done()
             config = self._loader.load_sweep_config(self.config, _overrides(values))
-            with open_dict(config):
+            with open_dict(config.hydra.job):
                 config.hydra.job.num = config.hydra.job.id = number
-            HydraConfig.instance().set_config(config)  # for resolvers such as ${hydra:job.num}
+            # For resolvers such as ${hydra:job.num}; `set_config` would copy it, which takes long.
+            HydraConfig.instance().cfg = config
+            if "experiment" in swept and config.hydra.sweeper.params:
+                names = ",".join(choices["experiment"])
+                raise SettingsError(
+                    f"experiment={names} (from {_SOURCE}): one that defines what is swept must be"
+                    f" the only one, as in -m experiment={names.partition(',')[0]}; the paper's"
+                    f" figures are drawn by python -m simulations.figures {names.replace(',', ' ')}"
+                )
             if subdir != _NUMBERED:
                 chosen[number] = self._folder / str(config.hydra.sweep.subdir)
             return settings_of(config)
