@@ -21,7 +21,7 @@ from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory
 from strategies.devices import DeviceChannel
 from strategies.helper_client import HelperClient
-from strategies.secure_nodes import PlannedExchanges, SecureNodes
+from strategies.secure import PlannedExchanges, SecureChannel
 
 REPORT_SECONDS = 15.0  # between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
@@ -181,5 +181,5 @@ def make_device_server(
     signer = load_helper_public_key(Path(chosen.helper_key))
     helper = HelperClient(chosen.helper, Path(chosen.helper_token), signer, settings.node_wait)
     task = task_of(chosen.federation, signer.public_bytes_raw(), settings.dimension)
-    devices = SecureNodes(settings, helper, task, planned.plan.multiplier, planned.spend)
+    devices = SecureChannel(settings, helper, task, planned.plan.multiplier, planned.spend)
     return DeviceServer(devices, history, directory, say)

@@ -45,7 +45,7 @@ from fldb_flower.system.files import replace_file
 from simulations.engines.inprocess import InProcessGrid, failure
 from strategies.device_directory import DeviceDirectory
 from strategies.device_rounds import DeviceServer
-from strategies.secure_nodes import KEY, PlannedExchanges, SecureNodes
+from strategies.secure import KEY, PlannedExchanges, SecureChannel
 
 CLIP = 8.0
 RUN = {
@@ -266,7 +266,7 @@ class SecureFederation:
         self.helper = Link(folder / "helper", self.clock, noise)
         self._patch.setattr(sums, "replace_file", self.helper.store)
         now = SimpleNamespace(time=self.clock)
-        self._patch.setattr("strategies.secure_nodes.time", now)
+        self._patch.setattr("strategies.secure.time", now)
         self._patch.setattr("strategies.channel.MAX_TRIES", TRIES)
         self._patch.setattr("strategies.device_rounds.RETRY_SECONDS", 0.0)
         values = {"devices-round-seconds": 0.0, "node-wait": 60.0, "quorum": 0.01, **changes}
@@ -304,7 +304,7 @@ class SecureFederation:
         self._observe(directory)
         try:
             planned = PlannedExchanges(settings, history, directory)
-            nodes = SecureNodes(
+            nodes = SecureChannel(
                 settings, self.helper, TASK, planned.plan.multiplier, planned.spend, self._noise
             )
             server = DeviceServer(nodes, history, directory, self.lines.append)
@@ -426,7 +426,7 @@ class ServerAlone:
         self.settings = from_flat({**RUN, "privacy-clip": 2.0, **values}, "a test")
         self.helper, self.numbers = helper or FakeHelper(), list[int]()
         self.most = 10**6  # exchanges
-        self.nodes = SecureNodes(self.settings, self.helper, TASK, multiplier, self._spend, noise)
+        self.nodes = SecureChannel(self.settings, self.helper, TASK, multiplier, self._spend, noise)
         self.form = self.nodes.form
 
     def _spend(self, number: int) -> int:

@@ -37,7 +37,7 @@ class GaussianMechanism:
     With devices and without secure sums, the noise is exact (:mod:`~.discrete`). The server
     receives the uploads of single devices without noise, so **it is trusted with them**: the noise
     protects against those who receive the estimates. With secure sums, the noise is that of
-    ``strategies.secure_nodes``.
+    ``strategies.secure``.
 
     Parameters
     ----------

@@ -97,8 +97,8 @@ class GridSweeper(Sweeper):
             raise
         self._report(found, finished, trouble)
 
-    def plan(self, arguments: Sequence[str]) -> Plan:
-        """Return the jobs of a sweep, and choose their folders."""
+    def _choices(self, arguments: Sequence[str]) -> tuple[dict[str, list[str]], set[str]]:
+        """Return the values of each override, and the overrides that are swept."""
         parser = OverridesParser.create(config_loader=self._loader)
         choices: dict[str, list[str]] = {}
         swept = set()
@@ -115,6 +115,11 @@ class GridSweeper(Sweeper):
                     f"{each.input_line} (from {_SOURCE}): a grid needs choices or a range;"
                     " intervals need another hydra/sweeper"
                 )
+        return choices, swept
+
+    def plan(self, arguments: Sequence[str]) -> Plan:
+        """Return the jobs of a sweep, and choose their folders."""
+        choices, swept = self._choices(arguments)
         known = {entry.dotted for entry in hydra_entries()}
         self._swept = known.intersection([*swept, *(f"{key}.name" for key in swept)])
         subdir = OmegaConf.to_container(self.config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[call-overload, index]
@@ -126,7 +131,7 @@ class GridSweeper(Sweeper):
             with open_dict(config.hydra.job):
                 config.hydra.job.num = config.hydra.job.id = number
             # For resolvers such as ${hydra:job.num}; `set_config` would copy it, which takes long.
-            HydraConfig.instance().cfg = config
+            HydraConfig.instance().cfg = cast(Any, config)
             if "experiment" in swept and config.hydra.sweeper.params:
                 names = ",".join(choices["experiment"])
                 raise SettingsError(

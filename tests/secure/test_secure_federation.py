@@ -23,7 +23,7 @@ from fldb_flower.federation.history import Counts
 from fldb_flower.secure.report import SCALE
 from fldb_flower.settings import from_flat
 from strategies.device_directory import DeviceDirectory
-from strategies.secure_nodes import OPENINGS, PlannedExchanges
+from strategies.secure import OPENINGS, PlannedExchanges
 
 # --- sums ------------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ class PlannedExchanges:
         return self._number
 
 
-class SecureNodes(DeviceChannel):
+class SecureChannel(DeviceChannel):
     """The devices of a federation with secure sums: the server reads noisy sums of their reports.
 
     An exchange that cannot be finished is given up. Its number is not used again, so no answer of
