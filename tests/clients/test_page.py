@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import uvicorn
 from accessibility import violations
-from test_report import (  # noqa: F401 - two of them are fixtures
+from browsers import (  # noqa: F401 - two of them are fixtures
     browser,
     chrome,
     contrast,
