@@ -14,9 +14,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from clients.service.models import ShownArm, ShownFeature
 from clients.validation import MAX_KEY, Features, Image, Model, Text, check_names, first_error
-from fldb_flower.environments.text_files import finite_number
 from fldb_flower.errors import DataError
-from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.linalg.arrays import FloatArray, finite_number
 from fldb_flower.system.files import read_file
 
 MOST_BYTES = 2**28

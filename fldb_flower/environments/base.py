@@ -101,27 +101,17 @@ def check_contexts(environment: Environment, contexts: Any, shape: tuple[int, ..
 
     ``shape`` is that of the features, (agents, iterations, arms, d).
     """
-    found = [_shape_of(contexts, name) for name in ("features", "rewards")]
-    if found == [shape, shape[:3]]:
-        for name in ("features", "rewards"):
-            if has_masked(getattr(contexts, name)):
-                raise DataError(
-                    f"{type(environment).__name__}.contexts returned {name} with masked entries:"
-                    " must return a number for each"
-                )
-        return
-    returned = shown(contexts)
-    if hasattr(contexts, "features") and hasattr(contexts, "rewards"):
-        returned = " and ".join(
-            f"{name} of type {type(getattr(contexts, name)).__name__}"
-            if each is None
-            else f"{name} of shape {each}"
-            for name, each in zip(("features", "rewards"), found, strict=True)
+    for name, expected in (("features", shape), ("rewards", shape[:3])):
+        array = getattr(contexts, name, None)
+        if (found := getattr(array, "shape", None)) == expected and not has_masked(array):
+            continue
+        fault = shown(contexts) if found is None else f"{name} of shape {tuple(found)}"
+        if found == expected:
+            fault = f"{name} with masked entries"
+        raise DataError(
+            f"{type(environment).__name__}.contexts returned {fault}: must return Contexts with"
+            f" arrays, features of shape {shape} and rewards of shape {shape[:3]}"
         )
-    raise DataError(
-        f"{type(environment).__name__}.contexts returned {returned}: must return Contexts with"
-        f" arrays, features of shape {shape} and rewards of shape {shape[:3]}"
-    )
 
 
 def state_arrays(environment: ChangingEnvironment) -> dict[str, Array]:
@@ -143,11 +133,6 @@ def state_arrays(environment: ChangingEnvironment) -> dict[str, Array]:
     return arrays
 
 
-def _shape_of(contexts: Any, name: str) -> tuple[int, ...] | None:
-    shape = getattr(getattr(contexts, name, None), "shape", None)
-    return None if shape is None else tuple(shape)
-
-
 @runtime_checkable
 class ChangingEnvironment(Protocol):
     """What an environment also has if it changes, so that a run can be resumed.
@@ -159,7 +144,7 @@ class ChangingEnvironment(Protocol):
     The best arm changes after 100 iterations:
 
     >>> import numpy as np
-    >>> from fldb_flower.environments import ChangingEnvironment, Contexts
+    >>> from fldb_flower.environments import Contexts
     >>> class Switch:
     ...     def __init__(self, settings, agents):
     ...         self.drawn = 0
@@ -175,8 +160,6 @@ class ChangingEnvironment(Protocol):
     ...
     ...     def restore(self, state):
     ...         self.drawn = int(state["drawn"])
-    >>> issubclass(Switch, ChangingEnvironment)
-    True
     """
 
     def state(self) -> dict[str, Any]:
@@ -189,7 +172,7 @@ class ChangingEnvironment(Protocol):
 
 
 @runtime_checkable
-class RecordedAnswers(Protocol):
+class RecordedAnswers(ChangingEnvironment, Protocol):
     """What an environment also has if preferences are recorded answers instead of draws.
 
     Attributes
@@ -199,11 +182,11 @@ class RecordedAnswers(Protocol):
 
     Examples
     --------
-    An environment of two agents, who always prefer the first arm:
+    Agents who always prefer the first arm:
 
     >>> import numpy as np
-    >>> from fldb_flower.environments import RecordedAnswers
-    >>> class AlwaysFirst:
+    >>> from fldb_flower.environments.synthetic import Synthetic
+    >>> class AlwaysFirst(Synthetic):
     ...     shows_pairs = False
     ...
     ...     def answers(self, first, second):
@@ -214,8 +197,6 @@ class RecordedAnswers(Protocol):
     ...
     ...     def restore(self, state):
     ...         pass
-    >>> isinstance(AlwaysFirst(), RecordedAnswers)
-    True
     """
 
     shows_pairs: bool
@@ -235,12 +216,4 @@ class RecordedAnswers(Protocol):
             1 if the first arm won, 0 if the second won, 0.5 for a tie, or between; NaN if the
             person was asked before, or the two arms are the same: nothing is to be learned.
         """
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return a copy of the state, for :meth:`restore`."""
-        ...
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state` returned."""
         ...

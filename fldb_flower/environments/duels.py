@@ -21,56 +21,25 @@ COMPLETE = 0.9
 class Duels:
     """People's recorded answers; see :func:`~fldb_flower.environments.studies.read_study`.
 
-    Agents are people, in the order of their first duel in ``duels.csv``.
-
-    - ``environment.play=replay``: in each iteration, each agent sees ``num_arms`` distinct arms of
-      the study, drawn uniformly. The answer to the pair that its policy selects is the person's
-      recorded preference, averaged over repeated answers in either order; 0.5 if there is none. A
-      pair that the agent has selected before has no new answer. The reward of an arm is the
-      person's Borda score (:func:`borda_scores`).
-    - ``environment.play=predict``: in iteration t, each agent sees the two arms of the t-th of its
-      recorded duels, in an order shuffled by the seed, and learns the recorded preference. The
-      policy does not choose. Features are divided by their root mean square over all recorded
-      differences of the agents (:func:`standardised`). Rewards are 0.
-    - ``environment.play=auto``: replay, if at least half of all people of the study have answered
-      at least 90% of the pairs, else predict.
+    Agents are people, in the order of their first duel in ``duels.csv``. ``environment.play`` is
+    ``replay`` (:class:`Replay`) or ``predict`` (:class:`Predict`), and the class of an instance is
+    one of these two. ``auto`` is replay, if at least half of all people of the study have answered
+    at least 90% of the pairs, else predict.
 
     People with fewer than ``environment.min_answers`` answers are left out, in predict also those
     with fewer than ``horizon``. Of the others, the first ``environment.max_people`` are used.
-
-    Parameters
-    ----------
-    settings : Settings
-        ``environment``, ``num_agents``, ``horizon``, ``num_arms``, ``dimension`` and ``seed`` are
-        used.
-    agents : range
-        Numbers of this block's agents.
     """
 
+    def __new__(cls, settings: Settings, agents: range) -> Duels:  # noqa: ARG004 - as __init__
+        """Return an instance of the class that the settings choose."""
+        return object.__new__(Predict if settings.environment.play == "predict" else Replay)
+
     def __init__(self, settings: Settings, agents: range) -> None:
-        study, people = _chosen(settings)
-        play = Predict if settings.environment.play == "predict" else Replay
-        self._play: Replay | Predict = play(settings, study, people, agents)
-        self.shows_pairs = isinstance(self._play, Predict)
+        self._study, self._people = study, people = _chosen(settings)
         given = study.preference[np.isin(study.person, people)]
         counts = f"{len(given):,} answers, {np.count_nonzero(given == 0.5):,} of them ties"
         self.found = f"{counts}, in {one_line(study.folder / DUELS)}"
-
-    def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
-        """Draw arms; see :class:`~fldb_flower.environments.base.Environment`."""
-        return self._play.contexts(streams, iterations)
-
-    def answers(self, first: IntArray, second: IntArray) -> FloatArray:
-        """Return answers; see :class:`~fldb_flower.environments.base.RecordedAnswers`."""
-        return self._play.answers(first, second)
-
-    def state(self) -> dict[str, Array]:
-        """Return what has been asked so far, for :meth:`restore`."""
-        return self._play.state()
-
-    def restore(self, state: dict[str, Array]) -> None:
-        """Restore what :meth:`state` returned."""
-        self._play.restore(state)
+        self._arrays = stream_arrays(settings)
 
     @staticmethod
     def implied(settings: Settings) -> dict[str, Any]:
@@ -102,22 +71,30 @@ class Duels:
         return float(longest) or 1.0  # if all arms are equal
 
 
-class Replay:
-    """Agents choose freely among some arms; see :class:`Duels`."""
+class Replay(Duels):
+    """Agents choose freely among some arms.
 
-    def __init__(self, settings: Settings, study: Study, people: IntArray, agents: range) -> None:
-        self._num_agents, self._num_arms = len(agents), settings.num_arms
+    In each iteration, each agent sees ``num_arms`` distinct arms of the study, drawn uniformly. The
+    answer to the pair that its policy selects is the person's recorded preference, averaged over
+    repeated answers in either order; 0.5 if there is none. A pair that the agent has selected
+    before has no new answer. The reward of an arm is the person's Borda score.
+    """
+
+    shows_pairs = False
+
+    def __init__(self, settings: Settings, agents: range) -> None:
+        super().__init__(settings, agents)
+        study, self._num_agents, self._num_arms = self._study, len(agents), settings.num_arms
         self._count = len(study.arms)
-        place, low, high, share = averaged(study, people[agents.start : agents.stop])
+        place, low, high, share = averaged(study, self._people[agents.start : agents.stop])
         keys = self._keys(place, low, high)
         self._answers: dict[int, float] = dict(zip(keys.tolist(), share.tolist(), strict=True))
         self._asked: set[int] = set()
         self._shown = np.empty((0, settings.num_arms), dtype=np.int64)  # arms of the last contexts
-        arrays = stream_arrays(settings)
-        self._features = arrays.make(study.features)
+        self._features = self._arrays.make(study.features)
         scores = borda_scores(place, low, high, share, (len(agents), self._count))
-        self._rewards = arrays.make(scores)
-        self._agents = arrays.arange(len(agents))[:, None, None]
+        self._rewards = self._arrays.make(scores)
+        self._agents = self._arrays.arange(len(agents))[:, None, None]
 
     def _keys(self, place: IntArray, low: IntArray, high: IntArray) -> IntArray:
         """Return the numbers of agents' pairs of arms."""
@@ -156,16 +133,24 @@ class Replay:
         self._asked = set(state["asked"].tolist())
 
 
-class Predict:
-    """Agents see their recorded duels in a shuffled order; see :class:`Duels`."""
+class Predict(Duels):
+    """Agents see their recorded duels; the policy does not choose.
 
-    def __init__(self, settings: Settings, study: Study, people: IntArray, agents: range) -> None:
+    In iteration t, each agent sees the two arms of the t-th of its recorded duels, in an order
+    shuffled by the seed, and learns the recorded preference. Features are :func:`standardised`, and
+    rewards are 0.
+    """
+
+    shows_pairs = True
+
+    def __init__(self, settings: Settings, agents: range) -> None:
+        super().__init__(settings, agents)
+        study, people = self._study, self._people
         self._iteration = 0
         self._last = slice(0)
         duels = _shuffled(settings, study, people, agents)  # (agents, horizon)
         self._pairs = np.stack([study.first[duels], study.second[duels]], axis=-1)
         self._preferences = study.preference[duels]
-        self._arrays = stream_arrays(settings)
         self._features = standardised(study, people)
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
@@ -203,53 +188,42 @@ def choose(study: Study, settings: Settings) -> Panel:
     ``environment.play``, ``horizon``, ``num_agents`` and ``dimension`` may be ``auto``.
     """
     environment, answers = settings.environment, study.answers
-    play = _automatic_play(study) if environment.play == AUTO else environment.play
+    play, horizon = environment.play, None
+    if play == AUTO:
+        place, *_ = averaged(study, np.arange(len(study.people)))
+        pairs = len(study.arms) * (len(study.arms) - 1) / 2
+        complete = np.bincount(place, minlength=len(study.people)) >= COMPLETE * pairs
+        play = "replay" if complete.mean() >= 0.5 else "predict"
     people = np.flatnonzero(answers >= environment.min_answers)
-    horizon = None
+    name, least = "environment.min_answers", environment.min_answers
     if people.size and play == "predict":
         horizon = _given(settings.horizon, int(np.median(answers[people])))
         people = people[answers[people] >= horizon]
-    if not people.size:
-        name, least = "environment.min_answers", environment.min_answers
-        if horizon is not None:
-            name, least = "horizon", horizon
-        raise DataError(
-            f"{name}={least}: must be at most {answers.max()}, the largest number of answers of a"
-            f" person in {one_line(study.folder / DUELS)}"
-        )
+        name, least = "horizon", horizon
     people = people[: environment.max_people or None]
-    _check(settings, study, len(people), play)
+    duels, arms = one_line(study.folder / DUELS), one_line(study.folder / ARMS)
+    numbers, features = len(study.arms), study.features.shape[1]
+    problem = ""
+    if not people.size:
+        given = f"{name}={least}: must be at most"
+        problem = f"{given} {answers.max()}, the largest number of answers of a person in {duels}"
+    elif _given(settings.dimension, features) != features:
+        given = f"dimension={settings.dimension}: must be"
+        problem = f"{given} {features}, the number of features in {arms}"
+    elif play == "replay" and settings.num_arms > numbers:
+        given = f"num_arms={settings.num_arms}: must be at most"
+        problem = f"{given} {numbers}, the number of arms in {arms}"
+    elif _given(settings.num_agents, len(people)) > len(people):
+        given = f"num_agents={settings.num_agents}: must be at most"
+        problem = f"{given} {len(people)}, the number of people used in {duels}"
+    if problem:
+        raise DataError(problem)
     return Panel(people, play, horizon)
 
 
 def _given(value: int | str, otherwise: int) -> int:
     """Return an explicit number, or the other one for ``auto``."""
     return otherwise if isinstance(value, str) else value
-
-
-def _automatic_play(study: Study) -> str:
-    place, *_ = averaged(study, np.arange(len(study.people)))
-    pairs = len(study.arms) * (len(study.arms) - 1) / 2
-    complete = np.bincount(place, minlength=len(study.people)) >= COMPLETE * pairs
-    return "replay" if complete.mean() >= 0.5 else "predict"
-
-
-def _check(settings: Settings, study: Study, people: int, play: str) -> None:
-    """Raise a DataError if an explicit number does not fit the study."""
-    file, arms = one_line(study.folder / ARMS), len(study.arms)
-    features = study.features.shape[1]
-    if _given(settings.dimension, features) != features:
-        problem = f"dimension={settings.dimension}: must be {features}, the number of features"
-    elif play == "replay" and settings.num_arms > arms:
-        problem = f"num_arms={settings.num_arms}: must be at most {arms}, the number of arms"
-    elif _given(settings.num_agents, people) > people:
-        file = one_line(study.folder / DUELS)
-        problem = (
-            f"num_agents={settings.num_agents}: must be at most {people}, the number of people used"
-        )
-    else:
-        return
-    raise DataError(f"{problem} in {file}")
 
 
 def _chosen(settings: Settings) -> tuple[Study, IntArray]:

@@ -36,28 +36,13 @@ class MovieLens:
 
     ``F`` is not linear in the features, and drawn users change in each iteration. The paper's
     regret bounds do not apply.
-
-    Parameters
-    ----------
-    settings : Settings
-        ``num_arms`` (at most 200), ``dimension`` (at most 20), ``environment.users`` and
-        ``environment.path`` (a file, a folder or the zip; see
-        :mod:`~fldb_flower.environments.ratings`) are used, and ``seed`` with persistent users.
-    agents : range
-        Numbers of this block's agents; used with persistent users.
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
-        if "://" in settings.environment.path:
-            raise DataError(
-                f"{one_line(settings.environment.path)}: is a URL; download the file and set"
-                " environment.path to it"
-            )
         path = Path(settings.environment.path)
         with one_line_errors(path):
             file = ratings_file(path.expanduser().absolute())
-            status = file.stat()
-            version = (status.st_mtime_ns, status.st_size)
+            version = file.stat().st_mtime_ns, file.stat().st_size
             features, feedback, self.found = _processed(file, version, settings.dimension)
         arrays = stream_arrays(settings)
         self.features, self.feedback = arrays.make(features), arrays.make(feedback)  # phi(x), F
@@ -89,19 +74,8 @@ def like_matrix(
     """Return ``H`` of App. B.3: which of the most active users like which popular items.
 
     If a user rated an item more than once, only the last rating in the file is used. Users, or
-    items, with equally many ratings are in order of their ids.
-
-    Parameters
-    ----------
-    users, items, liked : ndarray
-        For each rating, the ids, from 0 to 10**9 - 1, and whether it is above 3.
-    size : int
-        Number of users, and of items, to select.
-
-    Returns
-    -------
-    ndarray
-        (size, size), 0 or 1, most active user and most rated item first. A missing rating is 0.
+    items, with equally many ratings are in order of their ids. The matrix is (size, size), with the
+    most active user and the most rated item first; a missing rating is 0.
     """
     pairs = users * ID_LIMIT + items
     _, from_end = np.unique(pairs[::-1], return_index=True)
@@ -147,25 +121,13 @@ def item_features(likes: FloatArray, dimension: int) -> FloatArray:
     return features
 
 
-@lru_cache(maxsize=32)
-def _processed(
-    file: Path, version: tuple[int, int], dimension: int
-) -> tuple[FloatArray, FloatArray, str]:
-    """Return features, ``F`` and what was found.
-
-    The version (time, size) detects a changed file.
-    """
-    likes, found = _likes(file, version)
-    features = np.ascontiguousarray(item_features(likes[:MOVIELENS_DIMENSIONS], dimension))
-    feedback = likes[MOVIELENS_DIMENSIONS:]
-    for array in (features, feedback):
-        array.flags.writeable = False
-    return features, feedback, found
-
-
 @lru_cache(maxsize=8)
-def _likes(file: Path, version: tuple[int, int]) -> tuple[FloatArray, str]:  # noqa: ARG001 - a key
-    """Return ``H``, and what the file contains, for an error message."""
+def _processed(
+    file: Path,
+    version: tuple[int, int],  # noqa: ARG001 - time and size, which detect a changed file
+    dimension: int,
+) -> tuple[FloatArray, FloatArray, str]:
+    """Return features, ``F``, and what the file contains, for an error message."""
     users, items, liked, (lowest, highest) = read_ratings(file)
     for ids, name in ((users, "users"), (items, "items")):
         count = len(np.unique(ids))
@@ -176,4 +138,6 @@ def _likes(file: Path, version: tuple[int, int]) -> tuple[FloatArray, str]:  # n
             )
     above = f"{liked.sum():,} of them above 3" if liked.any() else "none above 3"
     found = f"{len(liked):,} ratings from {lowest:g} to {highest:g}, {above}, in {one_line(file)}"
-    return like_matrix(users, items, liked, MOVIELENS_ITEMS), found
+    likes = like_matrix(users, items, liked, MOVIELENS_ITEMS)
+    features = item_features(likes[:MOVIELENS_DIMENSIONS], dimension)
+    return np.ascontiguousarray(features), likes[MOVIELENS_DIMENSIONS:], found

@@ -4,44 +4,31 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fldb_flower.environments.text_files import finite_number, read_text
 from fldb_flower.errors import DataError, one_line
-from fldb_flower.linalg.arrays import LARGEST, FloatArray, IntArray
+from fldb_flower.linalg.arrays import LARGEST, FloatArray, IntArray, finite_number
+from fldb_flower.system.files import read_file
 
 ARMS, DUELS = "arms.csv", "duels.csv"
 COLUMNS = ("person", "first", "second", "preference")
 
-_FILES = {
+_REQUIRED = {
     ARMS: "it must be a UTF-8 text with the header arm,FEATURE,... and one arm per line",
     DUELS: f"it must be a UTF-8 text with the header {','.join(COLUMNS)} and one duel per line",
 }
-
-Row = tuple[int, list[str]]
-"""The number of a line, from 1, and its fields."""
 
 
 class Study(NamedTuple):
     """Duels that people answered. People are numbered in order of their first duel.
 
-    Attributes
-    ----------
-    folder : Path
-        Where it was read.
-    arms, people : tuple of str
-        Names.
-    features : ndarray
-        (arms, d), float64.
-    person, first, second : ndarray
-        Of each duel, the number of the person and of the two arms, (duels,), int64.
-    preference : ndarray
-        1 if the first arm won, 0 if the second won, 0.5 for a tie, (duels,), float64.
+    ``features`` is (arms, d). The other arrays have one entry per duel: the numbers of the person
+    and of the two arms, and the preference for the first arm.
     """
 
     folder: Path
@@ -79,7 +66,7 @@ def read_study(path: str) -> Study:
                 f"{one_line(folder)}: {wrong}; environment.path must be the folder of a study, with"
                 f" {ARMS} and {DUELS}"
             )
-        states = [(folder / name).stat() for name in _FILES if (folder / name).exists()]
+        states = [(folder / name).stat() for name in _REQUIRED if (folder / name).exists()]
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{one_line(path)}: cannot be read ({reason})") from None
@@ -88,113 +75,105 @@ def read_study(path: str) -> Study:
 
 @lru_cache(maxsize=8)
 def _study(folder: Path, version: tuple[tuple[int, int], ...]) -> Study:  # noqa: ARG001 - a key
-    arms, features = _arms(folder / ARMS)
-    people, duels = _duels(folder / DUELS, arms)
+    features = _arms(folder / ARMS)
+    numbers = {arm: number for number, arm in enumerate(features)}
+    people: dict[str, int] = {}
+    duels = [
+        (people.setdefault(person, len(people)), numbers[first], numbers[second], preference)
+        for person, first, second, preference in _duels(folder / DUELS, numbers)
+    ]
     columns = [np.array(column) for column in zip(*duels, strict=True)]
-    person, first, second, preference = columns
-    study = Study(folder, tuple(arms), tuple(people), features, person, first, second, preference)
-    for array in (study.features, study.person, study.first, study.second, study.preference):
-        array.flags.writeable = False
-    return study
+    return Study(folder, tuple(features), tuple(people), np.array([*features.values()]), *columns)
 
 
-def _arms(file: Path) -> tuple[dict[str, int], FloatArray]:
-    """Return the arms' numbers by name, and their features."""
-    rows = _rows(file)
-    line, header = next(rows)
+def _arms(file: Path) -> dict[str, list[float]]:
+    """Return the features of each arm by its name."""
+    (line, header), *rows = _rows(file)
     if header[0] != "arm" or len(header) < 2:
-        raise _error(file, line, f"the header is {_shown(','.join(header))}")
+        raise _error(file, line, f"the header is {','.join(header)[:40]!r}")
     if not all(header) or len(set(header)) < len(header):
-        raise _error(file, line, f"a column has no name of its own: {_shown(','.join(header))}")
-    arms: dict[str, int] = {}
-    features = []
+        raise _error(file, line, f"a column has no name of its own: {','.join(header)[:40]!r}")
+    arms: dict[str, list[float]] = {}
     for line, (name, *texts) in rows:
         if not name or name in arms:
-            fault = f"arm {_shown(name)} appears twice" if name else "an arm has no name"
+            fault = f"arm {name[:40]!r} appears twice" if name else "an arm has no name"
             raise _error(file, line, fault)
-        arms[name] = len(arms)
-        numbers = [finite_number(text) for text in texts]
-        for column, number, text in zip(header[1:], numbers, texts, strict=True):
+        arms[name] = []
+        for column, text in zip(header[1:], texts, strict=True):
+            number = finite_number(text)
             if number is None or abs(number) > LARGEST:
-                fault = f"{one_line(column)} of {_shown(name)} is {_shown(text)}"
+                fault = f"{one_line(column)} of {name[:40]!r} is {text[:40]!r}"
                 raise _error(file, line, fault, f"must be a number within +-{LARGEST:g}")
-        features.append(numbers)
+            arms[name].append(number)
     if len(arms) < 2:
         raise DataError(f"{one_line(file)}: has {len(arms)} arms; a duel needs two")
-    return arms, np.array(features, dtype=np.float64)
+    return arms
 
 
-def _duels(
-    file: Path, arms: dict[str, int]
-) -> tuple[dict[str, int], list[tuple[int, int, int, float]]]:
-    """Return the people's numbers by name, and person, first, second, preference of each duel."""
-    rows = _rows(file)
-    line, header = next(rows)
+def _duels(file: Path, arms: Container[str]) -> Iterator[tuple[str, str, str, float]]:
+    """Yield person, first, second and preference of each duel."""
+    (line, header), *rows = _rows(file)
     for column in COLUMNS:
         if header.count(column) != 1:
             many = "no" if column not in header else "more than one"
-            raise _error(file, line, f"{many} column {column} in {_shown(','.join(header))}")
-    places = [header.index(column) for column in COLUMNS]
-    people: dict[str, int] = {}
-    duels = []
-    for line, fields in rows:
-        person, first, second, preference = (fields[place] for place in places)
+            raise _error(file, line, f"{many} column {column} in {','.join(header)[:40]!r}")
+    if not rows:
+        raise DataError(f"{one_line(file)}: has no duels; {_REQUIRED[DUELS]}")
+    for line, row in rows:
+        person, first, second, preference = (row[header.index(column)] for column in COLUMNS)
         for column, arm in (("first", first), ("second", second)):
             if arm not in arms:
-                raise _error(file, line, f"{column} is {_shown(arm)}", f"must be an arm of {ARMS}")
+                raise _error(file, line, f"{column} is {arm[:40]!r}", f"must be an arm of {ARMS}")
         if not person or first == second:
-            fault = f"first and second are both {_shown(first)}" if person else "person is empty"
+            fault = f"first and second are both {first[:40]!r}" if person else "person is empty"
             raise _error(file, line, fault)
         share = finite_number(preference)
         if share is None or not 0.0 <= share <= 1.0:
             required = "must be 1 (the first arm won), 0 (the second won) or 0.5 (a tie)"
-            raise _error(file, line, f"preference is {_shown(preference)}", required)
-        duels.append((people.setdefault(person, len(people)), arms[first], arms[second], share))
-    if not duels:
-        raise DataError(f"{one_line(file)}: has no duels; {_FILES[DUELS]}")
-    return people, duels
+            raise _error(file, line, f"preference is {preference[:40]!r}", required)
+        yield person, first, second, share
 
 
-def _rows(file: Path) -> Iterator[Row]:
-    """Yield the header and the rows, all of the header's length; lines may be blank."""
-    reader = csv.reader(io.StringIO(read_text(file, _FILES[file.name]), newline=""), strict=True)
-    columns = 0
+def _rows(file: Path) -> list[tuple[int, list[str]]]:
+    """Return line number and fields of the header and of each row that is not blank."""
     try:
-        for fields in reader:
-            row = [field.strip() for field in fields]
-            if not any(row):
-                continue
-            columns = columns or len(row)
-            if len(row) != columns:
-                fault = f"{len(row)} instead of {columns} fields: {_shown(','.join(row))}"
-                raise _error(file, reader.line_num, fault)
-            yield reader.line_num, row
+        content = read_file(file, 2**30)
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise _error(file, line, "it is not in UTF-8") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(
+            f"{one_line(file)}: cannot be read ({reason}); {_REQUIRED[file.name]}"
+        ) from None
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        lines = [(reader.line_num, [field.strip() for field in row]) for row in reader]
     except csv.Error as error:
         raise _error(file, reader.line_num, str(error)) from None
-    if not columns:
-        raise DataError(f"{one_line(file)}: is empty; {_FILES[file.name]}")
+    rows = [(line, row) for line, row in lines if any(row)]
+    if not rows:
+        raise DataError(f"{one_line(file)}: is empty; {_REQUIRED[file.name]}")
+    columns = len(rows[0][1])
+    for line, row in rows:
+        if len(row) != columns:
+            fault = f"{len(row)} instead of {columns} fields: {','.join(row)[:40]!r}"
+            raise _error(file, line, fault)
+    return rows
 
 
 def _error(file: Path, line: int, fault: str, required: str = "") -> DataError:
-    return DataError(f"{one_line(file)}: line {line}: {fault}; {required or _FILES[file.name]}")
-
-
-def _shown(text: str) -> str:
-    return repr(text[:40])  # always one line
+    return DataError(f"{one_line(file)}: line {line}: {fault}; {required or _REQUIRED[file.name]}")
 
 
 def averaged(
     study: Study, people: Sequence[int] | IntArray
 ) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
-    """Return the pairs that people answered, each once.
+    """Return the pairs that people answered, each once, as four arrays: place, low, high, share.
 
-    Returns
-    -------
-    place, low, high : ndarray
-        Of each pair, the position of the person in ``people``, and the numbers of the two arms,
-        with low < high.
-    share : ndarray
-        Average preference for ``low`` over the person's answers, in either order of the arms.
+    They are the position of the person in ``people``, the numbers of the two arms, with low < high,
+    and the person's average preference for ``low``, in either order of the arms.
     """
     places = np.full(len(study.people), -1)
     places[people] = np.arange(len(people))

@@ -8,6 +8,8 @@ kind. The standard defines no static type for both, hence :data:`Array`.
 from __future__ import annotations
 
 import importlib
+import math
+import re
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -26,6 +28,15 @@ IntArray: TypeAlias = NDArray[np.int64]
 
 LARGEST = 1e150
 """The square of a larger number may overflow."""
+
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def finite_number(text: str) -> float | None:
+    """Return a decimal number; None for other texts, such as those that only Python reads."""
+    number = float(text) if _NUMBER.fullmatch(text) else math.inf
+    return number if math.isfinite(number) else None
 
 
 def namespace(array: Array) -> ModuleType:

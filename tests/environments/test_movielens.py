@@ -176,28 +176,29 @@ def test_features_have_norm_one_or_zero(likes, dimension):
 # --- Layouts ---------------------------------------------------------------------------
 
 
+def zipped(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("place", ["file", "renamed", "folder", "subfolder", "zip", "flat zip"])
-def test_each_layout_gives_the_same_arrays(ratings, tmp_path, name, place):
+def test_each_layout_gives_the_same_arrays_from_a_file_a_folder_or_a_zip(ratings, tmp_path, name):
     text = text_of(ratings, name)
-    path = tmp_path / "data"
-    if "zip" in place:
-        path = tmp_path / "download.zip"
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("ml/README", "not ratings")
-            archive.writestr(f"__MACOSX/ml/._{name}", "not ratings")
-            archive.writestr(name if place == "flat zip" else f"ml/{name}", text)
-    else:
-        inner = {"file": name, "renamed": "mine.txt", "folder": name, "subfolder": f"ml/{name}"}
-        file = path / inner[place]
-        file.parent.mkdir(parents=True)
-        file.write_text(text)
-        path = path if "folder" in place else file
-    world = environment(path)
+    for inner in ("mine.txt", f"folder/{name}", f"above/ml/{name}"):
+        (tmp_path / inner).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / inner).write_text(text)
+    paths = [tmp_path / each for each in ("mine.txt", f"folder/{name}", "folder", "above")]
+    for inner in (name, f"ml/{name}"):
+        members = {"ml/README": "not ratings", f"__MACOSX/ml/._{name}": "not ratings", inner: text}
+        paths.append(zipped(tmp_path / f"{len(paths)}.zip", members))
     likes = expected_likes(ratings, 200)
-    np.testing.assert_array_equal(world.feedback, likes[20:])
-    np.testing.assert_array_equal(world.features, item_features(likes[:20], DIMENSION))
-    assert world.features.dtype == world.feedback.dtype == np.float64
+    for path in paths:
+        world = environment(path)
+        np.testing.assert_array_equal(world.feedback, likes[20:])
+        np.testing.assert_array_equal(world.features, item_features(likes[:20], DIMENSION))
+        assert world.features.dtype == world.feedback.dtype == np.float64
 
 
 def test_half_stars_above_three_are_likes(tmp_path):
@@ -219,13 +220,6 @@ def test_u_data_is_preferred_and_the_top_level_first(tmp_path, ratings):
     np.testing.assert_array_equal(environment(tmp_path).feedback, likes[20:])
 
 
-def zipped(path, members):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return path
-
-
 CHANGES = {
     "nothing": lambda text: text,
     "blank lines": lambda text: "\n" + text.replace("\n", "\n\n", 3) + " \n\n",
@@ -242,58 +236,28 @@ CHANGES = {
 }
 
 
-ALL_AT_ONCE = [
-    ("BOM, quotes and CRLF", times, packing)
-    for times in (True, False)
-    for packing in ("gz", "zip", "gz in zip")
-]
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize(
-    ("change", "times", "packing"),
-    [*((change, True, "plain") for change in CHANGES), ("nothing", False, "plain"), *ALL_AT_ONCE],
-)
-def test_harmless_differences(tmp_path, name, change, times, packing):
-    content = CHANGES[change](text_of(SMALL, name, times)).encode()
-    path = tmp_path / name
-    if "gz" in packing:
-        content = gzip.compress(content)
-        path = tmp_path / f"{name}.gz"
-    if "zip" in packing:
-        path = zipped(tmp_path / "ml.zip", {f"ml/{path.name}": content})
-    else:
-        path.write_bytes(content)
-    for given_path in (path, tmp_path) if "zip" not in packing else (path,):
-        world = environment(given_path)
-        np.testing.assert_array_equal(world.feedback, expected_likes(SMALL, 200)[20:])
-
-
-@pytest.mark.parametrize("mark", ["\t", "::", ","])
-@pytest.mark.parametrize("has_header", [True, False])
-def test_each_separator_with_and_without_a_header(tmp_path, mark, has_header):
-    header = ["userId,movieId,rating,timestamp".replace(",", mark)] * has_header
-    lines = [mark.join(map(str, (*row, 0))) for row in SMALL]
-    path = tmp_path / "mine.txt"
-    path.write_text("\n".join(header + lines) + "\n")
-    np.testing.assert_array_equal(environment(path).feedback, expected_likes(SMALL, 200)[20:])
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_files_added_by_macos_are_ignored(tmp_path, name):
-    junk = b"\0\5\x16\7" + b"\0" * 100
-    members = {
-        f"__MACOSX/{name}": junk,
-        f"__MACOSX/._{name}": junk,
-        f"ml/._{name}": junk,
-        f"._{name}": junk,
-        f"ml/{name}": text_of(SMALL, name).encode(),
-    }
-    for place, content in members.items():
-        (tmp_path / place).parent.mkdir(exist_ok=True)
-        (tmp_path / place).write_bytes(content)
-    for path in (tmp_path, zipped(tmp_path / "ml.zip", members)):
-        np.testing.assert_array_equal(environment(path).feedback, expected_likes(SMALL, 200)[20:])
+def test_harmless_differences(tmp_path, name):
+    cases = [(change, True, "plain") for change in CHANGES] + [("nothing", False, "plain")]
+    cases += [
+        ("BOM, quotes and CRLF", times, packing)
+        for times in (True, False)
+        for packing in ("gz", "zip", "gz in zip")
+    ]
+    for number, (change, times, packing) in enumerate(cases):
+        content = CHANGES[change](text_of(SMALL, name, times)).encode()
+        file = f"{name}.gz" if "gz" in packing else name
+        content = gzip.compress(content) if "gz" in packing else content
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if "zip" in packing:
+            paths = [zipped(folder / "ml.zip", {f"ml/{file}": content})]
+        else:
+            (folder / file).write_bytes(content)
+            paths = [folder, folder / file]
+        for path in paths:
+            found, expected = environment(path).feedback, expected_likes(SMALL, 200)[20:]
+            np.testing.assert_array_equal(found, expected, err_msg=f"{change} {times} {packing}")
 
 
 def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
@@ -322,8 +286,6 @@ def test_data_are_cached_until_the_file_changes(tmp_path, ratings):
     first = environment(file)
     assert environment(tmp_path).features is first.features
     assert environment(file, dimension=5).features.shape == (200, 5)
-    with pytest.raises(ValueError, match="read-only"):
-        first.features[0] = 1
     file.write_text(text_of(ratings, "u.data"))
     likes = expected_likes(ratings, 200)
     np.testing.assert_array_equal(environment(file).feedback, likes[20:])
@@ -452,11 +414,6 @@ def test_no_such_path(tmp_path):
     refused(tmp_path / "absent", "no such file or folder", "environment.path")
 
 
-def test_a_url():
-    url = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
-    refused(url, f"{url}: is a URL; download the file")
-
-
 def test_an_empty_folder_or_zip(tmp_path):
     names = ("contains no MovieLens ratings (u.data, ratings.dat, ratings.csv",)
     (tmp_path / "u.data").mkdir()  # a folder of this name
@@ -476,14 +433,6 @@ def test_two_data_sets_in_one_folder(tmp_path):
     refused(tmp_path, "ml-25m/ratings.csv and ml-latest-small/ratings.csv")
 
 
-@pytest.fixture(scope="module", params=[zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
-def packed(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("zip") / "ml.zip"
-    with zipfile.ZipFile(path, "w", request.param) as archive:
-        archive.writestr("ml/ratings.dat", text_of(SMALL, "ratings.dat"))
-    return path.read_bytes()
-
-
 def test_truncated_gz(tmp_path):
     path = tmp_path / "u.data.gz"
     whole = gzip.compress(text_of(SMALL, "u.data").encode())
@@ -494,63 +443,36 @@ def test_truncated_gz(tmp_path):
     refused(path, "cannot be read (CRC check failed", "download it again")
 
 
-def test_encrypted_zip(tmp_path):
-    path = zipped(tmp_path / "ml.zip", {"u.data": text_of(SMALL, "u.data")})
-    content = bytearray(path.read_bytes())
-    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        content[content.index(signature) + flags] |= 1
-    path.write_bytes(content)
-    refused(path, "cannot be read (File 'u.data' is encrypted, password required")
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_zip_with_another_compression(tmp_path, method):
-    """The archive is read or refused, and damage is refused."""
+@pytest.mark.parametrize("method", ["STORED", "DEFLATED", "BZIP2", "LZMA"])
+def test_a_damaged_zip(tmp_path, method):
+    """It is truncated, or one bit is wrong."""
     path = tmp_path / "ml.zip"
-    with zipfile.ZipFile(path, "w", method) as archive:
-        archive.writestr("u.data", text_of(SMALL, "u.data"))
-    if method == zipfile.ZIP_LZMA:
-        refused(path, "cannot be read (compressed with LZMA instead of deflate)")
-    else:
-        assert environment(path).feedback.shape == (180, 200)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 8
-    path.write_bytes(content)
-    refused(path, "cannot be read")
+    with zipfile.ZipFile(path, "w", getattr(zipfile, f"ZIP_{method}")) as archive:
+        archive.writestr("ml/ratings.dat", text_of(SMALL, "ratings.dat"))
+    assert environment(path).feedback.shape == (180, 200)
+    packed = path.read_bytes()
+    for position in range(80, len(packed) - 150, 97):
+        path.write_bytes(packed[:position] + bytes([packed[position] ^ 8]) + packed[position + 1 :])
+        refused(path, "cannot be read", "download it again")
+    for name in ("ml.zip", "ml"):
+        (tmp_path / name).write_bytes(packed[: len(packed) // 2])
+        refused(tmp_path / name, "not a zip file", "download it again")
 
 
 def test_names_that_are_not_printable(tmp_path):
     path = tmp_path / "two\nlines\x1b[31m"
     path.mkdir()
+    (path / "u.data").write_text("1\n")
     for wrong in (path, path / "absent"):
         with pytest.raises(DataError) as caught:
             environment(wrong)
         assert str(caught.value).isprintable()
-    (path / "u.data").write_text("1\n")
-    with pytest.raises(DataError) as caught:
-        environment(path)
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("suffix", [".zip", ""])
-def test_truncated_zip(tmp_path, packed, suffix):
-    path = tmp_path / f"ml{suffix}"
-    path.write_bytes(packed[: len(packed) // 2])
-    refused(path, "not a zip file", "download it again")
-
-
-def test_corrupt_zip(tmp_path, packed):
-    path = tmp_path / "ml.zip"
-    for position in range(60, len(packed) - 150, 97):
-        path.write_bytes(packed[:position] + bytes([packed[position] ^ 8]) + packed[position + 1 :])
-        refused(path, "cannot be read", "download it again")
 
 
 def test_the_error_of_a_large_corrupt_zip_names_no_line(tmp_path):
     path = tmp_path / "ml.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("ratings.dat", text_of(SMALL, "ratings.dat") * 200)
-    assert environment(path).feedback.shape == (180, 200)
     path.write_bytes(path.read_bytes().replace(b"::", b"ab", 1))
     refused(path, "CRC", "download it again")
 
@@ -561,10 +483,7 @@ def test_unreadable(tmp_path, monkeypatch):
     def denied(*_):
         raise PermissionError(13, "Permission denied")
 
-    # Not with chmod, which does not restrict root.
-    monkeypatch.setattr(Path, "iterdir", denied)
-    refused(tmp_path, "Permission denied")
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(Path, "open", denied)  # not with chmod, which does not restrict root
     refused(tmp_path / "u.data", "Permission denied")
 
 
@@ -572,45 +491,44 @@ def test_not_a_file_or_folder():
     refused(os.devnull, "not a file or folder")
 
 
-@pytest.mark.parametrize(
-    ("content", "needle"),
-    [
-        (b"", "contains no ratings"),
-        (b"\xef\xbb\xbf", "contains no ratings"),
-        (b"\n \n", "contains no ratings"),
-        (b"userId,movieId,rating,timestamp\n", "contains no ratings"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0", "line 1 has 1 instead of 4 fields: '�PNG'"),
-        (b"\x00\xff" * 5000, "line 1 has 1 instead of 4 fields: '\\x00�\\x00"),
-        (b"\x00\t\xff\n" * 5000, "line 1 has 2 instead of 4 fields: '\\x00\\t�'"),
-        ("1\t2\t3\t4\n".encode("utf-16"), "line 1 has user '��1\\x00'"),
-        (b"movieId,userId,rating\n1,2,3\n", "line 1 has user 'movieId'"),
-        (b"userId,rating,movieId\n1,2,3\n", "line 1 has user 'userId'"),
-        (b"userId,movieId,rating,timestamp\n1,2,3,4,5\n", "line 2 has 5 instead of 4 fields: '1,"),
-        (b"196", "line 1 has 1 instead of 4 fields: '196'"),
-        (b"1,2\n", "line 1 has 2 instead of 4 fields: '1,2'"),
-        (b"1,2,3,4,5\n" * 2, "line 1 has 5 instead of 4 fields: '1,2,3,4,5'"),
-        (b"1,2,3\n1,2,3,4\n", "line 2 has 4 instead of 3 fields: '1,2,3,4'"),
-        (b"1::2:5:3::4\n1::2::3::4\n", "line 1 has item '2:5:3'"),
-        (b"1::2::3::4\n1:9:2::3::4\n", "line 2 has 3 instead of 4 fields: '1:9:2::3::4'"),
-        (b"1\t2\t3\t4\n1\t2\t" + b"3" * 300_000, "line 2 has 3 instead of 4 fields: '1\\t2\\t333"),
-        (b"1\t2\t3\t4\n\n1\t2\t" + b"3" * 300_000 + b"\t4\n", "line 3 has 3 instead of 4 fields"),
-        (b'1\t2\t3\t4\n1\t"2\t3\t4\n' + b"1\t2\t3\t4\n" * 99_999, "line 2 has item '\"2'"),
-        (b"1,2,3,4\n1e400,2,3,4\n", "line 2 has user '1e400'"),
-        (b"1,2,3,4\n1,2,3,1e400\n", "line 2 has timestamp '1e400'"),
-        (b"1,2,3,4\n1_0,2,3,4\n", "line 2 has user '1_0'"),
-        (b"1,2,3,4\n\xd9\xa3,2,3,4\n", "line 2 has user '٣'"),
-    ],
-)
-def test_not_ratings_at_all(tmp_path, content, needle):
-    path = tmp_path / "u.data"
-    path.write_bytes(content)
-    refused(path, needle)
+NOT_RATINGS = [
+    (b"", "contains no ratings"),
+    (b"\xef\xbb\xbf", "contains no ratings"),
+    (b"\n \n", "contains no ratings"),
+    (b"userId,movieId,rating,timestamp\n", "contains no ratings"),
+    (b"\x89PNG\r\n\x1a\n\0\0\0", "line 1 has 1 instead of 4 fields: '�PNG'"),
+    (b"\x00\xff" * 5000, "line 1 has 1 instead of 4 fields: '\\x00�\\x00"),
+    (b"\x00\t\xff\n" * 5000, "line 1 has 2 instead of 4 fields: '\\x00\\t�'"),
+    ("1\t2\t3\t4\n".encode("utf-16"), "line 1 has user '��1\\x00'"),
+    (b"movieId,userId,rating\n1,2,3\n", "line 1 has user 'movieId'"),
+    (b"userId,rating,movieId\n1,2,3\n", "line 1 has user 'userId'"),
+    (b"userId,movieId,rating,timestamp\n1,2,3,4,5\n", "line 2 has 5 instead of 4 fields: '1,"),
+    (b"196", "line 1 has 1 instead of 4 fields: '196'"),
+    (b"1,2\n", "line 1 has 2 instead of 4 fields: '1,2'"),
+    (b"1,2,3,4,5\n" * 2, "line 1 has 5 instead of 4 fields: '1,2,3,4,5'"),
+    (b"1,2,3\n1,2,3,4\n", "line 2 has 4 instead of 3 fields: '1,2,3,4'"),
+    (b"1::2:5:3::4\n1::2::3::4\n", "line 1 has item '2:5:3'"),
+    (b"1::2::3::4\n1:9:2::3::4\n", "line 2 has 3 instead of 4 fields: '1:9:2::3::4'"),
+    (b"1\t2\t3\t4\n1\t2\t" + b"3" * 300_000, "line 2 has 3 instead of 4 fields: '1\\t2\\t333"),
+    (b"1\t2\t3\t4\n\n1\t2\t" + b"3" * 300_000 + b"\t4\n", "line 3 has 3 instead of 4 fields"),
+    (b'1\t2\t3\t4\n1\t"2\t3\t4\n' + b"1\t2\t3\t4\n" * 99_999, "line 2 has item '\"2'"),
+    (b"1,2,3,4\n1e400,2,3,4\n", "line 2 has user '1e400'"),
+    (b"1,2,3,4\n1,2,3,1e400\n", "line 2 has timestamp '1e400'"),
+    (b"1,2,3,4\n1_0,2,3,4\n", "line 2 has user '1_0'"),
+    (b"1,2,3,4\n\xd9\xa3,2,3,4\n", "line 2 has user '٣'"),
+]
+
+
+def test_not_ratings_at_all(tmp_path):
+    for number, (content, needle) in enumerate(NOT_RATINGS):
+        path = tmp_path / str(number)
+        path.write_bytes(content)
+        refused(path, needle)
 
 
 BAD_LINES = {
     "too short": (["196", "242", "3"], "3 instead of 4 fields"),
     "too long": (["196", "242", "3", "881250949", "0"], "5 instead of 4 fields"),
-    "much too long": (["196", "242", "3", "881250949"] * 2, "8 instead of 4 fields"),
     "two fields": (["196", "24"], "2 instead of 4 fields"),
     "user": (["x", "242", "3", "881250949"], "user 'x'"),
     "fractional user": (["1.5", "242", "3", "881250949"], "user '1.5'"),
@@ -631,28 +549,19 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("case", BAD_LINES)
 @pytest.mark.parametrize("index", [0, 137, -1])
-def test_an_invalid_line_is_reported(tmp_path, name, case, index):
-    fields, needle = BAD_LINES[case]
-    lines = text_of(SMALL, name).splitlines()
-    header = int(name == "ratings.csv")
-    index = len(lines) - 1 if index < 0 else index + header
-    lines[index] = LAYOUTS[name].join(fields)
-    path = tmp_path / name
-    path.write_bytes(("\n".join(lines) + "\n").encode("latin-1"))
-    if case == "too short" and index == 0:  # makes the next line too long
-        index, needle = 1, "4 instead of 3 fields"
-    refused(path, f"line {index + 1} has {needle}", "expected: ")
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_file_cut_in_its_last_line(tmp_path, name):
-    text = text_of(SMALL, name)
-    path = tmp_path / name
-    for rest in range(2, len(text.splitlines()[-1]) + 1):
-        path.write_text(text[:-rest])
-        refused(path, "last line", "truncated")
+def test_an_invalid_line_is_reported(tmp_path, name, index):
+    whole = text_of(SMALL, name).splitlines()
+    index = len(whole) - 1 if index < 0 else index + (name == "ratings.csv")
+    for case, (fields, needle) in BAD_LINES.items():
+        lines = whole.copy()
+        lines[index] = LAYOUTS[name].join(fields)
+        path = tmp_path / case
+        path.write_bytes(("\n".join(lines) + "\n").encode("latin-1"))
+        if case == "too short" and index == 0:  # makes the next line too long
+            refused(path, "line 2 has 4 instead of 3 fields", "expected: ")
+        else:
+            refused(path, f"line {index + 1} has {needle}", "expected: ")
 
 
 def test_too_few_users_or_items(tmp_path):

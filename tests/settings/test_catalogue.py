@@ -250,10 +250,10 @@ def test_a_rule_may_return_lists_and_other_integers():
             Contexts(np.ones((4, 1, 3, 2)), np.ma.masked_equal(np.ones((4, 1, 3)), 1)),
             "returned rewards with masked entries",
         ),
-        (Contexts([1.0], [2.0]), "features of type list and rewards of type list: must"),
+        (Contexts([1.0], [2.0]), r"returned Contexts\(features=\[1.0\], rewards=\[2.0\]\): must"),
         (
             Contexts(np.ones((4, 1, 2, 2)), np.ones((4, 1, 2))),
-            r"features of shape \(4, 1, 2, 2\) and rewards of shape \(4, 1, 2\): must return"
+            r"features of shape \(4, 1, 2, 2\): must return"
             r" .* features of shape \(4, 1, 3, 2\) and rewards of shape \(4, 1, 3\)$",
         ),
     ],
