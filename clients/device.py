@@ -45,14 +45,7 @@ class Limits(NamedTuple):
 
 
 class DeviceAgent(NumPyClient):
-    """One agent of the federation: a device and its store.
-
-    Raises
-    ------
-    SettingsError
-        The run has another dimension than the device's duels, or accepts fewer answers in an upload
-        than ``limits.min_duels``.
-    """
+    """One agent of the federation: a device and its store."""
 
     def __init__(self, store: DuelStore, settings: Settings, limits: Limits) -> None:
         self._uploads = UploadMaker(store, settings)
@@ -72,12 +65,8 @@ class DeviceAgent(NumPyClient):
         """Store the estimate, and return statistics of the answers that are not acknowledged.
 
         The vectors are those of :mod:`fldb_flower.wire.codec`; the ConfigRecords, as dictionaries,
-        are those of :mod:`fldb_flower.wire.devices`.
-
-        Raises
-        ------
-        DataError
-            The broadcast is not valid, or the device could not use it. Its estimate is not stored.
+        are those of :mod:`fldb_flower.wire.devices`. Nothing is stored of a broadcast that is not
+        valid, or that the device could not use.
         """
         request = DeviceRequest.from_config(config)
         counted = request.counted
@@ -101,10 +90,10 @@ class DeviceAgent(NumPyClient):
     def _statistics(
         self, broadcast: Broadcast, start: int, upto: int
     ) -> tuple[DeviceUploadHeader, Upload]:
-        if not broadcast.learns:
-            return DeviceUploadHeader(0, start, start, 0, 0), self._uploads.nothing(broadcast)
         end, held = upto, (0, 0)
-        if upto < 0:
+        if not broadcast.learns:
+            end = start
+        elif upto < 0:
             most = self._settings.devices.max_duels
             end = self.store.cut(start, self._limits.min_duels, most)
             held = self.store.held_back()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -31,54 +31,10 @@ from fldb_flower.settings import Settings
 _BLOCK = 100  # at least this many answers are known for each one that is predicted together
 
 
-class Learner(Protocol):
-    """An estimate of a person's theta, which learns from this device's answers."""
-
-    @property
-    def theta(self) -> FloatArray:
-        """Estimate, (d,)."""
-        ...
-
-    @property
-    def whitener(self) -> Whitener:
-        """C with ``||x C||`` the uncertainty of the logit ``theta . x``, in units of the rule."""
-        ...
-
-    @property
-    def width(self) -> float:
-        """Factor of the uncertainty in selection rules."""
-        ...
-
-    def learn(self, duels: Evidence) -> None:
-        """Learn from answers that are not yet known."""
-
-    def logit(self, difference: FloatArray) -> float:
-        """Return the logit of the probability that the first arm is preferred."""
-
-    def deviations(self) -> FloatArray:
-        """Return the standard deviation of each entry of theta, (d,)."""
-
-
 def settings_of(last: Synchronization | None, dimension: int) -> Settings:
     """Return the settings with which a device selects."""
     parameters = {"algorithm": "fldb_personal"} if last is None else last.parameters
     return selection_settings(parameters, dimension)
-
-
-def make_learner(
-    store: DuelStore, last: Synchronization | None, settings: Settings, duels: Evidence
-) -> Learner:
-    """Return a learner that knows the last broadcast and a store's answers."""
-    if last is not None and last.prior is None:
-        common = CommonLearner(last, settings)
-        common.learn(duels.after(last.counted))
-        return common
-    if last is None or last.prior is None:
-        personal = PersonalLearner(settings)
-    else:
-        personal = PersonalLearner(settings, last.prior, store.share(last.counted))
-    personal.learn(duels)
-    return personal
 
 
 class CommonLearner:
@@ -133,17 +89,9 @@ class CommonLearner:
 class PersonalLearner:
     """The person's own theta, by the model of FLDB-Personal.
 
+    ``own`` is M and m of this device that the sums of the prior, of the last broadcast, contain.
     Before the first broadcast, the prior of theta is ``N(0, (1 / lambda_0 + v) I)`` with the v
     that federations start with.
-
-    Parameters
-    ----------
-    settings : Settings
-        ``dimension``, ``personal_ridge`` and ``personal_width`` are used.
-    prior : CommonPrior, optional
-        Of the last broadcast.
-    own : pair of ndarray, optional
-        M and m of this device that the prior's sums contain.
     """
 
     def __init__(
@@ -252,3 +200,21 @@ def _norms_of_units(dimension: int, whitener: Whitener) -> FloatArray:
 def squared_lengths(duels: Evidence) -> float:
     """Return the sum of the squared lengths of the differences."""
     return float(np.vdot(duels.differences, duels.differences))
+
+
+Learner: TypeAlias = CommonLearner | PersonalLearner
+
+
+def make_learner(
+    store: DuelStore, last: Synchronization | None, settings: Settings, duels: Evidence
+) -> Learner:
+    """Return a learner that knows the last broadcast and a store's answers."""
+    learner: Learner
+    if last is None:
+        learner = PersonalLearner(settings)
+    elif last.prior is not None:
+        learner = PersonalLearner(settings, last.prior, store.share(last.counted))
+    else:
+        learner, duels = CommonLearner(last, settings), duels.after(last.counted)
+    learner.learn(duels)
+    return learner

@@ -5,18 +5,23 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from clients.knowledge import Knowledge
-from clients.results import Duel, Weights
-from clients.selection import PURPOSES
+from clients.selection import PURPOSES, PairSelector
 from clients.store import DuelStore, Forgotten, duel_key
-from clients.validation import check_answer, check_answers, check_arms, check_names, shortened
-from fldb_flower.bandit import preference
+from clients.validation import (
+    check_answer,
+    check_answers,
+    check_arms,
+    check_features,
+    check_names,
+    shortened,
+)
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.system.process import one_blas_thread
@@ -31,6 +36,74 @@ EXPIRE_AFTER = 7 * 24 * 3600.0
 
 MOST_SECONDS = 1e9
 """Largest ``expire_after``: about 31 years."""
+
+
+@dataclass(frozen=True)
+class Duel:
+    """Two arms to show.
+
+    The first arm is the favourite: show the two in random order, or a preference for a position is
+    learned as a preference for an arm.
+
+    Attributes
+    ----------
+    id : str
+        Argument of :meth:`~clients.preference_agent.PreferenceAgent.record`.
+    first, second : int
+        Indices of the arms among those proposed, from 0; they differ.
+    first_key, second_key : str or None
+        Their keys, if keys were given.
+    predicted : float or None
+        P(first preferred); None before the first answer and broadcast.
+    expires : float
+        In seconds since 1970.
+
+    Examples
+    --------
+    >>> from clients.preference_agent import PreferenceAgent
+    >>> with PreferenceAgent("duels.db") as agent:
+    ...     duel = agent.propose([[0.1, 0.9], [0.8, 0.2]], keys=["tea", "coffee"])
+    >>> sorted([duel.first_key, duel.second_key]), duel.predicted
+    (['coffee', 'tea'], None)
+    """
+
+    id: str
+    first: int
+    second: int
+    first_key: str | None
+    second_key: str | None
+    predicted: float | None
+    expires: float
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What was learned: the estimate of theta and its uncertainty.
+
+    Attributes
+    ----------
+    weights : list of float
+        theta, of d features.
+    deviations : list of float
+        A standard deviation of each weight.
+    names : list of str or None
+        Names of the features, if they have names.
+    own : bool
+        True: the person's own theta, which each answer changes at once. False: the server's.
+
+    Examples
+    --------
+    Nothing is known before the first duel:
+
+    >>> from clients.preference_agent import PreferenceAgent
+    >>> PreferenceAgent("duels.db").explain()
+    Weights(weights=[], deviations=[], names=None, own=True)
+    """
+
+    weights: list[float]
+    deviations: list[float]
+    names: list[str] | None
+    own: bool
 
 
 class PreferenceAgent:
@@ -98,7 +171,7 @@ class PreferenceAgent:
         self._expire_after = expire_after
         self._purpose = purpose
         self._skipped: Counter[bytes] = Counter()
-        self._knowledge: Knowledge | None = None
+        self._selector: PairSelector | None = None
 
     def close(self) -> None:
         """Close the store."""
@@ -142,23 +215,21 @@ class PreferenceAgent:
             keys or contents are invalid or not K. The service's messages are the same.
         """
         arms, names, shown = check_arms(features, keys, contents)
-        known = self._current(arms.shape[1])
-        first, second = known.select(arms)
+        selector = self._current(arms.shape[1])
+        first, second = selector.select(arms)
         difference = arms[first] - arms[second]
-        predicted = None
-        if known.is_informed:
-            predicted = _probability(known.learner.logit(difference))
-        shown_keys: tuple[str | None, str | None] = (None, None)
+        predicted = selector.predict(difference) if selector.is_informed else None
+        pair: tuple[str | None, str | None] = (None, None)
         if names is not None:
-            shown_keys = names[first], names[second]
+            pair = names[first], names[second]
         proposal = self.store.propose(
             difference,
             np.nan if predicted is None else predicted,
-            keys=shown_keys,
+            keys=pair,
             contents=None if shown is None else [shown[first], shown[second]],
             expire_after=self._expire_after,
         )
-        return Duel(proposal.id, first, second, *shown_keys, predicted, proposal.expires)
+        return Duel(proposal.id, first, second, *pair, predicted, proposal.expires)
 
     def record(self, duel_id: str, preferred: str) -> int:
         """Record the person's preference durably.
@@ -169,8 +240,8 @@ class PreferenceAgent:
         ----------
         duel_id : str
             ``id`` of a proposed duel.
-        preferred : str
-            ``"first"``, ``"second"`` or ``"tie"``.
+        preferred : {"first", "second", "tie"}
+            Which arm won.
 
         Returns
         -------
@@ -179,10 +250,8 @@ class PreferenceAgent:
 
         Raises
         ------
-        DataError
-            ``duel_id`` or ``preferred`` is invalid.
-        UnknownDuelError, DuelExpiredError, ConflictingAnswerError
-            See :class:`~clients.store.DuelStore`.
+        DataError, UnknownDuelError, DuelExpiredError, ConflictingAnswerError
+            An argument is invalid, or the duel cannot be answered so.
         """
         check_answer(duel_id, preferred)
         (result,) = self.store.record([(duel_id, PREFERENCES[preferred])])
@@ -200,29 +269,14 @@ class PreferenceAgent:
         return self.store.record([(duel, PREFERENCES[preferred]) for duel, preferred in checked])
 
     def undo(self, duel_id: str) -> str:
-        """Remove the last answer; its duel is open again, under another id.
+        """Remove the last answer; its duel is open again, under another id, which is returned.
 
         The answer is no longer learned from. It can be undone until it is part of an upload to the
-        server. The duel keeps neither keys nor contents, which were deleted when it was answered:
-        the application shows the two arms again, and records the answer with the other id. A
-        repeated request changes nothing, and returns the same id.
-
-        Parameters
-        ----------
-        duel_id : str
-            ``id`` of the duel that was answered last.
-
-        Returns
-        -------
-        str
-            Id of the duel, to be answered again or left.
-
-        Raises
-        ------
-        UndoError, UnknownDuelError
-            See :meth:`~clients.store.DuelStore.undo`.
+        server (UndoError). The duel keeps neither keys nor contents, which were deleted when it was
+        answered: the application shows the two arms again, and records the answer with the other
+        id. A repeated request changes nothing, and returns the same id.
         """
-        check_answer(duel_id, "tie")
+        check_answer(duel_id)
         return self.store.undo(duel_id, expire_after=self._expire_after)
 
     def skip(self, duel_id: str) -> None:
@@ -230,45 +284,26 @@ class PreferenceAgent:
 
         As long as this agent is open, it proposes other duels first. A tie is an answer instead:
         the person compared the two arms, and likes both equally.
-
-        Raises
-        ------
-        ConflictingAnswerError, UnknownDuelError
-            The duel was answered, or is not open.
         """
-        check_answer(duel_id, "tie")
+        check_answer(duel_id)
         self._skipped[duel_key(self.store.skip(duel_id))] += 1
 
     def name_features(self, names: Sequence[str] | None) -> None:
         """Set the names of the d features, which stay on the device; None removes them.
 
-        :meth:`explain` returns them, and the page of the local service shows them. While their
-        number is not d, the features have no names.
-
-        Raises
-        ------
-        DataError
-            A name is not a text of 1 to 1,000 characters, or occurs twice.
+        They are different texts of 1 to 1,000 characters, which :meth:`explain` returns, and the
+        page of the local service shows. While their number is not d, the features have no names.
         """
         self.store.name_features(check_names(names, self.store.dimension))
 
     def rank(self, features: ArrayLike) -> list[int]:
-        """Return the indices of K arms, best first.
+        """Return the indices of K arms, (K, d), best first.
 
         Arms are sorted by ``theta . x``. Equal arms keep their order. The estimate is that of
         :meth:`propose`.
-
-        Parameters
-        ----------
-        features : array_like
-            phi of each arm, (K, d).
-
-        Raises
-        ------
-        DataError
-            See :meth:`propose`.
         """
-        return _best_first(self._rewards(features))
+        order: list[int] = np.argsort(-self._rewards(features), kind="stable").tolist()
+        return order
 
     def favourites(self, features: ArrayLike, most: int = 5) -> list[int]:
         """Return the indices of the ``most`` best arms, best first.
@@ -276,11 +311,10 @@ class PreferenceAgent:
         Unlike :meth:`rank`, it returns none if the arms are predicted to be equally good, for
         example before the first answer and broadcast.
         """
-        rewards = self._rewards(features)
-        return _best_first(rewards)[:most] if np.ptp(rewards) > 0 else []
+        return self.rank(features)[:most] if np.ptp(self._rewards(features)) > 0 else []
 
     def _rewards(self, features: ArrayLike) -> FloatArray:
-        arms, _, _ = check_arms(features, None, None)
+        arms = check_features(features)
         rewards: FloatArray = arms @ self._current(arms.shape[1]).learner.theta
         return rewards
 
@@ -289,15 +323,10 @@ class PreferenceAgent:
 
         With the person's own theta, it is averaged over the posterior, so it is close to 1/2 where
         little is known. ``first`` and ``second`` are the features of the arms, (d,) each.
-
-        Raises
-        ------
-        DataError
-            See :meth:`propose`.
         """
         pair: Any = [first, second]
-        arms, _, _ = check_arms(pair, None, None)
-        return _probability(self._current(arms.shape[1]).learner.logit(arms[0] - arms[1]))
+        arms = check_features(pair)
+        return self._current(arms.shape[1]).predict(arms[0] - arms[1])
 
     def explain(self) -> Weights:
         """Return the weight of each feature in the reward of an arm, with standard deviations.
@@ -309,9 +338,9 @@ class PreferenceAgent:
         dimension, names = self.store.dimension, self.store.feature_names
         if dimension is None:
             return Weights([], [], names, own=True)
-        known = self._current(dimension)
-        learner = known.learner
-        return Weights(learner.theta.tolist(), learner.deviations().tolist(), names, known.is_own)
+        selector = self._current(dimension)
+        learner, own = selector.learner, selector.is_own
+        return Weights(learner.theta.tolist(), learner.deviations().tolist(), names, own)
 
     def forget(self) -> Forgotten:
         """Remove all open duels and answers from this device.
@@ -351,26 +380,15 @@ class PreferenceAgent:
             **{name: None if last is None else getattr(last, name) for name in names},
         }
 
-    def _current(self, dimension: int) -> Knowledge:
+    def _current(self, dimension: int) -> PairSelector:
         expected = self.store.dimension
         if expected is not None and expected != dimension:
             raise DataError(f"features of {dimension} numbers each: this device's have {expected}")
-        current = self._knowledge
-        version = self.store.version()
+        current, version = self._selector, self.store.version()
         if current is not None and (current.version, current.dimension) == (version, dimension):
             current.update()
             return current
         with one_blas_thread():
-            current = self._knowledge = Knowledge(
-                self.store, dimension, self._purpose, self._skipped
-            )
+            current = PairSelector(self.store, dimension, self._purpose, self._skipped)
+        self._selector = current
         return current
-
-
-def _best_first(rewards: FloatArray) -> list[int]:
-    order: list[int] = np.argsort(-rewards, kind="stable").tolist()
-    return order
-
-
-def _probability(logit: float) -> float:
-    return float(preference.logistic(np.float64(logit)))

@@ -1,4 +1,4 @@
-"""How a device selects the two arms of a duel."""
+"""How a device selects the two arms of a duel, by all that it knows at one moment."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from collections import Counter
 from collections.abc import Set
 
 import numpy as np
-from numpy.typing import NDArray
 
-from clients.learning import Learner
-from clients.store import Evidence, duel_key
-from fldb_flower.bandit.preference import link
+from clients.learning import make_learner, settings_of
+from clients.store import DuelStore, Evidence, duel_key
+from fldb_flower.bandit.preference import link, logistic
 from fldb_flower.bandit.selection import norms
 from fldb_flower.bandit.selection.scores import tie_breaks, tie_step
 from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.linear import Whitener, whitened
-from fldb_flower.settings import Settings
-
-BoolArray = NDArray[np.bool_]
+from fldb_flower.linalg.linear import whitened
+from fldb_flower.system.process import one_blas_thread
 
 PURPOSES = ("suggest", "rank")
 """What duels are for: few bad arms shown, or all arms ranked well."""
@@ -33,7 +30,7 @@ MOST_COMPARED = 300
 
 
 class PairSelector:
-    """Selects pairs with a learner, and counts how often each duel was answered.
+    """Selects pairs after one broadcast, with the answers in the device's store.
 
     A person who is asked the same question again tends to repeat the answer, so the second answer
     teaches less than the model assumes. There are three rules:
@@ -59,79 +56,82 @@ class PairSelector:
     skipped was asked as well, and two arms with the same features are no pair. Once all pairs were
     asked, the rule selects among all; of skipped pairs, those that were skipped least often.
 
-    Parameters
-    ----------
-    learner : Learner
-        What is known about the person.
-    settings : Settings
-        With which a device selects.
-    purpose : {"suggest", "rank"}
-        What duels are for.
-    skipped : Counter
-        How often each duel was skipped, by its :func:`~clients.store.duel_key`.
+    ``skipped`` counts how often each duel was skipped, by its ``duel_key``.
     """
 
     def __init__(
-        self, learner: Learner, settings: Settings, purpose: str, skipped: Counter[bytes]
+        self, store: DuelStore, dimension: int, purpose: str, skipped: Counter[bytes]
     ) -> None:
-        self._learner = learner
-        self._purpose = purpose
-        self._skipped = skipped
-        self._answered: Counter[bytes] = Counter()
+        self.version = store.version()
+        self.dimension = dimension
+        self._store, self._purpose, self._skipped = store, purpose, skipped
+        last, duels = store.synchronized(), store.answers()
+        settings = settings_of(last, dimension)
+        self.is_own = last is None or last.prior is not None
+        self.learner = make_learner(store, last, settings, duels)
         self._avoids_repeats = (settings.algorithm, settings.selection) == ("fldb_personal", "ucb")
         self._rule = find_rule(settings.selection)
         self._streams = AgentStreams(int.from_bytes(os.urandom(8), "little"), range(1))
+        self._answered: Counter[bytes] = Counter()
+        self._known = 0
+        self._count(duels)
+        self.is_informed = last is not None or self._known > 0
 
-    def count(self, duels: Evidence) -> None:
-        """Count answers."""
+    def update(self) -> None:
+        """Learn from the answers that are new in the store."""
+        if self._store.last > self._known:
+            new = self._store.answers(self._known)
+            with one_blas_thread():
+                self.learner.learn(new)
+            self._count(new)
+            self.is_informed |= self._known > 0
+
+    def _count(self, duels: Evidence) -> None:
         self._answered.update(duel_key(difference) for difference in duels.differences)
+        self._known = int(duels.numbers.max(initial=self._known))
 
-    def select(self, arms: FloatArray, asked: Set[bytes] = frozenset()) -> tuple[int, int]:
-        """Return the indices of two different arms, (K, d); the first is the favourite of both.
+    def predict(self, difference: FloatArray) -> float:
+        """Return the probability that the first arm is preferred."""
+        return float(logistic(np.float64(self.learner.logit(difference))))
 
-        ``asked`` has the :func:`~clients.store.duel_key` of each duel since the last upload.
-        """
-        theta, whitener, width = self._learner.theta, self._learner.whitener, self._learner.width
+    def select(self, arms: FloatArray) -> tuple[int, int]:
+        """Return the indices of two different arms, (K, d); the first is the favourite of both."""
+        learner, asked = self.learner, self._store.asked()
+        theta, whitener, width = learner.theta, learner.whitener, learner.width
         if self._purpose == "rank":
-            first, second = self._most_informative(arms, theta, whitener, asked)
+            first, second = self._most_informative(arms, asked)
         elif self._avoids_repeats:
-            first, second = self._least_compared(arms, theta, whitener, width)
+            first, second = self._least_compared(arms)
         else:
             first, second = self._rule.pair(arms, theta, whitener, width, self._streams)
-        if self._is_new(arms[first] - arms[second], asked):
+
+        def is_new(difference: FloatArray) -> bool:
+            key = duel_key(difference)
+            return bool(difference.any()) and key not in asked and not self._skipped[key]
+
+        if is_new(arms[first] - arms[second]):
             return first, second
         tried = set[bytes]()
         for arm in (first, *np.argsort(-(arms @ theta), kind="stable").tolist()):
             if arms[arm].tobytes() in tried:
                 continue
             tried.add(arms[arm].tobytes())
-            is_new = np.array([self._is_new(arms[arm] - other, asked) for other in arms])
-            if is_new.any():
-                return arm, self._challenger(arms, arm, is_new)
+            allowed = np.array([is_new(arms[arm] - other) for other in arms])
+            if allowed.any():
+                return arm, best_challenger(arms, arm, theta, whitener, width, allowed=allowed)
         if first != second and not self._skipped[duel_key(arms[first] - arms[second])]:
             return first, second
         skips = np.array([self._skipped[duel_key(arms[first] - other)] for other in arms], float)
         skips[first] = np.inf
-        return first, self._challenger(arms, first, skips == skips.min())
-
-    def _is_new(self, difference: FloatArray, asked: Set[bytes]) -> bool:
-        key = duel_key(difference)
-        return bool(difference.any()) and key not in asked and not self._skipped[key]
-
-    def _challenger(self, arms: FloatArray, first: int, is_allowed: BoolArray) -> int:
-        """Return the allowed arm with the largest upper bound of its reward."""
-        known = self._learner
-        return best_challenger(
-            arms, first, known.theta, known.whitener, known.width, allowed=is_allowed
-        )
+        allowed = skips == skips.min()
+        return first, best_challenger(arms, first, theta, whitener, width, allowed=allowed)
 
     def _repeats(self, difference: FloatArray) -> int:
         key = duel_key(difference)
         return self._answered[key] + self._skipped[key]
 
-    def _least_compared(
-        self, arms: FloatArray, theta: FloatArray, whitener: Whitener, width: float
-    ) -> tuple[int, int]:
+    def _least_compared(self, arms: FloatArray) -> tuple[int, int]:
+        theta, whitener, width = self.learner.theta, self.learner.whitener, self.learner.width
         predicted = arms @ theta - tie_breaks(arms[None], theta, whitener, width + CREDIBLE)
         first = int(np.argmax(predicted))
         deviations = norms((arms - arms[first])[None], whitener)[0]
@@ -144,9 +144,8 @@ class PairSelector:
         repeats = {arm: self._repeats(arms[first] - arms[arm]) for arm in candidates}
         return first, min(candidates, key=lambda arm: (repeats[arm], -scores[arm]))
 
-    def _most_informative(
-        self, arms: FloatArray, theta: FloatArray, whitener: Whitener, asked: Set[bytes]
-    ) -> tuple[int, int]:
+    def _most_informative(self, arms: FloatArray, asked: Set[bytes]) -> tuple[int, int]:
+        theta, whitener = self.learner.theta, self.learner.whitener
         step = tie_step(arms[None], theta, whitener, 1.0)  # raises if scores overflow
         drawn = np.arange(len(arms))
         if len(arms) > MOST_COMPARED:

@@ -56,20 +56,7 @@ def _expect(name: str, value: float, most: float, least: float = 0.0) -> None:
 
 
 class UploadMaker:
-    """Computes the uploads of a device, with the settings of a server's run.
-
-    Parameters
-    ----------
-    store : DuelStore
-        The device's store.
-    settings : Settings
-        Those of the server's run.
-
-    Raises
-    ------
-    SettingsError
-        The run has another dimension than the device's duels.
-    """
+    """Computes the uploads of a device, with the settings of a server's run."""
 
     def __init__(self, store: DuelStore, settings: Settings) -> None:
         known = store.dimension
@@ -78,24 +65,16 @@ class UploadMaker:
                 f"dimension={settings.dimension} (from the server's run): this device's duels have"
                 f" {known} features"
             )
-        self._store = store
-        self._settings = settings
+        self._store, self._settings = store, settings
         self.form = make_form(settings)
-
-    def nothing(self, broadcast: Broadcast) -> Upload:
-        """Return the reply to a broadcast that requests no statistics."""
-        none = np.zeros((0, self._settings.dimension))
-        return statistics(broadcast, none, np.zeros(0), none, self.form)
 
     def report(self, broadcast: Broadcast, known: Evidence, new: Evidence) -> Upload:
         """Return the statistics of a person for a report of secure sums, which limits its length.
 
         Those of new answers; with shares, the whole share, and the log losses of new answers.
         """
-        settings = self._settings
-        assert settings.clip is not None
         if not broadcast.shares:
-            differences = clipped(self._rows(new), settings.clip)
+            differences = self._clipped(new)
             return statistics(broadcast, differences, new.preferences, differences, self.form)
         change = self._learner(broadcast).relative(known, new)
         count = len(known.numbers) + len(new.numbers)
@@ -104,23 +83,23 @@ class UploadMaker:
     def upload(self, broadcast: Broadcast, start: int, end: int) -> tuple[Upload, Evidence]:
         """Return the statistics of the answers between two cuts, and these answers."""
         duels = self._store.evidence(start, end)
-        if not (self._settings.is_private and broadcast.learns):
-            return self._exact(broadcast, duels, start, end), duels
-        try:
-            upload = self._limited(broadcast, duels, start, end)
-            if not np.isfinite(encode_statistics(upload, broadcast)).all():
-                raise FloatingPointError("a number is not finite")
-        except (ConvergenceError, ArithmeticError, np.linalg.LinAlgError) as reason:
-            _LOG.warning("%s", one_line(f"contributes zeros, with noise: {reason}"))
-            upload = self._zeros(broadcast, len(duels.numbers), start)
-        return upload, duels
-
-    def _exact(self, broadcast: Broadcast, duels: Evidence, start: int, end: int) -> Upload:
+        if self._settings.is_private and broadcast.learns:
+            try:
+                upload = self._limited(broadcast, duels, start, end)
+                if not np.isfinite(encode_statistics(upload, broadcast)).all():
+                    raise FloatingPointError("a number is not finite")
+            except (ConvergenceError, ArithmeticError, np.linalg.LinAlgError) as reason:
+                _LOG.warning("%s", one_line(f"contributes zeros, with noise: {reason}"))
+                upload = self._zeros(broadcast, len(duels.numbers), start)
+            return upload, duels
         differences = self._rows(duels)
         upload = statistics(broadcast, differences, duels.preferences, differences, self.form)
         if broadcast.shares:
-            upload = upload._replace(shares=self._share_change(broadcast, start, end))
-        return upload
+            change = self._store.share_change(
+                start, end, lambda own, *duels: self._learner(broadcast, own).share(*duels)
+            )
+            upload = upload._replace(shares=change)
+        return upload, duels
 
     def _limited(self, broadcast: Broadcast, duels: Evidence, start: int, end: int) -> Upload:
         """Return the statistics of clipped differences, with the limit on a person.
@@ -128,16 +107,12 @@ class UploadMaker:
         The whole share is returned and none is stored: what the server's sums contain of this
         device is not known, because of the noise.
         """
-        settings = self._settings
-        assert settings.clip is not None
-        units = units_of(*sizes_and_weights(broadcast, settings))
+        units = units_of(*sizes_and_weights(broadcast, self._settings))
         if not broadcast.shares:
-            differences = clipped(self._rows(duels), settings.clip)
-            parts = broadcast, differences, duels.preferences, 1, self.form
+            parts = broadcast, self._clipped(duels), duels.preferences, 1, self.form
             return limited_statistics(*parts, units=units)
-        learner = self._learner(broadcast)
-        store = self._store
-        change = learner.limited(store.answers(0, start), store.answers(start, end), units)
+        known, new = self._store.answers(0, start), self._store.answers(start, end)
+        change = self._learner(broadcast).limited(known, new, units)
         change = change._replace(members=0.0 if start else 1.0)
         return self._zeros(broadcast, len(duels.numbers), start)._replace(shares=change)
 
@@ -160,49 +135,30 @@ class UploadMaker:
         return upload._replace(shares=change)
 
     def _rows(self, duels: Evidence) -> Array:
+        """Return the differences, (n, d), also if the store does not know d yet."""
         return duels.differences.reshape(-1, self._settings.dimension)
 
-    def _share_change(self, broadcast: Broadcast, start: int, end: int) -> ShareChange:
-        """Return the change of this device's share between two cuts.
-
-        The share at ``end`` is computed once, from all answers up to it that are left, and stored.
-        """
-        store = self._store
-        span = store.share_span(start, end)
-        if start < end and not store.has_share(end):
-            learner = self._learner(broadcast, store.share(start))
-            known, new = store.answers(span.start, span.scored), store.answers(span.scored, end)
-            store.keep_share(end, learner.share(known, new))
-        return store.share_change(start, end)
+    def _clipped(self, duels: Evidence) -> Array:
+        assert self._settings.clip is not None
+        return clipped(self._rows(duels), self._settings.clip)
 
     def _learner(
         self, broadcast: Broadcast, own: tuple[FloatArray, FloatArray] | None = None
     ) -> PersonalLearner:
-        # Each message starts a process, and only FLDB-Personal needs these modules.
-        from clients.learning import PersonalLearner  # noqa: PLC0415
-
-        return PersonalLearner(self._settings, self._prior(broadcast), own)
-
-    def _prior(self, broadcast: Broadcast) -> CommonPrior:
         prior = None if broadcast.play is None else broadcast.play.estimate
         if not isinstance(prior, CommonPrior):
             raise DataError("the broadcast requests a share without a prior")
-        return private_prior(prior, self._settings)
+        # Each message starts a process, and only FLDB-Personal needs these modules.
+        from clients.learning import PersonalLearner  # noqa: PLC0415
 
+        return PersonalLearner(self._settings, private_prior(prior, self._settings), own)
+
+    @np.errstate(all="ignore")  # what overflows is beyond the limits
     def check(self, broadcast: Broadcast) -> None:
-        """Check that the device can use a broadcast, with any arms and any answers.
+        """Raise DataError unless the device can use a broadcast, with any arms and any answers.
 
         The limits are public: whether a broadcast is refused does not depend on the device's data.
-
-        Raises
-        ------
-        DataError
-            A number is too large or too small, or W_sync is not positive definite.
         """
-        with np.errstate(all="ignore"):  # what overflows is beyond the limits
-            self._check(broadcast)
-
-    def _check(self, broadcast: Broadcast) -> None:
         estimate = None if broadcast.play is None else broadcast.play.estimate
         if broadcast.theta_hat is not None:
             _expect("theta_hat", _largest(broadcast.theta_hat), LARGEST)
@@ -237,8 +193,6 @@ class UploadMaker:
 
     def _check_own_prior(self, prior: CommonPrior, counted: int) -> None:
         """Check a prior without this device's share, which its sums may not contain."""
-        if not self._store.has_share(counted):
-            return
         from clients.learning import PersonalLearner  # noqa: PLC0415 - a message imports little
 
         name = "prior without the device's own share"
@@ -250,12 +204,11 @@ class UploadMaker:
     def synchronize(self, play: PlayRequest, counted: int, duels: int) -> None:
         """Store the estimate of a broadcast; a device that cannot use it keeps its former one.
 
-        The server does not observe which, since this may depend on the device's own share. The
-        parameters are those of :meth:`synchronization`.
+        The server does not observe which, since this may depend on the device's own share.
         """
         try:
             received = self.synchronization(play, counted, duels)
-            if received.prior is not None:
+            if received.prior is not None and self._store.has_share(counted):
                 self._check_own_prior(received.prior, counted)
         except (ArithmeticError, DataError, np.linalg.LinAlgError) as reason:
             _LOG.warning("%s", one_line(f"keeps its former estimate: {reason}"))
@@ -263,25 +216,12 @@ class UploadMaker:
         self._store.synchronize(received)
 
     def synchronization(self, play: PlayRequest, counted: int, duels: int) -> Synchronization:
-        """Return the estimate of a broadcast as the store keeps it.
+        """Return the estimate of a broadcast, after :meth:`check`, as the store keeps it.
 
-        Parameters
-        ----------
-        play : PlayRequest
-            With an estimate.
-        counted : int
-            Number of the last answer of this device that the server has counted.
-        duels : int
-            Number of duels, of all devices, that the estimate is based on.
-
-        Raises
-        ------
-        DataError
-            :meth:`check` does.
+        The server has counted ``counted`` answers of this device, and ``duels`` of all devices.
         """
         estimate = play.estimate
         assert estimate is not None
-        self.check(Broadcast(play, None))
         prior = None
         if isinstance(estimate, CommonPrior):
             prior = private_prior(estimate, self._settings)

@@ -1,7 +1,7 @@
-"""Validation of what applications send, to :class:`PreferenceAgent` or to the service.
+"""What applications send, to :class:`PreferenceAgent` or to the service: one schema for both.
 
 Both report the first error with :func:`first_error`, so that an invalid value gives the same
-message in both. The ``check`` functions raise :class:`DataError`.
+message in both. The ``check`` functions are those of :class:`PreferenceAgent`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     TypeAdapter,
@@ -27,8 +28,6 @@ from pydantic import (
 from fldb_flower.errors import DataError, one_line
 from fldb_flower.linalg.arrays import FloatArray, has_masked
 from fldb_flower.settings import MAX_DIMENSION
-
-_T = TypeVar("_T")
 
 LONGEST = 1e100
 """Largest absolute value of a feature, so that sums of squares are finite."""
@@ -41,32 +40,14 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-Key = Annotated[str, Field(max_length=MAX_KEY, strict=True)]
-Text = Annotated[
-    str | None,
-    Field(
-        max_length=MAX_TEXT,
-        strict=True,
-        description=f"At most {MAX_TEXT} characters.",
-        examples=["A pot of tea"],
-    ),
-]
-Image = Annotated[
-    str | None,
-    Field(
-        pattern="^(https://|data:image/)",
-        strict=True,
-        description="`data:image/...`, or an `https://` URL, whose host learns when the image is"
-        " shown, and to which address.",
-        examples=["https://images.example/tea.jpg"],
-    ),
-]
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-LONGEST, le=LONGEST)]
-Features = Annotated[list[Number], Field(min_length=1, max_length=MAX_DIMENSION, fail_fast=True)]
-Preferred = Annotated[
-    Literal["first", "second", "tie"],
-    Field(description="Winner: `first`, `second` or `tie`.", examples=["first"]),
-]
+def _as_list(values: Any) -> Any:
+    """Return tuples, and arrays of NumPy, pandas and PyTorch, as lists; other values unchanged."""
+    if not isinstance(values, str | list | tuple):
+        with contextlib.suppress(Exception):
+            values = (values if hasattr(values, "tolist") else values.__array__()).tolist()
+    if isinstance(values, list | tuple):
+        return [each.item() if isinstance(each, np.generic) else each for each in values]
+    return values
 
 
 def _of_one_length(arms: list[list[float]]) -> list[list[float]]:
@@ -79,7 +60,36 @@ def _of_one_length(arms: list[list[float]]) -> list[list[float]]:
     return arms
 
 
-OF_ONE_LENGTH = AfterValidator(_of_one_length)
+def _distinct(names: list[str]) -> list[str]:
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise ValueError(f"name {number}, {name!r}, is also the name of another feature")
+    return names
+
+
+AS_LIST, OF_ONE_LENGTH = BeforeValidator(_as_list), AfterValidator(_of_one_length)
+Key = Annotated[str, Field(max_length=MAX_KEY, strict=True)]
+Text = Annotated[
+    str | None,
+    Field(
+        max_length=MAX_TEXT, strict=True,
+        description=f"At most {MAX_TEXT} characters.", examples=["A pot of tea"],
+    ),
+]  # fmt: skip
+Image = Annotated[
+    str | None,
+    Field(
+        pattern="^(https://|data:image/)",
+        strict=True,
+        description="`data:image/...`, or an `https://` URL, whose host learns when the image is"
+        " shown, and to which address.",
+        examples=["https://images.example/tea.jpg"],
+    ),
+]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-LONGEST, le=LONGEST)]
+Features = Annotated[
+    list[Number], Field(min_length=1, max_length=MAX_DIMENSION, fail_fast=True), AS_LIST
+]
 
 
 class Content(Model):
@@ -87,13 +97,6 @@ class Content(Model):
 
     text: Text = None
     image: Image = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_an_object(cls, value: Any) -> Any:
-        if not isinstance(value, dict | Content):
-            raise ValueError(f"must be an object with a text or an image, not {shortened(value)}")
-        return value
 
     @model_validator(mode="after")
     def _shows_something(self) -> Content:
@@ -105,14 +108,14 @@ class Content(Model):
 class Arms(Model):
     """Arms to select two from."""
 
-    features: Annotated[list[Features], Field(min_length=2, fail_fast=True), OF_ONE_LENGTH]
-    keys: list[Key] | None = Field(
+    features: Annotated[list[Features], Field(min_length=2, fail_fast=True), OF_ONE_LENGTH, AS_LIST]
+    keys: Annotated[list[Key] | None, AS_LIST] = Field(
         default=None,
         description="K names. They stay on the device.",
         examples=[["tea", "coffee", "cocoa"]],
         strict=True,
     )
-    contents: list[Content] | None = Field(
+    contents: Annotated[list[Content] | None, AS_LIST] = Field(
         default=None,
         description="What the page shows of each arm. Without them, your application shows it.",
         examples=[[{"text": "A pot of tea"}, {"text": "A cup of coffee"}, {"text": "Cocoa"}]],
@@ -132,7 +135,9 @@ class Arms(Model):
 class Answer(Model):
     """Which arm won."""
 
-    preferred: Preferred
+    preferred: Literal["first", "second", "tie"] = Field(
+        description="Winner: `first`, `second` or `tie`.", examples=["first"]
+    )
 
 
 class NamedAnswer(Answer):
@@ -143,46 +148,31 @@ class NamedAnswer(Answer):
     )
 
 
-def _distinct(names: list[str]) -> list[str]:
-    seen: set[str] = set()
-    for number, name in enumerate(names):
-        if name in seen:
-            raise ValueError(f"name {number}, {name!r}, is also the name of another feature")
-        seen.add(name)
-    return names
-
-
 class FeatureNames(Model):
     """Names of the features. They stay on the device."""
 
-    names: (
+    names: Annotated[
         Annotated[
             list[Annotated[Key, Field(min_length=1)]],
             Field(min_length=1, max_length=MAX_DIMENSION, strict=True, fail_fast=True),
             AfterValidator(_distinct),
         ]
-        | None
-    ) = Field(
+        | None,
+        AS_LIST,
+    ] = Field(
         description="d different names, in the order of the features; null removes the names.",
         examples=[["sweetness", "bitterness"]],
     )
 
 
-_ARMS, _ANSWER = TypeAdapter(Arms), TypeAdapter(NamedAnswer)
-_NAMES = TypeAdapter(FeatureNames)
 _ANSWERS = TypeAdapter(list[NamedAnswer])
 _SIZES = {"missing", "too_short", "too_long", "string_too_long", "value_error"}
 
 
 def first_error(errors: Sequence[Any], value_name: str = "") -> str:
-    """Return pydantic's first error as one line that names the field and its value.
+    """Return the first of ``ValidationError.errors()`` as one line: the field, and its value.
 
-    Parameters
-    ----------
-    errors : sequence of dict
-        What ``ValidationError.errors()`` returns.
-    value_name : str
-        Name of the whole value, for errors that are in no single field.
+    ``value_name`` is the name of the whole value, for errors that are in no single field.
     """
     error = errors[0]
     place = ".".join(str(part) for part in error["loc"] if part not in {"body", "path", "query"})
@@ -205,31 +195,37 @@ def shortened(value: object) -> str:
         return f"a value of type {type(value).__name__}"
 
 
+@contextlib.contextmanager
+def _as_data_error() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise DataError(first_error(error.errors(include_url=False))) from None
+
+
+def check_features(features: ArrayLike) -> FloatArray:
+    """Return valid features, (K, d)."""
+    return check_arms(features, None, None)[0]
+
+
 def check_arms(
     features: ArrayLike, keys: object, contents: object
 ) -> tuple[FloatArray, list[str] | None, list[dict[str, Any]] | None]:
     """Return features (K, d), keys and contents as the store keeps them; :class:`Arms`."""
     if has_masked(features):
         raise DataError("features: entries are masked; each must be a number")
-    array = _valid_array(features)
-    if array is None:
-        rows = _plain(features)
-        if isinstance(rows, list):
-            rows = [_plain(row, deep=True) for row in rows]
-    else:
-        rows = [[0.0]] * len(array)  # the number of arms; validating each number is slow
-    given = {"features": rows, "keys": _plain(keys), "contents": _plain(contents)}
-    arms = _validated(_ARMS, given)
-    if array is None:
-        array = np.array(arms.features, dtype=np.float64)
-    shown = arms.contents
-    dumped = None if shown is None else [each.model_dump(exclude_none=True) for each in shown]
-    return array, arms.keys, dumped
+    array = _valid_array(features)  # validating each number is slow
+    rows = features if array is None else [[0.0]] * len(array)
+    with _as_data_error():
+        arms = Arms.model_validate({"features": rows, "keys": keys, "contents": contents})
+    shown = arms.model_dump(include={"contents"}, exclude_none=True).get("contents")
+    return np.array(arms.features) if array is None else array, arms.keys, shown
 
 
-def check_answer(duel_id: object, preferred: object) -> None:
+def check_answer(duel_id: object, preferred: object = "tie") -> None:
     """Check one :class:`NamedAnswer`."""
-    _validated(_ANSWER, {"id": duel_id, "preferred": preferred})
+    with _as_data_error():
+        NamedAnswer.model_validate({"id": duel_id, "preferred": preferred})
 
 
 def check_answers(answers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -238,22 +234,17 @@ def check_answers(answers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         given = [dict(zip(("id", "preferred"), each, strict=True)) for each in answers]
     except (TypeError, ValueError):
         raise DataError("answers must be pairs of a duel's id and a preference") from None
-    return [(answer.id, answer.preferred) for answer in _validated(_ANSWERS, given)]
+    with _as_data_error():
+        return [(answer.id, answer.preferred) for answer in _ANSWERS.validate_python(given)]
 
 
 def check_names(names: object, dimension: int | None) -> list[str] | None:
     """Return names of d features as a list; d is None if it is not yet known."""
-    checked = _validated(_NAMES, {"names": _plain(names)}).names
+    with _as_data_error():
+        checked = FeatureNames.model_validate({"names": names}).names
     if checked is not None and dimension not in {None, len(checked)}:
         raise DataError(f"names: {len(checked)} names for {dimension} features: one for each")
     return checked
-
-
-def _validated(kind: TypeAdapter[_T], value: object) -> _T:
-    try:
-        return kind.validate_python(value)
-    except ValidationError as error:
-        raise DataError(first_error(error.errors(include_url=False))) from None
 
 
 def _valid_array(features: Any) -> FloatArray | None:
@@ -267,15 +258,3 @@ def _valid_array(features: Any) -> FloatArray | None:
             if 1 <= arms.shape[1] <= MAX_DIMENSION and (np.abs(arms) <= LONGEST).all():
                 return arms
     return None
-
-
-def _plain(values: Any, *, deep: bool = False) -> Any:
-    """Return tuples, and arrays of NumPy, pandas and PyTorch, as lists; other values unchanged."""
-    if not isinstance(values, str | list | tuple):
-        with contextlib.suppress(Exception):
-            values = (values if hasattr(values, "tolist") else values.__array__()).tolist()
-    if isinstance(values, tuple):
-        values = list(values)
-    if deep and isinstance(values, list):
-        return [value.item() if isinstance(value, np.generic) else value for value in values]
-    return values

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
+import ssl
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
+import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fldb_flower.errors import DataError, FederationError, SecureError, one_line
@@ -17,20 +16,8 @@ from fldb_flower.secure.report import HelperKey
 
 _RETRY_SECONDS = 1.0
 _SECONDS = 600.0  # for one reply: the noise of the largest answer takes minutes
-_CHUNK, _MOST_OF_KEY = 2**20, 2**16
-_BINARY = "application/octet-stream"
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: it would take the token to another host."""
-
-    def http_error_302(self, *_arguments: object, **_options: object) -> None:
-        """Leave the reply to the handler of errors."""
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
-
-
-_OPENER = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
+_MOST_OF_KEY = 2**16
+_UNUSABLE = (ValueError, KeyError, TypeError, RecursionError, DataError, SecureError)
 
 
 class HelperClient:
@@ -45,15 +32,18 @@ class HelperClient:
     ) -> None:
         self._address, self._token, self._signer = address.rstrip("/"), token, signer
         self._patience = patience
+        # The token is sent to this address only: redirects and proxies are not followed.
+        self._client = httpx.Client(
+            trust_env=False, timeout=_SECONDS, verify=ssl.create_default_context()
+        )
 
     def key(self) -> HelperKey:
         """Return the HPKE key that is valid now, after a check of its signature."""
-        content = self._ask("/keys", None, _MOST_OF_KEY)
+        content = self._ask("GET", "/keys", None, _MOST_OF_KEY)
         try:
-            fields = json.loads(content)
-            key = HelperKey.from_fields(fields["key"])
+            key = HelperKey.from_fields(json.loads(content)["key"])
             key.verified(self._signer, time.time())
-        except (ValueError, KeyError, TypeError, RecursionError, DataError, SecureError) as reason:
+        except _UNUSABLE as reason:
             raise self._error(f": {reason}") from None
         return key
 
@@ -61,7 +51,7 @@ class HelperClient:
         """Return the answer to a request."""
         values = len(request.sizes) * request.header.numbers
         most = 8 * values + 8 * len(request.sealed) + _MOST_OF_KEY  # a place has up to 8 digits
-        content = self._ask("/sums", request.to_bytes(), most)
+        content = self._ask("POST", "/sums", request.to_bytes(), most)
         try:
             return SumAnswer.from_bytes(content, request)
         except DataError as reason:
@@ -70,25 +60,39 @@ class HelperClient:
     def _error(self, reason: str) -> FederationError:
         return FederationError(one_line(f"the helper at {self._address}{reason}"))
 
-    def _ask(self, path: str, body: bytes | None, most: int) -> bytes:
-        request = urllib.request.Request(self._address + path, data=body)
+    def _ask(self, method: str, path: str, body: bytes | None, most: int) -> bytes:
+        headers = {}
         if body is not None:
-            request.add_header("Authorization", f"Bearer {self._read_token()}")
-            request.add_header("Content-Type", _BINARY)
+            token = self._read_token()
+            kind = "application/octet-stream"
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
         deadline = time.monotonic() + self._patience
         while True:
             try:
-                with _OPENER.open(request, timeout=_SECONDS) as response:
-                    return _read(response, most)
-            except urllib.error.HTTPError as error:
-                reason = f" replied {error.code}: {_detail(error)}"
-                if error.code < http.client.INTERNAL_SERVER_ERROR:
-                    raise self._error(reason) from None
-            except (OSError, http.client.HTTPException) as error:
-                reason = f" does not reply: {getattr(error, 'reason', error)}"
+                url = self._address + path
+                with self._client.stream(method, url, content=body, headers=headers) as reply:
+                    content = self._read(reply, most)
+                if reply.is_success:
+                    return content
+                reason = f" replied {reply.status_code}: {_detail(content) or reply.reason_phrase}"
+                if not reply.is_server_error:
+                    raise self._error(reason)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                reason = f" does not reply: {error}"
             if time.monotonic() > deadline:
                 raise self._error(reason)
             time.sleep(_RETRY_SECONDS)
+
+    def _read(self, reply: httpx.Response, most: int) -> bytes:
+        """Return the body of a reply, of limited size and within a limited time."""
+        deadline, content = time.monotonic() + _SECONDS, bytearray()
+        for part in reply.iter_raw():
+            content += part
+            if len(content) > most:
+                raise self._error(f": its reply has more than {most} bytes")
+            if time.monotonic() > deadline:
+                raise httpx.ReadTimeout(f"its reply takes more than {_SECONDS:.0f} s")
+        return bytes(content)
 
     def _read_token(self) -> str:
         try:
@@ -100,23 +104,9 @@ class HelperClient:
             ) from None
 
 
-def _read(response: http.client.HTTPResponse, most: int) -> bytes:
-    """Return the body of a reply, of limited size and within a limited time."""
-    deadline, content, size = time.monotonic() + _SECONDS, bytearray(), response.length
-    while part := response.read1(_CHUNK):
-        content += part
-        if len(content) > most:
-            raise FederationError(f"the helper's reply has more than {most} bytes")
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"its reply takes more than {_SECONDS:.0f} s")
-    if size is not None and len(content) < size:
-        raise http.client.IncompleteRead(bytes(content), size - len(content))
-    return bytes(content)
-
-
-def _detail(error: urllib.error.HTTPError) -> str:
-    """Return the line of an error of the helper."""
+def _detail(content: bytes) -> str:
+    """Return the line of an error of the helper; empty if it has none."""
     try:
-        return one_line(json.loads(error.read(_MOST_OF_KEY))["detail"])
-    except (ValueError, TypeError, KeyError, RecursionError, OSError, http.client.HTTPException):
-        return str(error.reason)
+        return str(json.loads(content)["detail"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""

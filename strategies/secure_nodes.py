@@ -45,7 +45,7 @@ from fldb_flower.wire.codec import UploadError
 from strategies.channel import Contribution
 from strategies.devices import DeviceChannel, Tally, short_name
 from strategies.helper_client import HelperClient
-from strategies.noisy_sums import Claimed, NoisySums
+from strategies.noisy_sums import NoisySums
 
 OPENINGS = "openings.json"
 """File with the number of exchanges, their noise multiplier, and the last number of one."""
@@ -224,7 +224,7 @@ class SecureNodes(DeviceChannel):
             report = Report.from_bytes(answer.report, self._header.numbers)
         except DataError as error:
             raise UploadError(str(error)) from None
-        return Contribution(answer.device, self._nothing(), Claimed(answer.device, report))
+        return Contribution(answer.device, self._nothing(), report)
 
     def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:
         """Require one report."""
@@ -242,8 +242,8 @@ class SecureNodes(DeviceChannel):
         if self._header is None:
             return self._nothing()
         sums = NoisySums(self._helper, self._header, self._noise)
-        values, included = sums.total([each.claim for each in contributions])
-        self._included = tuple(each.device for each in included)
+        values, included = sums.total(list(contributions))
+        self._included = tuple(each.order for each in included)
         upload = upload_of(values, sums.deviation(), broadcast, self._units, self.form)
         reports, unit = len(included), self._units[DUELS]
         mean, deviation = (unit * each / reports for each in (float(values[-1]), sums.deviation()))

@@ -7,7 +7,10 @@ devices, helper and server can be killed before and after each durable write.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -15,18 +18,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from flwr.app import ConfigRecord, Message, RecordDict
-from vaults import SIGNER, Clock, D, Killed, Kills, Phone
+from vaults import KEY as KEY_OF_HELPER
+from vaults import SIGNER, TASK, Clock, D, Killed, Kills, Phone, key_of
 
 from clients.helper import sums
 from clients.helper.sums import Helper
-from fldb_flower.errors import FederationError, SecureError
+from fldb_flower.errors import FederationError, PrivacyError, SecureError
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import FloatArray, IntArray
-from fldb_flower.secure.messages import REPORT, Request, SumAnswer, SumRequest
-from fldb_flower.secure.report import KINDS, HelperKey, Report, task_of
-from fldb_flower.secure.statistics import Shared
+from fldb_flower.secure.messages import HELLO, REPORT, Reply, Request, SumAnswer, SumRequest
+from fldb_flower.secure.report import (
+    KINDS,
+    HelperKey,
+    Report,
+    integers_of,
+    make_report,
+    mask,
+    open_seed,
+)
+from fldb_flower.secure.statistics import Shared, vector_of
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.system.files import replace_file
 from simulations.engines.grid import InProcessGrid, failure
@@ -37,6 +50,13 @@ from strategies.dueling import DuelingStrategy
 from strategies.secure_nodes import KEY, PlannedExchanges, SecureNodes
 
 CLIP = 8.0
+RUN = {
+    "mode": "devices", "algorithm": "fldb_ons", "dimension": D, "secure": True,
+    "privacy-epsilon": 3.0, "privacy-clip": CLIP, "devices-rounds": 20,
+    "devices-federation": "tea", "devices-helper": "http://127.0.0.1:1",
+    "devices-helper-key": "/k", "devices-helper-token": "/t",
+}  # fmt: skip
+"""Settings of a run."""
 TRIES = 3
 """How often a device without a usable reply is asked in one exchange."""
 
@@ -251,15 +271,8 @@ class SecureFederation:
         self._patch.setattr("strategies.secure_nodes.time", now)
         self._patch.setattr("strategies.channel.MAX_TRIES", TRIES)
         self._patch.setattr("strategies.device_rounds.RETRY_SECONDS", 0.0)
-        values = {
-            "mode": "devices", "secure": True, "dimension": D, "algorithm": "fldb_ons",
-            "privacy-epsilon": 3.0, "privacy-clip": CLIP, "devices-rounds": 20,
-            "devices-federation": "tea", "devices-helper": "http://127.0.0.1:1",
-            "devices-helper-key": "/k", "devices-helper-token": "/t",
-            "devices-round-seconds": 0.0, "node-wait": 60.0, "quorum": 0.01,
-            **changes,
-        }  # fmt: skip
-        self.config = to_flat(from_flat(values, "a test"))
+        values = {"devices-round-seconds": 0.0, "node-wait": 60.0, "quorum": 0.01, **changes}
+        self.config = to_flat(from_flat({**RUN, **values}, "a test"))
         self.grid = SecureGrid(self.phones, self.config, self.kills)
         self.rng = np.random.default_rng(5)
         self.lines: list[str] = []
@@ -293,9 +306,8 @@ class SecureFederation:
         self._observe(directory)
         try:
             planned = PlannedExchanges(settings, history, directory)
-            task = task_of("tea", SIGNER.public_key().public_bytes_raw(), D)
             nodes = SecureNodes(
-                settings, self.helper, task, planned.plan.multiplier, planned.spend, self._noise
+                settings, self.helper, TASK, planned.plan.multiplier, planned.spend, self._noise
             )
             server = DeviceServer(nodes, history, directory, self.lines.append)
         except BaseException:
@@ -377,3 +389,98 @@ class SecureFederation:
             headers = {request.header for each, request in self.grid.asked if each == node}
             most = sum(header.cost for header in headers if header is not None)
             assert ledger.spent() <= most * (1.0 + 1e-9)
+
+
+class FakeHelper:
+    """A helper without noise that records what it is asked, and may add to the first values."""
+
+    def __init__(self, shift: int = 0) -> None:
+        self.asked: list[SumRequest] = []
+        self.private, self.shift = KEY_OF_HELPER, shift
+
+    def key(self) -> HelperKey:
+        return replace(key_of(), expires=int(time.time()) + 1000).sign(SIGNER)
+
+    def sums(self, request: SumRequest) -> SumAnswer:
+        self.asked.append(request)
+        seeds = [open_seed(request.header, each, self.private) for each in request.sealed]
+        sums = np.zeros((len(request.sizes), request.header.numbers), np.uint64)
+        groups = np.repeat(np.arange(len(request.sizes)), request.sizes)
+        for seed, group in zip(seeds, groups, strict=True):
+            if seed is not None:
+                sums[group] += mask(seed, request.header.numbers)
+        sums[:, 0] += np.uint64(self.shift)
+        refused = tuple(place for place, seed in enumerate(seeds) if seed is None)
+        answer = SumAnswer(hashlib.sha256(request.to_bytes()).digest(), refused, sums)
+        return SumAnswer.from_bytes(answer.to_bytes(), request)
+
+
+class ServerAlone:
+    """The server's nodes, with devices that send given statistics; node n has the device n."""
+
+    def __init__(
+        self,
+        noise: Callable[[FloatArray], IntArray] = no_noise,
+        multiplier: float = 20.0,
+        helper: Any = None,
+        **values: Any,
+    ) -> None:
+        self.settings = from_flat({**RUN, "privacy-clip": 2.0, **values}, "a test")
+        self.helper, self.numbers = helper or FakeHelper(), list[int]()
+        self.most = 10**6  # exchanges
+        self.nodes = SecureNodes(self.settings, self.helper, TASK, multiplier, self._spend, noise)
+        self.form = self.nodes.form
+
+    def _spend(self, number: int) -> int:
+        if len(self.numbers) == self.most:
+            raise PrivacyError("privacy.epsilon=3 is spent")
+        self.numbers.append(max(number, *self.numbers, 0) + 1)
+        return self.numbers[-1]
+
+    def ask(self, broadcast: Broadcast, nodes: Iterable[int]) -> list[Request]:
+        """Begin an exchange, and let devices introduce themselves; return their requests."""
+        self.nodes.begin(broadcast)
+        for node in nodes:
+            if not self.nodes.device_at(node):
+                assert self.reply(node, broadcast, Reply(HELLO, device(node))) is None
+        self.nodes.disputes([*nodes])
+        return self.requests(nodes)
+
+    def requests(self, nodes: Iterable[int]) -> list[Request]:
+        contents: Any = self.nodes.contents([*nodes], 1, None, None)  # type: ignore[arg-type]
+        return [Request.from_bytes(each["config"][KEY]) for each in contents]
+
+    def reply(self, node: int, broadcast: Broadcast, reply: Reply) -> Any:
+        content = RecordDict({"config": ConfigRecord({KEY: reply.to_bytes()})})
+        return self.nodes.check(node, SimpleNamespace(content=content), 1, broadcast)  # type: ignore[arg-type]
+
+    def report(
+        self, node: int, request: Request, broadcast: Broadcast, integers: IntArray,
+        public: X25519PublicKey | None = None,
+    ) -> Any:  # fmt: skip
+        """Send a report, sealed for the helper or for another public key."""
+        assert request.header is not None
+        assert request.key is not None
+        public = public or request.key.verified(SIGNER.public_key(), time.time())
+        report = make_report(request.header, integers, public).to_bytes()
+        reply = Reply(REPORT, device(node), report=report, digest=request.header.digest)
+        return self.reply(node, broadcast, reply)
+
+    def exchange(self, broadcast: Broadcast, uploads: list[Any]) -> Upload:
+        """Carry out and count an exchange with a device per upload, or vector of integers."""
+        nodes, contributions = range(1, len(uploads) + 1), []
+        requests = self.ask(broadcast, nodes)
+        self.units = Shared.from_bytes(requests[0].broadcast).units
+        for node, request, upload in zip(nodes, requests, uploads, strict=True):
+            values = upload
+            if isinstance(upload, Upload):
+                values = integers_of(vector_of(upload, broadcast, self.units, self.form))
+            contributions.append(self.report(node, request, broadcast, values))
+        total = self.nodes.total(contributions, broadcast)
+        self.nodes.acknowledge(dict(enumerate(contributions)))
+        return total
+
+
+def device(node: int) -> str:
+    """Return the identifier of the store of the device at a node."""
+    return f"{node:032x}"

@@ -43,6 +43,7 @@ START = 1.8e9
 SIGNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 KEY = X25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
 EXPIRES = int(START) + 10**8
+TASK = task_of("tea", SIGNER.public_key().public_bytes_raw(), D)
 
 
 class Clock:
@@ -157,9 +158,8 @@ def request_for(
     settings = settings or settings_of(algorithm=algorithm)
     units = units or dict.fromkeys(parts_of(broadcast), 1000.0)
     content = Shared(broadcast, settings, 7, units if broadcast.learns else {}).to_bytes()
-    public = SIGNER.public_key().public_bytes_raw()
     header = Header(
-        task=task_of("tea", public, D),
+        task=TASK,
         number=number,
         numbers=size_of(broadcast, make_form(settings)),
         sigma=round(multiplier * SCALE),

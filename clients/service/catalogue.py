@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from clients.service.models import Features, ShownArm, ShownFeature
-from clients.validation import MAX_KEY, Image, Model, Text, check_names, first_error
+from clients.service.models import ShownArm, ShownFeature
+from clients.validation import MAX_KEY, Features, Image, Model, Text, check_names, first_error
 from fldb_flower.environments.text_files import finite_number
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray

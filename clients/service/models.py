@@ -7,16 +7,14 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from clients import validation
-from clients.validation import Model, Number
+from clients.validation import Features, Model
 
-MAX_ARMS, MAX_FEATURES, MAX_ANSWERS = 10_000, 2048, 10_000
+MAX_ARMS, MAX_ANSWERS = 10_000, 10_000
 
 _EXPIRES = "Expiry time, in seconds since 1970, by the device's clock when the duel was proposed."
 _ID = "Zm9vYmFyYmF6cXV4"
 _TEA = {"key": "tea", "text": "A pot of tea"}
 _COFFEE = {"key": "coffee", "text": "A cup of coffee"}
-
-Features = Annotated[list[Number], Field(min_length=1, max_length=MAX_FEATURES, fail_fast=True)]
 
 
 class Arms(validation.Arms):

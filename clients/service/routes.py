@@ -6,6 +6,7 @@ import dataclasses
 import random
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse
 from fastapi.security import HTTPBearer
@@ -104,9 +105,8 @@ async def propose(offered: Arms, device: OfDevice) -> ProposedDuel:
     """Select two of K arms to show, by the last broadcast and the answers on this device."""
     shown = offered.contents
     contents = None if shown is None else [c.model_dump(exclude_none=True) for c in shown]
-    duel = await device.writer.run(
-        PreferenceAgent.propose, offered.features, offered.keys, contents
-    )
+    features = np.array(offered.features)  # an array is not validated again
+    duel = await device.writer.run(PreferenceAgent.propose, features, offered.keys, contents)
     return ProposedDuel(**dataclasses.asdict(duel))
 
 
@@ -191,7 +191,7 @@ async def record_many(
 @guarded.post("/rank", tags=["preferences"])
 async def rank(offered: Arms, device: OfDevice) -> Ranking:
     """Sort K arms by their predicted rewards, best first."""
-    order = await device.reader.run(PreferenceAgent.rank, offered.features)
+    order = await device.reader.run(PreferenceAgent.rank, np.array(offered.features))
     keys = offered.keys
     return Ranking(order=order, keys=None if keys is None else [keys[arm] for arm in order])
 

@@ -1,7 +1,7 @@
 """The duels of one device, on its disk."""
 
-from clients.store.answers import duel_key
-from clients.store.duel_store import DuelStore
+from clients.store.database import SCHEMA_VERSION
+from clients.store.duel_store import DuelStore, duel_key
 from clients.store.records import (
     ConflictingAnswerError,
     DuelExpiredError,
@@ -12,7 +12,6 @@ from clients.store.records import (
     UndoError,
     UnknownDuelError,
 )
-from clients.store.schema import SCHEMA_VERSION
 
 __all__ = [
     "SCHEMA_VERSION",

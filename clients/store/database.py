@@ -1,30 +1,89 @@
-"""The SQLite file of a duel store: opening, transactions, and erasure of deleted data."""
+"""The SQLite file of a duel store: its tables, transactions, and the erasure of deleted data."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
-from clients.store import schema
 from fldb_flower.errors import DataError, OutputError, one_line
+
+SCHEMA_VERSION = 6
+"""Version of the tables. A version that changes them migrates older files in ``_prepare``."""
+APPLICATION_ID = 0x666C6462
+"""SQLite's identifier of the application that owns a file: "fldb"."""
 
 BUSY_SECONDS = 30.0
 """Seconds to wait for a transaction of another process."""
 _ERASE_SECONDS = 0.1  # to wait for readers before the log is emptied
 _RETRY_SECONDS = 1.0  # until the next attempt if readers were still active
 
+_TABLES = """
+CREATE TABLE device (
+    id TEXT NOT NULL,            -- random; identifies this store to the server
+    dimension INTEGER,           -- d; NULL until the first duel or broadcast
+    removals INTEGER NOT NULL DEFAULT 0,  -- how often answers were undone, forgotten or pruned
+    minimum INTEGER,             -- distinct duels of an upload; NULL before the first request
+    features TEXT,               -- JSON: names of the d features; NULL if they have none
+    running REAL NOT NULL DEFAULT 0,  -- seconds for which the device was seen to run
+    uptime REAL                  -- reading of the uptime up to which they are counted
+);
+CREATE TABLE proposals (         -- duels without an answer
+    id TEXT PRIMARY KEY,
+    created REAL NOT NULL,       -- seconds since 1970
+    expires REAL NOT NULL,
+    evidence BLOB NOT NULL,      -- d + 2 float64: difference, placeholder, predicted preference
+    first_key TEXT, second_key TEXT,
+    contents TEXT,               -- JSON: what a page shows
+    begun REAL NOT NULL DEFAULT 0  -- `running` of the device when it was proposed
+);
+CREATE TABLE answers (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT UNIQUE,              -- of the duel; NULL once the answer is forgotten
+    answered REAL NOT NULL,      -- seconds since 1970, of the answer or of its removal
+    evidence BLOB NOT NULL       -- d + 2 float64: difference, preference, predicted preference
+);
+CREATE TABLE cuts (              -- boundaries of uploads: answers up to `position`
+    position INTEGER PRIMARY KEY,
+    forgotten INTEGER NOT NULL DEFAULT 0  -- 1: answers were forgotten since an upload ended here
+);
+CREATE TABLE questions (         -- estimates at which the server asked for gradients
+    cut INTEGER NOT NULL,        -- of the answers between the previous cut and this one
+    point BLOB NOT NULL,         -- SHA-256 of theta_hat
+    PRIMARY KEY (cut, point)
+) WITHOUT ROWID;
+CREATE TABLE synchronized (      -- the estimate of the last broadcast
+    received REAL NOT NULL,
+    round INTEGER NOT NULL,
+    counted INTEGER NOT NULL,    -- answers that the server has acknowledged
+    duels INTEGER NOT NULL,      -- of all devices, that the estimate is computed from
+    theta BLOB NOT NULL,         -- theta_sync: d float64
+    information BLOB NOT NULL,   -- W_sync, packed (fldb_flower/linalg/forms.py): float64
+    parameters TEXT NOT NULL,    -- JSON: how pairs are selected
+    prior BLOB                   -- FLDB-Personal: c, v and the scale, d + 2 float64; else NULL
+);
+CREATE TABLE shares (            -- of FLDB-Personal
+    cut INTEGER PRIMARY KEY,     -- computed from the answers up to this cut
+    share BLOB                   -- NULL: 0, and later shares cover the later answers only
+);
+CREATE TABLE secure (            -- of secure sums
+    name TEXT PRIMARY KEY,       -- journal, report
+    content BLOB NOT NULL
+) WITHOUT ROWID;
+"""
+
 
 class Database:
     """One connection to the file of a duel store, for all threads of a process.
 
-    Transactions are durable: write-ahead log with ``synchronous=FULL``. The parameter and errors
-    are those of :class:`~clients.store.DuelStore`.
+    Transactions are durable: write-ahead log with ``synchronous=FULL``.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -32,6 +91,7 @@ class Database:
         self._lock = threading.RLock()
         self._timer: threading.Timer | None = None
         self._busy_seconds = BUSY_SECONDS
+        self._has_deleted = False  # within the current transaction
         with self._errors():
             if not self.path.parent.is_dir():
                 raise OutputError(f"{self.path}: the folder {self.path.parent} does not exist")
@@ -41,11 +101,10 @@ class Database:
             self._connection = sqlite3.connect(
                 self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
-            self.execute = self._connection.execute
             self._inode = self.path.stat().st_ino
             self.execute("PRAGMA synchronous = FULL")
             self.execute("PRAGMA secure_delete = ON")
-            self._prepare(self._version())
+            self._prepare()
             self.erase_deleted()  # a process that was killed may have left its log
 
     def close(self) -> None:
@@ -57,46 +116,55 @@ class Database:
             self._timer = None
             self._connection.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
     def wait_at_most(self, seconds: float) -> None:
         """Set the seconds to wait for a transaction of another process."""
         with self._lock:
             self._busy_seconds = seconds
-            self.execute(f"PRAGMA busy_timeout = {seconds * 1e3:.0f}")
+            self._connection.execute(f"PRAGMA busy_timeout = {seconds * 1e3:.0f}")
 
-    def row(self, statement: str, *values: Any, default: Any = ()) -> Any:
-        """Return the first row of a query."""
-        row = self.execute(statement, values).fetchone()
-        return default if row is None else row
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Hold the connection, and translate SQLite's errors."""
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        """Execute a statement that returns no rows."""
         with self._lock, self._errors():
-            yield
+            cursor = self._connection.execute(statement, values)
+            self._has_deleted |= statement.startswith("DELETE") and cursor.rowcount > 0
+            return cursor
+
+    def rows(self, query: str, *values: Any) -> list[Any]:
+        """Return all rows of a query."""
+        with self._lock, self._errors():
+            return self._connection.execute(query, values).fetchall()
+
+    def row(self, query: str, *values: Any, default: Any = ()) -> Any:
+        """Return the first row of a query."""
+        with self._lock, self._errors():
+            row = self._connection.execute(query, values).fetchone()
+            return default if row is None else row
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Read within one transaction: what other processes write meanwhile is not seen."""
+        return self.transaction("DEFERRED")
 
     @contextlib.contextmanager
-    def snapshot(self) -> Iterator[None]:
-        """Read within one transaction: other processes may write, and nothing of it is seen."""
-        with self.reading():
-            self.execute("BEGIN")
-            try:
-                yield
-            finally:
-                self.execute("ROLLBACK")
+    def transaction(self, kind: Literal["IMMEDIATE", "DEFERRED"] = "IMMEDIATE") -> Iterator[None]:
+        """Run one durable transaction, while no other process writes; an exception rolls it back.
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Run one transaction; an exception rolls it back.
-
-        Within another one of the same thread, it is part of that one.
+        Within another one of the same thread, it is part of that one. If rows were deleted, the log
+        is emptied afterwards.
         """
         with self._lock, self._errors():
             if self._connection.in_transaction:
                 yield
                 return
-            if self.path.stat().st_ino != self._inode:
+            if kind == "IMMEDIATE" and self.path.stat().st_ino != self._inode:
                 raise OutputError(f"{self.path} was replaced by another file: open it again")
-            self.execute("BEGIN IMMEDIATE")
+            self.execute(f"BEGIN {kind}")
+            self._has_deleted = False
             try:
                 yield
                 self.execute("COMMIT")
@@ -104,6 +172,8 @@ class Database:
                 if self._connection.in_transaction:
                     self.execute("ROLLBACK")
                 raise
+            if self._has_deleted:
+                self.erase_deleted()
 
     def erase_deleted(self) -> None:
         """Empty the write-ahead log, which still holds deleted data.
@@ -113,8 +183,8 @@ class Database:
         """
         with self._lock:
             try:
-                self.execute(f"PRAGMA busy_timeout = {_ERASE_SECONDS * 1e3:.0f}")
-                busy = self.row("PRAGMA wal_checkpoint(TRUNCATE)")[0]
+                self._connection.execute(f"PRAGMA busy_timeout = {_ERASE_SECONDS * 1e3:.0f}")
+                busy = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
             except sqlite3.OperationalError:
                 busy = True  # for example a full disk; committed transactions are durable anyway
             except sqlite3.DatabaseError:
@@ -125,8 +195,18 @@ class Database:
                 self._timer.daemon = True
                 self._timer.start()
 
+    def _retry(self) -> None:
+        with self._lock:
+            self._timer = None
+            self.erase_deleted()
+
     def backup(self, path: str | Path) -> None:
-        """Copy the database into a new file; see :meth:`~clients.store.DuelStore.backup`."""
+        """Write a copy into a new file; other processes may use the store meanwhile.
+
+        Before a copy replaces the store, delete the old ``-wal`` and ``-shm`` files: SQLite would
+        apply them to the copy. The ledger of secure sums (``clients.vault.ledger``) is not part of
+        a backup, and stays as it is.
+        """
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             with contextlib.closing(sqlite3.connect(path)) as copy:
@@ -136,46 +216,40 @@ class Database:
         except (OSError, sqlite3.Error) as error:
             raise OutputError(f"cannot write the backup {path}: {error}") from None
 
-    def _retry(self) -> None:
-        with self._lock:
-            self._timer = None
-            self.erase_deleted()
+    def _prepare(self) -> None:
+        """Create the tables in a new file; refuse the file of another version or program."""
+        if self._has_tables():
+            return
+        self._use_write_ahead_log()
+        with self.transaction():
+            if self._has_tables():  # another process was faster
+                return
+            for statement in _TABLES.strip().split(";\n"):
+                self.execute(statement)
+            self.execute("INSERT INTO device (id) VALUES (?)", secrets.token_hex(16))
+            self.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
-    def _version(self) -> int:
+    def _has_tables(self) -> bool:
         version, application, tables = self.row(
             "SELECT user_version, application_id, (SELECT count(*) FROM sqlite_master)"
             " FROM pragma_user_version, pragma_application_id"
         )
-        if application != schema.APPLICATION_ID and (version or tables or application):
-            raise DataError(f"{self.path} is another program's database, not a duel store")
-        if version > schema.SCHEMA_VERSION:
+        if application == APPLICATION_ID and version != SCHEMA_VERSION:
             raise DataError(
-                f"{self.path} was written by a newer version (schema {version}; this version"
-                f" supports up to {schema.SCHEMA_VERSION}): upgrade fldb-flower"
+                f"{self.path} was written by another version of fldb-flower (schema {version}):"
+                f" this one opens stores of schema {SCHEMA_VERSION}"
             )
-        return int(version)
-
-    def _prepare(self, version: int) -> None:
-        """Create or migrate the tables."""
-        if version == schema.SCHEMA_VERSION:
-            return
-        if version == 0:
-            self._use_write_ahead_log()
-        else:
-            self.execute("VACUUM")  # schema 1 did not overwrite deleted data
-        with self.writing():
-            if self._version() == version:  # otherwise another process was faster
-                if version:
-                    schema.migrate(self._connection, version)
-                else:
-                    schema.create(self._connection)
+        if application != APPLICATION_ID and (version or tables or application):
+            raise DataError(f"{self.path} is another program's database, not a duel store")
+        return bool(tables)
 
     def _use_write_ahead_log(self) -> None:
         """Switch the journal mode; SQLite does not wait for other processes here."""
         deadline = time.monotonic() + BUSY_SECONDS
         while True:
             try:
-                self.execute("PRAGMA journal_mode = WAL")
+                self._connection.execute("PRAGMA journal_mode = WAL")
             except sqlite3.OperationalError as error:
                 if "locked" not in str(error) or time.monotonic() > deadline:
                     raise

@@ -1,8 +1,9 @@
 """The duels of one device, on its disk: SQLite, shared by any number of processes.
 
 A duel is *proposed*, then *answered*, or it expires. Answers are numbered 1, 2, 3, ... in the order
-in which they became durable; the server acknowledges them up to a number. Answers stay until
-:meth:`DuelStore.prune` or :meth:`DuelStore.forget`.
+in which they became durable; the server acknowledges them up to a number. A *cut* is the number of
+the last answer of an upload. Answers stay until :meth:`DuelStore.prune` or
+:meth:`DuelStore.forget`.
 
 Deleted data is overwritten in the file, and the write-ahead log is emptied after each transaction
 that deletes, so that no file of the store contains it. If another process is reading at that
@@ -11,37 +12,66 @@ moment, the log is emptied within a second after it has finished.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import secrets
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from clients.store.answers import OPEN
+from clients.store.check import check
+from clients.store.database import Database
 from clients.store.records import (
+    EXTRA,
+    MAX_ANSWERS,
     ConflictingAnswerError,
     DuelExpiredError,
+    Evidence,
+    Forgotten,
     Proposal,
     Synchronization,
     UndoError,
     UnknownDuelError,
 )
-from clients.store.schema import EXTRA
-from clients.store.sums import SumLog
-from fldb_flower.bandit.prior import CommonPrior
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.forms import unpack_symmetric
+from fldb_flower.linalg.forms import pack_symmetric, unpack_symmetric
+
+LONGEST_STEP = 366 * 24 * 3600.0
+"""Seconds; an uptime that is further ahead is that of another device, and counts as no time."""
+_OPEN = "begun + (expires - created) >= ?"  # with the seconds for which the device has run
 
 
-class DuelStore(SumLog):
+def duel_key(difference: FloatArray) -> bytes:
+    """Return what identifies a duel: its difference up to the sign."""
+    sign = np.sign(difference[difference != 0.0][:1]).sum()
+    key: FloatArray = sign * difference + 0.0  # no negative zeros
+    return key.tobytes()
+
+
+def distinct_duels(differences: FloatArray) -> int:
+    """Return the number of distinct duels, without duels of equal arms: (n, d) -> int."""
+    return len({duel_key(each) for each in differences[differences.any(axis=1)]})
+
+
+def system_uptime() -> float:
+    """Return the seconds since the device started, the same in all processes; nobody sets them."""
+    if hasattr(time, "CLOCK_BOOTTIME"):  # includes the time in which it was suspended
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class DuelStore(Database):
     """The duels of one device.
 
     Every method is one transaction, safe for concurrent threads and processes, and durable when it
     returns. Threads that share one store wait for each other, including those that only read; open
-    the store twice where that matters.
+    the store twice where that matters. A store is also a context manager.
 
     Parameters
     ----------
@@ -57,7 +87,7 @@ class DuelStore(SumLog):
     Raises
     ------
     DataError
-        The file is not a duel store, is damaged, or was written by a newer version.
+        The file is not a duel store, is damaged, or was written by another version.
     OutputError
         The file cannot be written.
 
@@ -72,24 +102,96 @@ class DuelStore(SumLog):
     [1] {'open': 0, 'answered': 1, 'counted': 0}
     """
 
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._uptime = uptime or (system_uptime if clock is time.time else clock)
+        super().__init__(path)
+        try:
+            check(self)
+            self.device_id = str(self.row("SELECT id FROM device")[0])
+        except BaseException:
+            self.close()
+            raise
+
+    # The device.
+
     @property
-    def path(self) -> Path:
-        """The store's file."""
-        return self._database.path
+    def dimension(self) -> int | None:
+        """d, or None before the first duel or broadcast."""
+        dimension: int | None = self.row("SELECT dimension FROM device")[0]
+        return dimension
 
-    def close(self) -> None:
-        """Close the file; a store is also a context manager."""
-        self._database.close()
+    def settle_dimension(self, dimension: int) -> int:
+        """Set d of a store without duels, and return d of the store.
 
-    def wait_at_most(self, seconds: float) -> None:
-        """Set how many seconds each call waits for transactions of other processes: 30 at first."""
-        self._database.wait_at_most(seconds)
+        Otherwise the first broadcast would set it, and a server could send one of another
+        dimension. An estimate of another dimension is removed.
+        """
+        with self.transaction():
+            known = self.dimension
+            if known != dimension and self.last == 0 and not self.row("SELECT 1 FROM proposals"):
+                self.execute("UPDATE device SET dimension = ?", dimension)
+                self.execute("DELETE FROM synchronized")
+                known = dimension
+        return known or dimension
 
-    def __enter__(self) -> DuelStore:
-        return self
+    def _fix_dimension(self, dimension: int) -> None:
+        known = self.dimension
+        if known is None:
+            self.execute("UPDATE device SET dimension = ?", dimension)
+        elif known != dimension:
+            raise DataError(
+                f"{self.path} contains duels of dimension {known}, not {dimension}: use another"
+                " store for another model"
+            )
 
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
+    def name_features(self, names: Sequence[str] | None) -> None:
+        """Set the names of the d features; None removes them."""
+        text = None if names is None else json.dumps(list(names))
+        with self.transaction():
+            self.execute("UPDATE device SET features = ?", text)
+
+    @property
+    def feature_names(self) -> list[str] | None:
+        """Names of the d features, or None if they have none, or another number of them."""
+        text, dimension = self.row("SELECT features, dimension FROM device")
+        names: list[str] | None = None if text is None else json.loads(text)
+        return None if names is None or dimension not in {None, len(names)} else names
+
+    def _running(self) -> float:
+        """Return for how many seconds the device was seen to run: at most the time that has passed.
+
+        Unlike the time of the day, which can be set, it never jumps. When the device starts again,
+        its uptime begins at 0, and what is unknown is not counted.
+        """
+        running, last = self.row("SELECT running, uptime FROM device")
+        passed = 0.0 if last is None else self._uptime() - last
+        return float(running + (passed if 0.0 < passed <= LONGEST_STEP else 0.0))
+
+    def _count_running(self) -> float:
+        """Store what :meth:`_running` returns, within a transaction, and return it."""
+        running = self._running()
+        update = "UPDATE device SET running = ?, uptime = ?"
+        self.execute(update, running, self._uptime())
+        return running
+
+    def _count_removal(self) -> None:
+        self.execute("UPDATE device SET removals = removals + 1")
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of open duels, of answers, and of acknowledged answers."""
+        with self.reading():
+            query = f"SELECT count(*) FROM proposals WHERE {_OPEN}"
+            number = self.row(query, self._running())[0]
+            return {"open": number, "answered": self.last, "counted": self.acknowledged}
+
+    # Duels.
 
     def propose(
         self,
@@ -100,96 +202,44 @@ class DuelStore(SumLog):
         contents: Any = None,
         expire_after: float,
     ) -> Proposal:
-        """Store a duel that is about to be shown.
+        """Store a duel that is about to be shown, of phi(first) - phi(second), (d,).
 
-        Parameters
-        ----------
-        difference : ndarray
-            phi(first) - phi(second), (d,).
-        predicted : float
-            P(first preferred) by the current estimate; NaN if there is none.
-        keys : pair of str or None
-            The application's names for the two arms; they stay on the device.
-        contents : JSON value, optional
-            What a page shows of the two arms.
-        expire_after : float
-            Seconds within which the duel can be answered, at least. They are counted while the
-            device runs: if its clock is set, no duel expires.
+        ``predicted`` is P(first preferred), or NaN. The seconds until it expires are counted while
+        the device runs: if its clock is set, no duel expires.
         """
-        now = self._clock()
-        duel = secrets.token_urlsafe(12)
+        now, duel = self._clock(), secrets.token_urlsafe(12)
         proposal = Proposal(duel, now, now + expire_after, keys[0], keys[1], contents)
         evidence = np.concatenate([difference, [np.nan, predicted]]).tobytes()
-        try:
-            shown = None if contents is None else json.dumps(contents)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"contents are not JSON values: {error}") from None
-        database = self._database
-        with database.writing():
+        shown = None if contents is None else json.dumps(contents)
+        with self.transaction():
             self._fix_dimension(difference.size)
             running = self._count_running()
-            expired = database.execute(f"DELETE FROM proposals WHERE NOT {OPEN}", (running,))
-            database.execute(
-                "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (duel, now, proposal.expires, evidence, *keys, shown, running),
-            )
-        if expired.rowcount:
-            database.erase_deleted()
+            self.execute(f"DELETE FROM proposals WHERE NOT {_OPEN}", running)
+            insert = "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+            self.execute(insert, duel, now, proposal.expires, evidence, *keys, shown, running)
         return proposal
-
-    def settle_dimension(self, dimension: int) -> int:
-        """Set d of a store without duels, and return d of the store.
-
-        Otherwise the first broadcast would set it, and a server could send one of another
-        dimension. An estimate of another dimension is removed.
-        """
-        database = self._database
-        with database.writing():
-            is_empty = self.last == 0 and not database.row("SELECT id FROM proposals LIMIT 1")
-            if is_empty and self.dimension != dimension:
-                database.execute("UPDATE device SET dimension = ?", (dimension,))
-                database.execute("DELETE FROM synchronized")
-                self._dimension = dimension
-        return self.dimension or dimension
 
     def open_proposals(self, limit: int = 1) -> list[Proposal]:
         """Return the oldest open duels that have contents."""
-        with self._database.reading():
-            rows = self._database.execute(
-                "SELECT id, created, expires, first_key, second_key, contents FROM proposals"
-                f" WHERE contents IS NOT NULL AND {OPEN} ORDER BY rowid LIMIT ?",
-                (self._running(), limit),
-            ).fetchall()
+        rows = self.rows(
+            "SELECT id, created, expires, first_key, second_key, contents FROM proposals"
+            f" WHERE contents IS NOT NULL AND {_OPEN} ORDER BY rowid LIMIT ?",
+            self._running(),
+            limit,
+        )
         return [Proposal._make((*row[:-1], json.loads(row[-1]))) for row in rows]
 
     def record(self, answers: Iterable[tuple[str, float]]) -> list[int | FldbError]:
-        """Record answers in one durable transaction.
+        """Record answers (id of a duel; 1: first, 0: second, 0.5: tie) in one durable transaction.
 
-        Parameters
-        ----------
-        answers : iterable of (str, float)
-            Id of a duel, and preference: 1 if the first arm won, 0 if the second did, 0.5 for a
-            tie.
-
-        Returns
-        -------
-        list
-            For each answer its number, which is the same if the answer is repeated; or the error
-            of this answer: :class:`UnknownDuelError`, :class:`DuelExpiredError` or
-            :class:`ConflictingAnswerError`.
+        Returns for each answer its number, which is the same if the answer is repeated; or its
+        error: UnknownDuelError, DuelExpiredError or ConflictingAnswerError.
         """
-        with self._database.writing():
-            before = self.last
-            results = [self._record(duel, preference) for duel, preference in answers]
-            recorded = self.last > before
-        if recorded:
-            self._database.erase_deleted()
-        return results
+        with self.transaction():
+            return [self._record(duel, preference) for duel, preference in answers]
 
     def _record(self, duel: str, preference: float) -> int | FldbError:
-        database = self._database
-        answer = self._answer(duel)
-        if answer:
+        if answer := self._answer(duel):
             before = np.frombuffer(answer[1])[-EXTRA]
             if before == preference:
                 return int(answer[0])
@@ -203,87 +253,54 @@ class DuelStore(SumLog):
         late = self._count_running() - proposal[0]
         if late > 0.0:
             return DuelExpiredError(f"duel {duel!r} expired {late:.0f} s ago: propose a new one")
-        database.execute("DELETE FROM proposals WHERE id = ?", (duel,))
-        row = (duel, self._clock(), _with_preference(proposal[1], preference))
+        self.execute("DELETE FROM proposals WHERE id = ?", duel)
         insert = "INSERT INTO answers (id, answered, evidence) VALUES (?, ?, ?)"
-        return int(database.execute(insert, row).lastrowid or 0)
+        evidence = _with_preference(proposal[1], preference)
+        return int(self.execute(insert, duel, self._clock(), evidence).lastrowid or 0)
 
     def undo(self, duel: str, *, expire_after: float) -> str:
-        """Remove the last answer; its duel is open again, under another id.
+        """Remove the last answer; its duel is open again, under another id, which is returned.
 
-        An answer that is part of an upload stays, since the server may have counted it. Because of
-        the other id, late copies of earlier requests change nothing: neither one with the answer
-        that was undone, nor one of this method, which then returns the same id. The duel has no
-        keys and no contents, since they were deleted when it was answered.
-
-        Parameters
-        ----------
-        duel : str
-            Id of the duel that was answered last.
-        expire_after : float
-            Seconds within which the duel can be answered again.
-
-        Raises
-        ------
-        UndoError
-            The answer is part of an upload, or is not the last one.
-        UnknownDuelError
-            There is no such answer.
+        Because of the other id, late copies of earlier requests change nothing: neither one with
+        the answer that was undone, nor one of this method, which then returns the same id.
         """
-        database, again = self._database, f"{duel}~"
-        with database.writing():
+        again = f"{duel}~"
+        with self.transaction():
             answer = self._answer(duel)
             if not answer:
-                self._expect_undone(duel, again)
-                return again
+                if self._proposal(again) or self._answer(again):
+                    return again
+                raise UnknownDuelError(f"duel {duel!r} has no answer that can be undone")
             number, evidence = answer
-            self._expect_undoable(duel, number)
-            now = self._clock()
-            changed = _with_preference(evidence, np.nan)
-            row = (again, now, now + expire_after, changed, self._count_running())
-            database.execute("DELETE FROM answers WHERE sequence = ?", (number,))
-            database.execute("UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'answers'")
+            if number <= self.sent:
+                raise UndoError(
+                    f"the answer to duel {duel!r} is part of an upload to the server: it can no"
+                    " longer be undone"
+                )
+            if number < self.last:
+                raise UndoError(
+                    f"the answer to duel {duel!r} has number {number}, and the last one"
+                    f" {self.last}: only the last one can be undone"
+                )
+            self.execute("DELETE FROM answers WHERE sequence = ?", number)
+            self.execute("UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'answers'")
+            now, changed = self._clock(), _with_preference(evidence, np.nan)
             columns = "id, created, expires, evidence, begun"
-            database.execute(f"INSERT INTO proposals ({columns}) VALUES (?, ?, ?, ?, ?)", row)
+            insert = f"INSERT INTO proposals ({columns}) VALUES (?, ?, ?, ?, ?)"
+            running = self._count_running()
+            self.execute(insert, again, now, now + expire_after, changed, running)
             self._count_removal()
-        database.erase_deleted()
         return again
 
-    def _expect_undoable(self, duel: str, number: int) -> None:
-        if number <= self.sent:
-            raise UndoError(
-                f"the answer to duel {duel!r} is part of an upload to the server: it can no longer"
-                " be undone"
-            )
-        if number < self.last:
-            raise UndoError(
-                f"the answer to duel {duel!r} has number {number}, and the last one {self.last}:"
-                " only the last one can be undone"
-            )
-
-    def _expect_undone(self, duel: str, again: str) -> None:
-        if not (self._proposal(again) or self._answer(again)):
-            raise UnknownDuelError(f"duel {duel!r} has no answer that can be undone")
-
     def skip(self, duel: str) -> FloatArray:
-        """Remove an open duel without an answer; return phi(first) - phi(second), (d,).
-
-        Raises
-        ------
-        ConflictingAnswerError
-            The duel was answered.
-        UnknownDuelError
-            The duel is not open.
-        """
-        database = self._database
-        with database.writing():
+        """Remove an open duel without an answer; return phi(first) - phi(second), (d,)."""
+        with self.transaction():
             if self._answer(duel):
                 raise ConflictingAnswerError(f"duel {duel!r} was answered: it cannot be skipped")
             proposal = self._proposal(duel)
             if not proposal:
                 raise _unknown(duel)
-            database.execute("DELETE FROM proposals WHERE id = ?", (duel,))
-        database.erase_deleted()
+            self.execute("DELETE FROM proposals WHERE id = ?", duel)
         difference: FloatArray = np.frombuffer(proposal[1])[:-EXTRA]
         return difference
 
@@ -297,45 +314,281 @@ class DuelStore(SumLog):
         return self._duel(query, duel)
 
     def _duel(self, query: str, duel: str) -> Any:
-        return self._database.row(query, duel) if duel.isascii() else ()  # no lone surrogates
+        return self.row(query, duel) if duel.isascii() else ()  # no lone surrogates
 
-    def name_features(self, names: Sequence[str] | None) -> None:
-        """Set the names of the d features; None removes them."""
-        text = None if names is None else json.dumps(list(names))
-        with self._database.writing():
-            self._database.execute("UPDATE device SET features = ?", (text,))
+    # Answers, and which of them an upload covers.
 
     @property
-    def feature_names(self) -> list[str] | None:
-        """Names of the d features, or None if they have none, or another number of them."""
-        with self._database.reading():
-            text, dimension = self._database.row("SELECT features, dimension FROM device")
-        names: list[str] | None = None if text is None else json.loads(text)
-        return None if names is None or dimension not in {None, len(names)} else names
+    def last(self) -> int:
+        """Number of the last answer; 0 if there is none."""
+        query = "SELECT seq FROM sqlite_sequence WHERE name = 'answers'"
+        return int(self.row(query, default=(0,))[0])
+
+    @property
+    def acknowledged(self) -> int:
+        """Number of the last answer that the server has acknowledged."""
+        return int(self.row("SELECT counted FROM synchronized", default=(0,))[0])
+
+    @property
+    def sent(self) -> int:
+        """Number of the last answer that is part of an upload, whether or not it arrived."""
+        return max(self._last_cut(), self.acknowledged)
+
+    @property
+    def minimum(self) -> int | None:
+        """Distinct duels of an upload, at least; None before one was requested."""
+        minimum: int | None = self.row("SELECT minimum FROM device")[0]
+        return minimum
+
+    @property
+    def needed(self) -> int | None:
+        """Distinct duels that the next upload lacks; None before one was requested."""
+        with self.reading():
+            minimum, waiting = self.minimum, self._evidence(self._last_cut(), MAX_ANSWERS)
+        return None if minimum is None else max(0, minimum - distinct_duels(waiting.differences))
+
+    def held_back(self) -> tuple[int, int]:
+        """Return how many answers no upload covers yet, and how many distinct duels these lack."""
+        with self.reading():
+            return self.last - self._last_cut(), self.needed or 0
+
+    def asked(self) -> set[bytes]:
+        """Return the keys of all duels proposed since the last upload, open or answered.
+
+        It is empty before an upload was requested: then none needs distinct duels.
+        """
+        with self.reading():
+            if self.minimum is None:
+                return set()
+            rows = self.rows(
+                "SELECT evidence FROM answers WHERE sequence > ? UNION ALL"
+                f" SELECT evidence FROM proposals WHERE {_OPEN}",
+                self._last_cut(),
+                self._running(),
+            )
+        return {duel_key(np.frombuffer(row[0])[:-EXTRA]) for row in rows}
+
+    def cut(self, start: int, at_least: int, at_most: int = MAX_ANSWERS) -> int:
+        """Return where an upload that begins after answer ``start``, 0 or a cut, ends.
+
+        Uploads begin and end at cuts only, and at least ``at_least`` distinct duels were answered
+        between two cuts. Therefore every upload, and every difference of two uploads, covers at
+        least that many distinct duels. Duels with the same difference of features, up to its sign,
+        are one duel, and duels of equal arms are none. If there are too few new duels since the
+        last cut, that cut is returned.
+
+        Raises DataError, and makes no cut, if ``start`` is not a cut of this store, or the next cut
+        is more than ``at_most`` answers away, or these cover too few distinct duels.
+        """
+        with self.transaction():
+            self.execute("UPDATE device SET minimum = ?", at_least)
+            last = self.last
+            if start > MAX_ANSWERS or last < start > MAX_ANSWERS // 2:  # numbers have to be left
+                raise DataError(f"{self.path}: no device has {start} answers")
+            if start > last:
+                self._skip_to(start)
+                return start
+            end, newest = min(last, start + at_most), self._last_cut()
+            found = distinct_duels(self._evidence(newest, end).differences)
+            if end > newest and found >= at_least:
+                self.execute("INSERT INTO cuts (position) VALUES (?)", end)
+            self.expect_cut(start)
+            newest = self._last_cut(end)
+            if newest <= start and end < last:
+                raise DataError(
+                    f"{self.path}: the answers after {start} must be uploaded together until"
+                    f" they cover {at_least} distinct duels (min-duels-per-upload), and are more"
+                    f" than the {at_most} that the server accepts (devices-max-duels)"
+                )
+            # Until answers are forgotten again, repeated requests return the same answers.
+            self.execute("UPDATE cuts SET forgotten = 0 WHERE position = ?", newest)
+            return newest
+
+    def mark_sent(self, position: int) -> None:
+        """Make a cut at the last answer of a report of secure sums.
+
+        If the number is that of an answer that only a newer store had, the next answer has the
+        number after it.
+        """
+        with self.transaction():
+            if position > self.last:
+                self._skip_to(position)
+            elif position:
+                self.execute("INSERT OR IGNORE INTO cuts (position) VALUES (?)", position)
+
+    def expect_cut(self, position: int) -> None:
+        """Raise DataError if a number is neither 0 nor that of the last answer of an upload."""
+        query = "SELECT 1 FROM cuts WHERE position = ?"
+        if position and not self.row(query, position):
+            raise DataError(
+                f"{self.path}: no upload ever ended at answer {position}: the server refers to"
+                " another store, or this store is an old backup"
+            )
+
+    def _last_cut(self, up_to: int = MAX_ANSWERS) -> int:
+        query = "SELECT coalesce(max(position), 0) FROM cuts WHERE position <= ?"
+        return int(self.row(query, up_to)[0])
+
+    def _skip_to(self, counted: int) -> None:
+        """Continue the numbers of answers after ``counted``: this store is an old backup.
+
+        The server has counted its answers, and those that were lost with the newer store.
+        """
+        self.execute("DELETE FROM sqlite_sequence WHERE name = 'answers'")
+        self.execute("INSERT INTO sqlite_sequence VALUES ('answers', ?)", counted)
+        self.execute("INSERT INTO cuts (position) VALUES (?)", counted)
+
+    def admit(self, start: int, end: int, theta: FloatArray, at_most: int) -> None:
+        """Count a question: a request for gradients at ``theta`` of the answers between two cuts.
+
+        Each ``theta`` gives the server another equation about the same answers. Repeated requests
+        at the same ``theta``, for example after a lost reply, are counted once. Raises DataError if
+        the server has asked about one answer at ``at_most`` other ``theta`` before.
+        """
+        with self.transaction():
+            self.execute(
+                "INSERT OR IGNORE INTO questions SELECT position, ? FROM cuts"
+                " WHERE position > ? AND position <= ?",
+                hashlib.sha256(theta.tobytes()).digest(),
+                start,
+                end,
+            )
+            query = (
+                "SELECT coalesce(max(points), 0) FROM (SELECT count(*) AS points FROM questions"
+                " WHERE cut > ? AND cut <= ? GROUP BY cut)"
+            )
+            if self.row(query, start, end)[0] > at_most:
+                raise DataError(
+                    f"{self.path}: the server has asked about the same answers at {at_most}"
+                    " different estimates; more would reveal single answers: refused. The device's"
+                    " owner can allow more (max-questions in --node-config)"
+                )
+
+    def evidence(self, start: int, end: int) -> Evidence:
+        """Return the answers after ``start`` up to ``end``, both 0 or cuts.
+
+        Raises DataError if one of them is not a cut, answers between them were pruned, or answers
+        were forgotten since :meth:`cut` last returned ``end``: one round must not mix sums with and
+        without them.
+        """
+        with self.reading():
+            self.expect_cut(start)
+            self.expect_cut(end)
+            query = "SELECT forgotten FROM cuts WHERE position = ?"
+            if start < end and self.row(query, end)[0]:
+                raise self._forgotten(end)
+            found = self._evidence(start, end)
+        left = len(found.numbers)
+        if left != max(end - start, 0):
+            raise DataError(
+                f"{self.path}: answers {start + 1} to {end} were requested, but only {left} of"
+                " them are left: the others were pruned, or lost when a backup was restored"
+            )
+        return found
+
+    def _forgotten(self, end: int) -> DataError:
+        return DataError(
+            f"{self.path}: answers up to {end} were forgotten during this round: the round has to"
+            " begin again"
+        )
+
+    def answers(self, start: int = 0, end: int = MAX_ANSWERS) -> Evidence:
+        """Return the answers after ``start`` up to ``end`` that are left, for use on the device.
+
+        Forgotten answers are left out.
+        """
+        return self._evidence(start, end, "AND id IS NOT NULL")
+
+    def _evidence(self, start: int, end: int, condition: str = "") -> Evidence:
+        with self.reading():
+            rows = self.rows(
+                "SELECT sequence, evidence FROM answers WHERE sequence > ? AND sequence <= ?"
+                f" {condition} ORDER BY sequence",
+                start,
+                end,
+            )
+            width = (self.dimension or 0) + EXTRA
+        table = np.frombuffer(b"".join(row[1] for row in rows)).reshape(-1, width)
+        numbers = np.array([row[0] for row in rows], dtype=np.int64)
+        return Evidence(numbers, table[:, :-EXTRA], table[:, -EXTRA], table[:, -1])
+
+    def prune(self, older_than: float) -> int:
+        """Delete acknowledged answers that are older than ``older_than`` seconds; return how many.
+
+        A server that is restored from an old backup cannot request them again. The device itself no
+        longer learns from them, and with FLDB-Personal the next share does not contain them.
+        """
+        with self.transaction():
+            delete = "DELETE FROM answers WHERE sequence <= ? AND answered < ?"
+            oldest = self._clock() - older_than
+            pruned = self.execute(delete, self.acknowledged, oldest).rowcount
+            if pruned:
+                self._count_removal()
+        return pruned
+
+    def forget(self) -> Forgotten:
+        """Remove all open duels and all answers.
+
+        An answer that was never uploaded is deleted, and its number is used again. An uploaded
+        answer keeps its number, because the server may have counted it; its data is replaced by a
+        tie between equal arms, whose gradient, information and Hessian are 0. So the numbers of
+        server and device agree, whatever happens to the current exchange. With FLDB-Personal, the
+        next upload subtracts the device's share from the server's sums. Earlier backups are not
+        changed.
+        """
+        with self.transaction():
+            sent = self._last_cut()
+            counted = self._last_cut(self.acknowledged)  # an upload is kept or removed as a whole
+            proposals = self.execute("DELETE FROM proposals").rowcount
+            unsent = self.execute("DELETE FROM answers WHERE sequence > ?", sent).rowcount
+            self.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'answers'", sent)
+            query = "SELECT count(*) FROM answers WHERE sequence > ? AND id IS NOT NULL"
+            uncertain = self.row(query, counted)[0]
+            placeholder = np.zeros((self.dimension or 0) + EXTRA)
+            placeholder[-EXTRA:] = 0.5, np.nan
+            blank = self._clock(), placeholder.tobytes()
+            update = "UPDATE answers SET id = NULL, answered = ?, evidence = ?"
+            self.execute(f"{update} WHERE id IS NOT NULL", *blank)
+            self.execute("UPDATE cuts SET forgotten = 1")
+            newest = self.row("SELECT share FROM shares ORDER BY cut DESC LIMIT 1")
+            if newest and newest[0] is not None:
+                # This share may be in the server's sums. At another cut, after a placeholder, the
+                # share is 0: the next upload subtracts it, without new answers.
+                insert = "INSERT INTO answers (answered, evidence) VALUES (?, ?)"
+                cut = self.execute(insert, *blank).lastrowid
+                self.execute("INSERT INTO cuts (position) VALUES (?)", cut)
+                self.execute("INSERT INTO shares VALUES (?, NULL)", cut)
+                self.execute("DELETE FROM shares WHERE cut < ?", counted)
+            self._count_removal()
+        self.erase_deleted()
+        return Forgotten(proposals, unsent + uncertain, uncertain, counted)
+
+    # Estimates of the server.
 
     def synchronize(self, received: Synchronization) -> None:
-        """Replace the estimate of the last broadcast."""
-        prior = received.prior
+        """Replace the estimate of the last broadcast.
+
+        Shares before the one that the server's sums contain are deleted.
+        """
+        prior, counted = received.prior, min(received.counted, MAX_ANSWERS)
         values = {**vars(received), "parameters": json.dumps(received.parameters)}
         if prior is not None:
             values["prior"] = np.append(prior.shift, [prior.variance, prior.scale])
         row = [v.tobytes() if isinstance(v, np.ndarray) else v for v in values.values()]
-        with self._database.writing():
+        with self.transaction():
             self._fix_dimension(received.theta.size)
-            self._database.execute("DELETE FROM synchronized")
-            self._database.execute("INSERT INTO synchronized VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self._drop_acknowledged_shares(received.counted)
+            self.execute("DELETE FROM synchronized")
+            self.execute("INSERT INTO synchronized VALUES (?, ?, ?, ?, ?, ?, ?, ?)", *row)
+            self.execute("DELETE FROM shares WHERE cut < ? AND share IS NOT NULL", counted)
 
     def synchronized(self) -> Synchronization | None:
         """Return the estimate of the last broadcast, or None before the first."""
-        with self._database.reading():
-            row = self._database.row("SELECT * FROM synchronized")
+        row = self.row("SELECT * FROM synchronized")
         if not row:
             return None
         received, number, counted, duels, *vectors, parameters, packed = row
         theta, information = map(np.frombuffer, vectors)
-        chosen = json.loads(parameters)
-        prior = None
+        chosen, prior = json.loads(parameters), None
         if packed is not None:
             *shift, variance, scale = np.frombuffer(packed).tolist()
             precision = unpack_symmetric(information, len(shift))
@@ -347,35 +600,100 @@ class DuelStore(SumLog):
 
         It is cheaper than :meth:`synchronized`.
         """
-        with self._database.reading():
+        with self.reading():
             query = "SELECT round, received FROM synchronized"
-            number, received = self._database.row(query, default=(0, 0.0))
-            (removals,) = self._database.row("SELECT removals FROM device")
-        return number, received, removals
+            number, received = self.row(query, default=(0, 0.0))
+            return number, received, self.row("SELECT removals FROM device")[0]
 
-    def counts(self) -> dict[str, int]:
-        """Return the numbers of open duels, of answers, and of acknowledged answers."""
-        with self._database.reading():
-            query = f"SELECT count(*) FROM proposals WHERE {OPEN}"
-            return {
-                "open": self._database.row(query, self._running())[0],
-                "answered": self.last,
-                "counted": self.acknowledged,
-            }
+    # Shares of FLDB-Personal. A share is computed once for each cut, so that repeated requests
+    # return the same change. The server acknowledges the cut whose share its sums contain, and the
+    # next upload is the change from that one.
 
-    def backup(self, path: str | Path) -> None:
-        """Write a copy of the store; other processes may use the store meanwhile.
+    def share(self, cut: int) -> tuple[FloatArray, FloatArray]:
+        """Return M, (d, d), and m, (d,), of the share at a cut; 0 if there is none."""
+        share = self._share(cut)
+        return share.precision, share.shift
 
-        Before a copy replaces the store, delete the old ``-wal`` and ``-shm`` files: SQLite would
-        apply them to the copy. The ledger of secure sums (``clients.vault.ledger``) is not part of
-        a backup, and stays as it is.
+    def has_share(self, cut: int) -> bool:
+        """Return whether the share at a cut was computed."""
+        return bool(self.row("SELECT cut FROM shares WHERE cut = ?", cut))
 
-        Raises
-        ------
-        OutputError
-            The file already exists, or cannot be written.
+    def share_change(
+        self,
+        start: int,
+        end: int,
+        compute: Callable[[tuple[FloatArray, FloatArray], Evidence, Evidence], ShareChange],
+    ) -> ShareChange:
+        """Return the change between the shares at two cuts, the same each time.
+
+        If the share at ``end`` is not stored, ``compute`` returns it from the share at ``start``,
+        and the answers whose log losses are and are not part of earlier shares. It is not stored if
+        answers were forgotten meanwhile.
         """
-        self._database.backup(path)
+        first, scored = self._share_span(start, end)
+        if start < end and not self.has_share(end):
+            known, new = self.answers(first, scored), self.answers(scored, end)
+            share = compute(self.share(start), known, new)
+            numbers = [share.shift, pack_symmetric(share.precision), share.losses, [share.squares]]
+            with self.transaction():
+                where = "position = ? AND NOT forgotten"
+                insert = f"INSERT INTO shares SELECT position, ? FROM cuts WHERE {where}"
+                self.execute(
+                    f"{insert} ON CONFLICT DO NOTHING", np.concatenate(numbers).tobytes(), end
+                )
+        with self.reading():
+            if start < end and not self.has_share(end):
+                raise self._forgotten(end)
+            before, after = self._share(start), self._share(end)
+            query = "SELECT cut FROM shares WHERE cut > ? AND cut <= ? ORDER BY cut"
+            shares = [self._share(cut) for (cut,) in self.rows(query, start, end)]
+        return ShareChange(
+            precision=after.precision - before.precision,
+            shift=after.shift - before.shift,
+            losses=sum((each.losses for each in shares), np.zeros(len(VARIANCES))),
+            squares=math.fsum(each.squares for each in shares),
+            members=after.members - before.members,
+        )
+
+    def _share_span(self, start: int, end: int) -> tuple[int, int]:
+        """Return after which answer the share at ``end`` begins, and up to which it is scored.
+
+        If the share at ``start`` is not in this store, which is an old backup or has met a server
+        that was restored, it cannot be replaced: it stays in the server's sums, and later shares
+        cover the later answers only.
+        """
+        with self.transaction():
+            if start and not self.has_share(start):
+                self.execute("DELETE FROM shares WHERE cut > ?", start)
+                self.execute("INSERT INTO shares VALUES (?, NULL)", start)
+            query = (
+                "SELECT coalesce(max(cut) FILTER (WHERE share IS NULL), 0), coalesce(max(cut), 0)"
+                " FROM shares WHERE cut < ?"
+            )
+            first, scored = self.row(query, end)
+        return first, scored
+
+    def _share(self, cut: int) -> ShareChange:
+        d = self.dimension or 0
+        row = self.row("SELECT share FROM shares WHERE cut = ?", cut, default=(None,))
+        if row[0] is None:
+            return ShareChange(np.zeros((d, d)), np.zeros(d), np.zeros(len(VARIANCES)), 0.0, 0.0)
+        shift, packed, rest = np.split(np.frombuffer(row[0]), [d, d + d * (d + 1) // 2])
+        return ShareChange(unpack_symmetric(packed, d), shift, rest[:-1], float(rest[-1]), 1.0)
+
+    # Secure sums: which answers reports cover (clients/vault/ledger.py), and the last report. It
+    # stays after answers were forgotten or pruned: it contains them only in encrypted form.
+
+    def secure_part(self, part: Literal["journal", "report"]) -> bytes | None:
+        """Return a part of the state of secure sums, or None if it is not stored."""
+        query = "SELECT content FROM secure WHERE name = ?"
+        content: bytes | None = self.row(query, part, default=(None,))[0]
+        return content
+
+    def keep_secure_part(self, part: Literal["journal", "report"], content: bytes) -> None:
+        """Replace a part of the state of secure sums."""
+        with self.transaction():
+            self.execute("INSERT OR REPLACE INTO secure VALUES (?, ?)", part, content)
 
 
 def _unknown(duel: str) -> UnknownDuelError:

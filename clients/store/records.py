@@ -12,6 +12,10 @@ from fldb_flower.errors import FldbError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.settings import SELECTION_SETTINGS, Settings
 
+EXTRA = 2
+"""Numbers after a difference in the column ``evidence``: preference, predicted preference."""
+MAX_ANSWERS = 2**53
+
 
 class UnknownDuelError(FldbError):
     """The duel was never proposed on this device, or it was removed.
@@ -76,89 +80,6 @@ class UndoError(FldbError):
     """
 
 
-class Proposal(NamedTuple):
-    """A duel without an answer.
-
-    Attributes
-    ----------
-    id : str
-        Identifies the duel.
-    created, expires : float
-        In seconds since 1970, by the device's clock when it was proposed.
-    first_key, second_key : str or None
-        The application's names for the two arms.
-    contents : Any
-        What a page shows of the two arms.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from clients.store import DuelStore
-    >>> store = DuelStore("duels.db", clock=lambda: 1000.0)
-    >>> difference = np.array([1.0, 0.0])
-    >>> proposal = store.propose(difference, 0.5, keys=("tea", "coffee"), expire_after=60.0)
-    >>> proposal.first_key, proposal.expires
-    ('tea', 1060.0)
-    """
-
-    id: str
-    created: float
-    expires: float
-    first_key: str | None
-    second_key: str | None
-    contents: Any
-
-
-@dataclass(frozen=True)
-class Synchronization:
-    """The estimate of the last broadcast.
-
-    Attributes
-    ----------
-    received : float
-        Time of receipt, in seconds since 1970.
-    round : int
-        Round of the server.
-    counted : int
-        Answers of this device that the server has acknowledged.
-    duels : int
-        Duels of all devices that theta is computed from.
-    theta : ndarray
-        theta_sync, (d,).
-    information : ndarray
-        W_sync, or A of FLDB-ONS, packed in the form of the parameters.
-    parameters : dict
-        The ``SELECTION_SETTINGS`` of the run.
-    prior : CommonPrior or None
-        Prior of FLDB-Personal.
-
-    Examples
-    --------
-    There is none before the first broadcast:
-
-    >>> from clients.store import DuelStore
-    >>> DuelStore("duels.db").synchronized() is None
-    True
-    """
-
-    received: float
-    round: int
-    counted: int
-    duels: int
-    theta: FloatArray
-    information: FloatArray
-    parameters: dict[str, Any]
-    prior: CommonPrior | None = None
-
-
-def selection_settings(parameters: Mapping[str, Any], dimension: int) -> Settings:
-    """Return the settings with which a device selects, from those of a server's run."""
-    chosen = {name: parameters[name] for name in SELECTION_SETTINGS if name in parameters}
-    if str(chosen.get("algorithm")) not in ALGORITHMS:  # only registered in the ClientApp's process
-        chosen.pop("algorithm", None)
-    return replace(Settings(), dimension=dimension, **chosen)
-
-
 @dataclass(frozen=True)
 class Forgotten:
     """Numbers of open duels and answers that were removed by ``DuelStore.forget``.
@@ -190,46 +111,49 @@ class Forgotten:
     counted: int
 
 
+class Proposal(NamedTuple):
+    """A duel without an answer."""
+
+    id: str
+    created: float  # seconds since 1970, by the device's clock when it was proposed
+    expires: float
+    first_key: str | None  # the application's names for the two arms
+    second_key: str | None
+    contents: Any  # what a page shows of the two arms
+
+
 class Evidence(NamedTuple):
-    """Answers in the order of their numbers.
+    """Answers in the order of their numbers."""
 
-    Attributes
-    ----------
-    numbers : ndarray
-        Numbers of the answers, (n,).
-    differences : ndarray
-        phi(first) - phi(second), (n, d).
-    preferences : ndarray
-        1, 0, or 0.5 for a tie, (n,).
-    predicted : ndarray
-        P(first preferred) when proposed, (n,); NaN before the first broadcast.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from clients.store import DuelStore
-    >>> store = DuelStore("duels.db")
-    >>> for difference, preference in [([1.0, 0.0], 1.0), ([0.0, 2.0], 0.0)]:
-    ...     proposal = store.propose(np.array(difference), np.nan, expire_after=60.0)
-    ...     numbers = store.record([(proposal.id, preference)])
-    >>> store.answers().preferences
-    array([1., 0.])
-    >>> store.answers().after(1).differences
-    array([[0., 2.]])
-    """
-
-    numbers: IntArray
-
-    differences: FloatArray
-    preferences: FloatArray
-    predicted: FloatArray
+    numbers: IntArray  # (n,)
+    differences: FloatArray  # phi(first) - phi(second), (n, d)
+    preferences: FloatArray  # 1, 0, or 0.5 for a tie, (n,)
+    predicted: FloatArray  # P(first preferred) when proposed, (n,); NaN before the first broadcast
 
     def after(self, number: int) -> Evidence:
         """Return the answers after a number."""
         later = self.numbers > number
-        return Evidence(
-            self.numbers[later],
-            self.differences[later],
-            self.preferences[later],
-            self.predicted[later],
-        )
+        return Evidence._make(column[later] for column in self)
+
+
+@dataclass(frozen=True)
+class Synchronization:
+    """The estimate of the last broadcast."""
+
+    received: float  # seconds since 1970
+    round: int  # of the server
+    counted: int  # answers of this device that the server has acknowledged
+    duels: int  # of all devices, that theta is computed from
+    theta: FloatArray  # theta_sync, (d,)
+    information: FloatArray  # W_sync, or A of FLDB-ONS, packed in the form of the parameters
+    parameters: dict[str, Any]  # the SELECTION_SETTINGS of the run
+    prior: CommonPrior | None = None  # of FLDB-Personal
+
+
+def selection_settings(parameters: Mapping[str, Any], dimension: int) -> Settings:
+    """Return the settings with which a device selects, from those of a server's run."""
+    # A newer server may have other settings.
+    chosen = {name: parameters[name] for name in SELECTION_SETTINGS if name in parameters}
+    if str(chosen.get("algorithm")) not in ALGORITHMS:  # only registered in the ClientApp's process
+        chosen.pop("algorithm", None)
+    return replace(Settings(), dimension=dimension, **chosen)

@@ -249,6 +249,7 @@ class Vault:
         try:
             with np.errstate(all="raise", under="ignore"), one_blas_thread():
                 uploads = UploadMaker(store, shared.settings)
+                uploads.check(shared.broadcast)
                 received = uploads.synchronization(play, journal.counted, shared.duels)
                 settings = settings_of(received, self._config.dimension)
                 learner = make_learner(store, received, settings, store.answers())

@@ -106,64 +106,6 @@ def test_a_reader_delays_the_erasure_and_does_not_prevent_it(path):
         assert found(path, "text-one", "key-one") == []
 
 
-# The schema of the first version.
-SCHEMA_1 = """
-CREATE TABLE device (id TEXT NOT NULL, dimension INTEGER);
-CREATE TABLE proposals (
-    id TEXT PRIMARY KEY, created REAL NOT NULL, expires REAL NOT NULL, evidence BLOB NOT NULL,
-    first_key TEXT, second_key TEXT, contents TEXT
-);
-CREATE TABLE answers (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, answered REAL NOT NULL,
-    evidence BLOB NOT NULL, first_key TEXT, second_key TEXT
-);
-CREATE TABLE cuts (position INTEGER PRIMARY KEY);
-CREATE TABLE questions (
-    cut INTEGER NOT NULL, point BLOB NOT NULL, PRIMARY KEY (cut, point)
-) WITHOUT ROWID;
-CREATE TABLE synchronized (
-    received REAL NOT NULL, round INTEGER NOT NULL, counted INTEGER NOT NULL,
-    duels INTEGER NOT NULL, theta BLOB NOT NULL, information BLOB NOT NULL, parameters TEXT NOT NULL
-);
-"""
-
-
-def test_opening_a_store_of_schema_1_erases_deleted_content(path):
-    def row(number):
-        return np.array([float(number), -1.0, 1.0, np.nan]).tobytes()
-
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as old:
-        old.execute("PRAGMA journal_mode = WAL")
-        old.execute("PRAGMA secure_delete = OFF")  # the default in most builds of SQLite
-        old.executescript(SCHEMA_1)
-        old.execute("INSERT INTO device VALUES (?, 2)", ("ab" * 16,))
-        old.execute("PRAGMA application_id = 1718379618")  # "fldb"
-        old.execute("PRAGMA user_version = 1")
-        insert = "INSERT INTO proposals VALUES (?, 0, 4e9, ?, ?, ?, ?)"
-        for name in ("open", "gone"):
-            shown = f'[{{"text": "text-{name}"}}, {{"text": "{"x" * 5000}"}}]'
-            old.execute(insert, (name, row(0), f"key-{name}", None, shown))
-        for number in range(1, 6):
-            old.execute(
-                "INSERT INTO answers VALUES (?, ?, 0, ?, ?, ?)",
-                (number, f"d{number}", row(number), f"key-answered-{number}", None),
-            )
-        old.execute("DELETE FROM answers WHERE sequence = 5")  # the next number is still 6
-        old.execute("INSERT INTO cuts VALUES (3)")
-        old.execute("DELETE FROM proposals WHERE id = 'gone'")
-        old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    assert found(path, "text-gone", "key-answered") == ["text-gone", "key-answered"]
-    with DuelStore(path) as store:
-        assert found(path, "text-gone", "key-gone", "key-answered") == []
-        assert found(path, "text-open", "key-open") == ["text-open", "key-open"]
-        assert store.device_id == "ab" * 16
-        assert store.last == 5
-        assert store.evidence(0, 3).differences[:, 0].tolist() == [1.0, 2.0, 3.0]
-        assert store.record([("d4", 1.0), ("open", 0.0)]) == [4, 6]
-    with contextlib.closing(sqlite3.connect(path)) as rows:
-        assert rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
 # ---- Erasing answers ------------------------------------------------------------------------
 
 

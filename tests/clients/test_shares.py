@@ -228,13 +228,13 @@ def test_a_forgotten_share_is_subtracted_without_new_answers(tmp_path):
 
 def test_answers_forgotten_during_a_request_are_not_uploaded(device, monkeypatch):
     device.answer(*duels(0, 4))
-    keep = device.store.keep_share
+    share = device.store.share
 
-    def forgetting(*arguments):
+    def forgetting(cut):
         device.store.forget()
-        keep(*arguments)
+        return share(cut)
 
-    monkeypatch.setattr(device.store, "keep_share", forgetting)
+    monkeypatch.setattr(device.store, "share", forgetting)
     with pytest.raises(DataError, match="answers up to 4 were forgotten during this round"):
         device.request()
     monkeypatch.undo()

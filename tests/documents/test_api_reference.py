@@ -20,7 +20,6 @@ PUBLIC = (  # every name of their `__all__` is in the reference
     "fldb_flower.environments",
     "fldb_flower.federation.exchange",
     "clients.preference_agent",
-    "clients.store",
     "strategies",
 )
 CODES = {  # https://numpydoc.readthedocs.io/en/latest/validation.html

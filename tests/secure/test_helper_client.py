@@ -49,29 +49,28 @@ def reply(status: str, body: bytes = b"", *headers: str) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (reply("200 OK", b"[" * 60_000), "recursion"),
-        (reply("200 OK", b"{}"), "'key'"),
-        (reply("200 OK", b"x" * 70_000), "more than 65536 bytes"),
-        (reply("400 Bad", b"[" * 60_000), "replied 400: Bad"),
-        (reply("400 Bad", b'{"detail": "two\\nlines"}'), "replied 400: two\\nlines"),
-        (reply("302 Found", b"", "Location: http://[::1/x"), "replied 302: Found"),
-        (reply("302 Found", b"", "Location: http://127.0.0.1:9/"), "replied 302: Found"),
-        (b"HTTP/1.1 400 Bad\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "replied 400: Bad"),
-        (b"no http\r\n\r\n", "does not reply"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
+WRONG = (
+    (reply("200 OK", b"[" * 60_000), "recursion"),
+    (reply("200 OK", b"{}"), "'key'"),
+    (reply("200 OK", b"x" * 70_000), "more than 65536 bytes"),
+    (reply("400 Bad", b"[" * 60_000), "replied 400: Bad"),
+    (reply("400 Bad", b'{"detail": "two\\nlines"}'), "replied 400: two\\nlines"),
+    (reply("302 Found", b"", "Location: http://[::1/x"), "does not reply: Invalid URL"),
+    (reply("302 Found", b"", "Location: http://127.0.0.1:9/"), "replied 302: Found"),
+    (b"HTTP/1.1 400 Bad\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "does not reply"),
+    (b"no http\r\n\r\n", "does not reply"),
 )
-def test_a_wrong_reply_is_one_line(replying, answer, words):
-    client, _ = replying(answer)
-    with pytest.raises(FederationError) as error:
-        client.key()
-    text = str(error.value)
-    assert words in text
-    assert text.isprintable()
-    assert "secret-token" not in text
+
+
+def test_a_wrong_reply_is_one_line(replying):
+    for answer, words in WRONG:
+        client, _ = replying(answer)
+        with pytest.raises(FederationError) as error:
+            client.key()
+        text = str(error.value)
+        assert words in text
+        assert text.isprintable()
+        assert "secret-token" not in text
 
 
 def test_a_reply_that_is_cut_off_is_asked_for_again(replying):

@@ -7,7 +7,6 @@ that of the product, drawn by OpenDP, unless a test needs numbers that it knows.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import logging
 import math
@@ -18,14 +17,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import ndtr
-from secure_federation import Link, no_noise
+from secure_federation import RUN, FakeHelper, Link, ServerAlone, no_noise
 from vaults import (
-    KEY,
     SIGNER,
     Clock,
     D,
@@ -39,20 +36,17 @@ from vaults import (
 )
 
 from fldb_flower.errors import FederationError, RoundAbandonedError
-from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.linalg.forms import make_form
+from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.privacy.accounting import largest_mu
 from fldb_flower.privacy.discrete import discrete_gaussian
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.secure import report as reports
 from fldb_flower.secure.messages import (
     ESTIMATE,
-    HELLO,
     REFUSED,
     REPORT,
     Reply,
     Request,
-    SumAnswer,
     SumRequest,
 )
 from fldb_flower.secure.report import (
@@ -62,16 +56,11 @@ from fldb_flower.secure.report import (
     Report,
     integers_of,
     make_report,
-    mask,
-    open_seed,
     signed,
-    task_of,
 )
-from fldb_flower.secure.statistics import Shared, parts_of, vector_of
+from fldb_flower.secure.statistics import Shared, parts_of, size_of, vector_of
 from fldb_flower.settings import from_flat
 from strategies.noisy_sums import FAR
-from strategies.secure_nodes import KEY as ENTRY
-from strategies.secure_nodes import SecureNodes
 
 PHI = np.array([1.5, -0.5])
 SIMULATIONS = 2000
@@ -251,12 +240,7 @@ def longest_reports(phones, clock, exchanges: int, multiplier: float):
 
 def test_the_best_attack_at_epsilon_8_has_the_error_rates_of_the_claim(tmp_path, clock, link):
     """Over a whole run: with or without a person, and with four times mu^2 for other answers."""
-    values = {
-        "mode": "devices", "algorithm": "fldb_ons", "dimension": D, "privacy-epsilon": 8.0,
-        "privacy-clip": 8.0, "devices-rounds": 3, "secure": True,
-        "devices-helper": "http://127.0.0.1:1", "devices-helper-key": "/k",
-        "devices-helper-token": "/t",
-    }  # fmt: skip
+    values = {**RUN, "privacy-epsilon": 8.0, "devices-rounds": 3}
     multiplier = ReleasePlan(from_flat(values, "a test")).multiplier
     phones = pair(tmp_path, clock)
     zero_out, other_answers = np.zeros((2, SIMULATIONS)), np.zeros((2, SIMULATIONS))
@@ -459,73 +443,18 @@ def test_an_exchange_is_not_released_again_after_the_next_one(tmp_path, clock, l
 # --- a hostile helper ------------------------------------------------------------------------
 
 
-class HostileHelper:
-    """A helper that adds no noise, and numbers of its choice."""
-
-    def __init__(self, shift: int = 0) -> None:
-        self.shift, self.kinds = shift, []
-        self._key = replace(
-            request_for(1).key, key=7, expires=int(time.time()) + 1000
-        ).sign(SIGNER)  # fmt: skip
-
-    def key(self):
-        return self._key
-
-    def sums(self, request: SumRequest) -> SumAnswer:
-        self.kinds.append(request.kind)
-        sums = np.zeros((len(request.sizes), request.header.numbers), np.uint64)
-        group_of = np.repeat(np.arange(len(request.sizes)), request.sizes)
-        for sealed, group in zip(request.sealed, group_of, strict=True):
-            seed = open_seed(request.header, sealed, KEY)
-            sums[group] += mask(seed, request.header.numbers)
-        sums[:, 0] += np.uint64(self.shift)
-        digest = hashlib.sha256(request.to_bytes()).digest()
-        return SumAnswer.from_bytes(SumAnswer(digest, (), sums).to_bytes(), request)
-
-
 def only(sampler, scale: float):
     """Return noise that is drawn by a sampler for one scale, and 0 for others."""
     return lambda scales: sampler(scales) if scales.flat[0] == scale else no_noise(scales)
 
 
-class Server:
-    """The nodes of a server, and one device that reports zeros."""
-
-    def __init__(self, helper, multiplier: float, noise, dimension: int = D) -> None:
-        values = {
-            "mode": "devices", "algorithm": "fldb_ons", "dimension": dimension, "secure": True,
-            "privacy-epsilon": 3.0, "privacy-clip": 2.0, "devices-rounds": 5,
-            "devices-helper": "http://127.0.0.1:1", "devices-helper-key": "/k",
-            "devices-helper-token": "/t",
-        }  # fmt: skip
-        self.settings, self.helper = from_flat(values, "a test"), helper
-        task = task_of("tea", SIGNER.public_key().public_bytes_raw(), dimension)
-        self.nodes = SecureNodes(self.settings, helper, task, multiplier, int, noise)
-        estimate = common(np.zeros(dimension)).play
-        self.broadcast = Broadcast(PlayRequest(1, 1, estimate.estimate), np.zeros(dimension))
-
-    def _request(self) -> Request:
-        (content,) = self.nodes.contents([1], 1, None, None)
-        return Request.from_bytes(content["config"][ENTRY])
-
-    def _check(self, reply: Reply):
-        record = RecordDict({"config": ConfigRecord({ENTRY: reply.to_bytes()})})
-        return self.nodes.check(1, SimpleNamespace(content=record), 1, self.broadcast)
-
-    def exchange(self):
-        """Return the sum as a vector in units of length, and the request."""
-        self.nodes.begin(self.broadcast)
-        if self._request().kind == HELLO:
-            self._check(Reply(HELLO, "0" * 32))
-            self.nodes.disputes([1])
-        request = self._request()
-        header = request.header
-        public = request.key.verified(SIGNER.public_key(), time.time())
-        report = make_report(header, np.zeros(header.numbers, np.int64), public).to_bytes()
-        reply = Reply(REPORT, "0" * 32, report=report, digest=header.digest)
-        upload = self.nodes.total([self._check(reply)], self.broadcast)
-        units = Shared.from_bytes(request.broadcast).units
-        return vector_of(upload, self.broadcast, units, make_form(self.settings)), header
+def noise_of(server: ServerAlone, dimension: int = D) -> np.ndarray:
+    """Return the sum of one report, of zeros, as a vector in units of length."""
+    theta = np.zeros(dimension)
+    broadcast = Broadcast(common(theta).play, theta)
+    zeros = np.zeros(size_of(broadcast, server.form), np.int64)
+    upload = server.exchange(broadcast, [zeros])
+    return vector_of(upload, broadcast, server.units, server.form)
 
 
 MULTIPLIER = 3.0
@@ -538,10 +467,10 @@ def test_what_the_server_uses_has_the_noise_of_both_parties(tmp_path, is_hostile
     """And that of the server, if the helper adds none and knows the sum."""
     sampler = only(discrete_gaussian, MULTIPLIER * SCALE)
     link = Link(tmp_path / "helper", Clock(time.time()), sampler)
-    server = Server(HostileHelper() if is_hostile else link, MULTIPLIER, sampler, WIDE)
-    vector, header = server.exchange()
+    helper = FakeHelper() if is_hostile else link
+    vector = noise_of(ServerAlone(sampler, MULTIPLIER, helper, dimension=WIDE), WIDE)
     link.helper.close()
-    assert header.numbers == 55_945
+    assert len(vector) == 55_945
     noise = vector[:-1] / MULTIPLIER  # the last value is a count, which is rounded
     parties = 1.0 if is_hostile else 2.0
     assert np.mean(noise**2) == pytest.approx(parties, rel=0.03)
@@ -555,8 +484,7 @@ def test_each_value_has_the_noise_of_both_parties(tmp_path):
         return lambda scales: np.full(scales.shape, round(drawn * SCALE))
 
     link = Link(tmp_path / "helper", Clock(time.time()), noise(30.0))
-    server = Server(link, 100.0, noise(20.0))
-    vector, _ = server.exchange()
+    vector = noise_of(ServerAlone(noise(20.0), 100.0, link))
     link.helper.close()
     np.testing.assert_allclose(vector, 50.0, atol=0.05)  # the number is rounded
 
@@ -564,14 +492,15 @@ def test_each_value_has_the_noise_of_both_parties(tmp_path):
 def test_a_decision_about_a_sum_has_the_noise_of_the_server():
     """A helper that shifts the trial to the limit learns no exact number from what follows."""
     deviation = math.sqrt(2.0) * 10.0 * MULTIPLIER
-    helper = HostileHelper(round((1.0 + FAR * deviation) * SCALE))
-    server = Server(helper, MULTIPLIER, discrete_gaussian)
+    helper = FakeHelper(round((1.0 + FAR * deviation) * SCALE))
+    server = ServerAlone(discrete_gaussian, MULTIPLIER, helper)
     for _ in range(60):
         with contextlib.suppress(RoundAbandonedError):  # the parts are shifted as well
-            server.exchange()
-    assert helper.kinds.count("trial") == 60
+            noise_of(server)
+    kinds = [request.kind for request in helper.asked]
+    assert kinds.count("trial") == 60
     # By chance, outside of these limits with probability 1e-6.
-    assert 11 <= helper.kinds.count("parts") <= 49
+    assert 11 <= kinds.count("parts") <= 49
 
 
 # --- worlds that differ in everything --------------------------------------------------------

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from secure_federation import CLIP, SecureFederation, TinyNoise
+from secure_federation import CLIP, RUN, SecureFederation, TinyNoise
 from vaults import STEPS, D, Killed, share_by_hand
 
 from fldb_flower.algorithms.personal import FLDBPersonal
@@ -390,13 +390,8 @@ def test_the_prior_is_the_posterior_of_all_uploads(dimension, deviation, coverag
     root = rng.normal(size=(dimension, dimension)) + 2.0 * np.eye(dimension)
     counts, coverages = [4, 6, 7, 20], [1.0, coverage, coverage, 0.5]
     matrices = [count * root @ root.T / 4.0 for count in counts]
-    settings = from_flat(
-        {
-            "mode": "devices", "algorithm": "fldb_personal", "dimension": dimension,
-            "privacy-epsilon": 3.0, "privacy-clip": CLIP, "devices-rounds": 9,
-        },
-        "a test",
-    )  # fmt: skip
+    values = {**RUN, "algorithm": "fldb_personal", "dimension": dimension}
+    settings = from_flat(values, "a test")
     algorithm, sent, before = FLDBPersonal(settings), [], 0
     for t, (matrix, share) in enumerate(zip(matrices, coverages, strict=True)):
         theta = algorithm.theta_sync
@@ -478,12 +473,7 @@ def test_a_share_of_the_devices_is_asked(tmp_path, fraction):
 
 
 def test_no_number_is_used_again_with_a_clock_that_was_set_back(tmp_path):
-    values = {
-        "mode": "devices", "algorithm": "fldb_ons", "secure": True, "devices-rounds": 20,
-        "privacy-epsilon": 3.0, "privacy-clip": 2.0, "devices-helper": "http://127.0.0.1:1",
-        "devices-helper-key": "/key", "devices-helper-token": "/token",
-    }  # fmt: skip
-    settings = from_flat(values, "a test")
+    settings = from_flat(RUN, "a test")
     directory = DeviceDirectory(tmp_path, settings)
     first = PlannedExchanges(settings, Counts(), directory).spend(1000)
     again = PlannedExchanges(settings, Counts(), directory)  # killed before a checkpoint
