@@ -23,8 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from clients.service.logs import PERIOD, Limiter
 from fldb_flower.errors import FldbError, OutputError, one_line
-from fldb_flower.system.signals import interruptible
-from fldb_flower.system.startup import leave
+from fldb_flower.system.startup import interruptible, leave
 
 _LOG = logging.getLogger("uvicorn.error")
 WITH_TOKEN = "with-token"

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 from fldb_flower.errors import DataError, OutputError, one_line
-from fldb_flower.system.files import create_file, read_file
-from fldb_flower.system.pages import digest, read_part
+from fldb_flower.system.files import create_file, digest, read_file, read_part
 
 # Values of Content-Security-Policy: for replies that are not pages, and for /docs.
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

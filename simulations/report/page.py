@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fldb_flower.errors import OutputError, extra_missing
-from fldb_flower.system.files import reason_of, replace_file
-from fldb_flower.system.pages import digest, read_part
+from fldb_flower.system.files import digest, read_part, reason_of, replace_file
 from simulations.report.data import payload
 from simulations.saved_runs import Run, Unfinished
 

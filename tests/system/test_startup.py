@@ -175,7 +175,7 @@ def test_an_interrupted_sweep_names_how_it_is_resumed(start, tmp_path):
 
 
 HIDING = """
-from fldb_flower.system.signals import interruptible
+from fldb_flower.system.startup import interruptible
 import os, signal, sys
 class Slow:
     def __del__(self):
@@ -218,7 +218,7 @@ def test_signal_handlers_are_installed_first():
         *("report/__main__.py", "benchmark/__main__.py"),
     ):
         text = (ROOT / "simulations" / file).read_text()
-        assert text.index("start.begin()") < text.index("\nimport ")
+        assert text.index("startup.begin()") < text.index("\nimport ")
 
 
 HEAVY = {"matplotlib", "flwr", "pandas", "torch"}
@@ -253,8 +253,6 @@ def test_a_run_without_a_plot_imports_nothing_heavy(code, tmp_path):
         ("conf.py", "simulations.run"),
         ("clients/__init__.py", "simulations.run"),
         ("strategies.py", "simulations.figures"),
-        ("fldb_flower.py", "simulations.report"),
-        ("fldb_flower/__init__.py", "clients.service"),
         ("simulations.py", "clients.service"),
         ("simulations.py", "fldb_flower"),
     ],
