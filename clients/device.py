@@ -19,8 +19,12 @@ from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import one_blas_thread
-from fldb_flower.wire.codec import decode_broadcast, encode_statistics
-from fldb_flower.wire.devices import DeviceRequest, DeviceUploadHeader
+from fldb_flower.wire.codec import (
+    DeviceRequest,
+    DeviceUploadHeader,
+    decode_broadcast,
+    encode_upload,
+)
 from fldb_flower.wire.records import pack_vector, unpack_vector
 
 MIN_DUELS_PER_FEATURE = 3
@@ -64,9 +68,9 @@ class DeviceAgent(NumPyClient):
     ) -> tuple[list[FloatArray], int, dict[str, Any]]:
         """Store the estimate, and return statistics of the answers that are not acknowledged.
 
-        The vectors are those of :mod:`fldb_flower.wire.codec`; the ConfigRecords, as dictionaries,
-        are those of :mod:`fldb_flower.wire.devices`. Nothing is stored of a broadcast that is not
-        valid, or that the device could not use.
+        The vectors and the ConfigRecords, as dictionaries, are those of
+        :mod:`fldb_flower.wire.codec`. Nothing is stored of a broadcast that is not valid, or that
+        the device could not use.
         """
         request = DeviceRequest.from_config(config)
         counted = request.counted
@@ -83,7 +87,7 @@ class DeviceAgent(NumPyClient):
         self.store.expect_cut(counted)
         if broadcast.play is not None and request.header.estimate:
             self._uploads.synchronize(broadcast.play, counted, request.duels)
-        vector = encode_statistics(upload, broadcast)
+        vector = encode_upload(upload, broadcast)
         reply = {"header": list(answer), "device": self.store.device_id}
         return [vector], upload.num_duels, reply
 

@@ -31,18 +31,12 @@ from fldb_flower.settings import Settings
 _BLOCK = 100  # at least this many answers are known for each one that is predicted together
 
 
-def settings_of(last: Synchronization | None, dimension: int) -> Settings:
-    """Return the settings with which a device selects."""
-    parameters = {"algorithm": "fldb_personal"} if last is None else last.parameters
-    return selection_settings(parameters, dimension)
-
-
 class CommonLearner:
     """theta_sync of FLDB-ONS or FLDB-OGD, and W or A with this device's answers not yet in it."""
 
     def __init__(self, last: Synchronization, settings: Settings) -> None:
         self._form = make_form(settings)
-        self._settings = settings
+        self.settings = settings
         self._duels = last.duels
         self._by_curvature = theory.selects_by_curvature(settings)
         self._information: Array = self._form.unpack(last.information)
@@ -59,7 +53,7 @@ class CommonLearner:
     @property
     def width(self) -> float:
         """Width of theory, for the duels in W and the next one (the theory's t N)."""
-        return theory.width(self._duels + 1, 1, self._settings)
+        return theory.width(self._duels + 1, 1, self.settings)
 
     def learn(self, duels: Evidence) -> None:
         """Add the differences to W, or their Hessian to A; theta_sync does not change."""
@@ -100,7 +94,7 @@ class PersonalLearner:
         prior: CommonPrior | None = None,
         own: tuple[FloatArray, FloatArray] | None = None,
     ) -> None:
-        d = settings.dimension
+        self.settings, d = settings, settings.dimension
         nothing = np.zeros((d, d)), np.zeros(d)
         self._prior = prior or CommonPrior(*nothing, START, 0.0)
         precision, shift = own or nothing
@@ -206,15 +200,17 @@ Learner: TypeAlias = CommonLearner | PersonalLearner
 
 
 def make_learner(
-    store: DuelStore, last: Synchronization | None, settings: Settings, duels: Evidence
+    store: DuelStore, last: Synchronization | None, dimension: int, duels: Evidence
 ) -> Learner:
     """Return a learner that knows the last broadcast and a store's answers."""
     learner: Learner
     if last is None:
-        learner = PersonalLearner(settings)
-    elif last.prior is not None:
-        learner = PersonalLearner(settings, last.prior, store.share(last.counted))
+        learner = PersonalLearner(selection_settings({"algorithm": "fldb_personal"}, dimension))
     else:
-        learner, duels = CommonLearner(last, settings), duels.after(last.counted)
+        settings = selection_settings(last.parameters, dimension)
+        if last.prior is not None:
+            learner = PersonalLearner(settings, last.prior, store.share(last.counted))
+        else:
+            learner, duels = CommonLearner(last, settings), duels.after(last.counted)
     learner.learn(duels)
     return learner

@@ -8,7 +8,7 @@ from collections.abc import Set
 
 import numpy as np
 
-from clients.learning import make_learner, settings_of
+from clients.learning import make_learner
 from clients.store import DuelStore, Evidence, duel_key
 from fldb_flower.bandit.preference import link, logistic
 from fldb_flower.bandit.selection import norms
@@ -66,9 +66,9 @@ class PairSelector:
         self.dimension = dimension
         self._store, self._purpose, self._skipped = store, purpose, skipped
         last, duels = store.synchronized(), store.answers()
-        settings = settings_of(last, dimension)
         self.is_own = last is None or last.prior is not None
-        self.learner = make_learner(store, last, settings, duels)
+        self.learner = make_learner(store, last, dimension, duels)
+        settings = self.learner.settings
         self._avoids_repeats = (settings.algorithm, settings.selection) == ("fldb_personal", "ucb")
         self._rule = find_rule(settings.selection)
         self._streams = AgentStreams(int.from_bytes(os.urandom(8), "little"), range(1))

@@ -20,7 +20,7 @@ from fldb_flower.linalg.arrays import LARGEST, Array, FloatArray
 from fldb_flower.linalg.forms import make_form, pack
 from fldb_flower.linalg.linear import largest_norm, solve, whiten
 from fldb_flower.settings import SELECTION_SETTINGS, Settings
-from fldb_flower.wire.codec import encode_statistics
+from fldb_flower.wire.codec import encode_upload
 
 if TYPE_CHECKING:
     from clients.learning import PersonalLearner
@@ -86,7 +86,7 @@ class UploadMaker:
         if self._settings.is_private and broadcast.learns:
             try:
                 upload = self._limited(broadcast, duels, start, end)
-                if not np.isfinite(encode_statistics(upload, broadcast)).all():
+                if not np.isfinite(encode_upload(upload, broadcast)).all():
                     raise FloatingPointError("a number is not finite")
             except (ConvergenceError, ArithmeticError, np.linalg.LinAlgError) as reason:
                 _LOG.warning("%s", one_line(f"contributes zeros, with noise: {reason}"))

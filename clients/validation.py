@@ -98,6 +98,13 @@ class Content(Model):
     text: Text = None
     image: Image = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_an_object(cls, value: Any) -> Any:
+        if not isinstance(value, dict | Content):  # pydantic's messages differ
+            raise ValueError(f"must be an object with a text or an image, not {shortened(value)}")
+        return value
+
     @model_validator(mode="after")
     def _shows_something(self) -> Content:
         if not self.text and not self.image:

@@ -27,9 +27,9 @@ def map_in_processes(
 ) -> list[_R]:
     """Return the results of the calls; any exception, such as Ctrl-C, ends the processes at once.
 
-    ``function`` is a function of a module. By default, there is one process per processor. The
-    processes share the processors: a run in one of them starts no others than for its part.
-    ``on_done`` is called after each call; by default, the progress is shown.
+    By default, there is one process per processor. They share the processors: a run in one of them
+    starts no others than for its part. ``on_done`` is called after each call; by default, the
+    progress is shown.
     """
     others, processes = set(multiprocessing.active_children()), processes or os.cpu_count() or 1
     with ProcessPoolExecutor(processes, context, share_processors, (processes,)) as pool:
@@ -37,13 +37,12 @@ def map_in_processes(
             # Processes inherit the mask, so Ctrl-C in a terminal reaches this process only.
             with sigint_blocked():
                 futures = [pool.submit(function, each) for each in arguments]
-            total = len(futures) if on_done is None else 0
             # After the start of the processes, which inherit no thread that shows the progress.
-            with progress("", total, "run") if total > 1 else nullcontext(on_done) as done:
+            shown = progress("", len(futures), "run") if on_done is None else nullcontext(on_done)
+            with shown as done:
                 for future in as_completed(futures):
                     future.result()
-                    if done is not None:
-                        done()
+                    done()
             return [future.result() for future in futures]
         except BaseException:
             for process in set(multiprocessing.active_children()) - others:

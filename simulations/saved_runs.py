@@ -1,12 +1,7 @@
-"""Read finished runs from their directories.
-
-The content of a directory is not trusted: files may be incomplete or written by other programs. A
-directory without a complete run is reported with the reason.
-"""
+"""Read finished runs from their directories."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import math
@@ -22,19 +17,23 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.runs.directory import SUMMARY
-from fldb_flower.runs.results import CONFIG, PARTICIPATION, PREDICTION, REGRET, identity
+from fldb_flower.runs.results import (
+    COLUMNS,
+    CONFIG,
+    PARTICIPATION,
+    PREDICTION,
+    REGRET,
+    identity,
+)
 from fldb_flower.settings import from_nested, unused
-from fldb_flower.system.files import read_file
 from fldb_flower.system.progress import progress
 
-CURVE_COLUMNS = ("iteration", "cumulative_regret", "exchanges")
 NUMBERS = ("final_regret", "exchanges", "uploaded_bytes", "downloaded_bytes", "runtime_seconds")
 """The numbers in every summary."""
 PREDICTIONS = ("log_loss", "accuracy")
 """The numbers in the summary of a run that predicted answers."""
 
-_MOST_BYTES = 2**30
-_MAX_DEPTH = 8  # of nested settings, which have two levels
+_TEXTS = {"absent": str, "rejected": str}  # columns of participation.csv
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if it was built
 
 
@@ -42,9 +41,8 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if
 class Run:
     """One finished run: the content of its files.
 
-    ``settings`` has Hydra's dotted names, in the order of ``config.yaml``. Each of :data:`NUMBERS`
-    is a finite number in ``summary``, and so are those of :data:`PREDICTIONS` that it has.
-    ``curve`` has one row per iteration, and the columns :data:`CURVE_COLUMNS`.
+    ``settings`` has Hydra's dotted names, in the order of ``config.yaml``. ``curve`` has the
+    columns of ``regret.csv``.
     """
 
     path: Path
@@ -64,30 +62,11 @@ class Unfinished:
 def find_runs(
     folders: Iterable[Path], on_read: Callable[[], object] = lambda: None
 ) -> tuple[list[Run], list[Unfinished]]:
-    """Read every run below the given folders.
+    """Read every run below the given folders, each once; ``on_read`` is called after each.
 
     A directory belongs to a run if it holds ``config.yaml``, or both ``summary.json`` and
-    ``regret.csv``. Hidden folders and links to folders are not searched. A run below two of the
-    folders is read once.
-
-    Parameters
-    ----------
-    folders : iterable of Path
-        Folders to search; each may be the directory of a run.
-    on_read : callable, optional
-        Called after each directory that was read.
-
-    Returns
-    -------
-    runs : list of Run
-        In the order of the folders, then of the paths; numbers in names sort by value.
-    unfinished : list of Unfinished
-        Directories without a complete run.
-
-    Raises
-    ------
-    DataError
-        A folder does not exist.
+    ``regret.csv``. Hidden folders and links to folders are not searched. Runs are in the order of
+    the folders, then of the paths; numbers in names sort by value.
     """
     found: dict[Path, Run | Unfinished] = {}
     for folder in folders:
@@ -95,27 +74,24 @@ def find_runs(
             reason = "is not a folder" if folder.exists() else "does not exist"
             raise DataError(f"{folder}: {reason}")
         denied: list[OSError] = []
-        for path in _directories(folder, denied):
-            if (real := path.resolve()) not in found:
-                found[real] = read_run(path)
+        for root, below, files in os.walk(folder, onerror=denied.append):
+            visible = (name for name in below if not name.startswith("."))
+            below[:] = sorted(visible, key=natural_order)
+            path = Path(root)
+            if (CONFIG in files or {SUMMARY, REGRET} <= set(files)) and path.resolve() not in found:
+                found[path.resolve()] = read_run(path)
                 on_read()
         for error in denied:
             path = Path(error.filename)
-            reason = f"cannot be read: {error.strerror}"
-            found.setdefault(path.resolve(), Unfinished(path, reason))
+            found[path.resolve()] = Unfinished(path, f"cannot be read: {error.strerror}")
     runs = [item for item in found.values() if isinstance(item, Run)]
     return runs, [item for item in found.values() if isinstance(item, Unfinished)]
 
 
 def find_finished(folder: Path, wanted: Collection[str] | None = None) -> dict[str, Run]:
-    """Return one finished run per identity below a folder.
+    """Return one finished run per identity below a folder, which need not exist.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder; it need not exist.
-    wanted : collection of str, optional
-        Identities to return; all by default. See :func:`fldb_flower.runs.results.identity`.
+    ``wanted`` has the identities to return; all by default.
     """
     finished: dict[str, Run] = {}
     with progress("read", unit="run") as done:
@@ -151,44 +127,27 @@ def varying(runs: Sequence[Run]) -> list[str]:
 
     A setting that only some runs have differs, unless it is irrelevant in the others.
     """
-    values: dict[str, set[Any]] = {key: set() for run in runs for key in run.settings}
+    values: dict[str, set[str]] = {key: set() for run in runs for key in run.settings}
     for run in runs:
         used = relevant(run.settings)
         for key, seen in values.items():
             if key in used or key not in run.settings:
-                seen.add(_identity(run.settings.get(key)))
+                seen.add(repr(run.settings.get(key)))
     return [key for key, seen in values.items() if len(seen) > 1]
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[list[Run]]:
     """Group runs whose relevant settings are equal except for the seed, in order of appearance."""
-    groups: dict[frozenset[Any], list[Run]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        others = (item for item in relevant(run.settings).items() if item[0] != "seed")
-        key = frozenset((name, _identity(value)) for name, value in others)
-        groups.setdefault(key, []).append(run)
+        others = {key: value for key, value in relevant(run.settings).items() if key != "seed"}
+        groups.setdefault(repr(sorted(others.items())), []).append(run)
     return list(groups.values())
 
 
 def one_per_seed(group: Sequence[Run]) -> list[Run]:
     """Return the first run of each seed: its repetitions are not independent runs."""
     return list({run.settings.get("seed"): run for run in reversed(group)}.values())[::-1]
-
-
-def _identity(value: Any) -> Any:
-    """Return a value for comparisons: ``1`` equals ``1.0``, but not ``True``."""
-    is_nan = isinstance(value, float) and math.isnan(value)
-    return (isinstance(value, bool), "nan" if is_nan else value)
-
-
-def _directories(folder: Path, denied: list[OSError]) -> Iterator[Path]:
-    """Yield the directories of runs in a folder and below it; add errors to ``denied``."""
-    for root, folders, files in os.walk(folder, onerror=denied.append):
-        folders[:] = sorted(
-            (name for name in folders if not name.startswith(".")), key=natural_order
-        )
-        if CONFIG in files or {SUMMARY, REGRET} <= set(files):
-            yield Path(root)
 
 
 def natural_order(value: Any) -> tuple[Any, ...]:
@@ -202,147 +161,80 @@ def natural_order(value: Any) -> tuple[Any, ...]:
 def read_run(path: Path) -> Run | Unfinished:
     """Read the run in a directory, or return the reason why it cannot be used."""
     try:
-        settings = _settings(path / CONFIG)
-        summary = _summary(path / SUMMARY)
-        return Run(path, settings, summary, _curve(path / REGRET, settings))
+        settings = parse_file(path / CONFIG, _settings)
+        summary = parse_file(path / SUMMARY, _summary)
+        curve = read_table(path / REGRET, settings["horizon"])
+        if not np.isfinite(curve).all(axis=None):
+            raise DataError(f"{REGRET} has a number that is not finite")
+        return Run(path, settings, summary, curve)
     except DataError as error:
         return Unfinished(path, str(error))
 
 
-def _text(path: Path) -> str:
+def parse_file(path: Path, parse: Callable[[bytes], Any]) -> Any:
+    """Return the content of a file; raise a DataError in one line that names it."""
     try:
-        if path.exists() and not path.is_file():
-            raise DataError(f"{path.name} is not a file")
-        return read_file(path, _MOST_BYTES).decode()
+        return parse(path.read_bytes())
     except FileNotFoundError:
         raise DataError(f"no {path.name}") from None
     except OSError as error:
         raise DataError(f"{path.name} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path.name} is not UTF-8 text") from None
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError, yaml.YAMLError):
+        raise DataError(f"{path.name} is damaged, or another program's") from None
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    text = _text(path)
-    try:
-        _check_structure(path, text)
-        values = yaml.load(text, _LOADER)  # OmegaConf would resolve ${oc.env:...}
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise DataError(f"{path.name} is not valid YAML") from None
-    if not isinstance(values, dict):
-        raise DataError(f"{path.name} holds no settings")
-    settings = dict(_flatten(values, path.name))
-    if not isinstance(settings.get("horizon"), int):
-        raise DataError(f"{path.name} has no integer as horizon")
+def _settings(content: bytes) -> dict[str, Any]:
+    settings = dict(_dotted(yaml.load(content, _LOADER)))  # OmegaConf would resolve ${oc.env:...}
+    if not isinstance(settings["horizon"], int):
+        raise TypeError
     return settings
 
 
-def _check_structure(path: Path, text: str) -> None:
-    """Refuse YAML that could expand without limit, or exhaust the stack of the loader."""
-    depth = 0
-    for event in yaml.parse(text, _LOADER):
-        if isinstance(event, yaml.AliasEvent):
-            raise DataError(f"{path.name} has YAML aliases, which runs do not write")
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > 2 * _MAX_DEPTH:
-            raise DataError(f"{path.name} is nested too deeply")
-
-
-def _flatten(
-    values: Mapping[Any, Any], file: str, prefix: str = "", depth: int = 0
-) -> Iterator[tuple[str, Any]]:
+def _dotted(values: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        if isinstance(value, dict) and depth < _MAX_DEPTH:
-            yield from _flatten(value, file, f"{prefix}{key}.", depth + 1)
-        elif value is None or isinstance(value, str | int | float):
-            yield f"{prefix}{key}", value
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{group}{key}.")
         else:
-            raise DataError(f"{file}: {prefix}{key} is neither a number nor a text")
+            yield f"{group}{key}", value
 
 
-def _summary(path: Path) -> dict[str, Any]:
-    text = _text(path)
-    try:
-        summary = json.loads(text)
-    except (ValueError, RecursionError):
-        raise DataError(f"{path.name} is not valid JSON") from None
-    if not isinstance(summary, dict) or summary.get("complete") is not True:
-        raise DataError(f"{path.name} does not mark the run as complete")
-    for key in (*NUMBERS, *(key for key in PREDICTIONS if key in summary)):
-        if not _is_finite(summary.get(key)):
-            raise DataError(f"{path.name} has no finite number as {key}")
+def _summary(content: bytes) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads(content)
+    numbers = [*NUMBERS, *(key for key in PREDICTIONS if key in summary)]
+    if not summary["complete"] or not all(math.isfinite(summary[key]) for key in numbers):
+        raise ValueError
     return summary
 
 
-def _is_finite(value: Any) -> bool:
-    with contextlib.suppress(TypeError, OverflowError):  # a text; an integer too large for a float
-        return not isinstance(value, bool) and math.isfinite(value)
-    return False
+def parse_table(content: bytes) -> pd.DataFrame:
+    """Return a table of a run: numbers, and lists of nodes as texts."""
+    # Python's float, so that numbers are exactly those of the run.
+    exact = dict.fromkeys(("cumulative_regret", *PREDICTIONS), float)
+    table = pd.read_csv(io.BytesIO(content), dtype=_TEXTS, converters=exact)
+    return table.fillna(dict.fromkeys(_TEXTS, ""))
 
 
-def _curve(path: Path, settings: Mapping[str, Any]) -> pd.DataFrame:
-    curve = _table(path, CURVE_COLUMNS, settings["horizon"])
-    if not np.isfinite(curve.to_numpy(dtype=float)).all():
-        raise DataError(f"{path.name} holds numbers that are missing or not finite")
-    return curve
+def read_table(path: Path, rows: int | None = None) -> pd.DataFrame:
+    """Read a table of a run by the name of its file, with this number of rows, if it is known."""
 
+    def parse(content: bytes) -> pd.DataFrame:
+        table = parse_table(content)
+        if tuple(table.columns) != COLUMNS[path.name] or len(table) != (rows or len(table)):
+            raise ValueError
+        table.drop(columns=list(_TEXTS), errors="ignore").astype(float)  # raises a ValueError
+        return table
 
-def _table(path: Path, columns: Sequence[str], horizon: int) -> pd.DataFrame:
-    """Read numbers with one row per iteration."""
-    text = _text(path)
-    table = _parsed(path, text, columns)
-    if len(table) != horizon or not text.endswith("\n"):
-        raise DataError(f"{path.name} has {len(table)} rows, complete or not, instead of {horizon}")
-    if not all(pd.api.types.is_numeric_dtype(table[name]) for name in columns):
-        raise DataError(f"{path.name} holds values that are not numbers")
-    if (table["iteration"] != np.arange(1, horizon + 1)).any():
-        raise DataError(f"{path.name} does not count iterations 1, 2, ..., {horizon}")
-    return table
-
-
-def _parsed(
-    path: Path, text: str, columns: Sequence[str], texts: Sequence[str] = ()
-) -> pd.DataFrame:
-    """Parse a table; columns of ``texts`` are texts."""
-    try:
-        table = pd.read_csv(
-            io.StringIO(text), dtype=dict.fromkeys(texts, "str"), keep_default_na=not texts
-        )
-    except (ValueError, pd.errors.ParserError):
-        raise DataError(f"{path.name} is not a table") from None
-    if list(table.columns) != list(columns):
-        raise DataError(f"{path.name} has other columns than {', '.join(columns)}")
+    table: pd.DataFrame = parse_file(path, parse)
     return table
 
 
 def read_predictions(run: Run) -> pd.DataFrame | None:
-    """Return log loss and accuracy up to each iteration, or None if the run has no such file.
-
-    Raises
-    ------
-    DataError
-        The file cannot be used.
-    """
+    """Return log loss and accuracy up to each iteration, or None if the run has no such file."""
     path = run.path / PREDICTION
-    if not path.exists():
-        return None
-    return _table(path, ("iteration", *PREDICTIONS), len(run.curve))
+    return read_table(path, len(run.curve)) if path.exists() else None
 
 
 def read_participation(run: Run) -> pd.DataFrame | None:
-    """Return the replies of nodes by exchange, or None if the run has no such file.
-
-    Raises
-    ------
-    DataError
-        The file cannot be used.
-    """
+    """Return the replies of nodes by exchange, or None if the run has no such file."""
     path = run.path / PARTICIPATION
-    if not path.exists():
-        return None
-    numbers, texts = ("iteration", "asked", "replied"), ("absent", "rejected")
-    table = _parsed(path, _text(path), (*numbers, *texts), texts)
-    if table.empty or not all(pd.api.types.is_integer_dtype(table[name]) for name in numbers):
-        raise DataError(f"{path.name} holds no counts of replies")
-    return table
+    return read_table(path) if path.exists() else None

@@ -13,8 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from fldb_flower.errors import RoundAbandonedError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.settings import AUTO, Settings
-from fldb_flower.wire.codec import BroadcastHeader, UploadError, decode_statistics
-from fldb_flower.wire.devices import DeviceUploadHeader
+from fldb_flower.wire.codec import BroadcastHeader, DeviceUploadHeader, UploadError, decode_upload
 from fldb_flower.wire.records import unpack_vector
 from strategies.channel import Channel, Contribution, rivals
 
@@ -71,7 +70,7 @@ class DeviceChannel(Channel):
     def contents(
         self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> list[RecordDict]:
-        """Return the content for each node; see ``fldb_flower.wire.devices``."""
+        """Return the content for each node; see ``fldb_flower.wire.codec``."""
         numbers: Any = config["header"]
         repeats = BroadcastHeader(*numbers).last == 0
         contents = []
@@ -101,7 +100,7 @@ class DeviceChannel(Channel):
         if not self.claim(node, device):
             return None
         span = header._replace(held=0, missing=0)
-        upload = decode_statistics(vector, header.num_duels, broadcast, self.form)
+        upload = decode_upload(vector, header.num_duels, broadcast, self.form)
         self._check_span(node, device, span, broadcast)
         self._spans[node] = span
         return Contribution(device, upload, CountedSpan(device, header))

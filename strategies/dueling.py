@@ -20,7 +20,7 @@ from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.mechanism import noise_of
 from fldb_flower.runs.plots import describe
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import encode_statistics, traffic
+from fldb_flower.wire.codec import encode_upload
 from fldb_flower.wire.records import content_bytes, pack_vector
 from strategies.channel import Channel, grouped
 from strategies.simulated import SimulatedChannel
@@ -64,7 +64,7 @@ class DuelingStrategy(Federation, Strategy):
 
     >>> from fldb_flower.federation.history import History
     >>> from fldb_flower.settings import Settings, to_flat
-    >>> from simulations.engines.grid import InProcessGrid
+    >>> from simulations.engines.inprocess import InProcessGrid
     >>> from strategies import FLDBONSStrategy
     >>> settings = Settings(algorithm="fldb_ons", num_agents=10, horizon=20, dimension=3, tau=5)
     >>> history = History(settings.horizon)
@@ -234,7 +234,7 @@ class DuelingStrategy(Federation, Strategy):
             self._sum = channel.total(channel.accepted, broadcast)
         metrics["duels"] = self._sum.num_duels
         self._metrics = metrics
-        return pack_vector(encode_statistics(self._sum, broadcast)), metrics
+        return pack_vector(encode_upload(self._sum, broadcast)), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -261,10 +261,10 @@ class DuelingStrategy(Federation, Strategy):
         if broadcast.learns:
             asked = {message.metadata.dst_node_id for message in self._sent}
             uploads = {node for node, _ in channel.senders(replies)} - channel.introduced
-            up, down = traffic(broadcast, self.algorithm.form)
+            up, down = broadcast.sizes(self.algorithm.form)
             self.history.count_bytes(
-                up * channel.count_agents(uploads, channel.present),
-                down * channel.count_agents(asked, channel.present),
+                8 * up * channel.count_agents(uploads, channel.present),
+                8 * down * channel.count_agents(asked, channel.present),
             )
 
     def mark_counted(self) -> None:

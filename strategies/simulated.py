@@ -13,7 +13,7 @@ from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import UploadError, UploadHeader, decode_upload
+from fldb_flower.wire.codec import UploadError, UploadHeader, decode_outcomes, decode_upload
 from fldb_flower.wire.records import unpack_vector
 from strategies.channel import Channel, Contribution, rivals
 
@@ -79,7 +79,8 @@ class SimulatedChannel(Channel):
         self._claims[node] = claim
         if exchange != number:
             raise UploadError(f"an answer to exchange {exchange} instead of {number}")
-        upload = decode_upload(vector, header, outcomes, broadcast, self.form)
+        upload = decode_upload(vector, header.num_duels, broadcast, self.form)
+        upload = upload._replace(outcomes=(decode_outcomes(header, outcomes),))
         counted = self._counted.get(node, 0)
         played = self._history.iteration if broadcast.play is None else broadcast.play.last
         before = 0 if broadcast.scope == "all" else counted

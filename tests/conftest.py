@@ -25,8 +25,8 @@ from fldb_flower.deployment.processes import tool
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.runs.results import discard_unfinished
 from fldb_flower.wire.codec import encode_broadcast
+from simulations.engines import SLOW_START, STARTS
 from simulations.engines.flower import superlink
-from simulations.engines.ray_cluster import SLOW_START, STARTS
 from simulations.local_process import environment
 
 ROOT = Path(__file__).parent.parent

@@ -15,7 +15,7 @@ from fldb_flower.bandit.duels import OUTCOMES
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadHeader
 from fldb_flower.wire.records import unpack_vector
-from simulations.engines.grid import LOST, UNHEARD, LossyGrid, failure
+from simulations.engines.inprocess import LOST, UNHEARD, LossyGrid, failure
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from fldb_flower.secure.report import (
 from fldb_flower.secure.statistics import Shared, vector_of
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.system.files import replace_file
-from simulations.engines.grid import InProcessGrid, failure
+from simulations.engines.inprocess import InProcessGrid, failure
 from strategies.device_directory import DeviceDirectory, RoundRow
 from strategies.device_rounds import DeviceServer
 from strategies.devices import DeviceChannel

@@ -18,6 +18,7 @@ from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import MAX_DIMENSION
 
 _LONGEST = 2e100  # of a difference of two features, which are at most 1e100
+_FINITE = float(np.finfo(float).max)
 
 
 def _is(kind: str, least: float, most: float) -> str:
@@ -86,10 +87,9 @@ def _fault(database: Database, fault: str) -> DataError:
 def _check_columns(database: Database, d: int) -> None:
     for table, columns in _conditions(d).items():
         valid = [f"({condition.format(column)})" for column, condition in columns.items()]
-        where = " AND ".join(valid)
-        found = database.row(f"SELECT {', '.join(valid)} FROM {table} WHERE NOT ({where}) LIMIT 1")
-        if found:
-            wrong = found.index(0)
+        where = f"FROM {table} WHERE NOT ({' AND '.join(valid)}) LIMIT 1"
+        if database.row(f"SELECT 1 {where}"):
+            wrong = database.row(f"SELECT {', '.join(valid)} {where}").index(0)
             raise _fault(database, f"{table}.{list(columns)[wrong]} must satisfy {valid[wrong]}")
 
 
@@ -112,12 +112,12 @@ def _check_numbers(database: Database, d: int) -> None:
             raise _fault(database, f"synchronized.information must have {size} bytes")
     for table, column, width, most in (
         *(("answers", "evidence", d + 1, _LONGEST), ("proposals", "evidence", d, _LONGEST)),
-        *(("synchronized", name, None, np.inf) for name in ("theta", "information", "prior")),
-        ("shares", "share", None, np.inf),
+        *(("synchronized", name, None, _FINITE) for name in ("theta", "information", "prior")),
+        ("shares", "share", None, _FINITE),
     ):
         blobs = database.rows(f"SELECT {column} FROM {table} WHERE {column} IS NOT NULL")
         numbers = np.frombuffer(b"".join(row[0] for row in blobs))
         if width is not None:
             numbers = numbers.reshape(-1, d + EXTRA)[:, :width]
-        if not (np.isfinite(numbers) & (np.abs(numbers) <= most)).all():
+        if not (np.abs(numbers) <= most).all():  # NaN too
             raise _fault(database, f"{table}.{column} contains a number that is not finite")

@@ -200,22 +200,6 @@ class Database:
             self._timer = None
             self.erase_deleted()
 
-    def backup(self, path: str | Path) -> None:
-        """Write a copy into a new file; other processes may use the store meanwhile.
-
-        Before a copy replaces the store, delete the old ``-wal`` and ``-shm`` files: SQLite would
-        apply them to the copy. The ledger of secure sums (``clients.vault.ledger``) is not part of
-        a backup, and stays as it is.
-        """
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            with contextlib.closing(sqlite3.connect(path)) as copy:
-                self._connection.backup(copy)
-        except FileExistsError:
-            raise OutputError(f"{path} already exists: a backup replaces no file") from None
-        except (OSError, sqlite3.Error) as error:
-            raise OutputError(f"cannot write the backup {path}: {error}") from None
-
     def _prepare(self) -> None:
         """Create the tables in a new file; refuse the file of another version or program."""
         if self._has_tables():

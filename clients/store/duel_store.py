@@ -12,10 +12,13 @@ moment, the log is emptied within a second after it has finished.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
+import os
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -38,7 +41,7 @@ from clients.store.records import (
     UnknownDuelError,
 )
 from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
-from fldb_flower.errors import DataError, FldbError
+from fldb_flower.errors import DataError, FldbError, OutputError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import pack_symmetric, unpack_symmetric
 
@@ -118,6 +121,22 @@ class DuelStore(Database):
         except BaseException:
             self.close()
             raise
+
+    def backup(self, path: str | Path) -> None:
+        """Write a copy into a new file; other processes may use the store meanwhile.
+
+        Before a copy replaces the store, delete the old ``-wal`` and ``-shm`` files: SQLite would
+        apply them to the copy. The ledger of secure sums (``clients.vault.ledger``) is not part of
+        a backup, and stays as it is.
+        """
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            with contextlib.closing(sqlite3.connect(path)) as copy:
+                self._connection.backup(copy)
+        except FileExistsError:
+            raise OutputError(f"{path} already exists: a backup replaces no file") from None
+        except (OSError, sqlite3.Error) as error:
+            raise OutputError(f"cannot write the backup {path}: {error}") from None
 
     # The device.
 
@@ -343,9 +362,12 @@ class DuelStore(Database):
     @property
     def needed(self) -> int | None:
         """Distinct duels that the next upload lacks; None before one was requested."""
+        minimum = self.minimum
+        if minimum is None:
+            return None
         with self.reading():
-            minimum, waiting = self.minimum, self._evidence(self._last_cut(), MAX_ANSWERS)
-        return None if minimum is None else max(0, minimum - distinct_duels(waiting.differences))
+            waiting = self._evidence(self._last_cut(), MAX_ANSWERS)
+        return max(0, minimum - distinct_duels(waiting.differences))
 
     def held_back(self) -> tuple[int, int]:
         """Return how many answers no upload covers yet, and how many distinct duels these lack."""
@@ -357,9 +379,9 @@ class DuelStore(Database):
 
         It is empty before an upload was requested: then none needs distinct duels.
         """
+        if self.minimum is None:
+            return set()
         with self.reading():
-            if self.minimum is None:
-                return set()
             rows = self.rows(
                 "SELECT evidence FROM answers WHERE sequence > ? UNION ALL"
                 f" SELECT evidence FROM proposals WHERE {_OPEN}",
@@ -600,10 +622,9 @@ class DuelStore(Database):
 
         It is cheaper than :meth:`synchronized`.
         """
-        with self.reading():
-            query = "SELECT round, received FROM synchronized"
-            number, received = self.row(query, default=(0, 0.0))
-            return number, received, self.row("SELECT removals FROM device")[0]
+        query = "SELECT coalesce(round, 0), coalesce(received, 0.0), removals FROM device"
+        number, received, removals = self.row(f"{query} LEFT JOIN synchronized")
+        return number, received, removals
 
     # Shares of FLDB-Personal. A share is computed once for each cut, so that repeated requests
     # return the same change. The server acknowledges the cut whose share its sums contain, and the

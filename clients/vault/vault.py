@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
-from clients.learning import make_learner, settings_of
+from clients.learning import make_learner
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
 from clients.vault.config import VaultConfig
@@ -251,8 +251,8 @@ class Vault:
                 uploads = UploadMaker(store, shared.settings)
                 uploads.check(shared.broadcast)
                 received = uploads.synchronization(play, journal.counted, shared.duels)
-                settings = settings_of(received, self._config.dimension)
-                learner = make_learner(store, received, settings, store.answers())
+                dimension = self._config.dimension
+                learner = make_learner(store, received, dimension, store.answers())
                 if not (np.abs([learner.theta, learner.deviations()]) <= LARGEST).all():
                     raise FloatingPointError(f"a number is not finite, or above {LARGEST:g}")
             store.synchronize(received)

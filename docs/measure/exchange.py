@@ -19,7 +19,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import Settings, from_flat, to_flat
 from simulations.benchmark import settings
-from simulations.engines.grid import InProcessGrid
+from simulations.engines.inprocess import InProcessGrid
 from strategies import make_strategy
 
 

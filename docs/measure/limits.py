@@ -23,7 +23,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.system.process import one_blas_thread
 from simulations.benchmark import ALGORITHMS, draw_at_once, seconds, settings
 from simulations.engines import vectorized
-from simulations.engines.ray_cluster import connected
+from simulations.engines.ray_workers import connected
 from simulations.engines.vectorized import DirectFederation
 
 

@@ -28,7 +28,7 @@ from fldb_flower.secure.messages import REPORT, Request, SumAnswer, SumRequest
 from fldb_flower.secure.report import SCALE, Header, integers_of, make_report
 from fldb_flower.secure.statistics import Shared, parts_of, size_of
 from fldb_flower.settings import Settings, from_flat
-from fldb_flower.wire.codec import encode_broadcast, traffic
+from fldb_flower.wire.codec import encode_broadcast
 from simulations.local_vaults import VAULT, Secure, create_vaults
 
 SIZES = ((5, 100), (5, 1_000), (5, 10_000), (64, 1_000))
@@ -87,7 +87,7 @@ class _Case:
         form = make_form(self._settings)
         units = dict.fromkeys(parts_of(self._broadcast), 100.0)
         self._content = Shared(self._broadcast, self._settings, 0, units).to_bytes()
-        self.plain_bytes, _ = traffic(self._broadcast, form)
+        self.plain_bytes = 8 * self._broadcast.sizes(form)[0]
         self.report_bytes = 0
         self._helper = Helper(folder / "answers", load_helper_key(folder / "helper"))
         self._config = read_config(folder / VAULT)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from fldb_flower.algorithms.base import Algorithm, Online
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.federation.agents import require_better_arm
 from fldb_flower.federation.exchange import Federation
 from fldb_flower.federation.history import History
-from fldb_flower.federation.offers import require_better_arm
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
 

@@ -1,22 +1,28 @@
-"""Simulated agents, played as arrays."""
+"""Simulated agents, played as arrays: what they are offered, their duels, and their statistics."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fldb_flower.bandit.duels import DuelLog, clipped, prediction_sums
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.bandit.policies import make_policy
-from fldb_flower.bandit.prior import ShareChange
 from fldb_flower.bandit.streams import check_agents, make_streams
 from fldb_flower.bandit.theory import width_settings
-from fldb_flower.catalogue import ALGORITHMS
-from fldb_flower.environments import RecordedAnswers
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
+from fldb_flower.environments import (
+    ChangingEnvironment,
+    Environment,
+    RecordedAnswers,
+    make_environment,
+)
+from fldb_flower.environments.base import check_contexts, state_arrays
 from fldb_flower.errors import ConvergenceError, DataError
-from fldb_flower.federation.blocks import blocks_of
+from fldb_flower.federation.blocks import blocks_of, rows_in_block
 from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import (
     Broadcast,
@@ -26,11 +32,150 @@ from fldb_flower.federation.exchange import (
     statistics,
     total,
 )
-from fldb_flower.federation.offers import Offers, OfferStream
-from fldb_flower.linalg.arrays import LARGEST, Array, arrays_on, has_masked, to_numpy
+from fldb_flower.linalg.arrays import (
+    LARGEST,
+    Array,
+    Arrays,
+    arrays_on,
+    copy,
+    has_masked,
+    namespace,
+    to_numpy,
+)
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.linalg.named_arrays import join_parts, part_of
 from fldb_flower.settings import Settings
+
+AHEAD = 16
+"""Iterations that are drawn at once if one is requested, and if their arms fit in the cache.
+
+For small blocks, calls cost more than the numbers.
+"""
+
+
+class Offers(NamedTuple):
+    """Arms, rewards and noise of consecutive iterations."""
+
+    features: Array  # (iterations, agents, arms, d)
+    rewards: Array  # latent, (iterations, agents, arms)
+    best: Array  # the largest of an agent's rewards, (iterations, agents)
+    noise: Array  # standard logistic, (iterations, agents)
+
+
+class OfferStream:
+    """The offers of a block of agents, each taken once and in order.
+
+    They do not depend on what agents select, so a small block draws several iterations at once.
+    ``capacity`` is the largest number of iterations that are taken at once.
+    """
+
+    def __init__(self, settings: Settings, agents: range, arrays: Arrays) -> None:
+        self.environment = make_environment(settings, agents)
+        self.capacity = max(1, rows_in_block(settings) // len(agents))
+        self._shape = (len(agents), settings.num_arms, settings.dimension)
+        self._arrays = arrays
+        self._is_external = settings.environment.name in ENVIRONMENTS.added
+        self._streams = make_streams(settings, agents)
+        is_recorded = isinstance(self.environment, RecordedAnswers)
+        # Recorded answers are those to the contexts drawn last; the block stores their state.
+        self._ahead = 1 if is_recorded else AHEAD
+        self._changing: ChangingEnvironment | None = None
+        if isinstance(self.environment, ChangingEnvironment) and not is_recorded:
+            self._changing = self.environment
+        self._drawn: Offers | None = None  # offers drawn last, while not all are taken
+        self._taken = 0  # number of iterations of these that were taken
+        self._before = self._position()  # before these were drawn
+
+    def take(self, most: int, left: int) -> Offers:
+        """Return the offers of the next ``most`` iterations, or of ``capacity`` if that is less.
+
+        ``left`` is the number of iterations up to the horizon. A single iteration is drawn with
+        later ones. How many are returned does not depend on that, so that results do not either.
+        """
+        wanted = min(most, self.capacity)
+        drawn = self._drawn
+        missing = wanted if drawn is None else self._taken + wanted - len(drawn.noise)
+        if missing > 0:
+            drawn = self._extended(drawn, missing, left)
+        assert drawn is not None
+        first, self._taken = self._taken, self._taken + wanted
+        offers = Offers(*[each[first : self._taken] for each in drawn])
+        self._drawn = drawn
+        if self._taken == len(drawn.noise):
+            self._drawn, self._taken = None, 0
+        return offers
+
+    def _extended(self, drawn: Offers | None, missing: int, left: int) -> Offers:
+        """Return offers with ``missing`` more iterations, or with those drawn ahead."""
+        if drawn is not None:
+            drawn = Offers(*map(copy, drawn))  # an environment may reuse its arrays
+            more = self._draw(missing)
+            xp = namespace(more.noise)
+            return Offers(*[xp.concat(both) for both in zip(drawn, more, strict=True)])
+        count = missing if missing > 1 else max(1, min(self._ahead, left, self.capacity))
+        if count > missing:
+            self._before = self._position()
+        return self._draw(count)
+
+    def _draw(self, iterations: int) -> Offers:
+        contexts = self.environment.contexts(self._streams, iterations)
+        if self._is_external:
+            agents, *arms = self._shape
+            check_contexts(self.environment, contexts, (agents, iterations, *arms))
+        noise = self._streams.logistic("preferences", iterations)
+        features, rewards, noise = (
+            self._arrays.make(each).swapaxes(0, 1)
+            for each in (contexts.features, contexts.rewards, noise)
+        )
+        # `max` along short rows is ten times slower.
+        columns = (rewards[..., arm] for arm in range(rewards.shape[-1]))
+        best = functools.reduce(namespace(rewards).maximum, columns)
+        return Offers(features, rewards, best, noise)
+
+    def _position(self) -> dict[str, Array]:
+        """Return where the streams and the environment are."""
+        changing = {} if self._changing is None else state_arrays(self._changing)
+        return join_parts({"streams": self._streams.state(), "environment": changing})
+
+    def state(self) -> dict[str, Array]:
+        """Return where streams and environment are, and how many iterations were taken since."""
+        position = self._position() if self._drawn is None else self._before
+        return {"taken": np.array(self._taken), **position}
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Restore what :meth:`state` returned; later offers are identical."""
+        self._taken, self._drawn = 0, None
+        self._streams.restore(part_of(state, "streams"))
+        if self._changing is not None:
+            self._changing.restore(part_of(state, "environment"))
+        if taken := int(state["taken"]):
+            self._draw(taken)
+
+
+def require_better_arm(settings: Settings) -> None:
+    """Raise DataError if all arms have the same reward, in each iteration of each agent.
+
+    Where agents are shown recorded duels, which have no rewards: if all answers are ties. Offers
+    are drawn again, from the start, until one has a better arm: usually the first.
+    """
+    for agents in blocks_of(settings, range(settings.num_agents)):
+        stream = OfferStream(settings, agents, arrays_on(settings.backend))
+        for done in range(settings.horizon):
+            if _has_better_arm(stream.take(1, settings.horizon - done), stream.environment):
+                return
+    found = getattr(stream.environment, "found", "")
+    raise DataError(
+        f"environment={settings.environment.name}: no arm is better than another, for any agent"
+        f" and iteration, so the regret of every algorithm is 0{found and '; found '}{found}"
+    )
+
+
+def _has_better_arm(offers: Offers, environment: Environment) -> bool:
+    if isinstance(environment, RecordedAnswers) and environment.shows_pairs:
+        first = np.zeros(offers.noise.size, dtype=np.int64)
+        answers = environment.answers(first, first + 1)
+        return bool((answers[~np.isnan(answers)] != 0.5).any())
+    return bool((offers.rewards != offers.best[..., None]).any())
 
 
 class AgentGroup:
@@ -38,11 +183,6 @@ class AgentGroup:
 
     Agents are played in blocks whose arms fit in the cache, so the arms of only one block are in
     memory at once. An agent's results do not depend on its group.
-
-    Raises
-    ------
-    SettingsError
-        The agents are invalid.
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
@@ -108,21 +248,15 @@ class AgentBlock:
         self._offsets = self._arrays.arange(rows) * settings.num_arms
 
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
-        """Play the requested iterations and return the requested statistics.
-
-        Raises
-        ------
-        RuntimeError
-            An earlier reply, after which duels were counted at once, is not counted.
-        """
-        if counted < self.log.settled:
+        """Play the requested iterations and return the requested statistics."""
+        if counted < self.log.settled:  # duels after an earlier reply were counted at once
             raise RuntimeError(f"the reply up to iteration {self.log.settled} is not counted")
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # results are checked
             self.log.acknowledge(counted)
             self._policy.acknowledge(counted)
             if broadcast.play is not None:
                 self._play(broadcast.play)
-            upload = self._statistics(broadcast)
+            upload = self._upload(broadcast)
             if broadcast.final:
                 self.log.settle()
                 self._policy.acknowledge(self.log.counted)
@@ -148,13 +282,6 @@ class AgentBlock:
         Iterations are played once and in order. The first arm wins if the difference of the rewards
         exceeds the noise. With recorded answers, the noise is ignored; a duel without a new answer
         has difference 0.
-
-        Raises
-        ------
-        DataError
-            A feature or reward is not finite, or too large, or has the wrong shape.
-        ConvergenceError
-            An independent agent's estimate was not found, or scores overflow.
         """
         xp, count = self._arrays.xp, len(iterations)
         features, rewards, best, noise = (each.reshape(-1, *each.shape[2:]) for each in offers)
@@ -193,34 +320,28 @@ class AgentBlock:
         if self._clip is not None:
             differences[:] = clipped(differences, self._clip)
 
-    def _statistics(self, broadcast: Broadcast) -> Upload:
+    def _upload(self, broadcast: Broadcast) -> Upload:
         """Return the sums over the block's duels (Algorithm 1, lines 7 to 11)."""
-        log = self.log
+        log, units = self.log, None
         fresh, answers = log.fresh()
         outcomes = (Outcomes(log.counted + 1, len(self.agents), log.fresh_outcomes()),)
-        differences, preferences = log.all() if broadcast.scope == "all" else (fresh, answers)
+        if self._limits_persons and broadcast.learns:
+            units = units_of(*sizes_and_weights(broadcast, self._settings))
         if broadcast.theta_hat is not None:
             broadcast = broadcast._replace(theta_hat=self._arrays.make(broadcast.theta_hat))
-        if self._limits_persons and broadcast.theta_hat is not None:
-            units = units_of(*sizes_and_weights(broadcast, self._settings))
-            upload = limited_statistics(
-                broadcast, fresh, answers, len(self.agents), self._form, units=units
-            )
+        if units is not None and broadcast.theta_hat is not None:
+            agents = len(self.agents)
+            upload = limited_statistics(broadcast, fresh, answers, agents, self._form, units=units)
         else:
-            upload = statistics(broadcast, differences, preferences, fresh, self._form)
+            differences, answers = log.all() if broadcast.scope == "all" else (fresh, answers)
+            upload = statistics(broadcast, differences, answers, fresh, self._form)
         return upload._replace(
             gradient=to_numpy(upload.gradient),
             information=to_numpy(upload.information),
             hessian=None if upload.hessian is None else to_numpy(upload.hessian),
             outcomes=outcomes,
-            shares=self._shares(broadcast) if broadcast.shares else None,
+            shares=self._policy.shares(log.played, units) if broadcast.shares else None,
         )
-
-    def _shares(self, broadcast: Broadcast) -> ShareChange | None:
-        units = None
-        if self._limits_persons:
-            units = units_of(*sizes_and_weights(broadcast, self._settings))
-        return self._policy.shares(self.log.played, units)
 
     def _overflow(self, features: Array, iterations: range) -> DataError | ConvergenceError:
         """Return the error for scores that are not finite, caused by features or by settings."""

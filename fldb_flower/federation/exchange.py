@@ -17,7 +17,7 @@ import numpy as np
 
 from fldb_flower.bandit import preference
 from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.bandit.prior import CommonPrior, ShareChange, sum_of_changes
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange, sum_of_changes
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import LARGEST, Array
 from fldb_flower.linalg.forms import Form
@@ -104,6 +104,19 @@ class Broadcast(NamedTuple):
     def learns(self) -> bool:
         """Whether anything but regret is requested; other exchanges are not counted."""
         return self.shares or self.theta_hat is not None
+
+    def sizes(self, form: Form) -> tuple[int, int]:
+        """Return how many numbers the vectors of an upload and of this broadcast have."""
+        estimate = None if self.play is None else self.play.estimate
+        vector, matrix = form.dimension, form.size
+        if self.shares:
+            up = vector + matrix + len(VARIANCES) + 2  # squares, members
+        else:
+            up = vector + matrix * (1 + self.hessian) + self.loss if self.learns else 0
+        down = vector * (self.theta_hat is not None)
+        if estimate is not None:
+            down += vector + matrix + 2 * isinstance(estimate, CommonPrior)  # v, scale
+        return up, down
 
 
 class Outcomes(NamedTuple):

@@ -26,12 +26,11 @@ WIDTHS = {"column": 3.25, "page": 6.75}
 DPI = 240
 """Pixels per inch of PNG images."""
 FORMATS: dict[str, tuple[str, ...]] = {
-    "png": (),
+    "png": ("Software",),
     "svg": ("Date", "Creator"),
     "pdf": ("CreationDate", "Producer"),
 }
 """Formats of figures, and the metadata that depend on the date or Matplotlib's version."""
-_COLORS = 128  # of a PNG image
 _LOG = logging.getLogger("fldb_flower")
 _BACKEND = "MPLBACKEND"
 
@@ -91,34 +90,15 @@ def save_figure(
             figure = Figure(figsize=(WIDTHS[width], height), layout="constrained")
             FigureCanvasAgg(figure)
             draw(figure)
-            contents = [_encoded(figure, each) for each in formats]
-        for each, content in zip(paths, contents, strict=True):
-            replace_file(each, content)
+            for each, kind in zip(paths, formats, strict=True):
+                content, dated = io.BytesIO(), dict.fromkeys(FORMATS[kind])
+                figure.savefig(content, format=kind, dpi=DPI, metadata=dated)
+                replace_file(each, content.getvalue())
     except Exception as error:  # results do not depend on the plot
         names = ", ".join(map(str, paths))
         _LOG.warning("%s", one_line(f"no plot {names}: {type(error).__name__}: {error}"))
         return []
     return paths
-
-
-def _encoded(figure: Figure, kind: str) -> bytes:
-    """Return a figure in a format, without the date.
-
-    A PNG image has a palette, which takes less time and half of the bytes.
-    """
-    content = io.BytesIO()
-    if kind != "png":
-        figure.savefig(content, format=kind, metadata=dict.fromkeys(FORMATS[kind]))
-        return content.getvalue()
-    from PIL import Image  # noqa: PLC0415 - Matplotlib needs it, too
-
-    pixels = io.BytesIO()
-    figure.savefig(pixels, format="raw", dpi=DPI)
-    width, height = (int(inches * DPI) for inches in figure.get_size_inches())
-    image = Image.frombytes("RGBA", (width, height), pixels.getvalue()).convert("RGB")
-    palette = image.quantize(_COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    palette.save(content, format="png", dpi=(DPI, DPI))
-    return content.getvalue()
 
 
 @contextlib.contextmanager

@@ -41,6 +41,12 @@ from fldb_flower.system.files import remove_leftovers
 
 CONFIG, REGRET, PLOT = "config.yaml", "regret.csv", "regret.png"
 PREDICTION, PARTICIPATION, STOP = "prediction.csv", "participation.csv", "stop"
+COLUMNS = {
+    REGRET: ("iteration", "cumulative_regret", "exchanges"),
+    PREDICTION: ("iteration", "log_loss", "accuracy"),
+    PARTICIPATION: ("iteration", "asked", "replied", "absent", "rejected"),
+}
+"""The columns of the tables of a run."""
 FILES = (CONFIG, REGRET, PREDICTION, PARTICIPATION, MODEL, SUMMARY)
 """The files of a finished run in the order in which they are written; not every run has all."""
 STORAGE_SETTINGS = ("resume", "checkpoint_seconds", "plot")
@@ -106,37 +112,44 @@ def result_files(
 
     Raises a DataError or a FederationError if the regret or the estimate is not finite.
     """
-    iterations = range(1, history.horizon + 1)
-    regret = (history.cumulative_regret.tolist(), history.exchanges_by_iteration.tolist())
-    files = {
-        CONFIG: _config_yaml(settings),
-        REGRET: _csv(
-            "iteration,cumulative_regret,exchanges", zip(iterations, *regret, strict=True)
-        ),
-    }
+    files = {CONFIG: _config_yaml(settings)}
+
+    def add_curves(name: str, *columns: Array) -> None:
+        values = (column.tolist() for column in columns)
+        files[name] = _csv(name, zip(range(1, history.horizon + 1), *values, strict=True))
+
+    add_curves(REGRET, history.cumulative_regret, history.exchanges_by_iteration)
     if history.log_loss is not None:
-        columns = (column.tolist() for column in history.cumulative_predictions)
-        rows = zip(iterations, *columns, strict=True)
-        files[PREDICTION] = _csv("iteration,log_loss,accuracy", rows)
+        add_curves(PREDICTION, *history.cumulative_predictions)
     if history.participation:
-        files[PARTICIPATION] = _csv(
-            "iteration,asked,replied,absent,rejected",
-            (
-                (row.iteration, row.asked, row.replied, "; ".join(row.absent),
-                 "; ".join(row.rejected))
-                for row in history.participation
-            ),
-        )  # fmt: skip
-    # Algorithms without a common estimate have no model.
+        replies = (
+            (row.iteration, row.asked, row.replied, *map("; ".join, (row.absent, row.rejected)))
+            for row in history.participation
+        )
+        files[PARTICIPATION] = _csv(PARTICIPATION, replies)
     common = ALGORITHMS[settings.algorithm].agents == "common"
     if common or history.heterogeneity is not None:
-        files[MODEL] = json_bytes(_model(settings, history, theta_sync))
+        if not np.isfinite(theta_sync).all():
+            raise FederationError(
+                f"algorithm={settings.algorithm}: the estimate is not finite after iteration"
+                f" {history.iteration}: use smaller steps or a larger lambda"
+            )
+        model = {
+            "algorithm": settings.algorithm,
+            "environment": settings.environment.name,
+            "dimension": settings.dimension,
+            "iteration": history.iteration,
+            "round": history.rounds,
+            "theta_sync": theta_sync.tolist(),
+        }
+        own = {} if common else {"heterogeneity": history.heterogeneity}
+        files[MODEL] = json_bytes(model | own)
     return files | {SUMMARY: json_bytes(_summary(settings, history, runtime_seconds))}
 
 
-def _csv(columns: str, rows: Iterable[Sequence[Any]]) -> bytes:
+def _csv(name: str, rows: Iterable[Sequence[Any]]) -> bytes:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([columns.split(","), *rows])
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS[name], *rows])
     return text.getvalue().encode()
 
 
@@ -162,23 +175,6 @@ def _summary(settings: Settings, history: History, runtime_seconds: float) -> di
     return {**summary, "complete": True}
 
 
-def _model(settings: Settings, history: History, theta_sync: Array) -> dict[str, Any]:
-    if not np.isfinite(theta_sync).all():
-        raise FederationError(
-            f"algorithm={settings.algorithm}: the estimate is not finite after iteration"
-            f" {history.iteration}: use smaller steps or a larger lambda"
-        )
-    common = ALGORITHMS[settings.algorithm].agents == "common"
-    return {
-        "algorithm": settings.algorithm,
-        "environment": settings.environment.name,
-        "dimension": settings.dimension,
-        "iteration": history.iteration,
-        "round": history.rounds,
-        "theta_sync": theta_sync.tolist(),
-    } | ({} if common else {"heterogeneity": history.heterogeneity})
-
-
 def _config_yaml(settings: Settings) -> bytes:
     from omegaconf import OmegaConf  # noqa: PLC0415 - agents import this module's package
 
@@ -188,10 +184,16 @@ def _config_yaml(settings: Settings) -> bytes:
     return OmegaConf.to_yaml(OmegaConf.create(values)).encode()
 
 
-def save_files(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of a finished run, from :func:`result_files`, to a directory without one."""
+def save_files(path: Path, files: Mapping[str, bytes], *, replace: bool = False) -> None:
+    """Write the files of a finished run, from :func:`result_files`, to a directory without one.
+
+    ``replace`` allows an unfinished or damaged run there, and removes its files.
+    """
     directory = ResultsDirectory(path, "", user="run")
     try:
+        if replace:
+            _remove(directory.path, *reversed(FILES))
+            _discard_checkpoint(directory.path)
         _require_no_run(directory.path)
         for name, content in files.items():
             directory.write(name, content)

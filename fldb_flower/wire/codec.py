@@ -12,12 +12,16 @@ Upload vector: gradient (d) and the triangle of W_new; then the Hessian's triang
 the loss (1), each if the broadcast requests it. Empty if no statistics are requested. With
 FLDB-Personal: the changes of c (d) and of the sum of M_i (triangle), 11 log losses, the squares
 and the members.
+
+The ConfigRecord of a message has the header, and other integers beside it: :class:`UploadHeader`,
+:class:`DeviceRequest` and :class:`DeviceUploadHeader`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,45 +32,26 @@ from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, Outcomes, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array, FloatArray
-from fldb_flower.linalg.forms import Form, pack, pack_symmetric
+from fldb_flower.linalg.forms import Form, pack
 
 _COMMON, _PERSONAL = 1, 2  # kinds of estimates and statistics
-_PRIOR_NUMBERS, _SHARE_NUMBERS = 2, 2  # v and scale; squares and members
 _LARGEST_COUNT = 2**53  # sums of many counts still fit into the 64 bits of Flower's integers
 
 
 class BroadcastHeader(NamedTuple):
-    """The integers that describe a broadcast's vector.
+    """The integers that describe a broadcast's vector."""
 
-    Attributes
-    ----------
-    first, last : int
-        Iterations to play; both 0 if the broadcast asks about the same duels again.
-    estimate : int
-        1 if the vector holds theta_sync and W_sync, 2 if it holds a prior.
-    statistics : int
-        1 if the vector holds theta_hat, 2 if changes of shares are requested.
-    everything, hessian, loss : int
-        1 if statistics are requested over all duels, with the Hessian, with the loss.
-    """
-
-    first: int
+    first: int  # iterations to play; both 0 if the same duels are asked about again
     last: int
-    estimate: int
-    statistics: int
-    everything: int
+    estimate: int  # 1: the vector has theta_sync and W_sync; 2: a prior
+    statistics: int  # 1: it has theta_hat; 2: changes of shares are requested
+    everything: int  # 1: statistics over all duels
     hessian: int
     loss: int
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> BroadcastHeader:
-        """Read the ``header`` of a broadcast's ConfigRecord.
-
-        Raises
-        ------
-        DataError
-            It is missing, or not a header of this version.
-        """
+        """Read the ``header`` of a broadcast's ConfigRecord, from any server."""
         try:
             header = cls(*check_counts(config["header"], len(cls._fields)))
         except (KeyError, TypeError, ValueError):
@@ -80,23 +65,13 @@ class BroadcastHeader(NamedTuple):
 
 
 class UploadHeader(NamedTuple):
-    """The integers that describe an upload of simulated agents.
-
-    Attributes
-    ----------
-    num_duels : int
-        Duels summed over.
-    partition_id, num_partitions : int
-        Index of the block of agents, and the number of blocks.
-    agents, first : int
-        Agents that the outcomes are summed over, and their first iteration.
-    """
+    """The integers that describe an upload of simulated agents."""
 
     num_duels: int
-    partition_id: int
+    partition_id: int  # index of the block of agents
     num_partitions: int
-    agents: int
-    first: int
+    agents: int  # that the outcomes are summed over
+    first: int  # iteration of the outcomes
 
     @classmethod
     def from_counts(cls, numbers: Any) -> UploadHeader:
@@ -104,13 +79,56 @@ class UploadHeader(NamedTuple):
         return cls._make(check_counts(numbers, len(cls._fields)))
 
 
-def check_counts(numbers: Any, length: int) -> list[int]:
-    """Return the numbers of a reply if they are ``length`` counts.
+class DeviceRequest(NamedTuple):
+    """The ConfigRecord of a broadcast to a device; ``first = last`` in the header is the round."""
 
-    Raises
-    ------
-    TypeError, ValueError
-        They are not integers from 0 to 2^53, or not as many.
+    header: BroadcastHeader
+    counted: int  # number of the last answer that the server has counted
+    device: str  # that ``counted`` refers to; a device with another id replies with its id only
+    upto: int  # the last answer to cover if the same duels are asked about again, else -1
+    duels: int  # of all devices, that the estimate is based on
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> DeviceRequest:
+        """Check a ConfigRecord from any server."""
+        header = BroadcastHeader.from_config(config)
+        numbers = []
+        for name, least in (("counted", 0), ("upto", -1), ("duels", 0)):
+            number = config.get(name)
+            if type(number) is not int or not least <= number <= _LARGEST_COUNT:
+                raise DataError(
+                    f"the server's broadcast has {name}={reprlib.repr(number)}: must be an integer"
+                    f" from {least} to 2^53"
+                )
+            numbers.append(number)
+        device = config.get("device")
+        if not isinstance(device, str):
+            raise DataError("the server's broadcast has no text as device")
+        counted, upto, duels = numbers
+        return cls(header, counted, device, upto, duels)
+
+
+class DeviceUploadHeader(NamedTuple):
+    """The integers that describe an upload of a device; its reply has the ``device`` as well."""
+
+    num_duels: int  # answers that the statistics are sums over
+    start: int  # those after this one,
+    end: int  # up to this one, as numbered by the device
+    predicted: int  # of them, ties excluded: with a prediction when the duel was proposed,
+    agreed: int  # and with one that was right
+    held: int = 0  # answers that the device holds back for a later upload
+    missing: int = 0  # distinct duels that this one lacks
+
+    @classmethod
+    def from_counts(cls, numbers: Any) -> DeviceUploadHeader:
+        """Check the numbers of a reply; see :func:`check_counts`."""
+        return cls._make(check_counts(numbers, len(cls._fields)))
+
+
+def check_counts(numbers: Any, length: int) -> list[int]:
+    """Return the numbers of a message if they are ``length`` integers from 0 to 2^53.
+
+    Otherwise raise TypeError or ValueError.
     """
     if len(numbers) != length:
         raise ValueError(f"{len(numbers)} counts instead of {length}")
@@ -134,59 +152,21 @@ class UploadError(Exception):
         return cls(f"not an upload of this version of fldb-flower: {error!r}")
 
 
-def broadcast_size(broadcast: Broadcast, form: Form) -> int:
-    """Return how many numbers the broadcast's vector holds."""
-    return _broadcast_size(form, _header(broadcast))
-
-
-def _broadcast_size(form: Form, header: BroadcastHeader) -> int:
-    size = form.dimension if header.statistics == _COMMON else 0
-    if header.estimate:
-        size += form.dimension + form.size + _PRIOR_NUMBERS * (header.estimate == _PERSONAL)
-    return size
-
-
-def upload_size(broadcast: Broadcast, form: Form) -> int:
-    """Return how many numbers the upload's vector holds."""
-    if broadcast.shares:
-        return form.dimension + form.size + len(VARIANCES) + _SHARE_NUMBERS
-    if broadcast.theta_hat is None:
-        return 0
-    return form.dimension + form.size * (1 + broadcast.hessian) + broadcast.loss
-
-
-def traffic(broadcast: Broadcast, form: Form, agents: int = 1) -> tuple[int, int]:
-    """Return the bytes of the vectors of ``agents`` uploads, and of as many broadcasts.
-
-    One message per agent and direction is counted, whichever nodes host the agents.
-    """
-    each = agents * 8
-    return upload_size(broadcast, form) * each, broadcast_size(broadcast, form) * each
-
-
 def encode_broadcast(broadcast: Broadcast) -> tuple[FloatArray, BroadcastHeader]:
     """Return a broadcast as a vector, and its header."""
-    play, parts = broadcast.play, []
+    play = broadcast.play or PlayRequest(0, 0)
+    parts, kind = [], 0
     if broadcast.theta_hat is not None:
         parts.append(broadcast.theta_hat)
-    estimate = None if play is None else play.estimate
-    if isinstance(estimate, CommonPrior):
-        numbers = np.array([estimate.variance, estimate.scale])
-        parts += [estimate.shift, pack_symmetric(estimate.precision), numbers]
-    elif estimate is not None:
-        information = estimate.information
-        parts += [estimate.theta_sync, pack(information)]
-    return _vector(parts), _header(broadcast)
-
-
-def _header(broadcast: Broadcast) -> BroadcastHeader:
-    play = broadcast.play
-    estimate = None if play is None else play.estimate
-    kind = _PERSONAL if isinstance(estimate, CommonPrior) else _COMMON
-    return BroadcastHeader(
-        first=0 if play is None else play.first,
-        last=0 if play is None else play.last,
-        estimate=0 if estimate is None else kind,
+    if isinstance(prior := play.estimate, CommonPrior):
+        numbers = np.array([prior.variance, prior.scale])
+        parts, kind = [*parts, prior.shift, pack(prior.precision), numbers], _PERSONAL
+    elif estimate := play.estimate:
+        parts, kind = [*parts, estimate.theta_sync, pack(estimate.information)], _COMMON
+    return _vector(parts), BroadcastHeader(
+        first=play.first,
+        last=play.last,
+        estimate=kind,
         statistics=_PERSONAL if broadcast.shares else int(broadcast.theta_hat is not None),
         everything=int(broadcast.scope == "all"),
         hessian=int(broadcast.hessian),
@@ -194,36 +174,26 @@ def _header(broadcast: Broadcast) -> BroadcastHeader:
     )
 
 
-def _vector(parts: Sequence[Array]) -> FloatArray:
-    return np.concatenate(parts) if parts else np.empty(0)
-
-
 def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) -> Broadcast:
-    """Invert :func:`encode_broadcast`.
-
-    Raises
-    ------
-    ValueError
-        The vector has another length than the header implies, or holds no finite real numbers.
-    """
+    """Invert :func:`encode_broadcast`; raise ValueError if the vector does not fit the header."""
     if vector.dtype != np.float64:
         raise ValueError(f"a broadcast of {vector.dtype} instead of float64")
-    d, size = form.dimension, _broadcast_size(form, header)
-    if vector.shape != (size,):
-        raise ValueError(f"a broadcast of shape {vector.shape}; dimension={d} implies {(size,)}")
+    d, kind, has_theta = form.dimension, header.estimate, header.statistics == _COMMON
+    lengths = [d * has_theta, d * (kind > 0), form.size * (kind > 0), 2 * (kind == _PERSONAL)]
+    if vector.shape != (sum(lengths),):
+        size = (sum(lengths),)
+        raise ValueError(f"a broadcast of shape {vector.shape}; dimension={d} implies {size}")
     if not np.isfinite(vector).all():
         raise ValueError("a broadcast with a number that is not finite")
-    has_theta = header.statistics == _COMMON
-    theta_hat, rest = np.split(vector, [d * has_theta])
+    theta_hat, first, matrix, numbers = _parts(vector, lengths)
     estimate: Estimate | CommonPrior | None = None
-    if header.estimate == _PERSONAL:
-        variance, scale = rest[-_PRIOR_NUMBERS:].tolist()
+    if kind == _PERSONAL:
+        variance, scale = numbers.tolist()
         if not (variance > 0.0 and scale >= 0.0):
             raise ValueError(f"a prior with v={variance:g} and scale={scale:g}")
-        precision = form.unpack(rest[d:-_PRIOR_NUMBERS])
-        estimate = CommonPrior(precision, rest[:d], variance, scale)
-    elif header.estimate:
-        estimate = Estimate(rest[:d], form.unpack(rest[d:]))
+        estimate = CommonPrior(form.unpack(matrix), first, variance, scale)
+    elif kind:
+        estimate = Estimate(first, form.unpack(matrix))
     plays = header.estimate or header.last
     return Broadcast(
         play=PlayRequest(header.first, header.last, estimate) if plays else None,
@@ -235,50 +205,54 @@ def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) ->
     )
 
 
-def encode_upload(
-    upload: Upload,
-    broadcast: Broadcast,
-    partition_id: int,
-    num_partitions: int,
-) -> tuple[FloatArray, UploadHeader]:
-    """Return the upload of one block of agents as a vector and its header.
+def encode_upload(upload: Upload, broadcast: Broadcast) -> FloatArray:
+    """Return the statistics of an upload as one vector; outcomes travel beside it."""
+    if upload.shares is not None:
+        change = upload.shares
+        numbers = np.array([change.squares, change.members])
+        return _vector([change.shift, pack(change.precision), change.losses, numbers])
+    if broadcast.theta_hat is None:
+        return _vector([])
+    parts = [upload.gradient, pack(upload.information)]
+    if upload.hessian is not None:
+        parts.append(pack(upload.hessian))
+    if upload.loss is not None:
+        parts.append(np.array([upload.loss]))
+    return _vector(parts)
 
-    The outcomes of each iteration travel beside them.
-    """
-    (outcomes,) = upload.outcomes
-    header = UploadHeader(
-        upload.num_duels, partition_id, num_partitions, outcomes.agents, outcomes.first
+
+def decode_upload(vector: FloatArray, num_duels: int, broadcast: Broadcast, form: Form) -> Upload:
+    """Invert :func:`encode_upload`; raise UploadError for a wrong shape, dtype or number."""
+    size, d = broadcast.sizes(form)[0], form.dimension
+    if vector.dtype != np.float64:
+        raise UploadError(f"dtype {vector.dtype} instead of float64")
+    if vector.shape != (size,):
+        raise UploadError(f"shape {vector.shape} instead of {(size,)}")
+    with np.errstate(over="ignore", invalid="ignore"):  # raised below as an error
+        square = float(vector @ vector)  # one fast pass, which overflow fails too
+    if not math.isfinite(square):
+        raise UploadError("a number that is not finite, or too large to square")
+    nothing = Upload(num_duels, np.zeros(d), form.zeros(), None, None, ())
+    if broadcast.shares:
+        shift, matrix, losses, numbers = _parts(vector, [d, form.size, len(VARIANCES), 2])
+        change = ShareChange(form.unpack(matrix), shift, losses, *numbers.tolist())
+        return nothing._replace(shares=change)
+    if broadcast.theta_hat is None:
+        return nothing
+    lengths = [d, form.size, form.size * broadcast.hessian, int(broadcast.loss)]
+    gradient, information, hessian, loss = _parts(vector, lengths)
+    return Upload(
+        num_duels=num_duels,
+        gradient=gradient,
+        information=form.unpack(information),
+        hessian=form.unpack(hessian) if broadcast.hessian else None,
+        loss=float(loss[0]) if broadcast.loss else None,
+        outcomes=(),
     )
-    return encode_statistics(upload, broadcast), header
-
-
-def decode_upload(
-    vector: FloatArray,
-    header: UploadHeader,
-    outcomes: Sequence[float],
-    broadcast: Broadcast,
-    form: Form,
-) -> Upload:
-    """Invert :func:`encode_upload`, and refuse what cannot be a sum over duels.
-
-    Raises
-    ------
-    UploadError
-        The vector has another shape or dtype or a number that is not finite, or the
-        outcomes are not sums over the header's agents.
-    """
-    upload = decode_statistics(vector, header.num_duels, broadcast, form)
-    return upload._replace(outcomes=(decode_outcomes(header, outcomes),))
 
 
 def decode_outcomes(header: UploadHeader, outcomes: Sequence[float]) -> Outcomes:
-    """Return the outcomes of an upload.
-
-    Raises
-    ------
-    UploadError
-        They are not sums over the header's agents.
-    """
+    """Return the outcomes of an upload; raise UploadError if they cannot be sums over agents."""
     # `0 <= x < inf` is false for NaN as well.
     if header.first < 1 or not all(0.0 <= number < math.inf for number in outcomes):
         raise UploadError("an outcome that is negative or not finite, or before iteration 1")
@@ -291,58 +265,14 @@ def decode_outcomes(header: UploadHeader, outcomes: Sequence[float]) -> Outcomes
     return Outcomes(header.first, header.agents, sums)
 
 
-def encode_statistics(upload: Upload, broadcast: Broadcast) -> FloatArray:
-    """Return the statistics of an upload as one vector."""
-    if upload.shares is not None:
-        change = upload.shares
-        numbers = np.array([change.squares, change.members])
-        return _vector([change.shift, pack_symmetric(change.precision), change.losses, numbers])
-    if broadcast.theta_hat is None:
-        return _vector([])
-    parts = [upload.gradient, pack(upload.information)]
-    if upload.hessian is not None:
-        parts.append(pack(upload.hessian))
-    if upload.loss is not None:
-        parts.append(np.array([upload.loss]))
-    return _vector(parts)
+def _vector(parts: Sequence[Array]) -> FloatArray:
+    return np.concatenate(parts) if parts else np.empty(0)
 
 
-def decode_statistics(
-    vector: FloatArray, num_duels: int, broadcast: Broadcast, form: Form
-) -> Upload:
-    """Invert :func:`encode_statistics`.
-
-    Raises
-    ------
-    UploadError
-        The vector has a wrong shape or dtype or a number that is not finite.
-    """
-    size, d = upload_size(broadcast, form), form.dimension
-    if vector.dtype != np.float64:
-        raise UploadError(f"dtype {vector.dtype} instead of float64")
-    if vector.shape != (size,):
-        raise UploadError(f"shape {vector.shape} instead of {(size,)}")
-    with np.errstate(over="ignore", invalid="ignore"):  # raised below as an error
-        square = float(vector @ vector)  # one fast pass, which overflow fails too
-    if not math.isfinite(square):
-        raise UploadError("a number that is not finite, or too large to square")
-    end = d + form.size
-    if broadcast.shares:
-        precision = form.unpack(vector[d:end])
-        losses, rest = np.split(vector[end:], [-_SHARE_NUMBERS])
-        change = ShareChange(precision, vector[:d], losses, *rest.tolist())
-        return Upload(num_duels, np.zeros(d), form.zeros(), None, None, (), change)
-    if broadcast.theta_hat is None:
-        return Upload(num_duels, np.zeros(d), form.zeros(), None, None, ())
-    information, hessian = form.unpack(vector[d:end]), None
-    if broadcast.hessian:
-        start, end = end, end + form.size
-        hessian = form.unpack(vector[start:end])
-    return Upload(
-        num_duels=num_duels,
-        gradient=vector[:d],
-        information=information,
-        hessian=hessian,
-        loss=float(vector[end]) if broadcast.loss else None,
-        outcomes=(),
-    )
+def _parts(vector: FloatArray, lengths: Iterable[int]) -> list[FloatArray]:
+    """Return consecutive parts of a vector."""
+    parts, end = [], 0
+    for length in lengths:
+        end += length
+        parts.append(vector[end - length : end])
+    return parts

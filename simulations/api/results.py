@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -21,6 +20,7 @@ from fldb_flower.runs.directory import MODEL, SUMMARY
 from fldb_flower.runs.plots import axes_for
 from fldb_flower.runs.results import (
     CONFIG,
+    FILES,
     PARTICIPATION,
     PREDICTION,
     REGRET,
@@ -32,6 +32,8 @@ from simulations.saved_runs import (
     Run,
     Unfinished,
     find_runs,
+    parse_file,
+    parse_table,
     read_participation,
     read_predictions,
     read_run,
@@ -42,15 +44,6 @@ from simulations.sweeps.tables import table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_FILES = (
-    CONFIG,
-    REGRET,
-    PREDICTION,
-    PARTICIPATION,
-    MODEL,
-    SUMMARY,
-)
-_REAL = ("cumulative_regret", "log_loss", "accuracy")
 _SHOWN = ("num_agents", "horizon", "tau", "seed")
 
 
@@ -81,27 +74,16 @@ class Result:
     'synthetic'
     """
 
-    def __init__(
-        self,
-        settings: dict[str, Any],
-        summary: dict[str, Any],
-        regret: pd.DataFrame,
-        files: Mapping[str, bytes],
-    ) -> None:
-        self.settings, self.summary, self.regret = settings, summary, regret
+    def __init__(self, settings: dict[str, Any], files: Mapping[str, bytes]) -> None:
+        self.settings = settings
+        self.summary: dict[str, Any] = json.loads(files[SUMMARY])
+        self.regret = parse_table(files[REGRET])
         self._files = dict(files)
-
-    @classmethod
-    def of_files(cls, settings: dict[str, Any], files: Mapping[str, bytes]) -> Result:
-        """Return the result with the files of a run; ``settings`` are those of the run."""
-        return cls(settings, json.loads(files[SUMMARY]), _table(files[REGRET]), files)
 
     @cached_property
     def theta(self) -> FloatArray | None:
         """The final common estimate theta_sync, (d,); None if there is none."""
-        if MODEL not in self._files:
-            return None
-        return np.array(json.loads(self._files[MODEL])["theta_sync"])
+        return _theta(self._files[MODEL]) if MODEL in self._files else None
 
     @cached_property
     def participation(self) -> pd.DataFrame | None:
@@ -109,15 +91,12 @@ class Result:
 
         The columns are ``iteration``, ``asked``, ``replied``, ``absent`` and ``rejected``.
         """
-        return self._optional(PARTICIPATION)
+        return parse_table(self._files[PARTICIPATION]) if PARTICIPATION in self._files else None
 
     @cached_property
     def prediction(self) -> pd.DataFrame | None:
         """Log loss and accuracy up to each iteration; None if the run predicted no answers."""
-        return self._optional(PREDICTION)
-
-    def _optional(self, name: str) -> pd.DataFrame | None:
-        return _table(self._files[name]) if name in self._files else None
+        return parse_table(self._files[PREDICTION]) if PREDICTION in self._files else None
 
     def plot(self, ax: Axes | None = None, **style: Any) -> Axes:
         """Plot the cumulative regret against the iterations.
@@ -189,9 +168,11 @@ class Result:
         save_files(path, self._files)
         return path
 
-    def as_run(self, path: Path = Path()) -> Run:
-        """Return the result as the run in a directory."""
-        return Run(path, self.settings, self.summary, self.regret)
+    def as_run(self, path: Path | None) -> Run:
+        """Return the result as a run, after writing it to a folder of a sweep, if there is one."""
+        if path is not None:
+            save_files(path, self._files, replace=True)
+        return Run(path or Path(), self.settings, self.summary, self.regret)
 
     def __repr__(self) -> str:
         ignored = unused(self.settings)
@@ -240,7 +221,18 @@ def load(path: str | PathLike[str]) -> Result | pd.DataFrame:
     """
     folder = checked_path(path, "path")
     if any((folder / name).exists() for name in (CONFIG, SUMMARY)) and folder.is_dir():
-        return _loaded(read_run(folder), folder)
+        run = read_run(folder)
+        if isinstance(run, Unfinished):
+            raise DataError(f"{run.path}: {run.reason}")
+        try:
+            read_predictions(run)
+            read_participation(run)
+            if (folder / MODEL).exists():
+                parse_file(folder / MODEL, _theta)
+        except DataError as error:
+            raise DataError(f"{folder}: {error}") from None
+        files = {name: folder / name for name in FILES if (folder / name).exists()}
+        return Result(run.settings, {name: path.read_bytes() for name, path in files.items()})
     runs, unfinished = find_runs([folder])
     for each in unfinished:
         warnings.warn(one_line(f"{each.path}: {each.reason}"), stacklevel=2)
@@ -249,40 +241,12 @@ def load(path: str | PathLike[str]) -> Result | pd.DataFrame:
     return table(runs, varying(runs), folder)
 
 
-def _loaded(run: Run | Unfinished, folder: Path) -> Result:
-    if isinstance(run, Unfinished):
-        raise DataError(f"{run.path}: {run.reason}")
-    try:
-        files = {name: (folder / name).read_bytes() for name in _FILES if (folder / name).exists()}
-    except OSError as error:
-        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    result = Result.of_files(run.settings, files)
-    checks: dict[str, Callable[[], object]] = {
-        MODEL: lambda: result.theta,
-        PREDICTION: lambda: read_predictions(run),
-        PARTICIPATION: lambda: read_participation(run),
-    }
-    for name, check in checks.items():
-        try:
-            check()
-        except (DataError, KeyError, TypeError, ValueError):
-            raise DataError(f"{folder / name} is damaged, or another program's") from None
-    return result
+def _theta(content: bytes) -> FloatArray:
+    return np.array(json.loads(content)["theta_sync"], dtype=float)
 
 
 def checked_path(value: Any, name: str) -> Path:
-    """Return an argument as a path.
-
-    Raises
-    ------
-    SettingsError
-        It is empty, or not a path.
-    """
+    """Return an argument as a path, or raise a SettingsError."""
     if not isinstance(value, str | PathLike) or not str(value):
         raise SettingsError(f"{name}={value!r} (from Python): must be the path of a folder")
     return Path(value).expanduser()
-
-
-def _table(content: bytes) -> pd.DataFrame:
-    # Read with Python's float, so that numbers are exactly those of the run.
-    return pd.read_csv(io.BytesIO(content), converters=dict.fromkeys(_REAL, float))

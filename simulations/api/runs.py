@@ -7,13 +7,12 @@ import io
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.history import History
-from fldb_flower.linalg.arrays import Array
 from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.runs.experiment import out_of_memory
 from fldb_flower.runs.results import STORAGE_SETTINGS, result_files
@@ -22,9 +21,6 @@ from simulations.api.results import Result, load
 
 SOURCE = "Python"
 """Origin of the settings, in error messages."""
-
-
-_CALLS = ("on_round", "on_result")
 
 
 class Callback:
@@ -110,18 +106,16 @@ def run(
     True
     """
     chosen = from_keywords(merged(settings, values), SOURCE)
-    warn_of([chosen], stacklevel=3)
+    for line in cautions(chosen):
+        warnings.warn(line, stacklevel=2)
     return run_settings(chosen, _checked_callbacks(callbacks))
 
 
 def _checked_callbacks(callbacks: Any) -> list[Callback]:
     given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
     for each in given:
-        if (
-            isinstance(each, type)
-            or not hasattr(each, "on_round")
-            or not hasattr(each, "on_result")
-        ):
+        known = hasattr(each, "on_round") and hasattr(each, "on_result")
+        if isinstance(each, type) or not known:
             raise SettingsError(
                 f"callbacks={each!r} (from {SOURCE}): must be a list of instances of"
                 " fldb_flower.Callback"
@@ -130,15 +124,9 @@ def _checked_callbacks(callbacks: Any) -> list[Callback]:
 
 
 def merged(settings: Mapping[str, Any] | None, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted name; ``values`` take precedence over ``settings``.
-
-    Raises
-    ------
-    SettingsError
-        A name is unknown, or given twice in two spellings.
-    """
+    """Return settings by dotted name; ``values`` take precedence over ``settings``."""
     if settings is not None and not isinstance(settings, Mapping):
-        raise SettingsError(f"settings={settings!r} (from Python): must be a mapping")
+        raise SettingsError(f"settings={settings!r} (from {SOURCE}): must be a mapping")
     chosen: dict[str, Any] = {}
     for source in (settings or {}, values):
         named = {keyword_entry(str(name), SOURCE).dotted: value for name, value in source.items()}
@@ -149,52 +137,35 @@ def merged(settings: Mapping[str, Any] | None, values: Mapping[str, Any]) -> dic
     return chosen
 
 
-def warn_of(chosen: Iterable[Settings], stacklevel: int) -> None:
-    """Warn once of each delta that is too large, and of noise that costs much regret."""
-    for line in cautions(*chosen):
-        warnings.warn(line, stacklevel=stacklevel)
-
-
 def run_settings(settings: Settings, callbacks: list[Callback]) -> Result:
     """Run checked settings on their engine; see :func:`run`."""
     begin = time.monotonic()
     if settings.engine.name == "flower":
         result = _run_on_flower(settings, callbacks)
     else:
-        history = History(settings.horizon, _on_progress(callbacks))
+
+        def report(history: History) -> None:
+            for callback in callbacks:
+                callback.on_round(history)
+
+        history = History(settings.horizon, report if callbacks else None)
         try:
-            theta = _played(settings, history)
-            seconds = time.monotonic() - begin
-            files = result_files(settings, history, theta, runtime_seconds=seconds)
+            if settings.engine.name == "vectorized":
+                from simulations.engines import vectorized  # noqa: PLC0415 - one engine only
+
+                theta = vectorized.run(settings, history)
+            else:
+                from simulations.engines import inprocess  # noqa: PLC0415 - imports Flower
+
+                theta = inprocess.play(settings, history)
+            files = result_files(settings, history, theta, time.monotonic() - begin)
         except MemoryError as error:
             raise out_of_memory(settings, error) from None
         stored = to_dotted(settings).items()
-        result = Result.of_files({k: v for k, v in stored if k not in STORAGE_SETTINGS}, files)
+        result = Result({k: v for k, v in stored if k not in STORAGE_SETTINGS}, files)
     for callback in callbacks:
         callback.on_result(result)
     return result
-
-
-def _on_progress(callbacks: list[Callback]) -> Callable[[History], None] | None:
-    if not callbacks:
-        return None
-
-    def report(history: History) -> None:
-        for callback in callbacks:
-            callback.on_round(history)
-
-    return report
-
-
-def _played(settings: Settings, history: History) -> Array:
-    """Run on an engine in this process; return theta_sync."""
-    if settings.engine.name == "vectorized":
-        from simulations.engines import vectorized  # noqa: PLC0415 - imports one engine only
-
-        return vectorized.run(settings, history)
-    from simulations.engines import inprocess  # noqa: PLC0415 - imports Flower
-
-    return inprocess.play(settings, history)
 
 
 def _run_on_flower(settings: Settings, callbacks: list[Callback]) -> Result:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import math
 import multiprocessing
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sized
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
-from functools import partial
 from multiprocessing.context import BaseContext
 from numbers import Integral
 from os import PathLike
@@ -22,19 +19,16 @@ import pandas as pd
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import FldbError, OutputError, SettingsError
-from fldb_flower.runs.results import identity
-from fldb_flower.settings import Settings, from_keywords, to_dotted, unused
+from fldb_flower.privacy.usefulness import cautions
+from fldb_flower.settings import Settings, from_keywords
 from fldb_flower.system.files import reason_of
-from fldb_flower.system.progress import Advance
 from fldb_flower.system.progress import progress as shown
 from simulations.api.results import checked_path
-from simulations.api.runs import SOURCE, merged, run_settings, warn_of
+from simulations.api.runs import SOURCE, merged, run_settings
 from simulations.pools import map_in_processes
 from simulations.saved_runs import Run, find_finished
-from simulations.sweeps.jobs import MAX_JOBS, check_number, describe_exception
-from simulations.sweeps.tables import TABLE, numbers, table
-
-_REGISTRIES = (ALGORITHMS, ENVIRONMENTS, SELECTIONS)
+from simulations.sweeps.plan import describe_exception, folders_of, listed, plan
+from simulations.sweeps.tables import TABLE, table, write_csv
 
 
 class SweepError(FldbError):
@@ -119,33 +113,44 @@ def sweep(
     >>> fldb.sweep(small, tau=[1, 2], seed=range(3), progress=False).groupby("tau").size().to_list()
     [3, 3]
     """
-    chosen, swept = _combinations(merged(settings, values))
-    return _table(chosen, swept, _checked_jobs(jobs), directory, progress)
-
-
-def _table(
-    chosen: list[Settings],
-    swept: list[str],
-    jobs: int,
-    directory: str | PathLike[str] | None,
-    progress: bool,
-) -> pd.DataFrame:
-    """Run what is not yet in the directory; see :func:`sweep`."""
-    warn_of(chosen, stacklevel=4)
-    folder = None if directory is None else _prepared(checked_path(directory, "directory"))
-    wanted = {identity(each): each for each in chosen}
-    found = {} if folder is None else find_finished(folder, wanted)
-    todo = {key: each for key, each in wanted.items() if key not in found}
-    errors: dict[str, str] = {}
-    bar = shown("", len(wanted), "run", initial=len(found), keep=True)
-    with bar if progress else nullcontext(lambda: None) as done:
-        outcomes = _outcomes(partial(_attempt, folder=folder), list(todo.values()), jobs, done)
-    for (key, each), outcome in zip(todo.items(), outcomes, strict=True):
-        if isinstance(outcome, str):
-            errors[_name(each, swept)] = outcome
+    if not isinstance(jobs, Integral) or isinstance(jobs, bool) or jobs < 1:
+        raise SettingsError(f"jobs={jobs!r} (from {SOURCE}): must be a whole number, at least 1")
+    choices: dict[str, list[Any]] = {}
+    swept = []
+    for name, value in merged(settings, values).items():
+        if isinstance(value, Mapping | set | frozenset):
+            raise SettingsError(f"{name}={value!r} (from {SOURCE}): must be a value or a list")
+        is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+        if is_list and getattr(value, "ndim", 1) > 0:
+            choices[name] = listed(value)
+            swept.append(name)
         else:
-            found[key] = outcome
-    return _finished([found[key] for key in wanted if key in found], swept, folder, errors)
+            choices[name] = [value]
+    found = plan(choices, swept, SOURCE, lambda _number, chosen: from_keywords(chosen, SOURCE))
+    for error in found.refused.values():
+        raise error
+    for line in cautions(*found.settings):
+        warnings.warn(line, stacklevel=2)
+    folder = None if directory is None else _prepared(checked_path(directory, "directory"))
+    runs = {} if folder is None else find_finished(folder, found.jobs)
+    paths = {} if folder is None else folders_of(found.jobs, folder)
+    todo = {key: job for key, job in found.jobs.items() if key not in runs}
+    bar = shown("", len(found.jobs), "run", initial=len(runs), keep=True)
+    with bar if progress else nullcontext(lambda: None) as done:
+        calls = [(job.settings, paths.get(key)) for key, job in todo.items()]
+        outcomes = _outcomes(calls, min(int(jobs), len(todo)), done)
+    errors: dict[str, str] = {}
+    for (key, job), outcome in zip(todo.items(), outcomes, strict=True):
+        if isinstance(outcome, Run):
+            runs[key] = outcome
+        else:
+            errors[job.name] = outcome
+    result = table([runs[key] for key in found.jobs if key in runs], swept, folder)
+    if folder is not None and runs:
+        write_csv(result, folder / TABLE)
+    if errors:
+        raise SweepError(result, errors)
+    return result
 
 
 def _prepared(folder: Path) -> Path:
@@ -162,71 +167,27 @@ def _prepared(folder: Path) -> Path:
     return folder
 
 
-def _finished(
-    runs: list[Run], swept: list[str], folder: Path | None, errors: dict[str, str]
-) -> pd.DataFrame:
-    """Return the table of the runs; raise a SweepError if some failed."""
-    if folder is None:
-        result = numbers(runs, swept)
-    else:
-        result = table(runs, swept, folder)
-        if runs:
-            result.to_csv(folder / TABLE, index=False, lineterminator="\n")
-    if errors:
-        raise SweepError(result, errors)
-    return result
+_Call = tuple[Settings, Path | None]
 
 
-def _combinations(values: Mapping[str, Any]) -> tuple[list[Settings], list[str]]:
-    """Return the checked settings of all runs, and the names that have several values."""
-    choices: dict[str, list[Any]] = {}
-    swept = []
-    for name, value in values.items():
-        if isinstance(value, Mapping | set | frozenset):
-            raise SettingsError(f"{name}={value!r} (from {SOURCE}): must be a value or a list")
-        is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
-        if is_list and getattr(value, "ndim", 1) > 0:
-            choices[name] = _values(name, value)
-            swept.append(name)
-        else:
-            choices[name] = [value]
-        if not choices[name]:
-            raise SettingsError(f"{name}={value!r} (from {SOURCE}): needs at least one value")
-    check_number({name: len(each) for name, each in choices.items()}, SOURCE)
-    combinations = itertools.product(*choices.values())
-    return [
-        from_keywords(dict(zip(choices, each, strict=True)), SOURCE) for each in combinations
-    ], swept
+def _attempt(call: _Call) -> Run | str:
+    """Run one job, and save it if there is a folder; return why it failed, in one line."""
+    settings, path = call
+    try:
+        return run_settings(settings, []).as_run(path)
+    except Exception as error:
+        return describe_exception(error)
 
 
-def _values(name: str, values: Iterable[Any]) -> list[Any]:
-    """Return several values as a list; those of an iterator only up to the limit of jobs."""
-    if isinstance(values, range):  # len() fails above 2^63 - 1
-        check_number({name: max(0, -((values.start - values.stop) // values.step))}, SOURCE)
-    elif isinstance(values, Sized):
-        check_number({name: len(values)}, SOURCE)
-    found = list(itertools.islice(values, MAX_JOBS + 1))
-    check_number({name: math.inf if len(found) > MAX_JOBS else 1}, SOURCE)
-    return found
-
-
-def _checked_jobs(jobs: Any) -> int:
-    if not isinstance(jobs, Integral) or isinstance(jobs, bool) or jobs < 1:
-        raise SettingsError(f"jobs={jobs!r} (from {SOURCE}): must be a whole number, at least 1")
-    return int(jobs)
-
-
-def _outcomes(
-    work: partial[Run | str], todo: list[Settings], jobs: int, done: Advance
-) -> list[Run | str]:
-    if min(jobs, len(todo)) < 2:
+def _outcomes(calls: list[_Call], jobs: int, done: Callable[..., object]) -> list[Run | str]:
+    if jobs < 2:
         outcomes = []
-        for each in todo:
-            outcomes.append(work(each))
+        for call in calls:
+            outcomes.append(_attempt(call))
             done()
         return outcomes
     try:
-        return map_in_processes(work, todo, min(jobs, len(todo)), _context(todo), done)
+        return map_in_processes(_attempt, calls, jobs, _context(calls), done)
     except BrokenProcessPool:
         raise FldbError(
             f"a process of the sweep with jobs={jobs} ended: out of memory, or a script without"
@@ -234,38 +195,17 @@ def _outcomes(
         ) from None
 
 
-def _context(todo: list[Settings]) -> BaseContext:
+def _context(calls: list[_Call]) -> BaseContext:
     """Return how processes start: as forks if that is safe, else with new imports."""
-    if sys.platform == "linux" and all(each.backend == "numpy" for each in todo):
+    chosen = [settings for settings, _ in calls]
+    if sys.platform == "linux" and all(each.backend == "numpy" for each in chosen):
         return multiprocessing.get_context("fork")
-    added = [name for registry in _REGISTRIES for name in registry.added]
-    used = {getattr(each, key) for each in todo for key in ("algorithm", "selection")}
-    used |= {each.environment.name for each in todo}
-    if names := used & set(added):
+    added = {name for registry in (ALGORITHMS, ENVIRONMENTS, SELECTIONS) for name in registry.added}
+    used = {name for each in chosen for name in (each.algorithm, each.selection)}
+    used |= {each.environment.name for each in chosen}
+    if names := used & added:
         raise SettingsError(
             f"jobs above 1 (from {SOURCE}): {', '.join(sorted(names))} is registered in this"
             " process only, and others here import the package's own; use jobs=1"
         )
     return multiprocessing.get_context("spawn")
-
-
-def _attempt(settings: Settings, folder: Path | None) -> Run | str:
-    """Run and save one job; return why it failed, in one line."""
-    try:
-        result = run_settings(settings, [])
-        if folder is None:
-            return result.as_run()
-        name = hashlib.sha256(identity(settings).encode()).hexdigest()[:12]
-        # A folder with this name holds an unfinished run: it is kept, and named by `load`.
-        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        path = next(path for path in map(folder.joinpath, names) if not path.exists())
-        return result.as_run(result.save(path))
-    except Exception as error:
-        return describe_exception(error)
-
-
-def _name(settings: Settings, swept: list[str]) -> str:
-    values = to_dotted(settings)
-    ignored = unused(values)
-    shown = (f"{name}={values[name]}" for name in swept if name not in ignored)
-    return ", ".join(shown) or "the run"

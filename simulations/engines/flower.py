@@ -22,7 +22,7 @@ from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.experiment import STOPPED, StoppedError
 from fldb_flower.runs.results import CONFIG, discard_unfinished, stop_requested
 from fldb_flower.settings import Settings, to_flat
-from simulations.engines.ray_cluster import SLOW_START, STARTS
+from simulations.engines import SLOW_START, STARTS
 from simulations.local_process import LocalProcess, configure_flwr, environment
 
 _LINK = "job"  # name of the SuperLink in Flower's configuration

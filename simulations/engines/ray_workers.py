@@ -5,103 +5,110 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import socket
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS, Catalogue
-from fldb_flower.errors import FederationError, one_line
+from fldb_flower.errors import FederationError, SettingsError, one_line
 from fldb_flower.federation.blocks import require_agents
-from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.runs.experiment import CHECKPOINT_COST
 from fldb_flower.settings import Settings
-from fldb_flower.system.process import keep_freed_memory, one_blas_thread
-from simulations.engines.ray_cluster import address, connected
-from simulations.engines.workers import State, Worker, joined, split
+from fldb_flower.system.process import keep_freed_memory, one_blas_thread, processors
+from fldb_flower.system.startup import is_forked
+from simulations.engines import SLOW_START, STARTS
+from simulations.engines.vectorized import Worker, joined, split
 
-REPLAYED = 32
-"""Exchanges after which the state of the agents is saved again, at least."""
-ATTEMPTS = 4
-"""How often a call is tried if actors are lost."""
-START_SECONDS = 300.0
-"""Time for all actors to start."""
-_RELEASE_SECONDS, _POLL_SECONDS = 20.0, 0.05
-
+LOCAL = "local"  # address for which Ray starts a cluster on this machine
+REPLAYED = 32  # exchanges after which the state of the agents is saved again, at least
+ATTEMPTS = 4  # of a call if actors are lost
+START_SECONDS = 300.0  # for all actors to start
+_RELEASE_SECONDS, _POLL_SECONDS, _CONNECT_SECONDS = 20.0, 0.05, 10.0
+_CATALOGUES: tuple[Catalogue[Any], ...] = (ALGORITHMS, SELECTIONS, ENVIRONMENTS)
 _LOG = logging.getLogger("fldb_flower")
 
 
-class Actor(Worker):
-    """Some of the shards in a process of Ray.
+@contextlib.contextmanager
+def connected() -> Iterator[Any]:
+    """Yield the module ``ray``, connected to the cluster at RAY_ADDRESS, or to one of this process.
 
-    Parameters
-    ----------
-    settings, shards
-        See :class:`Worker`.
-    added : sequence of tuple
-        What the user registered, as arguments of :func:`register`.
-    folder : str
-        The working directory of the run, for relative paths in the settings.
+    The latter is stopped at the end. A connection that this process has already stays open.
     """
+    where, handler = os.environ.get("RAY_ADDRESS") or LOCAL, signal.getsignal(signal.SIGTERM)
+    if where == LOCAL:
+        # Servers listen on 127.0.0.1. Ray reads the variable when it is imported.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        import ray  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise SettingsError(
+            f"engine.workers=ray needs Ray: pip install 'flwr[simulation]', or use"
+            f" engine.workers=auto ({one_line(error)})"
+        ) from None
+    if ray.is_initialized():
+        if is_forked():
+            raise FederationError(
+                "engine.workers=ray: this process was forked from one that is connected to Ray; use"
+                " jobs=1, or start the sweep before ray.init"
+            )
+        yield ray
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of future versions of Ray
+            _start(ray, where)
+    except Exception as error:  # Ray raises many kinds
+        what = "Ray did not start" if where == LOCAL else f"RAY_ADDRESS={where}: no cluster there"
+        remedy = "" if where == LOCAL else "; `ray start --head` starts one"
+        raise FederationError(one_line(f"{what}: {' '.join(str(error).split())}{remedy}")) from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray replaces it
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _start(ray: Any, where: str) -> None:
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    host, _, port = where.rpartition(":")
+    if where == LOCAL:
+        options |= {"num_cpus": processors(), "include_dashboard": False}
+    elif host and "/" not in host and port.isdecimal():  # if nothing listens, Ray waits for minutes
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    for attempt in range(1, STARTS + 1):
+        try:
+            ray.init(where, **options)
+        except Exception as error:
+            if SLOW_START not in str(error) or attempt == STARTS:
+                raise
+            ray.shutdown()
+        else:
+            return
+
+
+class Actor(Worker):
+    """Some of the shards in a process of Ray; ``added`` is what the user registered for them."""
 
     def __init__(
-        self,
-        settings: Settings,
-        shards: Sequence[range],
-        added: Sequence[Any],
-        folder: str,
+        self, settings: Settings, shards: Sequence[range], added: Sequence[Any], folder: str
     ) -> None:
         super().__init__(settings, shards)
         with contextlib.suppress(OSError):  # another machine may not have the folder
-            os.chdir(folder)
-        register(added)
+            os.chdir(folder)  # for relative paths in the settings
+        for place, name, facts in added:
+            _CATALOGUES[place].register(name, **facts)
         keep_freed_memory()
         one_blas_thread()  # until the process ends
 
-    def node(self) -> str:
-        """Return the identifier of the node on which this actor runs."""
-        import ray  # noqa: PLC0415 - it is imported where actors are
-
-        return str(ray.get_runtime_context().get_node_id())
-
-
-_CATALOGUES: dict[str, Catalogue[Any]] = {
-    "algorithm": ALGORITHMS,
-    "selection": SELECTIONS,
-    "environment": ENVIRONMENTS,
-}
-
-
-def added_by_user(settings: Settings) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return what the settings use of what the user registered, for :func:`register`."""
-    names = {
-        "algorithm": settings.algorithm,
-        "selection": settings.selection,
-        "environment": settings.environment.name,
-    }
-    return [
-        (kind, name, dict(vars(_CATALOGUES[kind][name])))
-        for kind, name in names.items()
-        if name in _CATALOGUES[kind].added
-    ]
-
-
-def register(added: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
-    """Register what :func:`added_by_user` returned in another process."""
-    for kind, name, facts in added:
-        _CATALOGUES[kind].register(name, **facts)
-
-
-@dataclass
-class _Part:
-    """The shards of one actor, and where they are played."""
-
-    shards: Sequence[range]
-    actor: Any = None
-    node: str = ""
-    saved: Any = None  # reference to the arguments of `restore`; None before the first
-    replayed: Sequence[Any] = ()  # references to what an actor that replaces a lost one returns
+    def is_ready(self) -> None:
+        """Return when the actor has started."""
 
 
 class RayWorkers:
@@ -111,171 +118,118 @@ class RayWorkers:
     actor is lost, another one restores its states and gets the broadcasts again, so that the
     results are identical. States are saved every `REPLAYED` exchanges, or less often if saving
     takes more than a share of ``1 / CHECKPOINT_COST`` of the time.
-
-    Raises
-    ------
-    SettingsError
-        Ray is not installed, or the agents do not fit in the memory of the only machine.
-    FederationError
-        The cluster cannot be reached, or has no free CPU, or the actors do not start.
     """
 
     def __init__(self, settings: Settings, shards: Sequence[range]) -> None:
-        self._settings = settings
-        self._since: list[Any] = []  # references to the broadcasts after the saved states
-        self._due = 0.0
+        self._settings, self._due = settings, 0.0
+        self._saved: list[Any] = []  # by actor: reference to the arguments of `restore`
+        self._since: list[Any] = []  # references to the arguments of `answer` since then
+        self._replayed: dict[int, list[Any]] = {}  # references to what a new actor returns
+        self._actors: list[Any] = []
         with contextlib.ExitStack() as opened:
             self._ray = opened.enter_context(connected())
             if sum(node["Alive"] for node in self._ray.nodes()) == 1:  # this machine
                 require_agents(settings, settings.num_agents, may_repeat=False)
-            count = min(_free_cpus(self._ray, len(shards)), len(shards))
-            self._parts = [_Part(each) for each in split(shards, count)]
-            opened.callback(self._kill)
-            self._start()
+            self._shards = split(shards, min(self._free_cpus(len(shards)), len(shards)))
+            opened.callback(lambda: [self._ray.kill(actor) for actor in self._actors])
+            self._actors += [self._actor(part, num_cpus=1) for part in self._shards]
+            try:
+                self._ray.get([each.is_ready.remote() for each in self._actors], START_SECONDS)
+            except self._ray.exceptions.RayError as error:
+                raise _failure(error) from None
             self._opened = opened.pop_all()
 
-    def answer(self, broadcast: Broadcast, counted: int) -> list[Upload]:
-        """Return the upload of each shard."""
-        request = self._ray.put((broadcast, counted))
-        uploads = self._call("answer", [request] * len(self._parts))
-        self._since.append(request)
-        if len(self._since) >= REPLAYED and time.monotonic() >= self._due:
-            self.state()
-        return uploads
-
-    def state(self) -> list[State]:
-        """Return the state of each shard, and keep it for actors that are lost."""
-        begin = time.monotonic()
-        states: list[State] = self._call("state", [()] * len(self._parts))
-        self._keep(states)
-        now = time.monotonic()
-        self._due = now + CHECKPOINT_COST * (now - begin)
-        return states
-
-    def restore(self, states: Sequence[State]) -> None:
-        """Restore the states of the shards."""
-        self._keep(states)
-        self._call("restore", [part.saved for part in self._parts])
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of the group of each shard; return what each returned."""
+        sent, begin = self._put(arguments), time.monotonic()
+        if method == "restore":
+            self._saved, self._since = sent, []
+        results = self._call(method, sent)
+        if method == "answer":
+            self._since.append(sent[0])
+            if len(self._since) >= REPLAYED and time.monotonic() >= self._due:
+                self.call("state", [()])
+        elif method == "state":
+            self._saved, self._since = self._put([(state,) for state in results]), []
+            self._due = begin + (CHECKPOINT_COST + 1) * (time.monotonic() - begin)
+        return results
 
     def close(self) -> None:
         """End the actors, and the connection or the cluster that was started for them."""
         self._opened.close()
 
-    def _keep(self, states: Sequence[State]) -> None:
-        for part, its_states in zip(self._parts, split(states, len(self._parts)), strict=True):
-            part.saved = self._ray.put((its_states,))
-        self._since.clear()
+    def _put(self, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return references to the arguments for each actor."""
+        if len(arguments) == 1:  # the same for all
+            return [self._ray.put(arguments)] * len(self._actors)
+        return [self._ray.put(part) for part in split(arguments, len(self._actors))]
 
-    def _start(self) -> None:
-        for part in self._parts:
-            part.actor = self._actor(part, num_cpus=1, scheduling_strategy="SPREAD")
-        nodes = [part.actor.node.remote() for part in self._parts]
+    def _actor(self, shards: Sequence[range], **options: Any) -> Any:
+        settings = self._settings
+        names = (settings.algorithm, settings.selection, settings.environment.name)
+        added = [
+            (place, name, dict(vars(_CATALOGUES[place][name])))
+            for place, name in enumerate(names)
+            if name in _CATALOGUES[place].added
+        ]
+        create = self._ray.remote(Actor).options(scheduling_strategy="SPREAD", **options).remote
         try:
-            for part, node in zip(self._parts, nodes, strict=True):
-                part.node = self._ray.get(node, timeout=START_SECONDS)
-        except self._ray.exceptions.GetTimeoutError:
-            raise FederationError(
-                f"Ray at {address()} did not start {len(nodes)} actors within {START_SECONDS:g} s:"
-                " are its CPUs in use?"
-            ) from None
-        except self._ray.exceptions.RayError as error:
-            raise _failure(error) from None
-
-    def _actor(self, part: _Part, **options: Any) -> Any:
-        actor, settings = self._ray.remote(Actor).options(**options), self._settings
-        added, folder = added_by_user(settings), str(Path.cwd())
-        try:
-            return actor.remote(settings, part.shards, added, folder)
+            return create(settings, shards, added, str(Path.cwd()))
         except TypeError as error:
-            names = ", ".join(name for _, name, _ in added)
-            reason = one_line(str(error).splitlines()[0])
-            raise FederationError(f"{names} cannot be sent to Ray: {reason}") from None
+            registered, reason = ", ".join(each[1] for each in added), str(error).splitlines()[0]
+            text = f"{registered} cannot be sent to Ray: {one_line(reason)}"
+            raise FederationError(text) from None
 
-    def _call(self, method: str, arguments: Sequence[Any]) -> list[Any]:
-        """Call a method of all actors; return the results for all shards.
-
-        The arguments are a tuple, or a reference to one, for each actor.
-        """
+    def _call(self, method: str, sent: Sequence[Any]) -> list[Any]:
         replies: dict[int, Any] = {}
         for _ in range(ATTEMPTS):
-            calls = {
-                at: part.actor.call.remote(method, arguments[at])
-                for at, part in enumerate(self._parts)
-                if at not in replies
-            }
+            missing = [at for at in range(len(sent)) if at not in replies]
+            calls = {at: self._actors[at].call.remote(method, sent[at]) for at in missing}
             lost: dict[int, Exception] = {}
             for at, call in calls.items():
                 try:
-                    *replayed, reply = self._ray.get([*self._parts[at].replayed, call])
+                    *replayed, reply = self._ray.get([*self._replayed.get(at, ()), call])
                 except self._ray.exceptions.RayError as error:
                     lost[at] = error
                 else:
                     joined(replayed)  # raises the error of one
-                    self._parts[at].replayed, replies[at] = (), reply
+                    self._replayed.pop(at, None)
+                    replies[at] = reply
             if not lost:
-                return joined([replies[at] for at in range(len(self._parts))])
+                return joined([replies[at] for at in range(len(sent))])
             for at, reason in lost.items():
-                self._replace(self._parts[at], reason)
-            count = f"{len(lost)} of {len(self._parts)}"
+                self._replace(at, reason)
+            count = f"{len(lost)} of {len(sent)}"
             _LOG.warning("Ray lost %s actors; others play their agents again", count)
         raise _failure(reason)
 
-    def _replace(self, part: _Part, error: Exception) -> None:
+    def _replace(self, at: int, error: Exception) -> None:
         """Start another actor for the shards of a lost one, in the state before the call."""
-        if isinstance(error, self._ray.exceptions.RayTaskError) or getattr(
-            error, "actor_init_failed", False
-        ):
-            raise _failure(error) from None  # not lost: it would fail again
-        self._ray.kill(part.actor)  # it may only be out of reach
-        part.node = self._node(part.node)
-        affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        fails_again = getattr(error, "actor_init_failed", False)
+        if fails_again or isinstance(error, self._ray.exceptions.RayTaskError):
+            raise _failure(error) from None
+        self._ray.kill(self._actors[at])  # it may only be out of reach
         # All CPUs may be taken by the other actors, so it demands none. An actor without any demand
         # would be created by way of a random node, which may be the lost one.
-        part.actor = self._actor(
-            part, num_cpus=0, memory=1, scheduling_strategy=affinity(part.node, soft=True)
-        )
-        restored = [] if part.saved is None else [part.actor.call.remote("restore", part.saved)]
-        answers = [part.actor.call.remote("answer", request) for request in self._since]
-        part.replayed = restored + answers
+        actor = self._actors[at] = self._actor(self._shards[at], num_cpus=0, memory=1)
+        calls = [("restore", self._saved[at])] if self._saved else []
+        calls += [("answer", request) for request in self._since]
+        self._replayed[at] = [actor.call.remote(*call) for call in calls]
 
-    def _node(self, lost: str) -> str:
-        """Return the node with the fewest actors per CPU; ``lost`` only if there is no other."""
-        nodes: dict[str, float] = {
-            node["NodeID"]: node["Resources"]["CPU"]
-            for node in self._ray.nodes()
-            if node["Alive"] and node["Resources"].get("CPU")
-        }
-        if len(nodes) > 1:
-            nodes.pop(lost, None)
-        if not nodes:
-            raise FederationError(f"Ray at {address()} has no node with CPUs left")
-        used = [part.node for part in self._parts]
-        return min(nodes, key=lambda node: used.count(node) / nodes[node])
-
-    def _kill(self) -> None:
-        for part in self._parts:
-            if part.actor is not None:
-                self._ray.kill(part.actor)
-
-
-def _free_cpus(ray: Any, wanted: int) -> int:
-    """Return the number of free CPUs; wait for those that an earlier run has just released."""
-    deadline = time.monotonic() + _RELEASE_SECONDS
-    total = min(wanted, int(ray.cluster_resources().get("CPU", 0)))
-    while True:
-        free = int(ray.available_resources().get("CPU", 0))
-        if free >= total > 0:
-            return free
-        if time.monotonic() > deadline:
-            break
-        time.sleep(_POLL_SECONDS)
-    if free < 1:
-        raise FederationError(f"Ray at {address()} has no free CPU for the agents")
-    return free
+    def _free_cpus(self, wanted: int) -> int:
+        """Return the number of free CPUs; wait for those that an earlier run has just released."""
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        total = max(1, min(wanted, int(self._ray.cluster_resources().get("CPU", 0))))
+        while (free := int(self._ray.available_resources().get("CPU", 0))) < total:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        if free < 1:
+            raise FederationError("Ray has no free CPU for the agents")
+        return free
 
 
 def _failure(error: Exception) -> FederationError:
     """Return the error of an actor that cannot start, or is lost repeatedly, as one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = one_line(lines[-1] if lines else type(error).__name__)
-    return FederationError(f"an actor of Ray failed: {reason}")
+    reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+    return FederationError(f"an actor of Ray failed: {one_line(reason)}")

@@ -9,37 +9,29 @@ import contextlib
 import io
 import json
 import logging
-import math
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fldb_flower.errors import FldbError, SettingsError, one_line
+from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.experiment import StoppedError
 from fldb_flower.runs.results import STOP
 from fldb_flower.settings import Settings, from_nested
 from fldb_flower.system.files import replace_file
+from simulations.sweeps.plan import describe_exception
 
 ERROR = "error.txt"
 """Reason of a failed job: one line, and the stack trace of an unexpected exception."""
-MAX_JOBS = 100_000
-"""Largest number of jobs of a sweep."""
 _SOURCE = "the command line or conf/"  # of settings, in messages
 
 
 def settings_of(config: DictConfig) -> Settings:
-    """Return the settings in a composed configuration; Hydra's own node is ignored.
-
-    Raises
-    ------
-    SettingsError
-        The settings are not valid.
-    """
+    """Return the settings in a composed configuration; Hydra's own node is ignored."""
     try:
         values = {
             str(key): OmegaConf.to_container(value, resolve=True)
@@ -61,45 +53,11 @@ def settings_of(config: DictConfig) -> Settings:
     return from_nested(values, _SOURCE)
 
 
-def check_number(sizes: Mapping[str, float], source: str) -> None:
-    """Check the number of jobs of a sweep before they are built.
-
-    Parameters
-    ----------
-    sizes : mapping
-        Number of values of each setting; infinity if it is above the limit and not known.
-    source : str
-        Origin of the settings, for the error message.
-
-    Raises
-    ------
-    SettingsError
-        There are more than :data:`MAX_JOBS` jobs.
-    """
-    number = math.prod(sizes.values())
-    if number <= MAX_JOBS:
-        return
-    swept = {name: size for name, size in sizes.items() if size > 1}
-    factors = " x ".join(f"{_count(size)} values of {name}" for name, size in swept.items())
-    total = f" are {_count(number)} jobs" if len(swept) > 1 else ""
-    raise SettingsError(
-        f"{factors} (from {source}){total}: a sweep has at most {MAX_JOBS:,} jobs; sweep over fewer"
-        " values, or in several sweeps"
-    )
-
-
-def _count(number: float) -> str:
-    return f"more than {MAX_JOBS:,}" if number == math.inf else f"{number:,}"
-
-
 def attempt(work: Callable[[], None], directory: Path, sweep: Path) -> float | None:
-    """Run one job of a sweep without output, and write ``error.txt`` to its folder if it fails.
+    """Run one job without output, and write ``error.txt`` to its folder if it fails.
 
-    Returns
-    -------
-    float or None
-        The final regret, for sweepers that optimise settings; None without a result, or if the
-        folder of the sweep holds a file ``stop``.
+    Returns the final regret, for sweepers that optimise settings; None without a result, or if the
+    folder of the sweep holds a file ``stop``.
     """
     if (sweep / STOP).exists():
         return None
@@ -112,7 +70,14 @@ def attempt(work: Callable[[], None], directory: Path, sweep: Path) -> float | N
     except StoppedError:
         return None  # the sweep reports it
     except Exception as error:
-        _record(directory, error)
+        text = describe_exception(error) + "\n"
+        if not isinstance(error, FldbError):
+            text += "\n" + "".join(traceback.format_exception(error))
+        try:
+            replace_file(directory / ERROR, text.encode())
+        except OSError as reason:
+            print(f"error: cannot write {directory / ERROR}: {reason.strerror}", file=sys.stderr)
+            print(text, file=sys.stderr)
         return None
     finally:
         logging.disable(logging.NOTSET)
@@ -128,21 +93,3 @@ def failure(directory: Path) -> str | None:
     except OSError as error:
         return f"cannot read {path}: {error.strerror}"
     return f"{lines[0]} (trace: {path})" if len(lines) > 1 else "".join(lines)
-
-
-def describe_exception(error: BaseException) -> str:
-    """Return an exception as one line; exceptions other than ours include their type."""
-    if isinstance(error, FldbError):
-        return str(error)
-    return one_line(f"{type(error).__name__}: {error}".removesuffix(": "))
-
-
-def _record(directory: Path, error: Exception) -> None:
-    text = describe_exception(error) + "\n"
-    if not isinstance(error, FldbError):
-        text += "\n" + "".join(traceback.format_exception(error))
-    try:
-        replace_file(directory / ERROR, text.encode())
-    except OSError as reason:
-        print(f"error: cannot write {directory / ERROR}: {reason.strerror}", file=sys.stderr)
-        print(text, file=sys.stderr)

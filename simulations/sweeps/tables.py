@@ -22,10 +22,17 @@ from fldb_flower.runs.curves import (
 )
 from fldb_flower.runs.plots import save_figure
 from fldb_flower.system.progress import progress
-from simulations.saved_runs import Run, group_by_seed, one_per_seed, predictions, relevant, varying
+from simulations.saved_runs import (
+    NUMBERS,
+    Run,
+    group_by_seed,
+    one_per_seed,
+    predictions,
+    relevant,
+    varying,
+)
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
-_COLUMNS = ("exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
 _MAX_ROWS = 60  # of the printed table
 _MAX_LABELS = 40  # of curves
 _MAX_LETTERS = 40  # of a line of a label
@@ -45,8 +52,8 @@ def report(
     if runs:
         with progress("write the tables"):
             keys = _columns(runs, swept)
-            table(runs, keys, folder).to_csv(folder / TABLE, index=False, lineterminator="\n")
-            curves(runs, keys).to_csv(folder / CURVES, index=False, lineterminator="\n")
+            write_csv(table(runs, keys, folder), folder / TABLE)
+            write_csv(curves(runs, keys), folder / CURVES)
             picture(runs, folder / PICTURE)
         print(statistics_text(runs, swept))
         files = [name for name in (TABLE, CURVES, PICTURE) if (folder / name).exists()]
@@ -55,66 +62,61 @@ def report(
         print(f"error: job {line}", file=sys.stderr)
 
 
+def write_csv(rows: pd.DataFrame, path: Path) -> None:
+    """Write a table of a sweep."""
+    rows.to_csv(path, index=False, lineterminator="\n")
+
+
 def _columns(runs: Sequence[Run], swept: Collection[str]) -> list[str]:
     """Return the settings that were swept or differ, in the order of ``config.yaml``."""
     chosen = {*varying(runs), *swept}
     return [key for key in dict.fromkeys(k for run in runs for k in run.settings) if key in chosen]
 
 
-def table(runs: Sequence[Run], keys: Sequence[str], folder: Path) -> pd.DataFrame:
-    """Return one row per job: directory, swept settings, regret, exchanges, bytes and seconds.
+def table(runs: Sequence[Run], keys: Sequence[str], folder: Path | None) -> pd.DataFrame:
+    """Return one row per job: its folder, if any, settings, regret, exchanges, bytes and seconds.
 
-    A setting that a job does not use is missing in its row.
-    Log loss and accuracy follow the regret, if some of the jobs predicted answers.
+    A setting that a job does not use is missing in its row. Log loss and accuracy follow the
+    regret, if some of the jobs predicted answers.
     """
-    result = numbers(runs, keys)
-    result.insert(0, "job", [str(run.path.relative_to(folder)) for run in runs])
-    return result
+    regret, exchanges, *others = NUMBERS
+    names = [regret, *predictions(runs), exchanges, "rounds", *others]
+    rows = pd.DataFrame({name: run.summary.get(name) for name in names} for run in runs)
+    jobs = {} if folder is None else {"job": [str(run.path.relative_to(folder)) for run in runs]}
+    return pd.concat([pd.DataFrame(jobs, rows.index), _settings(runs, keys), rows], axis=1)
 
 
-def numbers(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
-    """Return the columns of :func:`table` after the directory."""
+def _settings(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
+    """Return settings of runs; integers remain integers if some runs do not use them."""
     used = [relevant(run.settings) for run in runs]
-    figures = pd.DataFrame(
-        {
-            "final_regret": run.summary["final_regret"],
-            **{name: run.summary.get(name) for name in predictions(runs)},
-            **{name: run.summary[name] for name in (*_COLUMNS, "runtime_seconds")},
-        }
-        for run in runs
-    )
-    columns = {key: _column([each.get(key) for each in used]) for key in keys}
-    return pd.concat([pd.DataFrame(columns, index=figures.index), figures], axis=1)
-
-
-def _column(values: Sequence[Any]) -> pd.Series[Any]:
-    """Return a setting of several runs; integers remain integers if some runs do not use it."""
-    found = [value for value in values if value is not None]
-    is_integer = all(isinstance(value, int) and not isinstance(value, bool) for value in found)
-    some_missing = 0 < len(found) < len(values)
-    return pd.Series(values, dtype="Int64" if is_integer and some_missing else None)
+    columns = {}
+    for key in keys:
+        values = [each.get(key) for each in used]
+        kinds = {type(value) for value in values if value is not None}
+        columns[key] = pd.Series(
+            values, dtype="Int64" if kinds == {int} and None in values else None
+        )
+    return pd.DataFrame(columns, range(len(runs)))
 
 
 def statistics(runs: Sequence[Run], swept: Collection[str] = ()) -> pd.DataFrame:
     """Return one row per configuration: varying settings, and the final regret over the seeds.
 
-    The standard error is that of the mean, ``deviation / sqrt(seeds)``. It is NaN for one seed.
-    Log loss and accuracy, if some of the runs predicted answers, are means as well. A setting that
-    a configuration does not use is None.
+    The standard error is that of the mean, ``deviation / sqrt(seeds)``; it is NaN for one seed. Log
+    loss and accuracy, if some of the runs predicted answers, are means as well.
     """
-    keys = [key for key in _columns(runs, swept) if key != "seed"]
+    groups = [one_per_seed(group) for group in group_by_seed(runs)]
     rows = []
-    for group in map(one_per_seed, group_by_seed(runs)):
+    for group in groups:
         final = pd.Series([run.summary["final_regret"] for run in group], dtype=float)
         numbers = {"mean": final.mean(), "std. error": final.sem(), "median": final.median()}
         for name in predictions(runs):
             values = [run.summary.get(name) for run in group]
             numbers[name] = pd.Series(values, dtype=float).mean()
-        used = relevant(group[0].settings)
-        chosen = {key: used.get(key) for key in keys}
-        rows.append({**chosen, **numbers, "seeds": len(group)})
-    result = pd.DataFrame(rows)
-    return result.assign(**{key: _column([row[key] for row in rows]) for key in keys})
+        rows.append({**numbers, "seeds": len(group)})
+    keys = [key for key in _columns(runs, swept) if key != "seed"]
+    settings = _settings([group[0] for group in groups], keys)
+    return pd.concat([settings, pd.DataFrame(rows)], axis=1)
 
 
 def statistics_text(runs: Sequence[Run], swept: Collection[str] = ()) -> str:
@@ -129,11 +131,10 @@ def statistics_text(runs: Sequence[Run], swept: Collection[str] = ()) -> str:
 
 def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
     """Return one row per iteration of each job: swept settings and cumulative regret."""
-    used = [relevant(run.settings) for run in runs]
-    parts = [
-        run.curve.assign(**{key: each.get(key) for key in keys})
-        for run, each in zip(runs, used, strict=True)
-    ]
+    parts = []
+    for run in runs:
+        used = relevant(run.settings)
+        parts.append(run.curve.assign(**{key: used.get(key) for key in keys}))
     columns = [*keys, "iteration", "cumulative_regret"]
     return pd.concat(parts, ignore_index=True)[columns]
 
@@ -141,24 +142,22 @@ def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
 def picture(runs: Sequence[Run], path: Path) -> None:
     """Plot mean and standard error over the seeds, with a curve per configuration."""
     shown = mean_curves(runs)
-    count = len(shown) if len(shown) <= _MAX_LABELS else 0
-    used = [relevant(run.settings) for run in runs]
-    title = title_of({key: used[0][key] for key in used[0] if key not in varying(runs)})
+    labelled = shown if len(shown) <= _MAX_LABELS else []
+    used = relevant(runs[0].settings)
+    title = title_of({key: value for key, value in used.items() if key not in varying(runs)})
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         lines = means(axes, shown)
         label_axes(axes)
-        if len(shown) > 1 and count:
+        if len(labelled) > 1:
             label(axes, lines)
-        more = "" if count else f", {len(shown)} configurations: see {TABLE}"
+        more = "" if labelled else f", {len(shown)} configurations: see {TABLE}"
         seeds = [len(np.atleast_2d(curve.values)) for curve in shown]
         axes.set_title(f"{wrap(title, 90)}\n{errors_text(seeds)}{more}")
 
-    height = max(
-        3.2, 0.8 + _LABEL_HEIGHT * sum(1 + each.label.count("\n") for each in shown[:count])
-    )
-    save_figure(path, draw, width="page", height=height)
+    lines = sum(1 + each.label.count("\n") for each in labelled)
+    save_figure(path, draw, width="page", height=max(3.2, 0.8 + _LABEL_HEIGHT * lines))
 
 
 def mean_curves(runs: Sequence[Run]) -> list[Curve]:
@@ -169,6 +168,5 @@ def mean_curves(runs: Sequence[Run]) -> list[Curve]:
         used = relevant(group[0].settings)
         text = settings_text({key: used[key] for key in differing if key in used})
         values = np.array([run.curve.cumulative_regret for run in group])
-        algorithm = str(used.get("algorithm"))
-        found.append(Curve(algorithm, values, wrap(text, _MAX_LETTERS)))
+        found.append(Curve(str(used["algorithm"]), values, wrap(text, _MAX_LETTERS)))
     return found

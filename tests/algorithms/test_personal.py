@@ -33,9 +33,9 @@ from fldb_flower.linalg.forms import Form
 from fldb_flower.settings import from_nested
 from fldb_flower.wire.codec import (
     decode_broadcast,
-    decode_statistics,
+    decode_upload,
     encode_broadcast,
-    encode_statistics,
+    encode_upload,
 )
 from simulations.engines import vectorized
 
@@ -389,9 +389,9 @@ def test_messages_hold_priors_and_changes_of_shares():
     assert received.learns
     for sent, got in zip(broadcast.play.estimate, received.play.estimate, strict=True):
         np.testing.assert_array_equal(got, sent)
-    numbers = encode_statistics(upload, broadcast)
+    numbers = encode_upload(upload, broadcast)
     assert len(numbers) == 5 + 15 + 11 + 2
-    decoded = decode_statistics(numbers, upload.num_duels, broadcast, form)
+    decoded = decode_upload(numbers, upload.num_duels, broadcast, form)
     for sent, got in zip(upload.shares, decoded.shares, strict=True):
         np.testing.assert_array_equal(got, sent)
     with pytest.raises(ValueError, match="a prior with v=0"):

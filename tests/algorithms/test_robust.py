@@ -21,7 +21,7 @@ from fldb_flower.server_app import play
 from fldb_flower.settings import from_nested, to_flat
 from robust import Case, LyingAgents, regret
 from simulations.engines import vectorized
-from simulations.engines.grid import InProcessGrid
+from simulations.engines.inprocess import InProcessGrid
 
 property_test = settings(deadline=None, derandomize=True, max_examples=100)
 

@@ -26,10 +26,9 @@ from fldb_flower.linalg.linear import largest_norm, solve, transposed, whiten, w
 from fldb_flower.settings import from_nested
 from fldb_flower.wire.codec import (
     decode_broadcast,
-    decode_statistics,
+    decode_upload,
     encode_broadcast,
-    encode_statistics,
-    traffic,
+    encode_upload,
 )
 from fldb_flower.wire.records import pack_vector, unpack_vector
 from simulations.engines import vectorized
@@ -162,14 +161,14 @@ def test_messages_round_trip_in_every_form(name):
     assert got.theta_hat.dtype == estimate.information.dtype == np.float64
 
     upload = statistics(sent, rows, y, rows, form)
-    back = encode_statistics(upload, sent)
+    back = encode_upload(upload, sent)
     assert back.size == 6 + 2 * form.size + 1
-    read = decode_statistics(back, 9, sent, form)
+    read = decode_upload(back, 9, sent, form)
     for part in ("gradient", "information", "hessian", "loss"):
         expected = getattr(upload, part)
         np.testing.assert_allclose(getattr(read, part), expected, rtol=error, atol=20 * error)
-    messages = traffic(sent, form, 3)
-    assert messages == (3 * back.nbytes, 3 * vector.nbytes)
+    messages = sent.sizes(form)
+    assert messages == (back.size, vector.size)
 
 
 def test_sizes_by_hand():
@@ -222,8 +221,8 @@ def test_honest_uploads_are_never_refused(  # noqa: PLR0917
         for part in range(parts)
     ]
     broadcast = exact_upload(form, theta, x, y, scope=scope)[1]
-    vector = encode_statistics(total(uploads), broadcast)
-    upload = decode_statistics(vector, n, broadcast, form)
+    vector = encode_upload(total(uploads), broadcast)
+    upload = decode_upload(vector, n, broadcast, form)
     longest = float(np.linalg.norm(x, axis=1).max(initial=1e-3)) if knows_length else math.inf
     assert implausible([upload, upload], broadcast, longest) == ["", ""]
 

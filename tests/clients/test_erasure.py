@@ -22,8 +22,7 @@ from fldb_flower.errors import DataError, FldbError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.linalg.forms import Form
 from fldb_flower.settings import from_flat
-from fldb_flower.wire.codec import decode_statistics, encode_broadcast
-from fldb_flower.wire.devices import DeviceUploadHeader
+from fldb_flower.wire.codec import DeviceUploadHeader, decode_upload, encode_broadcast
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 ARMS = [[0.0, 0.5], [1.0, 0.25]]
@@ -129,7 +128,7 @@ def upload(device, *, counted, upto=-1, point=0.0):
     name = device.store.device_id
     vector, config = device_request(broadcast, name, counted=counted, upto=upto)
     (sent,), count, reply = device.fit([vector], config)
-    found = decode_statistics(sent, count, broadcast, Form(2))
+    found = decode_upload(sent, count, broadcast, Form(2))
     answer = DeviceUploadHeader.from_counts(reply["header"])
     assert answer.num_duels == count == answer.end - answer.start
     return answer.start, answer.end, float(found.information[0, 0]), float(found.gradient[0])

@@ -27,7 +27,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.linalg.forms import Form
 from fldb_flower.linalg.named_arrays import unpack_arrays
 from fldb_flower.settings import from_flat, from_nested, to_flat
-from fldb_flower.wire.codec import decode_statistics
+from fldb_flower.wire.codec import decode_upload
 from strategies import DuelingStrategy
 from strategies.simulated import SimulatedChannel
 
@@ -81,7 +81,7 @@ class Device:
         name = self.store.device_id
         vector, config = device_request(broadcast, name, counted=counted, upto=-1)
         (sent,), count, reply = self.agent.fit([vector], config)
-        upload = decode_statistics(sent, count, broadcast, Form(D))
+        upload = decode_upload(sent, count, broadcast, Form(D))
         assert reply["header"][:3] == [count, counted, counted + count]
         return counted + count, upload.shares
 

@@ -698,24 +698,6 @@ def test_an_answer_is_undone_and_given_again_by_hand(path):
         assert (found.preferences.tolist(), found.predicted.tolist()) == ([0.0], [0.25])
 
 
-def test_late_copies_of_requests_before_and_after_an_undo_change_nothing(path):
-    with DuelStore(path) as store:
-        duel = propose(store)
-        store.record([(duel, 1.0)])
-        again = store.undo(duel, expire_after=HOUR)
-        (late,) = store.record([(duel, 1.0)])  # the answer that was undone arrives once more
-        assert isinstance(late, UnknownDuelError)
-        assert "undone" in str(late)
-    with DuelStore(path) as store:  # the process was killed before its reply
-        assert store.undo(duel, expire_after=HOUR) == again
-        assert store.record([(again, 0.0)]) == [1]
-        assert store.undo(duel, expire_after=HOUR) == again
-        assert (store.last, store.answers().preferences.tolist()) == (1, [0.0])
-        third = store.undo(again, expire_after=HOUR)  # the second answer, in turn
-        assert third not in {duel, again}
-        assert store.last == 0
-
-
 def test_only_the_last_answer_that_was_not_sent_can_be_undone(store):
     duels = [propose(store, (float(number), 1.0)) for number in range(5)]
     store.record([(duel, 1.0) for duel in duels[:3]])
@@ -947,23 +929,6 @@ Server.TestCase.settings = examples(100, 2, stateful_step_count=25)
 TestServer = Server.TestCase
 
 
-def test_uploads_by_hand(store):
-    assert store.cut(0, 3) == 0
-    answer(store, 2)
-    assert store.cut(0, 3) == 0  # fewer than the minimum
-    answer(store, 2)
-    assert store.cut(0, 3) == 4
-    answer(store, 2)
-    assert store.cut(0, 3) == 4
-    assert store.cut(4, 3) == 4  # an empty upload
-    answer(store, 3)
-    assert store.cut(4, 3) == 9
-    assert store.cut(0, 3) == 9
-    assert len(store.evidence(0, 9).preferences) == 9
-    assert len(store.evidence(4, 9).preferences) == 5
-    assert store.evidence(9, 9).differences.shape == (0, 2)
-
-
 def test_an_upload_covers_distinct_duels(store):
     """Repeated and mirrored duels are one duel, and duels of equal arms are none."""
     for difference in [(1.0, 2.0), (-1.0, -2.0), (0.0, 0.0), (1.0, 2.0), (-0.0, 3.0), (0.0, -3.0)]:
@@ -1001,20 +966,6 @@ def test_an_upload_covers_no_more_than_the_limit_of_the_server(store):
     with pytest.raises(DataError, match=r"after 0 .* more than the 3 .*devices-max-duels"):
         store.cut(0, 2, at_most=3)
     assert store.cut(10, 2, at_most=5) == 15
-
-
-@pytest.mark.parametrize("start", [1, 3, 6, -1])
-def test_a_start_that_is_not_a_cut_is_refused(store, start):
-    answer(store, 4)
-    assert store.cut(0, 2) == 4
-    answer(store, 2)
-    with pytest.raises(DataError, match=f"no upload ever ended at answer {start}") as error:
-        store.cut(start, 5)
-    refused(error, store.path)
-    for ends in [(0, start), (start, 4)]:
-        with pytest.raises(DataError, match=f"answer {start}"):
-            store.evidence(*ends)
-    assert store.cut(0, 5) == 4  # no cut was made
 
 
 def restored(path, *, before, between, at_least=1):

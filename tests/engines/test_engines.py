@@ -19,7 +19,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.server_app import play
 from fldb_flower.settings import from_nested, to_flat
 from simulations.engines import inprocess, vectorized
-from simulations.engines.grid import InProcessGrid
+from simulations.engines.inprocess import InProcessGrid
 from simulations.run import run
 from strategies import (
     DuelingStrategy,

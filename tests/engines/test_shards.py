@@ -16,11 +16,12 @@ from local_processes import wait_until
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError
-from fldb_flower.federation.agents import AgentGroup
+from fldb_flower.federation.agents import AgentGroup, total_of_blocks
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
+from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
-from simulations.engines import shards as module
-from simulations.engines.shards import Shards
+from simulations.engines import vectorized
+from simulations.engines.vectorized import DirectFederation
 from simulations.pools import map_in_processes
 
 D = 3
@@ -30,7 +31,7 @@ D = 3
 def small_shards(monkeypatch):
     """Use blocks of 32 agents, two in a shard."""
     monkeypatch.setattr("fldb_flower.federation.blocks.BLOCK_NUMBERS", 1)
-    monkeypatch.setattr(module, "MIN_BLOCKS", 2)
+    monkeypatch.setattr(vectorized, "MIN_BLOCKS", 2)
 
 
 def settings(agents=200, workers="auto", **values):
@@ -48,8 +49,17 @@ def broadcast(first, last, seed=0):
     )
 
 
+def opened(**values):
+    chosen = settings(**values)
+    return DirectFederation(chosen, History(chosen.horizon))
+
+
+def answer(shards, request, counted):
+    return total_of_blocks(shards.workers.call("answer", [(request, counted)]))
+
+
 def pids(shards):
-    return [each.process.pid for each in shards.workers.processes]
+    return [each.pid for each in shards.workers.processes]
 
 
 def same(first, second):
@@ -65,10 +75,10 @@ def test_results_do_not_depend_on_the_number_of_processes(algorithm):
     values = {"algorithm": algorithm, "selection": "thompson"}
     uploads = []
     for workers, number in ((1, 0), (2, 2), (3, 3), (9, 4)):
-        shards = Shards(settings(workers=workers, **values))
+        shards = opened(workers=workers, **values)
         assert len(shards.shards) == 4
         assert len(getattr(shards.workers, "processes", ())) == number
-        uploads.append([shards.answer(broadcast(1, 3), 0), shards.answer(broadcast(4, 5, 1), 3)])
+        uploads.append([answer(shards, broadcast(1, 3), 0), answer(shards, broadcast(4, 5, 1), 3)])
         shards.close()
     for other in uploads[1:]:
         for one, two in zip(uploads[0], other, strict=True):
@@ -82,23 +92,23 @@ def test_results_do_not_depend_on_the_number_of_processes(algorithm):
 def test_a_state_can_be_restored_with_another_number_of_processes():
     states, uploads = [], []
     for processes in (1, 3):
-        shards = Shards(settings(workers=processes))
-        shards.answer(broadcast(1, 3), 0)
+        shards = opened(workers=processes)
+        answer(shards, broadcast(1, 3), 0)
         states.append(shards.state())
-        uploads.append(shards.answer(broadcast(4, 6), 3))
+        uploads.append(answer(shards, broadcast(4, 6), 3))
         shards.close()
     assert states[0].keys() == states[1].keys()
     for processes, state in zip((3, 1), states, strict=True):
-        shards = Shards(settings(workers=processes))
+        shards = opened(workers=processes)
         shards.restore(state)
-        uploads.append(shards.answer(broadcast(4, 6), 3))
+        uploads.append(answer(shards, broadcast(4, 6), 3))
         shards.close()
     for other in uploads[1:]:
         same(uploads[0], other)
 
 
 def test_few_agents_are_one_shard():
-    shards = Shards(settings(agents=40, workers=8))
+    shards = opened(agents=40, workers=8)
     assert shards.shards == [range(40)]
     assert [group.agents for group in shards.workers.groups] == [range(40)]
 
@@ -117,11 +127,11 @@ def test_an_invalid_feature_is_reported_and_processes_stay_synchronized(monkeypa
                 features[190 - self.agents.start, 1 - drawn, 1, 0] = np.nan
             return Contexts(features, features.sum(axis=-1))
 
-    monkeypatch.setattr("fldb_flower.federation.offers.make_environment", Broken)
-    shards = Shards(settings(workers=2))
-    shards.answer(broadcast(1, 1), 0)
+    monkeypatch.setattr("fldb_flower.federation.agents.make_environment", Broken)
+    shards = opened(workers=2)
+    answer(shards, broadcast(1, 1), 0)
     with pytest.raises(DataError, match="agent 190, arm 1, iteration 2: ") as error:
-        shards.answer(broadcast(2, 2), 1)
+        answer(shards, broadcast(2, 2), 1)
     assert "play_iteration" in "".join(error.value.__notes__)  # the location of the error
     shards.close()
 
@@ -134,29 +144,29 @@ class CodedError(Exception):
 
 
 def test_an_error_that_cannot_be_sent_is_reported_by_its_text(monkeypatch):
-    def answer(group, _broadcast, _counted):
+    def failing(group, _broadcast, _counted):
         raise CodedError(len(group.agents), "no arms")
 
-    monkeypatch.setattr(AgentGroup, "answer", answer)
-    shards = Shards(settings(workers=2))
+    monkeypatch.setattr(AgentGroup, "answer", failing)
+    shards = opened(workers=2)
     with pytest.raises(FederationError, match=r"^CodedError: no arms \(64\)") as error:
-        shards.answer(broadcast(1, 3), 0)
-    assert "in answer" in "".join(error.value.__notes__)
+        answer(shards, broadcast(1, 3), 0)
+    assert "in failing" in "".join(error.value.__notes__)
     shards.close()
 
 
 def test_a_killed_process_is_reported():
-    shards = Shards(settings(workers=2))
-    shards.answer(broadcast(1, 1), 0)
-    os.kill(shards.workers.processes[1].process.pid, signal.SIGKILL)
+    shards = opened(workers=2)
+    answer(shards, broadcast(1, 1), 0)
+    os.kill(shards.workers.processes[1].pid, signal.SIGKILL)
     with pytest.raises(FederationError, match=r"2 shards .* ended with status -9: out of memory"):
-        shards.answer(broadcast(2, 2), 1)
+        answer(shards, broadcast(2, 2), 1)
     shards.close()
-    assert all(each.process.exitcode is not None for each in shards.workers.processes)
+    assert all(each.exitcode is not None for each in shards.workers.processes)
 
 
 def number_of_processes(workers):
-    shards = Shards(settings(workers=workers))
+    shards = opened(workers=workers)
     shards.close()
     return len(getattr(shards.workers, "processes", ()))
 
@@ -181,7 +191,7 @@ def test_a_process_that_cannot_be_forked_is_reported(monkeypatch):
     monkeypatch.setattr(os, "fork", failing)
     message = r"^cannot start 2 processes .*: Cannot allocate memory; use engine.workers=1$"
     with pytest.raises(FederationError, match=message):
-        Shards(settings(workers=2))
+        opened(workers=2)
     assert not is_running(started[0])
 
 
@@ -190,8 +200,8 @@ def test_workers_end_with_their_parent():
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        shards = Shards(settings(workers=3))
-        shards.answer(broadcast(1, 1), 0)
+        shards = opened(workers=3)
+        answer(shards, broadcast(1, 1), 0)
         os.write(writer, " ".join(map(str, pids(shards))).encode())
         signal.pause()
     workers = [int(word) for word in os.read(reader, 100).split()]
@@ -208,13 +218,15 @@ import fldb_flower.federation.blocks as blocks
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.settings import from_nested
-from simulations.engines.shards import Shards
+from fldb_flower.federation.history import History
+from simulations.engines.vectorized import DirectFederation
 
 blocks.BLOCK_NUMBERS = 1  # 32 agents are a block
 
 def opened():
-    shards = Shards(from_nested({"num_agents": 400, "engine": {"workers": 2}}, ""))
-    print(*(each.process.pid for each in shards.workers.processes), flush=True)
+    settings = from_nested({"num_agents": 400, "engine": {"workers": 2}}, "")
+    shards = DirectFederation(settings, History(settings.horizon))
+    print(*(each.pid for each in shards.workers.processes), flush=True)
     return shards
 
 def request(last):
@@ -225,19 +237,21 @@ ENDS = {
     "without closing them": """
 kept = [opened(), opened()]
 for shards in kept:
-    shards.answer(request(1), 0)
+    shards.workers.call("answer", [(request(1), 0)])
 """,
     "by an exception, which refers to them": """
 shards = opened()
 raise SystemExit(0)
 """,
     "while they are busy": """
-for process in opened().workers.processes:
-    process.send("answer", (request(10**6), 0))
+kept = opened()
+for pipe in kept.workers.pipes:
+    pipe.send(("answer", [(request(10**6), 0)]))
 """,
     "with a reply that nobody receives": """
-for process in opened().workers.processes:
-    process.send("state", ())
+kept = opened()
+for pipe in kept.workers.pipes:
+    pipe.send(("state", [()]))
 time.sleep(0.5)
 """,
     "while another process has copies of the pipes": """
@@ -249,7 +263,7 @@ if os.fork() == 0:
 """,
     "after several threads started some at once": """
 kept = []
-threads = [threading.Thread(target=lambda: kept.append(opened())) for _ in range(8)]
+threads = [threading.Thread(target=lambda: kept.append(opened()) for _ in range(8)]
 for thread in threads:
     thread.start()
 for thread in threads:
@@ -257,8 +271,8 @@ for thread in threads:
 """,
     "at once": """
 kept = [opened(), opened()]
-for process in kept[0].workers.processes:
-    process.send("answer", (request(10**6), 0))
+for pipe in kept[0].workers.pipes:
+    pipe.send(("answer", [(request(10**6), 0)]))
 os._exit(0)
 """,
 }

@@ -13,12 +13,11 @@ from fldb_flower.bandit.streams import AgentStreams, shared_generator
 from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError
+from fldb_flower.federation import agents as agents_module
 from fldb_flower.federation import blocks as blocks_module
-from fldb_flower.federation import offers as offers_module
-from fldb_flower.federation.agents import AgentGroup
+from fldb_flower.federation.agents import AHEAD, AgentGroup, OfferStream
 from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, total
-from fldb_flower.federation.offers import AHEAD, OfferStream
 from fldb_flower.linalg.arrays import Arrays
 from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.settings import from_nested
@@ -140,7 +139,7 @@ def log_of(group):
 @pytest.mark.parametrize(("drawn", "together"), [(1, 1), (8, 1), (1, 2), (8, 9)])
 def test_a_group_plays_algorithm_1(changes, drawn, together, monkeypatch):
     """For any number of iterations that are drawn and selected together."""
-    monkeypatch.setattr(offers_module, "AHEAD", drawn)
+    monkeypatch.setattr(agents_module, "AHEAD", drawn)
     monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", together * N * K * D)
     chosen = small(**changes)
     group = AgentGroup(chosen, range(N))
@@ -634,7 +633,7 @@ def test_an_invalid_feature_is_reported_with_agent_arm_and_iteration(bad, algori
             return Contexts(features, features.sum(axis=-1, where=np.isfinite(features)))
 
     chosen = small(algorithm=algorithm, num_agents=9)
-    monkeypatch.setattr(offers_module, "make_environment", lambda *_: Broken())
+    monkeypatch.setattr(agents_module, "make_environment", lambda *_: Broken())
     group = AgentGroup(chosen, range(4, 9))
     play = PlayRequest(1, 2, Estimate(*next(estimates(1))))
     group.answer(Broadcast(play, None), 0)

@@ -15,7 +15,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
 from fldb_flower.wire.records import content_bytes, pack_vector
 from simulations.engines import vectorized
-from simulations.engines.grid import InProcessGrid, LossyGrid
+from simulations.engines.inprocess import InProcessGrid, LossyGrid
 from simulations.run import run
 from strategies import make_strategy
 from strategies.simulated import SimulatedChannel

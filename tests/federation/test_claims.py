@@ -18,7 +18,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.settings import from_flat, from_nested, to_flat
 from fldb_flower.wire.codec import UploadHeader
 from fldb_flower.wire.records import pack_vector
-from simulations.engines.grid import InProcessGrid
+from simulations.engines.inprocess import InProcessGrid
 from strategies import channel, make_strategy
 from strategies.devices import DeviceChannel
 from strategies.simulated import SimulatedChannel
@@ -266,7 +266,7 @@ IDS = [f"{number:032x}" for number in range(4)]
 def introduction(device):
     content = {
         "arrays": pack_vector(np.zeros(0)),
-        "config": ConfigRecord({"header": [0] * 5, "device": device}),
+        "config": ConfigRecord({"header": [0] * 7, "device": device}),
     }
     return SimpleNamespace(content=RecordDict(content))
 

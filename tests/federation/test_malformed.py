@@ -28,7 +28,7 @@ from fldb_flower.errors import CheckpointError, DataError, FldbError
 from fldb_flower.runs.directory import load_checkpoint
 from fldb_flower.settings import flower_entries, from_nested, hydra_entries
 from simulations import run as command
-from simulations.engines.grid import InProcessGrid
+from simulations.engines.inprocess import InProcessGrid
 
 fuzz = examples(200)
 slow_fuzz = examples(100)

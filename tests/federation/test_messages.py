@@ -16,17 +16,15 @@ from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
 from fldb_flower.wire import codec as messages
 from fldb_flower.wire.codec import (
     BroadcastHeader,
+    DeviceUploadHeader,
     UploadError,
     UploadHeader,
-    broadcast_size,
     decode_broadcast,
+    decode_outcomes,
     decode_upload,
     encode_broadcast,
     encode_upload,
-    traffic,
-    upload_size,
 )
-from fldb_flower.wire.devices import DeviceUploadHeader
 from fldb_flower.wire.records import pack_vector, unpack_vector
 
 property_test = settings(deadline=None, derandomize=True, max_examples=80)
@@ -126,7 +124,7 @@ def test_every_kind_of_broadcast_round_trips(  # noqa: PLR0917
     assert all(type(number) is int for number in header)
     # theta_hat d; theta_sync d and a triangle d (d + 1) / 2.
     expected = d * statistics + (d + d * (d + 1) // 2) * (estimate is not None)
-    assert vector.shape == (expected,) == (broadcast_size(sent, Form(d)),)
+    assert vector.shape == (expected,) == (sent.sizes(Form(d))[1],)
     assert_same_broadcast(decode_broadcast(vector, header, Form(d)), sent)
     # The numbers are sent as a plain list.
     assert_same_broadcast(decode_broadcast(vector, BroadcastHeader(*list(header)), Form(d)), sent)
@@ -150,6 +148,17 @@ def test_a_broadcast_for_another_dimension_is_refused():
 # --- uploads -------------------------------------------------------------------------------
 
 
+def encoded(upload, broadcast, partition=0, partitions=1):
+    (outcomes,) = upload.outcomes
+    header = UploadHeader(upload.num_duels, partition, partitions, outcomes.agents, outcomes.first)
+    return encode_upload(upload, broadcast), header
+
+
+def decoded(vector, header, outcomes, broadcast, form):
+    upload = decode_upload(vector, header.num_duels, broadcast, form)
+    return upload._replace(outcomes=(decode_outcomes(header, outcomes),))
+
+
 @property_test
 @given(
     d=st.integers(1, 8),
@@ -162,14 +171,14 @@ def test_a_broadcast_for_another_dimension_is_refused():
 def test_every_kind_of_upload_round_trips(d, seed, hessian, loss, iterations, partition):  # noqa: PLR0917
     sent = some_upload(d, hessian=hessian, loss=loss, seed=seed, iterations=iterations)
     broadcast = make_broadcast(hessian=hessian, loss=loss, d=d)
-    vector, header = encode_upload(sent, broadcast, partition, 4)
+    vector, header = encoded(sent, broadcast, partition, 4)
     triangle = d * (d + 1) // 2
     expected = d + triangle + triangle * hessian + loss
-    assert vector.shape == (expected,) == (upload_size(broadcast, Form(d)),)
+    assert vector.shape == (expected,) == (broadcast.sizes(Form(d))[0],)
     assert (header.partition_id, header.num_partitions) == (partition, 4)
     received = UploadHeader.from_counts(list(header))
     assert received == header
-    got = decode_upload(vector, received, sent.outcomes[0].sums.ravel(), broadcast, Form(d))
+    got = decoded(vector, received, sent.outcomes[0].sums.ravel(), broadcast, Form(d))
     assert got.num_duels == sent.num_duels
     np.testing.assert_array_equal(got.gradient, sent.gradient)
     np.testing.assert_array_equal(got.information, sent.information)
@@ -184,23 +193,23 @@ def test_every_kind_of_upload_round_trips(d, seed, hessian, loss, iterations, pa
 
 def test_an_upload_of_outcomes_only_contains_no_statistics():
     broadcast = Broadcast(PlayRequest(4, 5), None)
-    vector, header = encode_upload(some_upload()._replace(num_duels=0), broadcast, 0, 1)
-    assert vector.shape == (0,) == (upload_size(broadcast, Form(3)),)
-    got = decode_upload(vector, header, [1.0] * 10, broadcast, Form(3))
+    vector, header = encoded(some_upload()._replace(num_duels=0), broadcast, 0, 1)
+    assert vector.shape == (0,) == (broadcast.sizes(Form(3))[0],)
+    got = decoded(vector, header, [1.0] * 10, broadcast, Form(3))
     assert got.gradient.tolist() == [0.0] * 3
     assert got.information.tolist() == [[0.0] * 3] * 3
     assert (got.num_duels, got.hessian, got.loss) == (0, None, None)
     assert len(got.outcomes[0].sums) == 2
 
 
-def test_traffic_by_hand():
-    # d = 4: theta 4, a triangle 10. Up 4 + 10 + 10 + 1 = 25, down 4 + 4 + 10 = 18; 8 bytes each.
+def test_sizes_by_hand():
+    # d = 4: theta 4, a triangle 10. Up 4 + 10 + 10 + 1 = 25, down 4 + 4 + 10 = 18.
     broadcast = Broadcast(
         PlayRequest(1, 1, Estimate(np.zeros(4), np.eye(4))), np.zeros(4), hessian=True, loss=True
     )
-    assert traffic(broadcast, Form(4), 7) == (7 * 25 * 8, 7 * 18 * 8)
-    assert traffic(Broadcast(None, np.zeros(4)), Form(4), 1) == (14 * 8, 4 * 8)
-    assert traffic(Broadcast(PlayRequest(1, 1), None), Form(4), 3) == (0, 0)
+    assert broadcast.sizes(Form(4)) == (25, 18)
+    assert Broadcast(None, np.zeros(4)).sizes(Form(4)) == (14, 4)
+    assert Broadcast(PlayRequest(1, 1), None).sizes(Form(4)) == (0, 0)
 
 
 def with_number(position, value):
@@ -260,9 +269,9 @@ MALFORMED = {
 def test_a_malformed_upload_is_refused_with_a_reason(name):
     damage, reason = MALFORMED[name]
     broadcast = make_broadcast()
-    vector, header, outcomes = damage(*encode_upload(some_upload(), broadcast, 0, 1), [1.0] * 10)
+    vector, header, outcomes = damage(*encoded(some_upload(), broadcast, 0, 1), [1.0] * 10)
     with pytest.raises(UploadError, match=reason) as refused:
-        decode_upload(vector, header, outcomes, broadcast, Form(3))
+        decoded(vector, header, outcomes, broadcast, Form(3))
     assert "\n" not in str(refused.value)
 
 
@@ -271,22 +280,22 @@ def test_vectors_of_another_length_are_refused(d, right):
     """Like FedAvg's (2,) and (1,), which would be broadcast into a wrong sum."""
     broadcast = make_broadcast(hessian=False, loss=False, d=d)
     header = UploadHeader(1, 0, 1, 1, 1)
-    decode_upload(np.ones(right), header, [0.0] * 5, broadcast, Form(d))
+    decoded(np.ones(right), header, [0.0] * 5, broadcast, Form(d))
     for size in {*range(12)} - {right}:
         with pytest.raises(UploadError, match="shape"):
-            decode_upload(np.ones(size), header, [0.0] * 5, broadcast, Form(d))
+            decoded(np.ones(size), header, [0.0] * 5, broadcast, Form(d))
 
 
 def test_an_upload_for_another_broadcast_is_refused():
     asked, other = make_broadcast(hessian=False), make_broadcast(hessian=True)
-    vector, header = encode_upload(some_upload(), other, 0, 1)
+    vector, header = encoded(some_upload(), other, 0, 1)
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, header, [0.0] * 5, asked, Form(3))
-    vector, header = encode_upload(some_upload(hessian=False), asked, 0, 1)
+        decoded(vector, header, [0.0] * 5, asked, Form(3))
+    vector, header = encoded(some_upload(hessian=False), asked, 0, 1)
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, header, [0.0] * 5, other, Form(3))
+        decoded(vector, header, [0.0] * 5, other, Form(3))
     with pytest.raises(UploadError, match="shape"):
-        decode_upload(vector, header, [0.0] * 5, Broadcast(PlayRequest(1, 1), None), Form(3))
+        decoded(vector, header, [0.0] * 5, Broadcast(PlayRequest(1, 1), None), Form(3))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.plausibility import implausible
 from fldb_flower.linalg.forms import Form
 from fldb_flower.settings import from_flat, from_nested
-from fldb_flower.wire.codec import decode_statistics, encode_statistics, upload_size
+from fldb_flower.wire.codec import decode_upload, encode_upload
 
 property_test = settings(deadline=None, derandomize=True, max_examples=150)
 
@@ -282,11 +282,11 @@ def test_the_check_handles_any_decoded_upload(  # noqa: PLR0917
     form, numbers, n, theta, scope, longest
 ):
     broadcast = Broadcast(None, np.array(theta), scope=scope, hessian=True, loss=True)
-    vector = np.array(numbers)[: upload_size(broadcast, form)]
+    vector = np.array(numbers)[: broadcast.sizes(form)[0]]
     with np.errstate(over="ignore"):
         if not math.isfinite(vector @ vector):
             vector /= 100
-    upload = decode_statistics(vector, n, broadcast, form)
+    upload = decode_upload(vector, n, broadcast, form)
     (reason,) = implausible([upload], broadcast, longest)
     assert "\n" not in reason
     assert len(reason) < 1000
@@ -401,8 +401,8 @@ def test_the_longest_difference_in_each_environment(ratings, register_world):
 
 def test_the_check_does_not_depend_on_the_encoding():
     upload, broadcast = some()
-    vector = encode_statistics(upload, broadcast)
-    back = decode_statistics(vector, upload.num_duels, broadcast, Form(D))
+    vector = encode_upload(upload, broadcast)
+    back = decode_upload(vector, upload.num_duels, broadcast, Form(D))
     assert implausible([back], broadcast, 2.0) == [""]
 
 

@@ -38,15 +38,6 @@ def refused(path, identity=HERE):
     return line
 
 
-def test_a_saved_checkpoint_is_read_back(tmp_path):
-    got = load_checkpoint(saved(tmp_path), HERE)
-    assert got.numbers == SAVED.numbers
-    assert got.arrays.keys() == SAVED.arrays.keys()
-    for name, array in SAVED.arrays.items():
-        np.testing.assert_array_equal(got.arrays[name], array, strict=True)
-    assert [each.name for each in tmp_path.iterdir()] == ["checkpoint.bin"]
-
-
 @given(
     st.dictionaries(
         st.text(max_size=8).filter(lambda name: name != "meta"),
@@ -58,34 +49,31 @@ def test_a_saved_checkpoint_is_read_back(tmp_path):
     )
 )
 @examples(75, suppress_health_check=list(HealthCheck))
-def test_any_arrays_are_read_back(tmp_path, arrays):
-    save_checkpoint(tmp_path / "c", "", Checkpoint({}, arrays))
-    got = load_checkpoint(tmp_path / "c", "").arrays
-    assert got.keys() == arrays.keys()
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(got[name], array, strict=True)
+def test_a_saved_checkpoint_is_read_back(tmp_path, arrays):
+    assert load_checkpoint(tmp_path / "none", HERE) is None
+    for expected in (SAVED, SAVED._replace(arrays=arrays)):
+        save_checkpoint(tmp_path / "c", HERE, expected)
+        got = load_checkpoint(tmp_path / "c", HERE)
+        assert got.numbers == expected.numbers
+        assert got.arrays.keys() == expected.arrays.keys()
+        for name, array in expected.arrays.items():
+            np.testing.assert_array_equal(got.arrays[name], array, strict=True)
+    assert [each.name for each in tmp_path.iterdir()] == ["c"]
 
 
-def test_no_checkpoint_is_none(tmp_path):
-    assert load_checkpoint(tmp_path / "checkpoint.bin", HERE) is None
-
-
-def test_every_truncation_is_refused(tmp_path):
-    path = saved(tmp_path)
-    whole = path.read_bytes()
-    for size in range(len(whole)):
-        path.write_bytes(whole[:size])
-        assert "away to start again" in refused(path)
-
-
-def test_every_flipped_bit_is_refused(tmp_path):
+def test_every_damage_is_refused(tmp_path):
+    """Each truncation, each flipped bit, and bytes after the end."""
     path = saved(tmp_path)
     whole = path.read_bytes()
     for place in range(len(whole)):
-        changed = bytearray(whole)
-        changed[place] ^= 1 << place % 8
-        path.write_bytes(changed)
+        path.write_bytes(whole[:place])
+        assert "away to start again" in refused(path)
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
         refused(path)
+    path.write_bytes(whole + b"\0")
+    assert "damaged" in refused(path)
 
 
 @given(st.binary(max_size=200), st.booleans())
@@ -95,16 +83,12 @@ def test_random_bytes_are_refused(tmp_path, data, pretends):
     refused(tmp_path / "c")
 
 
-def test_bytes_after_the_end_are_refused(tmp_path):
-    path = saved(tmp_path)
-    path.write_bytes(path.read_bytes() + b"\0")
-    assert "damaged" in refused(path)
-
-
-def test_an_error_names_the_first_setting_of_another_run(tmp_path):
+def test_a_checkpoint_of_another_run_or_version_is_refused_with_the_difference(tmp_path):
     path = saved(tmp_path)
     assert "'b=2' there, 'b=3' here" in refused(path, "a=1\nb=3\n")
     assert "another run" in refused(path, "a=1\n")
+    path.write_bytes(path.read_bytes().replace(b"FLDBcp01", b"FLDBcp17"))
+    assert "version 17 of checkpoints, and this program version 1:" in refused(path)
 
 
 def test_a_folder_in_its_place_is_refused(tmp_path):
@@ -113,24 +97,21 @@ def test_a_folder_in_its_place_is_refused(tmp_path):
         load_checkpoint(tmp_path / "checkpoint.bin", HERE)
 
 
-@pytest.mark.parametrize("fails", ["write", "fsync"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_a_failing_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch, fails, number):
+@pytest.mark.parametrize("fails", ["open", "fsync"])
+def test_a_failing_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch, fails):
     path = saved(tmp_path)
     whole = path.read_bytes()
+    for number in (errno.ENOSPC, errno.EROFS, errno.EIO):
 
-    def failing(*_arguments):
-        raise OSError(number, os.strerror(number))
+        def failing(*_arguments):
+            raise OSError(number, os.strerror(number))  # noqa: B023
 
-    if fails == "fsync":
-        monkeypatch.setattr(os, "fsync", failing)
-    else:
-        monkeypatch.setattr(os, "open", failing)
-    with pytest.raises(OutputError, match=os.strerror(number)):
-        save_checkpoint(path, HERE, SAVED._replace(numbers={"iteration": 8}))
-    monkeypatch.undo()
-    assert path.read_bytes() == whole
-    assert [each.name for each in tmp_path.iterdir()] == ["checkpoint.bin"]
+        with monkeypatch.context() as patch:
+            patch.setattr(os, fails, failing)
+            with pytest.raises(OutputError, match=os.strerror(number)):
+                save_checkpoint(path, HERE, SAVED._replace(numbers={"iteration": 8}))
+        assert path.read_bytes() == whole
+        assert [each.name for each in tmp_path.iterdir()] == ["checkpoint.bin"]
 
 
 def test_a_partial_file_of_a_crash_is_ignored_and_replaced(tmp_path):
@@ -158,23 +139,15 @@ def test_a_file_is_replaced_in_one_step(tmp_path, monkeypatch):
     assert seen == [b"old", b"new"]  # the file is synced before the folder
 
 
-def test_a_folder_is_locked_by_one_user(tmp_path):
+def test_a_folder_is_locked_by_one_user_where_the_file_system_has_locks(tmp_path, monkeypatch):
     first = lock_folder(tmp_path)
     with pytest.raises(BlockingIOError):
         lock_folder(tmp_path)
     first()
     lock_folder(tmp_path)()
 
-
-def test_a_file_system_without_locks_can_be_used(tmp_path, monkeypatch):
     def unsupported(*_arguments):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", unsupported)
     lock_folder(tmp_path)()
-
-
-def test_a_checkpoint_of_another_version_is_refused_with_both_versions(tmp_path):
-    path = saved(tmp_path)
-    path.write_bytes(path.read_bytes().replace(b"FLDBcp01", b"FLDBcp17"))
-    assert "version 17 of checkpoints, and this program version 1:" in refused(path)

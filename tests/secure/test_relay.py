@@ -31,7 +31,7 @@ from clients.vault import read_config
 from fldb_flower.deployment.processes import free_port
 from fldb_flower.errors import DataError, FederationError, SettingsError
 from fldb_flower.secure.messages import HELLO, REFUSED, Reply, Request
-from simulations.engines.grid import InProcessGrid
+from simulations.engines.inprocess import InProcessGrid
 from strategies import secure_nodes
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.forms import Form
 from fldb_flower.settings import from_flat, from_nested
-from fldb_flower.wire.codec import UploadError, decode_statistics
+from fldb_flower.wire.codec import UploadError, decode_upload
 from fldb_flower.wire.records import pack_vector, unpack_vector
 from strategies.devices import DeviceChannel
 from strategies.simulated import SimulatedChannel
@@ -56,7 +56,7 @@ class QueriedDevice:
         vector, config = device_request(broadcast, device, counted=counted, upto=upto)
         (answer,), duels, _ = self.agent.fit([vector], config)
         self.exchanges += 1
-        return decode_statistics(answer, duels, broadcast, Form(self.dimension))
+        return decode_upload(answer, duels, broadcast, Form(self.dimension))
 
 
 def some_duels(n, d, seed=0):
@@ -440,7 +440,7 @@ def test_an_upload_with_too_many_duels_is_refused(count):
     _, devices = both_kinds()
     content = {
         "arrays": pack_vector(np.zeros(8)),
-        "config": ConfigRecord({"header": [count, 0, count, 0, 0], "device": "0" * 32}),
+        "config": ConfigRecord({"header": [count, 0, count, 0, 0, 0, 0], "device": "0" * 32}),
     }
     broadcast = Broadcast(
         PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), np.zeros(2), hessian=True

@@ -129,11 +129,6 @@ def test_names_of_groups():
     assert keywords.settings["lambda"] == 0.1
 
 
-def test_a_path_may_be_an_object(tmp_path):
-    with pytest.raises(DataError, match=str(tmp_path / "none")):
-        fldb.run(environment="duels", environment_path=tmp_path / "none")
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -257,17 +252,19 @@ def test_a_run_is_not_labelled_with_a_setting_without_effect(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"seed": range(30_000_000)}, "30,000,000 values of seed (from Python): a sweep has at"),
-        ({"seed": range(10**30, 0, -2)}, "500,000,000,000,000,000,000,000,000,000 values of seed"),
+        ({"seed": range(10**30, 0, -2)}, "more than 100,000 values of seed (from Python): a sweep"),
         ({"seed": itertools.count()}, "more than 100,000 values of seed (from Python): a sweep"),
-        ({"seed": np.arange(100_001)}, "100,001 values of seed (from Python): a sweep has at most"),
+        (
+            {"seed": np.arange(100_001), "tau": [1, 2]},
+            "more than 100,000 values of seed x 2",
+        ),
         (
             {"seed": iter(range(1001)), "tau": range(1, 101)},
             "1,001 values of seed x 100 values of tau (from Python) are 100,100 jobs: a sweep has",
         ),
     ],
 )
-def test_sweep_counts_too_many_runs_and_does_not_build_them(values, words):
+def test_too_many_runs_are_refused_before_they_are_built(values, words):
     with pytest.raises(SettingsError) as error:
         fldb.sweep(**values)
     assert str(error.value).startswith(words)
@@ -408,19 +405,13 @@ def test_names_of_the_package_cannot_be_replaced():
 def test_the_import_is_light():
     """NumPy, pandas, Flower and Matplotlib are imported on first use."""
     code = (
-        "import sys, time\nbegin = time.perf_counter()\nimport fldb_flower\n"
-        "print(time.perf_counter() - begin)\n"
+        "import sys; import fldb_flower\n"
         "print({'numpy', 'pandas', 'flwr', 'matplotlib', 'sklearn', 'tqdm'} & set(sys.modules))\n"
     )
-    seconds = []
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        duration, found = done.stdout.splitlines()
-        seconds.append(float(duration))
-        assert found == "set()"
-    print(f"import fldb_flower: {sorted(seconds)[1]:.3f} s")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
 
 
 def test_public_names():
@@ -477,29 +468,22 @@ def test_an_interrupt_ends_a_sweep_and_its_processes(tmp_path):
 QUIET = {"num_agents": 4, "horizon": 8, "progress": False}
 
 
-def test_an_unfinished_run_of_a_sweep_is_run_again_and_kept(tmp_path):
-    fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
-    damaged = next(tmp_path.glob("*/summary.json"))
-    damaged.write_text('{"algor')
-    before = sorted(damaged.parent.iterdir())
+def test_an_unfinished_run_of_a_sweep_is_replaced(tmp_path):
     table = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
-    assert table["tau"].to_list() == [1, 2]
-    assert sorted(damaged.parent.iterdir()) == before
-    assert len(list(tmp_path.glob("*/summary.json"))) == 3
-    again = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)  # nothing is left to run
-    assert len(list(tmp_path.glob("*/summary.json"))) == 3
-    pd.testing.assert_frame_equal(again, table)
+    next(tmp_path.glob("*/summary.json")).write_text('{"algor')
+    next(tmp_path.glob("tau-2_*/summary.json")).unlink()
+    again = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
+    assert again["job"].to_list() == table["job"].to_list()
+    assert again["final_regret"].to_list() == table["final_regret"].to_list()
+    third = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)  # nothing is left to run
+    pd.testing.assert_frame_equal(again, third)
 
 
 @pytest.mark.parametrize("directory", ["/etc/hostname", "/proc/x", "", 3])
-def test_the_folder_of_a_sweep_is_checked_before_the_first_run(directory, monkeypatch):
+def test_the_folder_of_a_sweep_is_checked_before_the_first_run(directory, tmp_path, monkeypatch):
     monkeypatch.setattr("simulations.api.sweeps.run_settings", None)
     with pytest.raises(fldb.FldbError, match=r"^directory="):
         fldb.sweep(tau=[1, 2], directory=directory, **QUIET)
-
-
-def test_a_table_of_the_user_is_not_overwritten(tmp_path, monkeypatch):
-    monkeypatch.setattr("simulations.api.sweeps.run_settings", None)
     (tmp_path / "sweep.csv").write_text("precious")
     with pytest.raises(fldb.FldbError, match="not a table of runs"):
         fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
@@ -530,10 +514,6 @@ def test_callbacks_are_checked_before_the_run(given):
 def test_plot_accepts_short_names_of_styles():
     (line,) = fldb.run(num_agents=4, horizon=8).plot(c="red", ls="--").lines
     assert (line.get_color(), line.get_linestyle()) == ("red", "--")
-
-
-def test_jobs_may_be_an_integer_of_numpy():
-    assert len(fldb.sweep(seed=range(2), jobs=np.int64(1), **QUIET)) == 2
 
 
 @pytest.mark.parametrize("path", [None, 3, ""])

@@ -127,9 +127,11 @@ class Middle(Sweeper):
             assert result.return_value > 0  # the regret
 
 
-def test_any_registered_sweeper_may_be_chosen(settings_of, in_process, tmp_path):
+def test_any_registered_sweeper_may_be_chosen(settings_of, in_process, tmp_path, monkeypatch):
     target = "hydra_plugins.middle.Middle"
     Plugins.instance().class_name_to_class[target] = Middle
+    group = ConfigStore.instance().repo["hydra"]["sweeper"]
+    monkeypatch.setitem(group, "middle.yaml", None)  # removed after the test
     ConfigStore.instance().store("middle", {"_target_": target}, "hydra/sweeper")
     found = settings_of(
         "-m",

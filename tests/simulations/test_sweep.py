@@ -8,12 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
-from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from test_run import ROOT, call, signalled
 
 from fldb_flower.federation.history import History
-from fldb_flower.runs.curves import Curve, regret
 from fldb_flower.settings import from_nested, hydra_entries
 from simulations.engines import vectorized
 from simulations.figures import PANELS
@@ -136,15 +134,6 @@ def test_a_killed_sweep_resumes_with_the_same_bytes(whole, tmp_path):
     pd.testing.assert_frame_equal(*untimed)
 
 
-@pytest.mark.slow
-def test_resume_refuses_a_run_of_other_settings(tmp_path):
-    where = f"hydra.run.dir={tmp_path / 'run'}"
-    assert call("num_agents=5", "horizon=5", where).returncode == 0
-    done = call("num_agents=6", "horizon=5", "resume=true", where)
-    assert done.returncode == 1
-    assert "holds a run of other settings" in done.stderr
-
-
 def figures(*arguments):
     command = [sys.executable, "-m", "simulations.figures", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -245,13 +234,3 @@ def composed_hydra(*overrides):
     store_settings()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=list(overrides), return_hydra_config=True).hydra
-
-
-def test_the_band_is_the_standard_error_of_the_mean():
-    """Values 1, 2, 6: mean 3, deviation sqrt(7), standard error sqrt(7 / 3)."""
-    axes = Figure().add_subplot()
-    regret(axes, [Curve("ldb", [[1.0], [2.0], [6.0]])])
-    assert axes.lines[0].get_ydata().tolist() == [3.0]
-    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
-    error = np.sqrt(7 / 3)
-    np.testing.assert_allclose([heights.min(), heights.max()], [3 - error, 3 + error])

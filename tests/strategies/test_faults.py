@@ -22,7 +22,7 @@ from fldb_flower.server_app import run_experiment
 from fldb_flower.settings import from_nested, to_flat
 from fldb_flower.wire.codec import BroadcastHeader
 from simulations.engines import vectorized
-from simulations.engines.grid import LOST, UNHEARD, InProcessGrid, LossyGrid
+from simulations.engines.inprocess import LOST, UNHEARD, InProcessGrid, LossyGrid
 from strategies import channel, make_strategy
 from strategies.simulated import SimulatedChannel
 

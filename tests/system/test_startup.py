@@ -213,10 +213,7 @@ def test_signal_handlers_are_installed_first():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert not {"numpy", "hydra", "pandas", "typing", "argparse"} & set(done.stdout.split())
-    for file in (
-        *("run.py", "figures.py", "documents.py", "demo.py"),
-        *("report/__main__.py", "benchmark/__main__.py"),
-    ):
+    for file in ("run.py", "figures.py", "demo.py", "benchmark.py", "report/__main__.py"):
         text = (ROOT / "simulations" / file).read_text()
         assert text.index("startup.begin()") < text.index("\nimport ")
 
