@@ -208,18 +208,12 @@ def register_algorithm(
     scheduled : bool
         Whether ``tau`` and ``schedule`` determine the rounds, and results depend on them.
     exchanges : {"none", "one", "several_first", "several"}
-        Exchanges of statistics in a round; ``several_first``: in the first round several, unless
-        ``first_round=step``, and one in each later round.
+        Exchanges of statistics in a round; ``several_first``: one except in the first round.
 
     Returns
     -------
     callable
         Decorator of a subclass of :class:`fldb_flower.algorithms.base.Algorithm`.
-
-    Raises
-    ------
-    SettingsError
-        The name is not in snake_case, or is one of the package's own.
 
     Examples
     --------
@@ -231,8 +225,7 @@ def register_algorithm(
     ... class SlowOGD(FLDBOGD):
     ...     def step(self, upload, round_):
     ...         changed = super().step(upload, round_)
-    ...         half = (self.theta_hat + changed["theta_hat"]) / 2
-    ...         return {**changed, "theta_hat": half}
+    ...         return {**changed, "theta_hat": (self.theta_hat + changed["theta_hat"]) / 2}
     >>> result = fldb.run(algorithm="slow_ogd", num_agents=5, horizon=20)
     >>> result.summary["exchanges"] > 0
     True
