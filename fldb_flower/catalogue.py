@@ -226,8 +226,7 @@ def register_algorithm(
     ...     def step(self, upload, round_):
     ...         changed = super().step(upload, round_)
     ...         return {**changed, "theta_hat": (self.theta_hat + changed["theta_hat"]) / 2}
-    >>> result = fldb.run(algorithm="slow_ogd", num_agents=5, horizon=20)
-    >>> result.summary["exchanges"] > 0
+    >>> fldb.run(algorithm="slow_ogd", num_agents=5, horizon=20).summary["exchanges"] > 0
     True
     """
     decorate: Callable[[T], T] = ALGORITHMS.register(

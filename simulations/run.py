@@ -22,7 +22,7 @@ from pathlib import Path
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.main import get_args_parser
+from hydra.main import get_args_parser  # type: ignore[attr-defined]
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
